@@ -1,7 +1,7 @@
 //! Fixtures of the attacks in `tests/`: a daemon, a victim client, and a client that violates the protocol.
 //!
-//! Every attack ends with [`Target::assert_unharmed`]: the victim's data is unchanged, other clients are served, and nothing of the
-//! attacker is left.
+//! Every attack ends with [`Target::assert_unharmed`]: the victim's data is unchanged, other clients are served, and
+//! nothing of the attacker is left.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod http;
@@ -111,8 +111,8 @@ impl Target {
         }
     }
 
-    /// Asserts that the victim's data is unchanged, that other clients can put and get, and that nothing of the attacker is left.
-    /// The attacker's sockets and descriptors must be closed before.
+    /// Asserts that the victim's data is unchanged, that other clients can put and get, and that nothing of the
+    /// attacker is left. The attacker's sockets and descriptors must be closed before.
     pub fn assert_unharmed(&self) {
         self.assert_serves();
         until(

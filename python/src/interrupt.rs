@@ -38,8 +38,8 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(20);
 /// The later intervals.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs uninterruptible work on another thread, and waits for its result until a signal handler raises. After that the result is
-/// dropped. `work` gets a function that says whether the caller still waits.
+/// Runs uninterruptible work on another thread, and waits for its result until a signal handler raises. After that the
+/// result is dropped. `work` gets a function that says whether the caller still waits.
 ///
 /// # Errors
 /// The handler's exception; `Io` when no thread can be started, `Engine` when the work panics.

@@ -1,7 +1,7 @@
 //! The extension module `cotensor._native`: thin classes over the library, one file for each, and conversions.
 //!
-//! Every wait and every large copy runs detached from Python. A forked child neither uses nor releases what belongs to its parent
-//! (`process.rs`).
+//! Every wait and every large copy runs detached from Python. A forked child neither uses nor releases what belongs to
+//! its parent (`process.rs`).
 #![allow(unsafe_code, reason = "the outermost layer: addresses come from and go to Python")]
 #![deny(unsafe_op_in_unsafe_fn)]
 

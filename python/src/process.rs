@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
-/// A value with threads or a connection behind it. A forked child has a copy of the memory only. Dropping the value there would
-/// release the parent's leases over the parent's connection, so a child leaks it.
+/// A value with threads or a connection behind it. A forked child has a copy of the memory only. Dropping the value
+/// there would release the parent's leases over the parent's connection, so a child leaks it.
 pub(crate) struct ProcessLocal<T> {
     value: ManuallyDrop<T>,
     process: u32,

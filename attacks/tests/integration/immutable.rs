@@ -1,5 +1,5 @@
-//! Readers of a tensor, and producers of large tensors, cannot change published bytes, and leased memory is not reused. The
-//! attackers are separate processes of this test program.
+//! Readers of a tensor, and producers of large tensors, cannot change published bytes, and leased memory is not reused.
+//! The attackers are separate processes of this test program.
 
 use cotensor_attacks::{Target, content, put};
 use cotensor_client::ClientStore;

@@ -1,5 +1,5 @@
-//! HTTP requests of another user of this machine, over loopback. Only root can become another user; otherwise these tests print a
-//! line and pass.
+//! HTTP requests of another user of this machine, over loopback. Only root can become another user; otherwise these
+//! tests print a line and pass.
 
 use cotensor_attacks::{Target, Web, assert_no_secrets, fd_count, until};
 use rustix::process::{Uid, geteuid};
@@ -31,8 +31,8 @@ fn closed_connection_of_another_user_cannot_write() {
     let web = Web::start(&target, |_| {});
     assert_eq!(web.request("GET /health HTTP/1.1", &[]).status, 200);
     let open = fd_count();
-    // The kernel drops the owner of a closed connection. A second request prevents the daemon from noticing the close before
-    // it has answered the first.
+    // The kernel drops the owner of a closed connection. A second request prevents the daemon from noticing the close
+    // before it has answered the first.
     let put =
         "PUT /tensors/secret-large?dtype=uint8&shape=4 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nevil";
     let delete = "DELETE /tensors/secret-small HTTP/1.1\r\nHost: localhost\r\n\r\n";

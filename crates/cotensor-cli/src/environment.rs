@@ -1,5 +1,5 @@
-//! The table of all `COTENSOR_*` variables. The arguments use its names; `cotensor env` and docs/environment.md are generated
-//! from it.
+//! The table of all `COTENSOR_*` variables. The arguments use its names; `cotensor env` and docs/environment.md are
+//! generated from it.
 
 use std::fmt::Write;
 

@@ -28,13 +28,14 @@ const DONE: u8 = 0;
 
 /// Runs the command and returns its exit code, for use in `main`.
 ///
-/// `arguments` are the arguments of the command line, starting with the program's name. `launch` describes how further processes
-/// of the program are started. The function blocks, uses the standard streams, and does not exit the process.
+/// `arguments` are the arguments of the command line, starting with the program's name. `launch` describes how further
+/// processes of the program are started. The function blocks, uses the standard streams, and does not exit the process.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> ExitCode {
     ExitCode::from(run_with(arguments, launch))
 }
 
-/// As [`main_with`], with the exit code as a number: 0 success, 1 failure of the system or the engine, 2 bad input or usage.
+/// As [`main_with`], with the exit code as a number: 0 success, 1 failure of the system or the engine, 2 bad input or
+/// usage.
 pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> u8 {
     let started = Instant::now();
     let arguments: Vec<OsString> = arguments.into_iter().collect();

@@ -1,5 +1,5 @@
-//! The daemon's log. A separate thread writes the lines to standard error. When standard error is a full pipe, lines are dropped
-//! and the daemon does not block.
+//! The daemon's log. A separate thread writes the lines to standard error. When standard error is a full pipe, lines
+//! are dropped and the daemon does not block.
 
 use std::io::{Result, Write};
 use std::sync::Arc;

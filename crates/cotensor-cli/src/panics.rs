@@ -1,5 +1,5 @@
-//! Reports panics as errors. The engine panics on some hostile graphs and converts these panics into errors; the standard panic
-//! hook would print them a second time. An uncaught panic is a defect and is reported here.
+//! Reports panics as errors. The engine panics on some hostile graphs and converts these panics into errors; the
+//! standard panic hook would print them a second time. An uncaught panic is a defect and is reported here.
 
 use cotensor::{Error, ErrorKind};
 use std::backtrace::Backtrace;

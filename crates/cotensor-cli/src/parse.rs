@@ -13,7 +13,8 @@ use std::ffi::OsString;
 /// Usage errors, help and version, as clap formats them.
 pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     parse_with(arguments, is_empty_variable).map_err(|error| {
-        // The usage line of an error lists options that variables set. Errors that no variable causes are shown without them.
+        // The usage line of an error lists options that variables set. Errors that no variable causes are shown without
+        // them.
         parse_with(arguments, |_| true).err().unwrap_or(error)
     })
 }

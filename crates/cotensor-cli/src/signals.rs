@@ -66,7 +66,8 @@ impl Signals {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Ends this process by the received signal's default action, so that its parent sees the signal. Does nothing without a signal.
+    /// Ends this process by the received signal's default action, so that its parent sees the signal. Does nothing
+    /// without a signal.
     pub(crate) fn raise(&self) {
         if let Some(signal) = i32::try_from(self.0.load(Ordering::Relaxed)).ok().filter(|&signal| signal != 0) {
             // The default action of these signals ends the process, so this does not return.

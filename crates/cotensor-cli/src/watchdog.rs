@@ -22,8 +22,8 @@ impl Watchdog {
     }
 }
 
-/// Reports once on standard error when the daemon at `socket` accepts connections but does not answer. A missing daemon is not
-/// reported: connecting to it fails with an error.
+/// Reports once on standard error when the daemon at `socket` accepts connections but does not answer. A missing daemon
+/// is not reported: connecting to it fails with an error.
 pub(crate) fn start(socket: PathBuf) -> Watchdog {
     let alive = Arc::new(());
     let watched = Arc::downgrade(&alive);

@@ -11,15 +11,15 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most bytes of an answer.
 const HEALTH_BYTES_MAX: u64 = 64 << 10;
 
-/// Reads from `/health` the Unix socket of the daemon that serves HTTP at `address` on this machine. A client that has only
-/// the port switches to the socket, which transfers tensors without a copy.
+/// Reads from `/health` the Unix socket of the daemon that serves HTTP at `address` on this machine. A client that has
+/// only the port switches to the socket, which transfers tensors without a copy.
 ///
-/// Another user's program may listen at the port and return any socket. Connecting to that socket is safe: clients refuse
-/// a daemon of another user, and this request contains no secret.
+/// Another user's program may listen at the port and return any socket. Connecting to that socket is safe: clients
+/// refuse a daemon of another user, and this request contains no secret.
 ///
 /// # Errors
-/// `Unsupported` for an address that is not loopback, `NotFound` when no program listens there, `Refused` when the daemon
-/// refuses this client. `Corrupt` when the answer is not a daemon's, else `Io`.
+/// `Unsupported` for an address that is not loopback, `NotFound` when no program listens there, `Refused` when the
+/// daemon refuses this client. `Corrupt` when the answer is not a daemon's, else `Io`.
 pub fn socket_of(address: SocketAddr) -> Result<PathBuf> {
     let at = |error: Error| error.in_field(address.to_string());
     if !address.ip().is_loopback() {

@@ -13,8 +13,8 @@ pub fn default_socket() -> PathBuf {
     }
 }
 
-/// The socket's folder when the user has no runtime folder, below `/tmp`. Any user can create a folder of this name, so a
-/// daemon uses it only if this user owns it and other users cannot access it.
+/// The socket's folder when the user has no runtime folder, below `/tmp`. Any user can create a folder of this name, so
+/// a daemon uses it only if this user owns it and other users cannot access it.
 pub fn fallback_folder() -> PathBuf {
     PathBuf::from(format!("/tmp/cotensor-{}", rustix::process::geteuid().as_raw()))
 }

@@ -18,8 +18,8 @@ const TOKEN_BYTES: RangeInclusive<usize> = 16..=4096;
 /// Reads the token of a file, without the white space around it.
 ///
 /// # Errors
-/// `Refused` for a file that other users can access, that another user owns, or that is not a regular file. `Invalid` unless
-/// the file has a token of 16 to 4096 visible ASCII characters. `NotFound` and `Io` from the system.
+/// `Refused` for a file that other users can access, that another user owns, or that is not a regular file. `Invalid`
+/// unless the file has a token of 16 to 4096 visible ASCII characters. `NotFound` and `Io` from the system.
 pub fn read_token(path: &Path) -> Result<String> {
     let io = |error: std::io::Error| Error::io("cannot read the token", &error).in_file(path);
     let refused = |message| Err(Error::new(ErrorKind::Refused, message).in_file(path));

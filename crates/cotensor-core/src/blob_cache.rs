@@ -20,7 +20,8 @@ pub trait BlobCache: Send + Sync {
     /// Begins a pack: one segment with room for all `entries`, each a hash and a length in bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no room, [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) past the limits.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no room, [`ErrorKind::Invalid`](crate::ErrorKind::Invalid)
+    /// past the limits.
     fn begin(&self, entries: &[(ContentHash, usize)]) -> Result<Box<dyn PackMut>>;
 
     /// The note kept under `key`.

@@ -72,8 +72,8 @@ impl Error {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// An error of the operating system during `what`. A missing file becomes [`ErrorKind::NotFound`], a path of the wrong
-    /// type [`ErrorKind::Invalid`].
+    /// An error of the operating system during `what`. A missing file becomes [`ErrorKind::NotFound`], a path of the
+    /// wrong type [`ErrorKind::Invalid`].
     pub fn io(what: impl fmt::Display, source: &std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,

@@ -2,7 +2,8 @@ use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// The meaning of a tensor. Models may share tensors of one kind; they can if the [`Space`](crate::Space) is equal, too.
+/// The meaning of a tensor. Models may share tensors of one kind; they can if the [`Space`](crate::Space) is equal,
+/// too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Kind {

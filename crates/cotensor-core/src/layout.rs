@@ -34,7 +34,8 @@ impl Layout {
     /// A row-major tensor at the start of its segment.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for more than [`RANK_MAX`] dimensions or [`TENSOR_BYTES_MAX`] bytes.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for more than [`RANK_MAX`] dimensions or [`TENSOR_BYTES_MAX`]
+    /// bytes.
     pub fn contiguous(dtype: DType, shape: &[usize]) -> Result<Self> {
         let mut strides = vec![1usize; shape.len()];
         for axis in (1..shape.len()).rev() {
@@ -47,7 +48,8 @@ impl Layout {
     /// A tensor with given strides (elements) from `offset_bytes` on.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when ranks differ, limits are exceeded or the offset is not a multiple of the element size.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when ranks differ, limits are exceeded or the offset is not a
+    /// multiple of the element size.
     pub fn strided(dtype: DType, shape: &[usize], strides: &[usize], offset_bytes: usize) -> Result<Self> {
         if shape.len() > RANK_MAX {
             return Err(Error::invalid(format!("{} dimensions; at most {RANK_MAX} are supported", shape.len())));
@@ -115,8 +117,8 @@ impl Layout {
         self.len() * self.dtype.size_bytes()
     }
 
-    /// The identity of a tensor by its content: the hash of dtype, shape, strides, and `bytes` from the first element to
-    /// the end of the last.
+    /// The identity of a tensor by its content: the hash of dtype, shape, strides, and `bytes` from the first element
+    /// to the end of the last.
     pub fn identity(&self, bytes: &[u8]) -> ContentHash {
         let mut hasher = Hasher::new("cotensor content v1");
         hasher.field(self.dtype.name().as_bytes()).number(self.shape().len() as u64);

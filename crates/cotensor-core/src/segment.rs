@@ -9,7 +9,8 @@ pub const ALIGNMENT: usize = 64;
 /// `len` rounded up to a multiple of [`ALIGNMENT`], in bytes.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for more than [`TENSOR_BYTES_MAX`] bytes, or more than this machine can address.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for more than [`TENSOR_BYTES_MAX`] bytes, or more than this
+/// machine can address.
 pub fn padded(len: usize) -> Result<usize> {
     len.checked_next_multiple_of(ALIGNMENT)
         .filter(|&padded| padded as u64 <= TENSOR_BYTES_MAX && isize::try_from(padded).is_ok())
@@ -56,7 +57,8 @@ pub trait Memory: Send + Sync {
     /// `len` may be zero.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a length that cannot exist, [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no memory left.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a length that cannot exist,
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no memory left.
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>>;
 
     /// Reserves as many bytes as `source` has and copies it there: the shortest way to publish bytes that exist, since
@@ -70,10 +72,10 @@ pub trait Memory: Send + Sync {
         Ok(segment)
     }
 
-    /// As [`reserve`](Memory::reserve), for code that keeps the address of the bytes and may write there later, such as an
-    /// array of another language. After [`freeze`](SegmentMut::freeze), writes at that address stay private to the writer: the
-    /// segment then has its bytes at a second address. The first address stays mapped while the segment or a handle of
-    /// [`pin_address`](SegmentMut::pin_address) exists.
+    /// As [`reserve`](Memory::reserve), for code that keeps the address of the bytes and may write there later, such as
+    /// an array of another language. After [`freeze`](SegmentMut::freeze), writes at that address stay private to
+    /// the writer: the segment then has its bytes at a second address. The first address stays mapped while the
+    /// segment or a handle of [`pin_address`](SegmentMut::pin_address) exists.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that cannot be mapped twice; else as
@@ -101,8 +103,8 @@ pub trait Memory: Send + Sync {
         Err(Error::unsupported(format!("{own} memory cannot open {len} bytes of {kind} memory of another process")))
     }
 
-    /// Prefaults memory for `count` segments of `len` bytes, so that reserving them is fast. Returns the number of segments
-    /// that are prefaulted: 0 for memory that does not support it.
+    /// Prefaults memory for `count` segments of `len` bytes, so that reserving them is fast. Returns the number of
+    /// segments that are prefaulted: 0 for memory that does not support it.
     ///
     /// # Errors
     /// As [`reserve`](Memory::reserve).
@@ -145,8 +147,8 @@ pub trait SegmentMut: Send + Sync {
         }
     }
 
-    /// A handle that keeps the address of the bytes mapped, also after the segment is dropped or published. `None` unless the
-    /// segment comes from [`reserve_aliased`](Memory::reserve_aliased).
+    /// A handle that keeps the address of the bytes mapped, also after the segment is dropped or published. `None`
+    /// unless the segment comes from [`reserve_aliased`](Memory::reserve_aliased).
     fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }
@@ -208,8 +210,8 @@ pub trait Segment: Send + Sync {
         }
     }
 
-    /// The descriptor by which [`Memory::import`] opens the segment in another process, where there is one: a memfd, or the
-    /// handle that a device's driver exports.
+    /// The descriptor by which [`Memory::import`] opens the segment in another process, where there is one: a memfd, or
+    /// the handle that a device's driver exports.
     #[cfg(unix)]
     fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

@@ -129,13 +129,14 @@ pub fn import_conformance(memory: &dyn Memory) {
     }
 }
 
-/// The most bytes of a [`FakeDevice`]'s segment. A larger request is an error; without the limit the allocation would abort.
+/// The most bytes of a [`FakeDevice`]'s segment. A larger request is an error; without the limit the allocation would
+/// abort.
 const FAKE_DEVICE_BYTES_MAX: usize = 1 << 30;
 
 /// The memory of [`Device::Fake`]: the host cannot address its segments, and only explicit copies reach them.
 ///
-/// Its segments have no descriptors, so processes cannot share them. It counts the bytes of live segments, so that tests
-/// find leaks.
+/// Its segments have no descriptors, so processes cannot share them. It counts the bytes of live segments, so that
+/// tests find leaks.
 #[derive(Clone, Debug, Default)]
 pub struct FakeDevice {
     index: u32,

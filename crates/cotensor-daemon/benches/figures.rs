@@ -1,5 +1,5 @@
-//! The cost of the daemon relative to an echo over a Unix socket, a copy and a mapping. Measurements are interleaved in one run,
-//! against separate processes; results are medians.
+//! The cost of the daemon relative to an echo over a Unix socket, a copy and a mapping. Measurements are interleaved in
+//! one run, against separate processes; results are medians.
 #![allow(clippy::unwrap_used)]
 
 use cotensor_client::ClientStore;

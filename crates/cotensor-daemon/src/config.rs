@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Bytes that the budget counts for a tensor besides its memory: names, records, journal entries and one lease in the heaps of the
-/// server and its supervisor. Texts ([`TEXT_COPIES`](cotensor_store::backend::TEXT_COPIES)) and dimensions
+/// Bytes that the budget counts for a tensor besides its memory: names, records, journal entries and one lease in the
+/// heaps of the server and its supervisor. Texts ([`TEXT_COPIES`](cotensor_store::backend::TEXT_COPIES)) and dimensions
 /// ([`DIMENSION_BYTES`](cotensor_store::backend::DIMENSION_BYTES)).
 pub const METADATA_BYTES: u64 = 864;
 /// The interval at which a daemon checks that the files of its socket and its lock are in place.
@@ -32,8 +32,8 @@ pub struct Config {
     pub spill: Option<PathBuf>,
     /// The most bytes in that folder.
     pub max_spill_bytes: u64,
-    /// Tensors of at most this many bytes go into their producers' slabs, which the producers can write. 0 refuses slabs: every
-    /// tensor has sealed memory of its own.
+    /// Tensors of at most this many bytes go into their producers' slabs, which the producers can write. 0 refuses
+    /// slabs: every tensor has sealed memory of its own.
     pub small_bytes_max: u64,
     /// The most connections at a time.
     pub connections_max: usize,

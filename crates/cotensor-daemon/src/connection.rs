@@ -1,5 +1,5 @@
-//! A connection on the Unix socket. Each has a thread of its own, which the kernel wakes directly and which no other session
-//! delays.
+//! A connection on the Unix socket. Each has a thread of its own, which the kernel wakes directly and which no other
+//! session delays.
 
 use crate::Daemon;
 use crate::dispatch::Client;
@@ -21,8 +21,8 @@ const BUSY_POLL: Duration = Duration::from_micros(40);
 /// Handlers nest little. The kernel commits stack pages when they are used.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Serves `stream` on a thread of its own. When the connection ends, the session's leases are released and `open` is dropped.
-/// Calls that wait do so on the current runtime.
+/// Serves `stream` on a thread of its own. When the connection ends, the session's leases are released and `open` is
+/// dropped. Calls that wait do so on the current runtime.
 ///
 /// # Errors
 /// `Io` when the system has no more threads.

@@ -100,7 +100,8 @@ impl Drop for Embedded {
 }
 
 /// Connects to the daemon at `config.socket`, or starts one in this process with that configuration and connects to it.
-/// Of several processes that do this at the same time, one starts the daemon. The daemon serves until [`Embedded`] is dropped.
+/// Of several processes that do this at the same time, one starts the daemon. The daemon serves until [`Embedded`] is
+/// dropped.
 ///
 /// # Errors
 /// As [`ClientStore::connect`] and [`Embedded::start`].

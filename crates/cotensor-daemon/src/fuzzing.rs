@@ -37,8 +37,8 @@ impl Unconnected {
         Ok(Self { daemon, runtime, sealed })
     }
 
-    /// The answers to messages in a new session, which then ends; `None` for notifications. Each message has `fds` descriptors of
-    /// sealed memfds of [`DESCRIPTOR_BYTES`].
+    /// The answers to messages in a new session, which then ends; `None` for notifications. Each message has `fds`
+    /// descriptors of sealed memfds of [`DESCRIPTOR_BYTES`].
     ///
     /// # Errors
     /// `Io` when the limit of open descriptors is reached.
@@ -68,8 +68,8 @@ impl Unconnected {
     }
 }
 
-/// Applies a server's events to a journal, up to the first invalid one. Then copies the journal to another process's, as events and
-/// as a handover. Returns the number of tensors.
+/// Applies a server's events to a journal, up to the first invalid one. Then copies the journal to another process's,
+/// as events and as a handover. Returns the number of tensors.
 ///
 /// # Panics
 /// When a copy differs.

@@ -1,4 +1,5 @@
-//! The shared index: it holds the generation of each slot, so that a client can check its newest version without a call.
+//! The shared index: it holds the generation of each slot, so that a client can check its newest version without a
+//! call.
 
 use cotensor_client::protocol::IndexSlot;
 use cotensor_core::{Error, Result};
@@ -47,8 +48,8 @@ impl Slots {
         fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))
     }
 
-    /// The slot in which the holder of a lease checks that it has the newest version. `None` for an older version, and when no
-    /// slot is free.
+    /// The slot in which the holder of a lease checks that it has the newest version. `None` for an older version, and
+    /// when no slot is free.
     pub(crate) fn slot_of(&self, store: &EmbeddedStore, lease: &Lease) -> Option<IndexSlot> {
         let id = lease.id();
         let place = self.0.assign(id.slot, id.version, || store.newest(lease.name()) == Some(id));

@@ -15,15 +15,15 @@ use tokio::sync::Semaphore;
 
 /// How long connections may take to end when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
-/// A daemon that clients cannot find, and that has no client, ends after it has found another daemon at its socket this many
-/// times in a row. A single check may find a daemon that is being refused.
+/// A daemon that clients cannot find, and that has no client, ends after it has found another daemon at its socket this
+/// many times in a row. A single check may find a daemon that is being refused.
 const MISPLACED_CHECKS: u32 = 3;
 /// The pause after a connection could not be accepted.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Daemon {
-    /// Serves connections on `listening` until `stop` is done, then ends all sessions. Makes the socket and its lock again when
-    /// their files are removed.
+    /// Serves connections on `listening` until `stop` is done, then ends all sessions. Makes the socket and its lock
+    /// again when their files are removed.
     ///
     /// # Errors
     /// `Io` when the socket fails; `Conflict` when another daemon has the socket and this one has no client.
@@ -31,7 +31,8 @@ impl Daemon {
         let mut listener = acceptor(listening)?;
         let mut check = tokio::time::interval(SOCKET_CHECK_INTERVAL);
         check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The last error of the check, which is logged once, and the number of checks in a row that found another daemon.
+        // The last error of the check, which is logged once, and the number of checks in a row that found another
+        // daemon.
         let (mut misplaced, mut conflicts) = (String::new(), 0);
         let mut outcome = Ok(());
         // Each connection's thread holds a permit.

@@ -97,8 +97,8 @@ pub(crate) fn serve(
     outcome
 }
 
-/// Trims the heap after sessions have ended: the allocator would keep nearly all of their memory. Only in the daemon's own process,
-/// not where it is embedded.
+/// Trims the heap after sessions have ended: the allocator would keep nearly all of their memory. Only in the daemon's
+/// own process, not where it is embedded.
 async fn trim_heap_after_sessions(daemon: &Daemon) -> Infallible {
     loop {
         daemon.ended.notified().await;

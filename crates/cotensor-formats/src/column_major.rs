@@ -1,12 +1,13 @@
-//! Reads tensors that a file stores in column-major order: the first index runs fastest in the file, the last one in memory.
+//! Reads tensors that a file stores in column-major order: the first index runs fastest in the file, the last one in
+//! memory.
 
 use std::io::Read;
 
 /// The size of the buffer between the file and the tensor, in bytes.
 const PANEL_BYTES: usize = 4 << 20;
 
-/// Reads column-major elements of `width` bytes from `source` into row-major `target`. `shape` has at least one dimension;
-/// `target` has the size of all elements.
+/// Reads column-major elements of `width` bytes from `source` into row-major `target`. `shape` has at least one
+/// dimension; `target` has the size of all elements.
 ///
 /// # Errors
 /// As [`Read::read_exact`].
@@ -20,8 +21,9 @@ pub(crate) fn read(source: &mut impl Read, shape: &[usize], width: usize, target
     }
 }
 
-/// Transposes a matrix whose columns are the values of the last index and whose rows are all other indices. Reads several
-/// columns at a time, so that writes to `target` are contiguous; reads a part of a column that exceeds the buffer.
+/// Transposes a matrix whose columns are the values of the last index and whose rows are all other indices. Reads
+/// several columns at a time, so that writes to `target` are contiguous; reads a part of a column that exceeds the
+/// buffer.
 fn transpose<const WIDTH: usize>(
     source: &mut impl Read,
     shape: &[usize],

@@ -4,8 +4,8 @@
 //! "COTMODEL" | version, u32 | 0, u32 | length of the text, u64 | text, JSON | zeros | storages, each at a multiple of 64 bytes
 //! ```
 //!
-//! All numbers are little-endian. The text lists storages (offset and length in bytes, from the first byte after the header's
-//! padding) and tensors. Another process wrote the header, so [`ModuleManifest::parse`] validates all of it.
+//! All numbers are little-endian. The text lists storages (offset and length in bytes, from the first byte after the
+//! header's padding) and tensors. Another process wrote the header, so [`ModuleManifest::parse`] validates all of it.
 
 use cotensor_core::{DType, Error, Result};
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! The header of a `.npy` file: magic, version, length, and a Python dictionary with `descr`, `fortran_order` and `shape`.
-//! Specified by [NEP 1](https://numpy.org/neps/nep-0001-npy-format.html) and NumPy's `format` module.
+//! The header of a `.npy` file: magic, version, length, and a Python dictionary with `descr`, `fortran_order` and
+//! `shape`. Specified by [NEP 1](https://numpy.org/neps/nep-0001-npy-format.html) and NumPy's `format` module.
 
 use crate::entry::FileTensor;
 use crate::error::read_error_in;

@@ -22,8 +22,8 @@ impl<R: Read> TensorReader<R> {
     /// Reads the header. `raw` describes the tensor of a [`Raw`](Format::Raw) file and is `None` for the other formats.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported` naming the header field; `Invalid` when `raw` is missing for a raw file, or given for another
-    /// format.
+    /// `Corrupt` or `Unsupported` naming the header field; `Invalid` when `raw` is missing for a raw file, or given for
+    /// another format.
     pub fn open(mut source: R, format: Format, raw: Option<FileTensor>) -> Result<Self> {
         let entries = match (format, raw) {
             (Format::Npy, None) => vec![npy::read_header(&mut source)?],
@@ -48,8 +48,8 @@ impl<R: Read> TensorReader<R> {
     /// Reads tensor `index` into `target`, row-major and little-endian. Tensors before `index` are skipped.
     ///
     /// # Errors
-    /// `Corrupt` when the file is truncated or has bytes after the last tensor; `Invalid` for a tensor that was read or skipped
-    /// before, or a target of another size in bytes.
+    /// `Corrupt` when the file is truncated or has bytes after the last tensor; `Invalid` for a tensor that was read or
+    /// skipped before, or a target of another size in bytes.
     pub fn read(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         let entry = self.entries.get(index).filter(|_| index >= self.next);
         let entry = entry.ok_or_else(|| Error::invalid("tensors are read once, in the order of the file"))?;
@@ -86,8 +86,8 @@ impl<R: Read> TensorReader<R> {
     /// Reads tensor `index` into memory of `store` and publishes it.
     ///
     /// # Errors
-    /// As [`read`](Self::read) and [`TensorStore::reserve`](cotensor_store::TensorStore::reserve); `NotFound` for an index out
-    /// of range.
+    /// As [`read`](Self::read) and [`TensorStore::reserve`](cotensor_store::TensorStore::reserve); `NotFound` for an
+    /// index out of range.
     pub fn put(
         &mut self,
         index: usize,

@@ -9,8 +9,8 @@ use std::io::Write;
 /// Writes tensors to `target`. Formats without names ignore the names.
 ///
 /// # Errors
-/// `Invalid` for several tensors in a format for one; `Unsupported` for a dtype that the format does not have or a tensor that
-/// is not contiguous in host memory; `Io` when writing fails.
+/// `Invalid` for several tensors in a format for one; `Unsupported` for a dtype that the format does not have or a
+/// tensor that is not contiguous in host memory; `Io` when writing fails.
 pub fn write(target: &mut impl Write, format: Format, tensors: &[(&str, &Lease)]) -> Result<()> {
     let mut tensors = tensors.to_vec();
     if format == Format::Safetensors {

@@ -6,8 +6,8 @@ use cotensor_core::Result;
 use cotensor_store::{Holder, Reservation, TensorSpec, TensorStore};
 use std::sync::Arc;
 
-/// Allocates tensors that are arguments or results. Small tensors go into the connection's arena, which needs no request to the
-/// daemon; large tensors, and tensors for several readers, are published in the store.
+/// Allocates tensors that are arguments or results. Small tensors go into the connection's arena, which needs no
+/// request to the daemon; large tensors, and tensors for several readers, are published in the store.
 #[derive(Clone)]
 pub struct TensorAllocator {
     store: Arc<ClientStore>,
@@ -31,8 +31,8 @@ impl TensorAllocator {
         &self.store
     }
 
-    /// Reserves memory for a tensor. The memory is not zeroed: write all of it before publishing. A tensor of an arena that is
-    /// passed over another connection is copied into the store.
+    /// Reserves memory for a tensor. The memory is not zeroed: write all of it before publishing. A tensor of an arena
+    /// that is passed over another connection is copied into the store.
     ///
     /// # Errors
     /// As [`TensorStore::reserve`].

@@ -1,13 +1,13 @@
 //! Small tensors in memory that both ends of a connection map.
 //!
-//! A published tensor costs its producer and its reader one request to the daemon each, which takes longer than copying a small
-//! tensor. A tensor in the arena costs no request. The sender writes it into a [`Slab`] of the connection; the receiver got the
-//! slab's descriptor once, and a message names the range. The receiver announces ranges that it no longer reads in its next
-//! message, and the sender does not reuse a range before that. After the connection ends, its slabs are never written again, so
-//! readers keep their bytes.
+//! A published tensor costs its producer and its reader one request to the daemon each, which takes longer than copying
+//! a small tensor. A tensor in the arena costs no request. The sender writes it into a [`Slab`] of the connection; the
+//! receiver got the slab's descriptor once, and a message names the range. The receiver announces ranges that it no
+//! longer reads in its next message, and the sender does not reuse a range before that. After the connection ends, its
+//! slabs are never written again, so readers keep their bytes.
 //!
-//! Tensors in an arena are not tensors of the store: the daemon neither counts nor lists them. The limits below bound their
-//! memory; other tensors are published.
+//! Tensors in an arena are not tensors of the store: the daemon neither counts nor lists them. The limits below bound
+//! their memory; other tensors are published.
 
 use crate::sender::Sender;
 use cotensor_client::ClientStore;
@@ -104,8 +104,8 @@ impl ConnectionArena {
         Ok(Some(segment))
     }
 
-    /// A reference to a tensor of this arena, for a message. The range stays reserved until the other end releases it. `None`
-    /// for a tensor that is not in this arena.
+    /// A reference to a tensor of this arena, for a message. The range stays reserved until the other end releases it.
+    /// `None` for a tensor that is not in this arena.
     pub(crate) fn reference(&self, lease: &Lease) -> Option<p::ArenaTensorRef> {
         let fd = lease.segment().fd()?.as_raw_fd();
         let mut local = lock(&self.local);
@@ -119,8 +119,8 @@ impl ConnectionArena {
         Some(p::ArenaTensorRef { range, name, dtype, shape: lease.shape().to_vec() })
     }
 
-    /// Handles a notification of the other end. Closes the connection when a slab cannot be opened: its tensors could not be
-    /// read.
+    /// Handles a notification of the other end. Closes the connection when a slab cannot be opened: its tensors could
+    /// not be read.
     pub(crate) fn on_notification(&self, method: &str, params: &str, fds: Vec<OwnedFd>) {
         if self.on_message(method, params, fds).is_err()
             && let Some(sender) = self.sender.get().and_then(Weak::upgrade)

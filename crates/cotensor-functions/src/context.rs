@@ -33,7 +33,8 @@ impl Context {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// The cancellation flag, for code that outlives the context, such as another language: true once the run was cancelled.
+    /// The cancellation flag, for code that outlives the context, such as another language: true once the run was
+    /// cancelled.
     pub fn cancellation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.cancelled)
     }

@@ -119,8 +119,8 @@ impl From<Error> for Failure {
 pub enum CallError {
     /// The function failed, or was cancelled before it ran.
     Failed(Failure),
-    /// The call did not reach the function, or its result was lost: an unknown function, an invalid argument, a provider that
-    /// has ended.
+    /// The call did not reach the function, or its result was lost: an unknown function, an invalid argument, a
+    /// provider that has ended.
     NotCalled(Error),
 }
 
@@ -133,7 +133,8 @@ impl CallError {
         }
     }
 
-    /// The kind of error: [`ErrorKind::TimedOut`] for a timeout, [`ErrorKind::Engine`] for any other failure of the function.
+    /// The kind of error: [`ErrorKind::TimedOut`] for a timeout, [`ErrorKind::Engine`] for any other failure of the
+    /// function.
     pub fn kind(&self) -> ErrorKind {
         match self {
             CallError::Failed(failure) if failure.kind == TIMED_OUT => ErrorKind::TimedOut,

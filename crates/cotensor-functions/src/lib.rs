@@ -1,8 +1,8 @@
 //! Functions across processes: a [`Provider`] registers functions by name, and [`Functions`] calls them.
 //!
-//! The daemon only looks providers up. Calls go from the caller to the provider, over a connection of their own. Messages carry
-//! references to tensors; each side leases a tensor from the daemon before the other side releases it. Small new tensors are
-//! passed in memory that both sides map, without a request to the daemon.
+//! The daemon only looks providers up. Calls go from the caller to the provider, over a connection of their own.
+//! Messages carry references to tensors; each side leases a tensor from the daemon before the other side releases it.
+//! Small new tensors are passed in memory that both sides map, without a request to the daemon.
 
 mod allocator;
 mod arena;

@@ -41,8 +41,8 @@ pub enum Concurrency {
     Serialized,
 }
 
-/// A result cache. Calls are equal when the contents of their arguments are equal; names of tensors do not matter. Cached results
-/// keep their tensors' memory.
+/// A result cache. Calls are equal when the contents of their arguments are equal; names of tensors do not matter.
+/// Cached results keep their tensors' memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Cache {
     /// How long a result is cached.

@@ -9,11 +9,11 @@
 //! | `testing` (feature) | a fake device whose memory processes share |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!
-//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse` and `pack_cache`. Memory of a
-//! device belongs into a module `device`, beside `host`.
+//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse` and `pack_cache`. Memory
+//! of a device belongs into a module `device`, beside `host`.
 //!
-//! This is the only crate below the bindings that may use `unsafe`. The comment of each block names the guard, the bounds
-//! check and the keep-alive that it relies on.
+//! This is the only crate below the bindings that may use `unsafe`. The comment of each block names the guard, the
+//! bounds check and the keep-alive that it relies on.
 #![allow(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The most bytes of a segment. A larger request is an error, as on a device that has no more memory.
 const SEGMENT_BYTES_MAX: usize = 1 << 30;
 
-/// The memory of [`Device::Fake`], for several processes. A segment is a file without a name that no process maps: the host
-/// cannot address its bytes. As with the memory of a GPU, its descriptor cannot be sealed.
+/// The memory of [`Device::Fake`], for several processes. A segment is a file without a name that no process maps: the
+/// host cannot address its bytes. As with the memory of a GPU, its descriptor cannot be sealed.
 ///
 /// It counts the bytes of this process's live segments, so that tests find leaks.
 #[derive(Clone, Debug, Default)]

@@ -1,8 +1,9 @@
 //! Models as stages over a store: equal weights are loaded once, and equal results are computed once.
 //!
-//! A [`family::Family`] is data: graphs, roles, preprocessing. A [`model::Model`] is a folder in the layout of model hubs, opened over
-//! a [`model::Runtime`] (shared) or privately (as a program without Cotensor would). A [`pipeline::Pipeline`] runs several users on one
-//! input. The crate names no memory kind: it uses the trait [`cotensor_store::Store`] only.
+//! A [`family::Family`] is data: graphs, roles, preprocessing. A [`model::Model`] is a folder in the layout of model
+//! hubs, opened over a [`model::Runtime`] (shared) or privately (as a program without Cotensor would). A
+//! [`pipeline::Pipeline`] runs several users on one input. The crate names no memory kind: it uses the trait
+//! [`cotensor_store::Store`] only.
 
 pub mod engine;
 mod folder;

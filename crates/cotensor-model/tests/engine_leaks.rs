@@ -1,4 +1,5 @@
-//! Loading and dropping a graph a hundred times releases all memory. A program of its own: it measures the whole process.
+//! Loading and dropping a graph a hundred times releases all memory. A program of its own: it measures the whole
+//! process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 

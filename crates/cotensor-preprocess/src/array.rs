@@ -23,7 +23,8 @@ impl<T: NoUninit + Send + Sync> Elements for Vec<T> {
 }
 
 impl Array {
-    /// An array of `elements`. `T` has the size of `dtype`: `u8` for `bool`, `u16` with the bits for `float16` and `bfloat16`.
+    /// An array of `elements`. `T` has the size of `dtype`: `u8` for `bool`, `u16` with the bits for `float16` and
+    /// `bfloat16`.
     ///
     /// # Errors
     /// `Invalid` when `T` has another size than `dtype`, or when `shape` has another number of elements.

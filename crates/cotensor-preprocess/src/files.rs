@@ -7,10 +7,12 @@ pub const JSON_BYTES_MAX: u64 = 16 << 20;
 
 /// The files of a model's folder: on a disk, or fetched by a browser.
 pub trait ModelFiles {
-    /// The bytes of a file, or `None` when the folder has no such file. `name` is relative to the folder, with `/` between its parts.
+    /// The bytes of a file, or `None` when the folder has no such file. `name` is relative to the folder, with `/`
+    /// between its parts.
     ///
     /// # Errors
-    /// `Invalid` for a file of more than `bytes_max` bytes or for something that is not a file, `Io` when it cannot be read.
+    /// `Invalid` for a file of more than `bytes_max` bytes or for something that is not a file, `Io` when it cannot be
+    /// read.
     fn read(&self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>>;
 
     /// The path of a file, for error messages.

@@ -10,8 +10,8 @@ const OWN_FILE: &str = "preprocessor_config.json";
 /// The file in which transformers 5 keeps all processors of a model.
 const COMMON_FILE: &str = "processor_config.json";
 
-/// The configuration of one processor, and the path of its file: `part` of processor_config.json, or preprocessor_config.json
-/// when the former has no such part. transformers searches in the same order.
+/// The configuration of one processor, and the path of its file: `part` of processor_config.json, or
+/// preprocessor_config.json when the former has no such part. transformers searches in the same order.
 ///
 /// # Errors
 /// `NotFound` without either file, `Corrupt` when a file is not JSON.
@@ -24,8 +24,8 @@ pub(crate) fn read(files: &dyn ModelFiles, part: &str) -> Result<(Value, PathBuf
     Ok((read_json(files, OWN_FILE)?, files.path(OWN_FILE)))
 }
 
-/// The name of the processor's class as current versions of transformers spell it: without the suffixes `Fast` and `Pil`, and
-/// with `ImageProcessor` in place of the former name `FeatureExtractor`.
+/// The name of the processor's class as current versions of transformers spell it: without the suffixes `Fast` and
+/// `Pil`, and with `ImageProcessor` in place of the former name `FeatureExtractor`.
 pub(crate) fn class(config: &Value) -> Option<String> {
     let text = |field: &str| config.get(field).and_then(Value::as_str);
     let name = match text("image_processor_type") {

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 /// After `n` failed polls in a row, this many waits sleep at once: 0, 2, 6, 14 and so on, up to this power of two.
 ///
-/// The first failure skips nothing: calls that alternate between two processes have a pause before each. A skipped poll would
-/// make the other end wait longer and sleep too, and neither end would become fast again.
+/// The first failure skips nothing: calls that alternate between two processes have a pause before each. A skipped poll
+/// would make the other end wait longer and sleep too, and neither end would become fast again.
 const SKIPPED_LOG_MAX: u32 = 8;
 /// After this time, a poll yields the processor between two attempts.
 const YIELD_AFTER: Duration = Duration::from_micros(50);
-/// A yield that takes longer shows that the thread shares its core, probably with its peer. The scheduler can leave two processes
-/// that wake each other on one core for 10 ms and more while another core is idle.
+/// A yield that takes longer shows that the thread shares its core, probably with its peer. The scheduler can leave two
+/// processes that wake each other on one core for 10 ms and more while another core is idle.
 const SHARED_CORE_YIELD: Duration = Duration::from_micros(10);
 
 /// Decides when to busy-poll: as long as it succeeds, and now and then after it failed.

@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The most models that stay open without a reference: those run most recently by folder.
 const RECENT_MAX: usize = 8;
 
-/// Adds the functions `model.open`, `model.run` and `model.stage` to a provider. The runtime must use the provider's store, so
-/// that results are passed without a copy.
+/// Adds the functions `model.open`, `model.run` and `model.stage` to a provider. The runtime must use the provider's
+/// store, so that results are passed without a copy.
 pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> ProviderBuilder {
     let service = Arc::new(Service { runtime, recent: Mutex::default() });
     let (open, run, stage) = (Arc::clone(&service), Arc::clone(&service), service);

@@ -10,20 +10,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl SharedTensor {
-    /// Turns logging of tensor events on or off for the whole process. Events are register, acquire, publish, release, view,
-    /// evict, free and copy; each is one line with the tensor's name. Off by default.
+    /// Turns logging of tensor events on or off for the whole process. Events are register, acquire, publish, release,
+    /// view, evict, free and copy; each is one line with the tensor's name. Off by default.
     pub fn set_verbose_logging(verbose: bool) {
         log::set_verbose(verbose);
     }
 
-    /// Sets the function that receives the log lines of the whole process; `None` writes to standard error. `sink` may run
-    /// while a tensor is locked: it must not call tensors, managers or stores.
+    /// Sets the function that receives the log lines of the whole process; `None` writes to standard error. `sink` may
+    /// run while a tensor is locked: it must not call tensors, managers or stores.
     pub fn set_log_sink(sink: Option<Arc<LogSink>>) {
         log::set_sink(sink);
     }
 
-    /// Every live shared tensor of the process that has a handle or a view, in order of creation, and every copy counted by
-    /// the stores of these tensors.
+    /// Every live shared tensor of the process that has a handle or a view, in order of creation, and every copy
+    /// counted by the stores of these tensors.
     pub fn get_diagnostics() -> Diagnostics {
         let mut stores: BTreeMap<*const (), Diagnostics> = BTreeMap::new();
         let mut all = Diagnostics::default();

@@ -31,7 +31,8 @@ pub(crate) enum Residence {
     Own,
     /// The store keeps the tensor until it needs the memory.
     Store,
-    /// The store's configuration does not share the tensor: only its producer may hold it, and its last release frees it.
+    /// The store's configuration does not share the tensor: only its producer may hold it, and its last release frees
+    /// it.
     Private,
 }
 
@@ -88,7 +89,8 @@ impl TensorCell {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Acquires the tensor once for each of `models`, or fails for all. With `owner`, fails unless `owner` holds the tensor.
+    /// Acquires the tensor once for each of `models`, or fails for all. With `owner`, fails unless `owner` holds the
+    /// tensor.
     pub(crate) fn acquire(&self, models: &[&str], owner: Option<&str>, via: Via) -> Result<()> {
         let mut state = self.write();
         if let Some(owner) = owner
@@ -207,7 +209,8 @@ impl TensorCell {
         }
     }
 
-    /// Publishes the tensor unless it is published. Every acquire and every view gets a lease; the returned lease is one more.
+    /// Publishes the tensor unless it is published. Every acquire and every view gets a lease; the returned lease is
+    /// one more.
     fn publish(&self, state: &mut TensorState) -> Result<Option<Lease>> {
         if !matches!(state.content, Content::Writable { .. }) {
             return Ok(None);

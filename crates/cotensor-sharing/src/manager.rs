@@ -19,9 +19,9 @@ type KindsOf = dyn Fn(&str) -> Vec<Kind> + Send + Sync;
 
 /// Registers tensors that models share, under one memory cap.
 ///
-/// The producer may write a registered tensor until another model first acquires it. A tensor without holders stays until the
-/// store needs its memory or [`optimize_memory_usage`](TensorSharingManager::optimize_memory_usage) is called. A tensor that
-/// the store's configuration does not share is registered too; it is private to its producer.
+/// The producer may write a registered tensor until another model first acquires it. A tensor without holders stays
+/// until the store needs its memory or [`optimize_memory_usage`](TensorSharingManager::optimize_memory_usage) is
+/// called. A tensor that the store's configuration does not share is registered too; it is private to its producer.
 pub struct TensorSharingManager {
     pub(crate) store: Arc<dyn Store>,
     kinds_of: Box<KindsOf>,
@@ -63,16 +63,16 @@ impl TensorSharingManager {
         }
     }
 
-    /// Sets the function that infers a tensor's kind from the models that share it. `kinds_of` maps a model's name to the kinds
-    /// that it produces, the main kind first; empty for an unknown model.
+    /// Sets the function that infers a tensor's kind from the models that share it. `kinds_of` maps a model's name to
+    /// the kinds that it produces, the main kind first; empty for an unknown model.
     #[must_use]
     pub fn with_model_kinds(mut self, kinds_of: impl Fn(&str) -> Vec<Kind> + Send + Sync + 'static) -> Self {
         self.kinds_of = Box::new(kinds_of);
         self
     }
 
-    /// Registers tensors in aliased memory, so that producers may keep its address, for example in arrays of another language;
-    /// see [`SharedTensorView::memory`].
+    /// Registers tensors in aliased memory, so that producers may keep its address, for example in arrays of another
+    /// language; see [`SharedTensorView::memory`].
     #[must_use]
     pub fn with_aliased_memory(mut self) -> Self {
         self.mode = WriteMode::ByAddress;
@@ -84,9 +84,9 @@ impl TensorSharingManager {
         &self.store
     }
 
-    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` is in elements. The kind is the one that the
-    /// name ends with (`bert_text_embedding`); else one that both the producer and a consumer produce; else the producer's main
-    /// kind; else `other`.
+    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` is in elements. The kind is the one
+    /// that the name ends with (`bert_text_embedding`); else one that both the producer and a consumer produce;
+    /// else the producer's main kind; else `other`.
     ///
     /// # Errors
     /// As [`register_shared_tensor_as`](TensorSharingManager::register_shared_tensor_as).
@@ -103,8 +103,8 @@ impl TensorSharingManager {
         self.register_shared_tensor_as(kind, name, shape, storage_type, producer_model, consumer_models, dtype)
     }
 
-    /// As [`register_shared_tensor`](Self::register_shared_tensor), with a given kind. Replaces a tensor of the same name that has
-    /// no holder; its memory is freed when the store needs memory or the new tensor is published.
+    /// As [`register_shared_tensor`](Self::register_shared_tensor), with a given kind. Replaces a tensor of the same
+    /// name that has no holder; its memory is freed when the store needs memory or the new tensor is published.
     ///
     /// # Errors
     /// `Conflict` while the name is registered and a model or a view holds it, `OverBudget` past the cap,
@@ -189,8 +189,8 @@ impl TensorSharingManager {
     /// Acquires a tensor that `from_model` holds for every model of `to_models`, or for none.
     ///
     /// # Errors
-    /// `NotFound` when it is not registered, `Conflict` when `from_model` does not hold it, `Refused` when the configuration
-    /// keeps it private.
+    /// `NotFound` when it is not registered, `Conflict` when `from_model` does not hold it, `Refused` when the
+    /// configuration keeps it private.
     pub fn share_tensor_between_models(
         &self,
         name: &str,
@@ -269,7 +269,8 @@ fn unregistered(name: &str) -> Error {
     Error::not_found(format!("no tensor is registered as {name:?}"))
 }
 
-/// The kind that `name` equals, or ends with after a separator. Never `weight`: weights are exempt from the configuration.
+/// The kind that `name` equals, or ends with after a separator. Never `weight`: weights are exempt from the
+/// configuration.
 fn kind_named(name: &str) -> Option<Kind> {
     let shared = Kind::ALL.iter().copied().filter(|kind| !matches!(kind, Kind::Weight | Kind::Other));
     let ends = |kind: &Kind| name.strip_suffix(kind.name()).is_some_and(|rest| !rest.ends_with(char::is_alphanumeric));

@@ -18,11 +18,12 @@ use std::sync::Arc;
 pub struct SharedTensor(pub(crate) Arc<TensorCell>);
 
 impl SharedTensor {
-    /// A zeroed tensor without a manager, acquired once by `producer_model`. `shape` is in elements; `storage_type` is the name
-    /// of a [`Device`]: `cpu`.
+    /// A zeroed tensor without a manager, acquired once by `producer_model`. `shape` is in elements; `storage_type` is
+    /// the name of a [`Device`]: `cpu`.
     ///
     /// # Errors
-    /// `Invalid` for an impossible shape or an unknown storage type, `Unsupported` for a device that this machine does not have.
+    /// `Invalid` for an impossible shape or an unknown storage type, `Unsupported` for a device that this machine does
+    /// not have.
     pub fn new(name: &str, shape: &[usize], dtype: DType, storage_type: &str, producer_model: &str) -> Result<Self> {
         Self::in_memory(Arc::new(HeapMemory), name, shape, dtype, storage_type, producer_model)
     }
@@ -42,7 +43,8 @@ impl SharedTensor {
         Self::standalone(memory, name, shape, dtype, storage_type, producer_model, WriteMode::InPlace)
     }
 
-    /// As [`in_memory`](Self::in_memory), for a producer that keeps the address of the memory; see [`SharedTensorView::memory`].
+    /// As [`in_memory`](Self::in_memory), for a producer that keeps the address of the memory; see
+    /// [`SharedTensorView::memory`].
     ///
     /// # Errors
     /// As [`SharedTensor::new`]; `Unsupported` for memory without aliased mappings.
@@ -126,16 +128,18 @@ impl SharedTensor {
     /// Acquires the tensor once more for `model`. The first acquire by a model other than the producer publishes it.
     ///
     /// # Errors
-    /// `NotFound` after it was freed; `Refused` for a model other than the producer when the configuration keeps it private.
+    /// `NotFound` after it was freed; `Refused` for a model other than the producer when the configuration keeps it
+    /// private.
     pub fn acquire(&self, model: &str) -> Result<()> {
         self.0.acquire(&[model], None, Via::Handle)
     }
 
-    /// Releases one acquire of `model`. The last release without live views frees a tensor without a manager, and makes a tensor
-    /// of a manager evictable.
+    /// Releases one acquire of `model`. The last release without live views frees a tensor without a manager, and makes
+    /// a tensor of a manager evictable.
     ///
     /// # Errors
-    /// `Conflict` when `model` does not hold it; `Io` when it was released and freed because its memory could not be sealed.
+    /// `Conflict` when `model` does not hold it; `Io` when it was released and freed because its memory could not be
+    /// sealed.
     pub fn release(&self, model: &str) -> Result<()> {
         self.0.release(model)
     }
@@ -170,8 +174,8 @@ impl SharedTensor {
         self.0.residence == Residence::Private
     }
 
-    /// Writes the bytes in place before publishing. `write` runs while the tensor is locked: it must not use this tensor or drop
-    /// a view of it.
+    /// Writes the bytes in place before publishing. `write` runs while the tensor is locked: it must not use this
+    /// tensor or drop a view of it.
     ///
     /// # Errors
     /// `Conflict` after publishing, `NotFound` after it was freed, `Unsupported` on a device.
@@ -179,8 +183,8 @@ impl SharedTensor {
         self.0.write_with(write)
     }
 
-    /// Reads the bytes in place, row-major. Before publishing, `read` runs while the tensor is locked: it must not acquire,
-    /// release or write this tensor, or create or drop a view of it.
+    /// Reads the bytes in place, row-major. Before publishing, `read` runs while the tensor is locked: it must not
+    /// acquire, release or write this tensor, or create or drop a view of it.
     ///
     /// # Errors
     /// `NotFound` when it has no holder, `Unsupported` on a device.
@@ -188,8 +192,8 @@ impl SharedTensor {
         self.0.read_with(None, &self.0.layout, read)
     }
 
-    /// A view of `size` elements from `offset` on, along each dimension, in the same memory. Writes of the producer before
-    /// publishing are visible through the view. A live view holds the tensor.
+    /// A view of `size` elements from `offset` on, along each dimension, in the same memory. Writes of the producer
+    /// before publishing are visible through the view. A live view holds the tensor.
     ///
     /// # Errors
     /// `Invalid` when it is out of bounds, `NotFound` after the tensor was freed.

@@ -8,8 +8,8 @@ use cotensor_store::Store;
 use std::fmt;
 use std::sync::Arc;
 
-/// A view of a part of a [`SharedTensor`](super::SharedTensor). It holds the tensor under the name `view NAME` until it is
-/// dropped.
+/// A view of a part of a [`SharedTensor`](super::SharedTensor). It holds the tensor under the name `view NAME` until it
+/// is dropped.
 pub struct SharedTensorView {
     name: String,
     parent: Arc<TensorCell>,

@@ -3,10 +3,10 @@
 //! A [`Store`](crate::Store) hands out [`Lease`]s, [`Reservation`](crate::Reservation)s and [`Ticket`](crate::Ticket)s.
 //! When these are used or dropped, they call their [`StoreBackend`]. The life of a tensor:
 //!
-//! 1. [`TensorStore::reserve`](crate::TensorStore::reserve) takes bytes from a [`Budget`], reserves a segment, and returns a
-//!    [`Reservation`](crate::Reservation) of an [`UnpublishedTensor`].
-//! 2. Publishing the reservation passes that to [`StoreBackend::publish`], which freezes the segment, makes a [`Record`],
-//!    adds it to the tables of lookups, and returns its first lease.
+//! 1. [`TensorStore::reserve`](crate::TensorStore::reserve) takes bytes from a [`Budget`], reserves a segment, and
+//!    returns a [`Reservation`](crate::Reservation) of an [`UnpublishedTensor`].
+//! 2. Publishing the reservation passes that to [`StoreBackend::publish`], which freezes the segment, makes a
+//!    [`Record`], adds it to the tables of lookups, and returns its first lease.
 //! 3. Lookups return [`Record::lease`].
 //! 4. The last lease of a record that is not [retained](RecordParts::retained) calls [`LeaseBackend::release`], which
 //!    [closes](Record::close) the record and removes it.
@@ -21,8 +21,8 @@ pub use crate::leases::{LeaseBackend, Record, RecordParts, VersionState};
 /// The backend of leases, reservations and tickets: usually the store itself. Called from any thread, and never under a
 /// lock of this crate.
 pub trait StoreBackend: LeaseBackend {
-    /// Publishes a tensor under its name, or unlisted if it is [private](UnpublishedTensor::private), and leases it to its
-    /// holder. `key` is the computation whose result it is.
+    /// Publishes a tensor under its name, or unlisted if it is [private](UnpublishedTensor::private), and leases it to
+    /// its holder. `key` is the computation whose result it is.
     ///
     /// # Errors
     /// As [`Reservation::publish`](crate::Reservation::publish).

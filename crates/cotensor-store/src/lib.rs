@@ -1,7 +1,7 @@
 //! The store: names and versions, leases, budgets, eviction, spilling, and computations.
 //!
-//! Users see the trait [`Store`] only, so that the embedded store and a client of the daemon are interchangeable. Counters
-//! for reports are `Relaxed` atomics; the life of a tensor is decided under the lock of its lease count.
+//! Users see the trait [`Store`] only, so that the embedded store and a client of the daemon are interchangeable.
+//! Counters for reports are `Relaxed` atomics; the life of a tensor is decided under the lock of its lease count.
 
 mod api;
 pub mod backend;

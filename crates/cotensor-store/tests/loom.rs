@@ -1,5 +1,5 @@
-//! Model-checks every interleaving of leases and of version words. It is a program of its own, because the whole crate is
-//! compiled for loom: `make loom`.
+//! Model-checks every interleaving of leases and of version words. It is a program of its own, because the whole crate
+//! is compiled for loom: `make loom`.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

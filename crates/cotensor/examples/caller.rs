@@ -1,4 +1,5 @@
-//! Calls the functions of the example `provider`: directly, as a task, and through an object that stays with the provider.
+//! Calls the functions of the example `provider`: directly, as a task, and through an object that stays with the
+//! provider.
 //!
 //! `cargo run --example caller`, while `provider` runs
 

@@ -1,5 +1,5 @@
-//! A served model: this process opens it, and another process runs it by a call. The command `cotensor serve-models` does the
-//! same. The example starts a daemon if none runs.
+//! A served model: this process opens it, and another process runs it by a call. The command `cotensor serve-models`
+//! does the same. The example starts a daemon if none runs.
 //!
 //! `cargo run --example serve_model`
 

@@ -1,5 +1,5 @@
-//! One tensor and one model for two processes, through the daemon: the second process maps the tensor and reuses the results
-//! of the first. The example starts a daemon if none runs.
+//! One tensor and one model for two processes, through the daemon: the second process maps the tensor and reuses the
+//! results of the first. The example starts a daemon if none runs.
 //!
 //! `cargo run --example share_processes`
 

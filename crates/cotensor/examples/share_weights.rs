@@ -1,4 +1,5 @@
-//! One copy of a model's weights for two processes: the first process imports them into a cache, and both map them from there.
+//! One copy of a model's weights for two processes: the first process imports them into a cache, and both map them from
+//! there.
 //!
 //! `cargo run --example share_weights`
 

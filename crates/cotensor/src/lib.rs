@@ -1,7 +1,7 @@
 //! One copy of every tensor per machine.
 //!
-//! This crate re-exports the library's other crates and connects them: [`LocalOptions`] creates a [`Runtime`] over a store in this
-//! process, [`Runtime::over`] one over the store of a daemon.
+//! This crate re-exports the library's other crates and connects them: [`LocalOptions`] creates a [`Runtime`] over a
+//! store in this process, [`Runtime::over`] one over the store of a daemon.
 
 pub use cotensor_client as client;
 pub use cotensor_core as core;
@@ -40,8 +40,8 @@ pub struct LocalOptions {
     pub sharing: SharingConfig,
 }
 
-/// A manager of shared tensors over `store`, for example a runtime's. It infers a tensor's kind from the models' families, so that
-/// [`SharingConfig::allowed_types`] applies to a name such as `bert_embedding` too.
+/// A manager of shared tensors over `store`, for example a runtime's. It infers a tensor's kind from the models'
+/// families, so that [`SharingConfig::allowed_types`] applies to a name such as `bert_embedding` too.
 pub fn tensor_sharing_manager(store: Arc<dyn Store>) -> TensorSharingManager {
     TensorSharingManager::with_store(store).with_model_kinds(model::family::kinds_by_name)
 }

@@ -68,7 +68,8 @@ pub(crate) fn take(array: &Bound<'_, PyAny>) -> PyResult<Imported> {
 /// Takes ownership of the array in a capsule.
 ///
 /// # Errors
-/// `BufferError` for an object that is no unused capsule, `Unsupported` for a device, a dtype or an array without memory.
+/// `BufferError` for an object that is no unused capsule, `Unsupported` for a device, a dtype or an array without
+/// memory.
 pub(crate) fn open(capsule: &Bound<'_, PyAny>) -> PyResult<Imported> {
     let py = capsule.py();
     let (owner, tensor) = own(capsule)?;

@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// An owner of memory whose address is in use.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// The elements of a layout at an address, and the owner of that memory. Every array made from a buffer holds the owner.
+/// The elements of a layout at an address, and the owner of that memory. Every array made from a buffer holds the
+/// owner.
 #[pyclass(frozen, module = "cotensor")]
 pub(crate) struct Buffer {
     /// The first element.

@@ -5,8 +5,9 @@ use crate::store::lease::HeldLease;
 use cotensor_core::Result;
 use std::sync::{Arc, OnceLock};
 
-/// A leased tensor and the private mappings that the arrays of one `Tensor` object and of its views share. numpy's arrays, which
-/// are read-only for numpy itself, have one mapping. Arrays by DLPack, which torch writes in place, have another.
+/// A leased tensor and the private mappings that the arrays of one `Tensor` object and of its views share. numpy's
+/// arrays, which are read-only for numpy itself, have one mapping. Arrays by DLPack, which torch writes in place, have
+/// another.
 pub(crate) struct PrivatePages {
     held: Arc<HeldLease>,
     numpy: OnceLock<Arc<TensorMapping>>,

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The largest tensor in bytes that is copied when the process has reached its limit of mappings.
 const COPIED_BYTES_MAX: usize = 256 << 10;
 
-/// The bytes of a tensor for a reader that may write in place. The first write to a page makes a private copy of it, which is
-/// counted.
+/// The bytes of a tensor for a reader that may write in place. The first write to a page makes a private copy of it,
+/// which is counted.
 pub(crate) struct TensorMapping {
     address: NonNull<u8>,
     len: usize,
@@ -122,8 +122,8 @@ pub(crate) fn lease_at(address: usize) -> Option<Arc<HeldLease>> {
     mapping.is_unwritten().then(|| Arc::clone(&mapping.held))
 }
 
-/// The tensor whose mapping contains `len` bytes at `address`, and their offset in the tensor in bytes. None for other memory,
-/// and after a write to one of these pages.
+/// The tensor whose mapping contains `len` bytes at `address`, and their offset in the tensor in bytes. None for other
+/// memory, and after a write to one of these pages.
 pub(crate) fn published_at(address: usize, len: usize) -> Option<(Arc<HeldLease>, usize)> {
     let (start, mapping) = {
         let mappings = mappings();

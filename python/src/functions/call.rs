@@ -24,7 +24,8 @@ impl Call {
 
 #[pymethods]
 impl Call {
-    /// Whether the call was cancelled or its caller has disconnected. Long functions check this from time to time and return early.
+    /// Whether the call was cancelled or its caller has disconnected. Long functions check this from time to time and
+    /// return early.
     #[getter]
     fn cancelled(&self) -> bool {
         self.cancelled.load(Ordering::SeqCst)

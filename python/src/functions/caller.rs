@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The functions of all providers. The daemon looks a function up once; calls go to its provider directly.
 ///
-/// ``tensors`` is the type of tensors in results: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's if torch is imported,
-/// else numpy's). ``timeout`` in seconds is the default of calls.
+/// ``tensors`` is the type of tensors in results: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's if torch is
+/// imported, else numpy's). ``timeout`` in seconds is the default of calls.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Functions {
     store: Py<Store>,

@@ -68,8 +68,8 @@ impl CompletionQueue {
         py.detach(|| queue.add_task(number, task, timeout)).or_raise(py)
     }
 
-    /// Waits for at most ``timeout`` seconds until some are done. Returns the number of each with its result and ``False``, or with
-    /// its exception and ``True``.
+    /// Waits for at most ``timeout`` seconds until some are done. Returns the number of each with its result and
+    /// ``False``, or with its exception and ``True``.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
         let (queue, timeout) = (self.queue(py)?, seconds(py, Some(timeout))?);
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));

@@ -68,10 +68,10 @@ impl Provider {
 
     /// Provides a function under a name.
     ///
-    /// ``execution`` is ``direct`` or ``task``, ``concurrency`` is ``parallel`` or ``serialized``. With ``singleflight``, concurrent
-    /// equal calls run once. ``cache_ttl`` (seconds) and ``cache_capacity`` (results) cache results for later equal calls. With
-    /// ``managed``, the result stays in this process and callers get a reference. With ``with_call``, the function gets its
-    /// :class:`Call` as the keyword argument ``$call``.
+    /// ``execution`` is ``direct`` or ``task``, ``concurrency`` is ``parallel`` or ``serialized``. With
+    /// ``singleflight``, concurrent equal calls run once. ``cache_ttl`` (seconds) and ``cache_capacity`` (results)
+    /// cache results for later equal calls. With ``managed``, the result stays in this process and callers get a
+    /// reference. With ``with_call``, the function gets its :class:`Call` as the keyword argument ``$call``.
     #[pyo3(signature = (name, function, *, summary="", execution="direct", concurrency="parallel", singleflight=false, cache_ttl=None, cache_capacity=1024, managed=false, timeout=None, with_call=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn add(

@@ -11,8 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A reference to an object in its provider's process. Call its public methods like any object's. As an argument of a function of
-/// that provider, it becomes the object itself. The reference ends with ``release()``, with a ``with`` block, or when dropped.
+/// A reference to an object in its provider's process. Call its public methods like any object's. As an argument of a
+/// function of that provider, it becomes the object itself. The reference ends with ``release()``, with a ``with``
+/// block, or when dropped.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct RemoteObject {
     object: Mutex<Option<ProcessLocal<Arc<cotensor_functions::RemoteObject>>>>,

@@ -1,7 +1,7 @@
 //! Functions that run while the interpreter shuts down.
 //!
-//! Then a thread that attaches to Python blocks for ever, or Python ends it inside a call. Values on the stack of such a thread
-//! must not be dropped.
+//! Then a thread that attaches to Python blocks for ever, or Python ends it inside a call. Values on the stack of such
+//! a thread must not be dropped.
 
 use cotensor_functions::Failure;
 use pyo3::ffi;
@@ -60,8 +60,8 @@ impl Drop for ThreadState {
         if !self.ours || STOPPING.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the interpreter runs, by `Inside`. The two releases match the `Ensure` here and the one in `new`; the last
-        // one frees the state.
+        // SAFETY: the interpreter runs, by `Inside`. The two releases match the `Ensure` here and the one in `new`; the
+        // last one frees the state.
         unsafe {
             ffi::PyGILState_Ensure();
             ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_LOCKED);
@@ -95,8 +95,8 @@ fn block_on_unwind<T>(act: impl FnOnce() -> T) -> T {
 }
 
 unsafe extern "C-unwind" {
-    /// As [`ffi::PyObject_Call`], with an ABI that lets Python end the thread inside. With the `"C"` ABI, an optimised build has no
-    /// [`BlockOnUnwind`] here, and drops Python values of the frames below without the interpreter.
+    /// As [`ffi::PyObject_Call`], with an ABI that lets Python end the thread inside. With the `"C"` ABI, an optimised
+    /// build has no [`BlockOnUnwind`] here, and drops Python values of the frames below without the interpreter.
     #[allow(clashing_extern_declarations, reason = "the ABI differs on purpose")]
     fn PyObject_Call(
         callable: *mut ffi::PyObject,
@@ -105,8 +105,8 @@ unsafe extern "C-unwind" {
     ) -> *mut ffi::PyObject;
 }
 
-/// Calls a function in a new `contextvars.Context`. Variables that one call sets, such as decimal's precision, do not reach the
-/// next call on the thread.
+/// Calls a function in a new `contextvars.Context`. Variables that one call sets, such as decimal's precision, do not
+/// reach the next call on the thread.
 pub(super) fn call_in_new_context<'py>(
     function: &Bound<'py, PyAny>,
     args: &Bound<'py, PyTuple>,
@@ -119,8 +119,8 @@ pub(super) fn call_in_new_context<'py>(
     let all = [function.clone()].into_iter().chain(args.iter());
     let run = class.bind(py).call0()?.getattr("run")?;
     let all = PyTuple::new(py, all.collect::<Vec<_>>())?;
-    // SAFETY: the three objects live until the call returns, and this thread is attached. The result is an owned reference, or null
-    // with an exception. No Python value is dropped inside the closure.
+    // SAFETY: the three objects live until the call returns, and this thread is attached. The result is an owned
+    // reference, or null with an exception. No Python value is dropped inside the closure.
     unsafe {
         let result = block_on_unwind(|| PyObject_Call(run.as_ptr(), all.as_ptr(), kwargs.as_ptr()));
         Bound::from_owned_ptr_or_err(py, result)

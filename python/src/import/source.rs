@@ -40,7 +40,8 @@ unsafe impl Send for KeepAlive {}
 unsafe impl Sync for KeepAlive {}
 
 impl SourceArray {
-    /// Describes a numpy array or an array with `__dlpack__` (torch, JAX, …). Numbers and lists become numpy arrays first.
+    /// Describes a numpy array or an array with `__dlpack__` (torch, JAX, …). Numbers and lists become numpy arrays
+    /// first.
     ///
     /// # Errors
     /// `Invalid` and `Unsupported`, with `place` as the field: the argument that the array came from.
@@ -156,8 +157,8 @@ impl SourceArray {
         if self.len_bytes() == 0 {
             return Some(&[]);
         }
-        // SAFETY: by its own description the array has its elements there, side by side, and `_keep` owns them. The caller must
-        // not write them during the call, as with every function that takes an array.
+        // SAFETY: by its own description the array has its elements there, side by side, and `_keep` owns them. The
+        // caller must not write them during the call, as with every function that takes an array.
         Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len_bytes()) })
     }
 

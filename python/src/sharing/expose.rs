@@ -20,8 +20,8 @@ pub(super) enum Elements {
 }
 
 impl Elements {
-    /// The elements of `view`. Before publishing, `writable` offers the memory for writing. Waits while the tensor is being
-    /// published.
+    /// The elements of `view`. Before publishing, `writable` offers the memory for writing. Waits while the tensor is
+    /// being published.
     pub(super) fn of(py: Python<'_>, view: &HeldView, writable: bool) -> PyResult<Self> {
         let layout = view.layout().clone();
         let memory = py.detach(|| view.memory().map(SendViewMemory));

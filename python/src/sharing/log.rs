@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// A message to the logging thread. Events occur while tensors are locked, and Python's handlers may run any code, so a separate
-/// thread logs them.
+/// A message to the logging thread. Events occur while tensors are locked, and Python's handlers may run any code, so a
+/// separate thread logs them.
 enum Message {
     Line(String),
     /// Confirms that every earlier line was logged.

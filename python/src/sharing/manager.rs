@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 
 /// Registers tensors that models share, under one memory limit.
 ///
-/// ``max_memory_mb`` limits the memory of all its tensors, in MiB. At the limit, tensors without holders are evicted; without any,
-/// :class:`OverBudgetError` names the holders. ``store`` is a store to share, such as ``cotensor.connect()``; by default the
-/// manager has an embedded store. Only the daemon can set a daemon's limit.
+/// ``max_memory_mb`` limits the memory of all its tensors, in MiB. At the limit, tensors without holders are evicted;
+/// without any, :class:`OverBudgetError` names the holders. ``store`` is a store to share, such as
+/// ``cotensor.connect()``; by default the manager has an embedded store. Only the daemon can set a daemon's limit.
 ///
 /// The producer can write a registered tensor until another model first gets it.
 #[pyclass(frozen, weakref, module = "cotensor")]
@@ -61,11 +61,11 @@ impl TensorSharingManager {
         self.store.clone_ref(py)
     }
 
-    /// Registers a zeroed tensor. ``producer_model``, by default this program, holds it and may write it. ``shape`` is in
-    /// elements. ``consumer_models`` are expected to acquire it; see :meth:`analyze_sharing_opportunities`.
+    /// Registers a zeroed tensor. ``producer_model``, by default this program, holds it and may write it. ``shape`` is
+    /// in elements. ``consumer_models`` are expected to acquire it; see :meth:`analyze_sharing_opportunities`.
     ///
-    /// Raises :class:`ConflictError` while a tensor of that name is held, :class:`OverBudgetError` above the memory limit,
-    /// :class:`UnsupportedError` for a ``storage_type`` other than ``"cpu"``.
+    /// Raises :class:`ConflictError` while a tensor of that name is held, :class:`OverBudgetError` above the memory
+    /// limit, :class:`UnsupportedError` for a ``storage_type`` other than ``"cpu"``.
     #[pyo3(signature = (name, shape, storage_type="cpu", producer_model=None, consumer_models=None, dtype=None))]
     #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
     fn register_shared_tensor(
@@ -91,8 +91,8 @@ impl TensorSharingManager {
 
     /// Acquires the tensor once for a model, by default this program.
     ///
-    /// Raises :class:`NotFoundError` if it is not registered or was freed, :class:`RefusedError` if the configuration keeps it
-    /// private to its producer.
+    /// Raises :class:`NotFoundError` if it is not registered or was freed, :class:`RefusedError` if the configuration
+    /// keeps it private to its producer.
     #[pyo3(signature = (name, model_name=None))]
     fn get_shared_tensor(
         &self,
@@ -121,7 +121,8 @@ impl TensorSharingManager {
             .map(SharedTensorView::new)
     }
 
-    /// Acquires a tensor that ``from_model`` holds for every model of ``to_models``, or raises and acquires it for none.
+    /// Acquires a tensor that ``from_model`` holds for every model of ``to_models``, or raises and acquires it for
+    /// none.
     fn share_tensor_between_models(
         &self,
         py: Python<'_>,
@@ -146,8 +147,9 @@ impl TensorSharingManager {
         py.detach(|| manager.release_model_tensors(&model_name)).or_raise(py)
     }
 
-    /// Frees every tensor without holders. Returns ``initial_memory_bytes``, ``current_memory_bytes``, ``freed_memory_bytes``,
-    /// ``freed_tensors_count``, ``freed_tensors``, ``memory_reduction_percent``, ``remaining_tensor_count``.
+    /// Frees every tensor without holders. Returns ``initial_memory_bytes``, ``current_memory_bytes``,
+    /// ``freed_memory_bytes``, ``freed_tensors_count``, ``freed_tensors``, ``memory_reduction_percent``,
+    /// ``remaining_tensor_count``.
     fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
         self.store.get().check(py)?;

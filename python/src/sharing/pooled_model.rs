@@ -65,8 +65,8 @@ impl PooledModel {
         Arc::ptr_eq(self.model.model(), other.model.model())
     }
 
-    /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``image`` and ``audio`` are the paths or
-    /// the bytes of files.
+    /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``image`` and ``audio`` are the
+    /// paths or the bytes of files.
     #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, max_new_tokens=None, min_new_tokens=None))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn run<'py>(

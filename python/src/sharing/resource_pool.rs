@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The models in one folder, for many callers. Each model is loaded once. At most ``max_connections`` calls run at a time.
+/// The models in one folder, for many callers. Each model is loaded once. At most ``max_connections`` calls run at a
+/// time.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct ResourcePool {
     pool: ProcessLocal<cotensor::ResourcePool>,
@@ -52,8 +53,8 @@ impl ResourcePool {
         TensorSharingManager::over(py, self.store.clone_ref(py), max_memory_mb)
     }
 
-    /// The model in the folder ``model_name``, on the first available device of ``priority_list``. ``model_type`` is a kind
-    /// (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to match.
+    /// The model in the folder ``model_name``, on the first available device of ``priority_list``. ``model_type`` is a
+    /// kind (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to match.
     #[pyo3(signature = (model_type, model_name, priority_list=None))]
     fn get_model(
         &self,

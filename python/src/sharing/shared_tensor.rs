@@ -23,10 +23,10 @@ use std::sync::Arc;
 
 /// A tensor that models acquire and release by name, with a count for each model.
 ///
-/// The producer holds it once from registration and writes it (``numpy()``, ``torch()``, ``write()``) until another model first
-/// acquires it. That acquire publishes it: the tensor becomes immutable, and later writes through the producer's earlier arrays
-/// are private to the producer. Two acquires by one model need two releases. The memory is freed when no model holds the tensor
-/// and no view or array of it is left.
+/// The producer holds it once from registration and writes it (``numpy()``, ``torch()``, ``write()``) until another
+/// model first acquires it. That acquire publishes it: the tensor becomes immutable, and later writes through the
+/// producer's earlier arrays are private to the producer. Two acquires by one model need two releases. The memory is
+/// freed when no model holds the tensor and no view or array of it is left.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct SharedTensor {
     tensor: ProcessLocal<cotensor_sharing::SharedTensor>,
@@ -181,7 +181,8 @@ impl SharedTensor {
         py.detach(|| tensor.create_view(&name, &offset, &size)).or_raise(py).map(SharedTensorView::new)
     }
 
-    /// Copies an array of the same dtype and shape into it. The copy is counted. Raises :class:`ConflictError` after publishing.
+    /// Copies an array of the same dtype and shape into it. The copy is counted. Raises :class:`ConflictError` after
+    /// publishing.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let (tensor, source) = (self.tensor(py)?, SourceArray::of(array, &"array")?);
         source.fits(tensor.name(), tensor.dtype(), tensor.shape()).or_raise(py)?;
@@ -227,9 +228,9 @@ impl SharedTensor {
         HOST
     }
 
-    /// Turns verbose logging of this process on or off; it is off by default. Events of tensors (register, acquire, publish,
-    /// release, view, evict, free) go to the logger ``cotensor`` of :mod:`logging`, at level INFO. Returns after all earlier
-    /// events are logged.
+    /// Turns verbose logging of this process on or off; it is off by default. Events of tensors (register, acquire,
+    /// publish, release, view, evict, free) go to the logger ``cotensor`` of :mod:`logging`, at level INFO. Returns
+    /// after all earlier events are logged.
     #[staticmethod]
     #[pyo3(signature = (verbose=true))]
     fn set_verbose_logging(py: Python<'_>, #[pyo3(from_py_with = args::verbose)] verbose: bool) {
@@ -243,8 +244,8 @@ impl SharedTensor {
         log::set_verbose(py, verbose);
     }
 
-    /// Every live shared tensor of this process, with its holders, bytes, device, age and hits; and the copies by reason in
-    /// the stores of these tensors.
+    /// Every live shared tensor of this process, with its holders, bytes, device, age and hits; and the copies by
+    /// reason in the stores of these tensors.
     #[staticmethod]
     fn get_diagnostics(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         report(py, || serde_json::to_string(&cotensor_sharing::SharedTensor::get_diagnostics()))

@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A view of a :class:`SharedTensor`: a part of the same memory. Like a model that acquired the tensor, it keeps the tensor alive
-/// until ``release()``, or until the view and every array made from it are dropped.
+/// A view of a :class:`SharedTensor`: a part of the same memory. Like a model that acquired the tensor, it keeps the
+/// tensor alive until ``release()``, or until the view and every array made from it are dropped.
 ///
 /// It shows what the producer writes before publishing. Its arrays are read-only.
 #[pyclass(frozen, weakref, module = "cotensor")]
@@ -80,7 +80,8 @@ impl SharedTensorView {
         self.elements(py)?.numpy(py)
     }
 
-    /// A torch tensor on the shared memory, without a copy. After publishing, writes in place are private to this process.
+    /// A torch tensor on the shared memory, without a copy. After publishing, writes in place are private to this
+    /// process.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.elements(py)?.torch(py)
     }

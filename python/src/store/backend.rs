@@ -23,8 +23,8 @@ impl Backend {
 
 /// The backend of a `Store` object, until it is closed.
 ///
-/// The lock is held briefly and only while attached to Python. A thread that forks is attached, so a forked child finds the
-/// lock free.
+/// The lock is held briefly and only while attached to Python. A thread that forks is attached, so a forked child finds
+/// the lock free.
 pub(super) struct BackendCell(Mutex<Option<ProcessLocal<Backend>>>);
 
 impl BackendCell {

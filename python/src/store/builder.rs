@@ -14,8 +14,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An unpublished tensor, which only this process can access. Write it in place: ``numpy.asarray(builder)``,
-/// ``torch.from_dlpack(builder)``. ``publish()`` makes it immutable and visible. So does leaving a ``with`` block without an
-/// exception.
+/// ``torch.from_dlpack(builder)``. ``publish()`` makes it immutable and visible. So does leaving a ``with`` block
+/// without an exception.
 ///
 /// Arrays of a builder stay valid after publishing. Later writes through them are private to this process.
 #[pyclass(frozen, weakref, module = "cotensor")]

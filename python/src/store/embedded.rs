@@ -89,7 +89,8 @@ pub(crate) fn default_socket() -> PathBuf {
     cotensor_client::default_socket()
 }
 
-/// The HTTP port of this rank: 2537 + ``RANK``, or 2537 if ``GPUS_PER_NODE`` is set, because all ranks then share one daemon.
+/// The HTTP port of this rank: 2537 + ``RANK``, or 2537 if ``GPUS_PER_NODE`` is set, because all ranks then share one
+/// daemon.
 #[pyfunction]
 pub(crate) fn default_port(py: Python<'_>) -> PyResult<u16> {
     cotensor_daemon::http::default_port().or_raise(py)

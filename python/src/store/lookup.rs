@@ -26,8 +26,8 @@ pub(crate) fn lease_of(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Opt
     Ok(SourceArray::of(array, &"array")?.tensor())
 }
 
-/// The published tensor whose mapping contains ``nbytes`` bytes at ``address``, as bytes in a mapping of its own, and their offset
-/// in bytes. ``None`` for other memory, and after a write to one of these pages.
+/// The published tensor whose mapping contains ``nbytes`` bytes at ``address``, as bytes in a mapping of its own, and
+/// their offset in bytes. ``None`` for other memory, and after a write to one of these pages.
 #[pyfunction]
 pub(crate) fn published_at(py: Python<'_>, address: usize, nbytes: usize) -> PyResult<Option<(Tensor, usize)>> {
     let Some((held, offset)) = py.detach(|| tensor_mapping::published_at(address, nbytes)) else { return Ok(None) };

@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 /// Places (names and roles), dtype, shape, stride, storage, offset, requires_grad.
 type TensorFields = (Vec<(String, String)>, String, Vec<u64>, Vec<u64>, u64, u64, bool);
 
-/// Parses and checks the header of a published module. Returns the module's class, the storages (offset and length in bytes),
-/// the tensors (places, dtype, shape, stride, storage, offset, requires_grad), the source as JSON, and the offset of the first
-/// storage in bytes.
+/// Parses and checks the header of a published module. Returns the module's class, the storages (offset and length in
+/// bytes), the tensors (places, dtype, shape, stride, storage, offset, requires_grad), the source as JSON, and the
+/// offset of the first storage in bytes.
 #[pyfunction]
 #[allow(clippy::type_complexity, reason = "a tuple for Python")]
 pub(crate) fn read_manifest<'py>(

@@ -29,8 +29,8 @@ use std::time::Duration;
 
 /// A store keeps tensors by name and leases them.
 ///
-/// ``Store()`` is inside this process. ``cotensor.connect()`` returns the daemon's store, which all processes of this user share.
-/// Both have the same methods, and any thread may call them.
+/// ``Store()`` is inside this process. ``cotensor.connect()`` returns the daemon's store, which all processes of this
+/// user share. Both have the same methods, and any thread may call them.
 ///
 /// In a forked child, a store of the daemon connects again on first use. A store inside the parent raises
 /// :class:`ConflictError`.
@@ -100,9 +100,9 @@ impl Store {
 impl Store {
     /// A store inside this process.
     ///
-    /// ``max_memory_mb`` limits the memory of all its tensors together, in MiB. ``cache`` is a folder that keeps weights for
-    /// other processes and later runs. ``allowed_types`` (kinds), ``max_shared_tensor_size`` (bytes) and
-    /// ``enable_shared_tensors`` restrict which tensors it shares; it refuses the others.
+    /// ``max_memory_mb`` limits the memory of all its tensors together, in MiB. ``cache`` is a folder that keeps
+    /// weights for other processes and later runs. ``allowed_types`` (kinds), ``max_shared_tensor_size`` (bytes)
+    /// and ``enable_shared_tensors`` restrict which tensors it shares; it refuses the others.
     #[new]
     #[pyo3(signature = (*, max_memory_mb=None, cache=None, enable_shared_tensors=true, allowed_types=None, max_shared_tensor_size=None))]
     fn create(
@@ -131,8 +131,8 @@ impl Store {
         Ok(Self::new(Backend::Embedded(builder.build())))
     }
 
-    /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path.
-    /// ``client`` names this process in reports. The daemon has to answer within ``timeout`` seconds.
+    /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the
+    /// default path. ``client`` names this process in reports. The daemon has to answer within ``timeout`` seconds.
     #[staticmethod]
     #[pyo3(signature = (socket=None, *, client=None, timeout=None))]
     fn connect(
@@ -167,8 +167,8 @@ impl Store {
         })
     }
 
-    /// The identity of the daemon; ``None`` for a store inside this process. Every daemon has another one, also at the same
-    /// socket. A handle of a tensor is valid with one daemon only.
+    /// The identity of the daemon; ``None`` for a store inside this process. Every daemon has another one, also at the
+    /// same socket. A handle of a tensor is valid with one daemon only.
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         Ok(match self.backend(py)? {
@@ -217,12 +217,12 @@ impl Store {
         Ok(Tensor::new(lease, store))
     }
 
-    /// Publishes an array under ``name``, with one counted copy for any strides. Publishing again makes a new version; leases of
-    /// the earlier version stay valid.
+    /// Publishes an array under ``name``, with one counted copy for any strides. Publishing again makes a new version;
+    /// leases of the earlier version stay valid.
     ///
-    /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of few
-    /// ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease. ``from_device`` permits an array
-    /// on a device, which is copied to the host first.
+    /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of
+    /// few ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease.
+    /// ``from_device`` permits an array on a device, which is copied to the host first.
     #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, from_device=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
@@ -254,9 +254,9 @@ impl Store {
         Ok(Tensor::new(lease, store))
     }
 
-    /// Publishes ``arrays``, a mapping of names to arrays, under the one ``name``, with one counted copy of each. They are leased,
-    /// versioned and freed together: ``tensor["codes"]`` is a view of a member, and :meth:`Tensor.members` returns all. Options as
-    /// for :meth:`put`.
+    /// Publishes ``arrays``, a mapping of names to arrays, under the one ``name``, with one counted copy of each. They
+    /// are leased, versioned and freed together: ``tensor["codes"]`` is a view of a member, and
+    /// :meth:`Tensor.members` returns all. Options as for :meth:`put`.
     #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, from_device=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put_group(
@@ -301,9 +301,10 @@ impl Store {
         TensorBuilder::new(reservation, store).or_raise(py)
     }
 
-    /// Claims the computation ``key`` (64 hexadecimal digits, see :func:`content_hash`). Returns its results, leased, if they are
-    /// published. Otherwise the first caller gets a :class:`Ticket` to compute them, and later callers wait for the results.
-    /// Raises :class:`TimedOutError` after ``timeout`` seconds of waiting; without ``timeout`` there is no limit.
+    /// Claims the computation ``key`` (64 hexadecimal digits, see :func:`content_hash`). Returns its results, leased,
+    /// if they are published. Otherwise the first caller gets a :class:`Ticket` to compute them, and later callers
+    /// wait for the results. Raises :class:`TimedOutError` after ``timeout`` seconds of waiting; without
+    /// ``timeout`` there is no limit.
     #[pyo3(signature = (key, holder=None, timeout=None))]
     fn claim(
         &self,
@@ -376,8 +377,8 @@ impl Store {
         py.detach(|| store.limit_memory(Device::Cpu, max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
     }
 
-    /// Prefaults memory for ``count`` tensors of ``nbytes`` bytes, so that a later ``put`` of each takes only the time of the copy.
-    /// Call it while the program is idle. Returns the number of tensors that the memory limit admits.
+    /// Prefaults memory for ``count`` tensors of ``nbytes`` bytes, so that a later ``put`` of each takes only the time
+    /// of the copy. Call it while the program is idle. Returns the number of tensors that the memory limit admits.
     #[pyo3(signature = (nbytes, count=1))]
     fn prefault(
         &self,
@@ -389,8 +390,8 @@ impl Store {
         py.detach(|| store.prefault(Device::Cpu, nbytes, count)).or_raise(py)
     }
 
-    /// Closes the store. The connection to a daemon stays open until the last tensor or array from it is dropped: its leases keep
-    /// that memory.
+    /// Closes the store. The connection to a daemon stays open until the last tensor or array from it is dropped: its
+    /// leases keep that memory.
     fn close(&self, py: Python<'_>) {
         let backend = self.backend.take();
         py.detach(|| drop(backend));

@@ -22,11 +22,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A leased tensor. This object and every array made from it keep the lease.
 ///
-/// ``numpy()``, ``numpy.asarray``, ``torch()``, ``torch.from_dlpack`` and ``jax.numpy.from_dlpack`` show the shared memory without
-/// a copy. A write in place, which torch allows for numpy's read-only arrays too, makes private copies of the pages that it
-/// touches. Other processes and other ``Tensor`` objects do not see the write. ``private_bytes`` counts these pages.
+/// ``numpy()``, ``numpy.asarray``, ``torch()``, ``torch.from_dlpack`` and ``jax.numpy.from_dlpack`` show the shared
+/// memory without a copy. A write in place, which torch allows for numpy's read-only arrays too, makes private copies
+/// of the pages that it touches. Other processes and other ``Tensor`` objects do not see the write. ``private_bytes``
+/// counts these pages.
 ///
-/// An index of integers, slices and ``...`` returns a view on the same memory. The name of a group's member does so too.
+/// An index of integers, slices and ``...`` returns a view on the same memory. The name of a group's member does so
+/// too.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Tensor {
     layout: Layout,
@@ -221,8 +223,8 @@ impl Tensor {
         Ok(holders)
     }
 
-    /// 64 hexadecimal digits that identify the value: the provenance if it is known, else the content hash, computed once for
-    /// each version. Equal identities mean equal values, dtypes and shapes.
+    /// 64 hexadecimal digits that identify the value: the provenance if it is known, else the content hash, computed
+    /// once for each version. Equal identities mean equal values, dtypes and shapes.
     #[getter]
     fn identity(&self, py: Python<'_>) -> PyResult<String> {
         let held = self.held(py)?;
@@ -267,7 +269,8 @@ impl Tensor {
         as_array(&self.numpy(py)?, dtype, copy)
     }
 
-    /// A torch tensor on the shared memory, without a copy. A write in place makes private copies of the pages it touches.
+    /// A torch tensor on the shared memory, without a copy. A write in place makes private copies of the pages it
+    /// touches.
     pub(crate) fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.dlpack_buffer(py)?.torch(py)
     }
@@ -335,8 +338,8 @@ impl Tensor {
         Ok(Self::part(pages, layout))
     }
 
-    /// The members of a group by name, in the order of publication: views that show the memory of this object. Empty for a plain
-    /// tensor and for a view.
+    /// The members of a group by name, in the order of publication: views that show the memory of this object. Empty
+    /// for a plain tensor and for a view.
     fn members<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (pages, members) = (self.pages(py)?, PyDict::new(py));
         let lease = pages.held().lease();
@@ -347,8 +350,9 @@ impl Tensor {
         Ok(members)
     }
 
-    /// A view of this tensor's bytes as another type: ``shape`` elements of ``dtype``, with ``strides`` in elements (row-major
-    /// by default), from ``offset`` bytes after this tensor's first element. This tensor has to be contiguous.
+    /// A view of this tensor's bytes as another type: ``shape`` elements of ``dtype``, with ``strides`` in elements
+    /// (row-major by default), from ``offset`` bytes after this tensor's first element. This tensor has to be
+    /// contiguous.
     #[pyo3(signature = (offset, dtype, shape, strides=None))]
     fn view(
         &self,

@@ -8,8 +8,8 @@ use cotensor::{Error, ErrorKind, Store};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The right to compute a claimed result: ``publish`` the result, or ``abandon`` the claim. Dropping a ticket abandons the
-/// claim, and one of the waiting callers computes.
+/// The right to compute a claimed result: ``publish`` the result, or ``abandon`` the claim. Dropping a ticket abandons
+/// the claim, and one of the waiting callers computes.
 #[pyclass(frozen, module = "cotensor")]
 pub(crate) struct Ticket {
     ticket: Mutex<Option<ProcessLocal<cotensor_store::Ticket>>>,

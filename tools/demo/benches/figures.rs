@@ -1,5 +1,5 @@
-//! Measures the memory of a second model, the time of a hit, and the overhead of the layer, as ratios of interleaved medians.
-//! Uses the demo's seeded BERT-base, which is generated at first use.
+//! Measures the memory of a second model, the time of a hit, and the overhead of the layer, as ratios of interleaved
+//! medians. Uses the demo's seeded BERT-base, which is generated at first use.
 #![allow(clippy::unwrap_used)]
 
 use cotensor::LocalOptions;

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 /// Runs the demo.
 ///
 /// # Errors
-/// `Invalid` for an unknown scenario; `NotFound` for a missing folder of checkpoints; `Engine` when outputs have no finite
-/// difference; the errors of creating models and of running workers; `Io` when the demo is stopped.
+/// `Invalid` for an unknown scenario; `NotFound` for a missing folder of checkpoints; `Engine` when outputs have no
+/// finite difference; the errors of creating models and of running workers; `Io` when the demo is stopped.
 pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Comparison> {
     let definitions: Vec<_> = options.scenarios.iter().map(|name| Definition::named(name)).collect::<Result<_>>()?;
     if let Some(models) = options.models.as_ref().filter(|models| !models.is_dir()) {
@@ -97,8 +97,8 @@ fn named(variants: &Variants) -> [(&'static str, &Variant); 5] {
     ]
 }
 
-/// Splits the saved bytes. The memory of `without` contains all weights that the users open, that of `with` only the resident
-/// ones. The rest is computation.
+/// Splits the saved bytes. The memory of `without` contains all weights that the users open, that of `with` only the
+/// resident ones. The rest is computation.
 fn memory_parts(saved_bytes: i64, weights: &WeightBytes) -> MemoryParts {
     let weights_bytes = weights.opened_bytes as i64 - weights.resident_bytes as i64;
     MemoryParts { weights_bytes, computation_bytes: saved_bytes - weights_bytes }

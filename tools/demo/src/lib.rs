@@ -1,8 +1,8 @@
 //! The demo: measures several users of one input in several variants, each in new processes.
 //!
-//! *without*: every user opens its own copy, as the engine loads by default. *mapped*: the same with the engine's memory-mapped
-//! weights. *by hand*: one program opens one copy and reuses its results, on this engine and on onnxruntime if installed.
-//! *with*: through Cotensor.
+//! *without*: every user opens its own copy, as the engine loads by default. *mapped*: the same with the engine's
+//! memory-mapped weights. *by hand*: one program opens one copy and reuses its results, on this engine and on
+//! onnxruntime if installed. *with*: through Cotensor.
 
 mod assets;
 mod by_hand;

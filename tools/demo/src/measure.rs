@@ -36,7 +36,8 @@ impl Measured {
     }
 }
 
-/// Runs `command demo-worker …` until it ends, or until `stop` is nonzero. Sampling slows the worker, so timed runs are not sampled.
+/// Runs `command demo-worker …` until it ends, or until `stop` is nonzero. Sampling slows the worker, so timed runs are
+/// not sampled.
 pub(crate) fn run(mut command: Command, options: &WorkerOptions, sample: bool, stop: &AtomicUsize) -> Result<Measured> {
     command
         .arg("demo-worker")
@@ -59,12 +60,12 @@ pub(crate) fn run(mut command: Command, options: &WorkerOptions, sample: bool, s
     Ok(Measured { report, samples })
 }
 
-/// Runs `command`, called `name` in errors, until it ends or `stop` is nonzero. Returns its standard output and, with `sample`,
-/// its proportional set size over time as (seconds, bytes).
+/// Runs `command`, called `name` in errors, until it ends or `stop` is nonzero. Returns its standard output and, with
+/// `sample`, its proportional set size over time as (seconds, bytes).
 ///
 /// # Errors
-/// `Io` when the process cannot be started, times out, is stopped or fails; `Invalid` when it exits with code 2. The message
-/// contains its standard error.
+/// `Io` when the process cannot be started, times out, is stopped or fails; `Invalid` when it exits with code 2. The
+/// message contains its standard error.
 pub(crate) fn run_process(
     mut command: Command,
     name: &str,

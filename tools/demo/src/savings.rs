@@ -60,8 +60,8 @@ pub struct MemoryParts {
 pub struct Avoidable {
     /// Opening stages that another user had opened.
     pub load_again_ms: f64,
-    /// Reading the weights of first copies, which the warm weight cache contains: the additional time to open and run these stages
-    /// compared with mapped weights (whose pages are faulted in while the stage runs).
+    /// Reading the weights of first copies, which the warm weight cache contains: the additional time to open and run
+    /// these stages compared with mapped weights (whose pages are faulted in while the stage runs).
     pub first_read_ms: f64,
     /// Running stages on input on which another user had run them.
     pub run_again_ms: f64,
@@ -70,7 +70,8 @@ pub struct Avoidable {
 }
 
 impl Avoidable {
-    /// The avoidable time of the run `without`. `rounds` are pairs of such a run and the following run with mapped weights.
+    /// The avoidable time of the run `without`. `rounds` are pairs of such a run and the following run with mapped
+    /// weights.
     pub(crate) fn of(without: &WorkerReport, rounds: &[(&WorkerReport, &WorkerReport)]) -> Self {
         let mut done = Done::default();
         let mut avoidable = Self::default();

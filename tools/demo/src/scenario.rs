@@ -102,8 +102,9 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the folder of the seeded model `name` below `root`, and generates it if missing. `done` gets the bytes written so far
-/// and in total, after every tensor and from several threads; it stops the generation by returning false.
+/// Returns the folder of the seeded model `name` below `root`, and generates it if missing. `done` gets the bytes
+/// written so far and in total, after every tensor and from several threads; it stops the generation by returning
+/// false.
 ///
 /// # Errors
 /// `NotFound` for a model without a skeleton, `Io` when it cannot be written. An incomplete folder is removed.

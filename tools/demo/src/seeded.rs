@@ -1,7 +1,7 @@
 //! Seeded weights: real architectures at real size without a checkpoint.
 //!
-//! A skeleton lists the parameter and distribution of every large tensor. Values depend only on the parameter's key, so that two
-//! graphs with the same parameter, or two machines, get the same bytes.
+//! A skeleton lists the parameter and distribution of every large tensor. Values depend only on the parameter's key, so
+//! that two graphs with the same parameter, or two machines, get the same bytes.
 
 use cotensor::core::{ContentHash, Error, Result};
 use rand_chacha::ChaCha8Rng;
@@ -47,8 +47,8 @@ enum Init {
     Sinusoid,
 }
 
-/// Writes the external data files of all graphs in `seeds` (seed.json) into `folder`. `done` gets the bytes written so far and in
-/// total, after every tensor and from several threads; it stops the writing by returning false.
+/// Writes the external data files of all graphs in `seeds` (seed.json) into `folder`. `done` gets the bytes written so
+/// far and in total, after every tensor and from several threads; it stops the writing by returning false.
 pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<()> {
     let seeds: Seeds =
         serde_json::from_slice(seeds).map_err(|error| Error::corrupt(error.to_string()).in_field("seed.json"))?;
@@ -123,7 +123,8 @@ fn normal(key: &str, len: usize, mean: f32, std: f32) -> Vec<f32> {
     values
 }
 
-/// Whisper's fixed positional embedding: `[positions, width]`, sines then cosines with geometrically decreasing frequencies.
+/// Whisper's fixed positional embedding: `[positions, width]`, sines then cosines with geometrically decreasing
+/// frequencies.
 fn sinusoid(shape: &[usize]) -> Vec<f32> {
     let (width, positions) = (shape.last().copied().unwrap_or(1), shape.iter().rev().skip(1).product::<usize>());
     let half = width / 2;

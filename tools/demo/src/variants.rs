@@ -1,4 +1,5 @@
-//! Runs the variants of a scenario: each once with its memory sampled, and several times for the time, in new processes.
+//! Runs the variants of a scenario: each once with its memory sampled, and several times for the time, in new
+//! processes.
 
 use crate::by_hand::{Onnxruntime, Peer};
 use crate::comparison::Cost;

@@ -72,8 +72,8 @@ fn by_hand(
     Ok(report)
 }
 
-/// The engine of the variants without Cotensor. It skips the validation of the graph, which the preceding run with Cotensor has
-/// done.
+/// The engine of the variants without Cotensor. It skips the validation of the graph, which the preceding run with
+/// Cotensor has done.
 fn plain_engine(options: &WorkerOptions) -> Arc<dyn Engine> {
     Arc::new(RtenEngine::new(Some(options.threads)).trusting_files())
 }

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 /// The report of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// Wall time in milliseconds from the start of the program to the last answer, with all copies open. Excludes hashing for
-    /// the report ([`UserReport::report_ms`]).
+    /// Wall time in milliseconds from the start of the program to the last answer, with all copies open. Excludes
+    /// hashing for the report ([`UserReport::report_ms`]).
     pub time_ms: f64,
-    /// Proportional set size in bytes at the end, with all copies open. It is complete, because the store is embedded and every
-    /// segment is mapped.
+    /// Proportional set size in bytes at the end, with all copies open. It is complete, because the store is embedded
+    /// and every segment is mapped.
     pub pss_bytes: u64,
     /// Reports of the users.
     pub users: Vec<UserReport>,

@@ -1,5 +1,5 @@
-//! Kills clients that hold thousands of leases, and the daemon, at random. Nothing may leak, no client may read a wrong byte, and
-//! all clients continue.
+//! Kills clients that hold thousands of leases, and the daemon, at random. Nothing may leak, no client may read a wrong
+//! byte, and all clients continue.
 
 mod fleet;
 
@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The daemon is only killed between these shares of the run. A new server keeps tensors for clients that have not reconnected;
-/// this time-out must not affect the end of the run.
+/// The daemon is only killed between these shares of the run. A new server keeps tensors for clients that have not
+/// reconnected; this time-out must not affect the end of the run.
 const QUIET: std::ops::Range<f64> = 0.05..0.85;
 
 #[derive(clap::Args, Clone)]
@@ -186,7 +186,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     })
 }
 
-/// Kills half of the clients while the others are idle. Returns the milliseconds until exactly the others' leases are left.
+/// Kills half of the clients while the others are idle. Returns the milliseconds until exactly the others' leases are
+/// left.
 fn halve(fleet: &mut ClientFleet, daemon: &Inspector) -> Result<f64> {
     let half = fleet.split();
     let held: usize = fleet.rest()?;

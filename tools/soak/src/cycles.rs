@@ -1,4 +1,5 @@
-//! Puts, gets and releases tensors of random sizes under a budget, by clients that connect and disconnect. Nothing may grow.
+//! Puts, gets and releases tensors of random sizes under a budget, by clients that connect and disconnect. Nothing may
+//! grow.
 
 use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::{Machine, Process, Usage, until};

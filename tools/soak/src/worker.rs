@@ -55,7 +55,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     outcome
 }
 
-/// Handles messages of the parent: `killed AT DEAD` of a server, in nanoseconds, and `rest`. Exits when the parent ends.
+/// Handles messages of the parent: `killed AT DEAD` of a server, in nanoseconds, and `rest`. Exits when the parent
+/// ends.
 fn on_messages(shared: &Arc<Shared>) {
     for line in std::io::stdin().lines().map_while(std::io::Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 /// Verify or prune the weight cache.
 ///
-/// The weight cache keeps weights in packs, so that every process maps the same pages. Each pack is verified when it is first
-/// used after the machine started; a damaged pack is removed and made again.
+/// The weight cache keeps weights in packs, so that every process maps the same pages. Each pack is verified when it is
+/// first used after the machine started; a damaged pack is removed and made again.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cotensor cache verify\n  cotensor cache prune --unused-for 7\n  \
     cotensor cache prune --all")]

@@ -9,9 +9,9 @@ use std::time::Duration;
 /// Call a function of another process, and print its result.
 ///
 /// ARG is JSON; text that is not valid JSON is passed as a string. @NAME is a tensor of the store. @FILE.npy or
-/// @FILE.safetensors (#TENSOR selects one of several) is a tensor of a file. KEY=ARG is a keyword argument. Within JSON,
-/// {"$tensor": "NAME"} is a tensor. Tensors of files and of the result are freed when this command ends and no other process
-/// leases them, unless the function keeps them.
+/// @FILE.safetensors (#TENSOR selects one of several) is a tensor of a file. KEY=ARG is a keyword argument. Within
+/// JSON, {"$tensor": "NAME"} is a tensor. Tensors of files and of the result are freed when this command ends and no
+/// other process leases them, unless the function keeps them.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cotensor call --list\n  cotensor call scale @query 0.5 --output scaled.npy\n  \
     cotensor call score @photo.npy 'labels=[\"cat\", \"dog\"]' --timeout 10\n  \
@@ -29,8 +29,8 @@ pub(crate) struct CallArgs {
     /// List functions and their providers.
     #[arg(long, conflicts_with_all = ["arguments", "output", "task", "timeout", "wait"])]
     pub(crate) list: bool,
-    /// Write the tensors of the result to a .npy, .safetensors or .raw file. A .safetensors file takes several tensors, named
-    /// by their paths in the result.
+    /// Write the tensors of the result to a .npy, .safetensors or .raw file. A .safetensors file takes several
+    /// tensors, named by their paths in the result.
     #[arg(long, short, value_name = "FILE", conflicts_with = "task")]
     pub(crate) output: Option<PathBuf>,
     /// Time-out of the call, after which it is cancelled [default: none; the call ends with its provider].
@@ -80,8 +80,8 @@ pub(crate) struct TasksArgs {
 
 /// Offer models as functions to other processes, until SIGTERM or Ctrl-C.
 ///
-/// model.open FOLDER returns a reference, model.run MODEL TASK runs a task, and model.stage MODEL ROLE INPUTS runs a stage.
-/// MODEL is a reference or the absolute path of a folder. Callers share computed results.
+/// model.open FOLDER returns a reference, model.run MODEL TASK runs a task, and model.stage MODEL ROLE INPUTS runs a
+/// stage. MODEL is a reference or the absolute path of a folder. Callers share computed results.
 #[derive(Args)]
 #[command(after_help = "Example:\n  cotensor serve-models &\n  \
     cotensor call --wait 10 model.run model=$PWD/bert task=sentence-embedding 'text=hello, world' --output embedding.safetensors")]

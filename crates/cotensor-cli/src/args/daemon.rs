@@ -22,21 +22,22 @@ pub(crate) struct Client {
 
 /// Run the daemon: one copy of every tensor for all processes of this user, until SIGTERM or Ctrl-C.
 ///
-/// This process supervises a server process. When the server dies, a new one takes over all tensors, leases and names. A second
-/// daemon on the same socket is refused. When this process is killed, the server continues while clients are connected,
-/// and the next `cotensor serve` takes over. dist/cotensor.service runs the daemon under systemd.
+/// This process supervises a server process. When the server dies, a new one takes over all tensors, leases and names.
+/// A second daemon on the same socket is refused. When this process is killed, the server continues while clients are
+/// connected, and the next `cotensor serve` takes over. dist/cotensor.service runs the daemon under systemd.
 #[derive(Args)]
 pub(crate) struct ServeArgs {
     /// Unix socket to listen on, created with mode 0600 [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
     /// /tmp/cotensor-UID].
     #[arg(long, env = environment::SOCKET, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Memory budget of all tensors, in MiB; each tensor counts 1 KiB more than its size [default: none]. When the budget is
-    /// exhausted, unleased tensors are evicted; then publishing fails with an error that lists the holders.
+    /// Memory budget of all tensors, in MiB; each tensor counts 1 KiB more than its size [default: none]. When the
+    /// budget is exhausted, unleased tensors are evicted; then publishing fails with an error that lists the
+    /// holders.
     #[arg(long, env = environment::MAX_MEMORY, value_name = MIB)]
     pub(crate) max_memory: Option<u64>,
-    /// Device whose memory clients may share, with its budget in MiB, such as cuda:0=40960; repeatable [default: host memory
-    /// only]. The budget of a device counts the tensors of all clients there.
+    /// Device whose memory clients may share, with its budget in MiB, such as cuda:0=40960; repeatable [default: host
+    /// memory only]. The budget of a device counts the tensors of all clients there.
     #[arg(
         long,
         env = environment::MAX_DEVICE_MEMORY,
@@ -48,28 +49,31 @@ pub(crate) struct ServeArgs {
     /// Memory that one client may lease and reserve, in MiB, on all devices together [default: no limit].
     #[arg(long, env = environment::MAX_CLIENT_MEMORY, value_name = MIB)]
     pub(crate) max_client_memory: Option<u64>,
-    /// Give every tensor sealed memory of its own, which its producer cannot change. Without this option, the producer of a
-    /// tensor up to 256 KiB can still write it. With it, a small tensor takes a descriptor and whole pages (4 KiB).
+    /// Give every tensor sealed memory of its own, which its producer cannot change. Without this option, the producer
+    /// of a tensor up to 256 KiB can still write it. With it, a small tensor takes a descriptor and whole pages (4
+    /// KiB).
     #[arg(long)]
     pub(crate) seal_all: bool,
-    /// Serve HTTP: JSON-RPC, tensor bytes, health, metrics and the dashboard. Requests need the token that `cotensor token`
-    /// prints; `cotensor dashboard` opens the dashboard [default without a value: 127.0.0.1, port 2537 + RANK].
+    /// Serve HTTP: JSON-RPC, tensor bytes, health, metrics and the dashboard. Requests need the token that `cotensor
+    /// token` prints; `cotensor dashboard` opens the dashboard [default without a value: 127.0.0.1, port 2537 +
+    /// RANK].
     #[arg(long, env = environment::LISTEN, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]
     pub(crate) listen: Option<String>,
-    /// Folder for spilled tensors. When memory is needed, unleased tensors are written to files of this daemon instead of being
-    /// evicted; a lookup reads them back. The files are removed when the daemon stops.
+    /// Folder for spilled tensors. When memory is needed, unleased tensors are written to files of this daemon instead
+    /// of being evicted; a lookup reads them back. The files are removed when the daemon stops.
     #[arg(long, env = environment::SPILL, value_name = "DIR")]
     pub(crate) spill: Option<PathBuf>,
     /// Maximum size of the spilled files, in MiB [default: the free disk space].
     #[arg(long, env = environment::MAX_SPILL, value_name = MIB, requires = "spill")]
     pub(crate) max_spill: Option<u64>,
-    /// File that contains the token, readable only by its owner. Requests of every user with this token are served; with a
-    /// generated token, requests over loopback must come from this user's processes [default: generated beside the socket, as
-    /// PATH.token].
+    /// File that contains the token, readable only by its owner. Requests of every user with this token are served;
+    /// with a generated token, requests over loopback must come from this user's processes [default: generated
+    /// beside the socket, as PATH.token].
     #[arg(long, env = environment::TOKEN_FILE, value_name = "FILE", requires = "listen")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Host name by which HTTP clients may address the daemon, besides IP addresses and localhost; repeatable. Requests with
-    /// other names are refused, because another site's page could resolve its own name to this machine.
+    /// Host name by which HTTP clients may address the daemon, besides IP addresses and localhost; repeatable.
+    /// Requests with other names are refused, because another site's page could resolve its own name to this
+    /// machine.
     #[arg(
         long,
         env = environment::ALLOW_HOST,
@@ -79,7 +83,8 @@ pub(crate) struct ServeArgs {
         requires = "listen"
     )]
     pub(crate) allow_host: Vec<String>,
-    /// Log level on standard error: off, error, warn, info, debug, trace, or a list such as `warn,cotensor_daemon=debug`.
+    /// Log level on standard error: off, error, warn, info, debug, trace, or a list such as
+    /// `warn,cotensor_daemon=debug`.
     #[arg(long, env = environment::LOG, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// Log every session and call; the same as --log debug.
@@ -140,8 +145,8 @@ impl From<FileFormat> for Format {
 
 /// Publish the tensors of a file. They stay until they are removed or evicted.
 ///
-/// The file is read directly into the memory that other processes map. An existing name gets a new version; readers of the
-/// old version keep it.
+/// The file is read directly into the memory that other processes map. An existing name gets a new version; readers of
+/// the old version keep it.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cotensor put query query.npy\n  cotensor put --all bert/ model.safetensors\n  \
     cotensor put head model.safetensors --tensor classifier.weight\n  \
@@ -252,8 +257,8 @@ pub(crate) struct TopArgs {
 
 /// Print the token that HTTP requests to the daemon need.
 ///
-/// Every user of the machine can read the arguments of programs. Do not pass the token as an argument; write the header to a
-/// file that only you can read.
+/// Every user of the machine can read the arguments of programs. Do not pass the token as an argument; write the header
+/// to a file that only you can read.
 #[derive(Args)]
 #[command(
     after_help = "Example:\n  (umask 077; cotensor token --header > auth) && curl -H @auth http://127.0.0.1:2537/metrics"
@@ -268,8 +273,8 @@ pub(crate) struct TokenArgs {
 
 /// Open the dashboard in a browser.
 ///
-/// The browser opens a file that only you can read. The file redirects to the dashboard with a code that is valid once, for
-/// one minute.
+/// The browser opens a file that only you can read. The file redirects to the dashboard with a code that is valid once,
+/// for one minute.
 #[derive(Args)]
 pub(crate) struct DashboardArgs {
     #[command(flatten)]
@@ -281,8 +286,8 @@ pub(crate) struct DashboardArgs {
 
 /// Check whether this system supports the daemon, and report causes of low speed.
 ///
-/// Tests sealed memory, reads the kernel's limits, and pings the daemon if one runs. Changes nothing. Exit code 1 when a
-/// check fails.
+/// Tests sealed memory, reads the kernel's limits, and pings the daemon if one runs. Changes nothing. Exit code 1 when
+/// a check fails.
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
@@ -291,8 +296,8 @@ pub(crate) struct DoctorArgs {
 
 /// Find duplicate memory in running processes: an estimate of the savings by sharing.
 ///
-/// Needs no daemon and changes nothing. Reads the memory of this user's processes, and counts pages that have equal content but
-/// are not one physical page. Pages of zeros are left out. Unreadable memory is listed.
+/// Needs no daemon and changes nothing. Reads the memory of this user's processes, and counts pages that have equal
+/// content but are not one physical page. Pages of zeros are left out. Unreadable memory is listed.
 #[derive(Args)]
 pub(crate) struct ScanArgs {
     /// Scan only this process; repeatable [default: all processes of this user].

@@ -88,8 +88,8 @@ pub(crate) struct DemoArgs {
     /// Device to run on.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub(crate) hardware: String,
-    /// Folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base). A model without a folder gets
-    /// seeded random weights.
+    /// Folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base). A model without a
+    /// folder gets seeded random weights.
     #[arg(long, value_name = "DIR")]
     pub(crate) models: Option<PathBuf>,
     /// Number of timed runs of each variant; the median counts.
@@ -104,11 +104,12 @@ pub(crate) struct DemoArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no cache
-    /// folder is used.
+    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no
+    /// cache folder is used.
     #[arg(long)]
     pub(crate) daemon: bool,
-    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
+    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
+    /// /tmp/cotensor-UID].
     // Not read from COTENSOR_SOCKET here: the variable alone must not require --daemon. The client reads it.
     #[arg(long, value_name = "PATH", requires = "daemon")]
     pub(crate) socket: Option<PathBuf>,

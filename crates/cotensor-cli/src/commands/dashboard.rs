@@ -38,8 +38,8 @@ struct Opened {
     opened: bool,
 }
 
-/// Opens the dashboard. The address and the file are received over the Unix socket, so that another program that listens on the
-/// port gets no code.
+/// Opens the dashboard. The address and the file are received over the Unix socket, so that another program that
+/// listens on the port gets no code.
 pub(crate) fn dashboard(args: &DashboardArgs) -> Result<()> {
     let store = connect(&args.client, "cotensor dashboard")?;
     let http = store.request::<HttpAddress>(&Empty {})?;

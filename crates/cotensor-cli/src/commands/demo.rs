@@ -63,8 +63,8 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
     print_json(&run_worker(&options, started)?)
 }
 
-/// The file of the report, opened before minutes of measurements. Its old content stays until the report is written. A file
-/// created here is removed if no report is written.
+/// The file of the report, opened before minutes of measurements. Its old content stays until the report is written. A
+/// file created here is removed if no report is written.
 struct ReportFile<'a> {
     path: &'a Path,
     file: File,

@@ -227,7 +227,8 @@ pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) ->
     }
 }
 
-/// Replaces `path` atomically: writes a temporary file beside it and renames that. Pipes and devices are written directly.
+/// Replaces `path` atomically: writes a temporary file beside it and renames that. Pipes and devices are written
+/// directly.
 fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
     let io = |error: std::io::Error| file_error("cannot write", &error, path);
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {

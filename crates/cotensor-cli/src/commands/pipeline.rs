@@ -13,8 +13,8 @@ pub(super) fn in_pipeline(error: Error, file: &Path) -> Error {
     if error.kind() == ErrorKind::Invalid { error.in_file(file) } else { error }
 }
 
-/// Opens each model folder of `pipeline`, relative to `base`, once, so that all users of a folder run the same files even while
-/// they are written. The keys are the folder names in the pipeline.
+/// Opens each model folder of `pipeline`, relative to `base`, once, so that all users of a folder run the same files
+/// even while they are written. The keys are the folder names in the pipeline.
 pub(super) fn open_models(
     pipeline: &Pipeline,
     base: &Path,

@@ -1,4 +1,5 @@
-//! `serve-models`: offers models as functions, in a separate process, so that a failing engine cannot affect the daemon.
+//! `serve-models`: offers models as functions, in a separate process, so that a failing engine cannot affect the
+//! daemon.
 
 use super::connection::connect;
 use crate::args::ServeModelsArgs;

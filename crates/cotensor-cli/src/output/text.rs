@@ -6,22 +6,22 @@ use std::fmt::Write as _;
 /// Maximum number of characters of an error message.
 const ERROR_CHARS_MAX: usize = 2000;
 
-/// Escapes control characters, so that a label, a name or a line of a file cannot control the terminal. Line ends and tabs
-/// stay, and so do joiners, which scripts such as Persian need.
+/// Escapes control characters, so that a label, a name or a line of a file cannot control the terminal. Line ends and
+/// tabs stay, and so do joiners, which scripts such as Persian need.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || is_order(c) || is_line_end(c);
     replaced(text, harmful, |c, shown| shown.extend(c.escape_default()))
 }
 
-/// Untrusted text, such as a name, as one line. Control and invisible characters are escaped, so that different names look
-/// different.
+/// Untrusted text, such as a name, as one line. Control and invisible characters are escaped, so that different names
+/// look different.
 pub(crate) fn plain(text: &str) -> String {
     let harmful = |c: char| c.is_control() || is_order(c) || is_line_end(c) || is_invisible(c);
     replaced(text, harmful, |c, shown| shown.extend(c.escape_default())).into_owned()
 }
 
-/// Equivalent JSON in which all characters are escaped that could control the terminal. Outside of strings, JSON contains no such
-/// characters except line ends.
+/// Equivalent JSON in which all characters are escaped that could control the terminal. Outside of strings, JSON
+/// contains no such characters except line ends.
 pub(crate) fn printable_json(json: &str) -> Cow<'_, str> {
     let harmful = |c: char| c.is_control() && c != '\n' || is_order(c) || is_line_end(c) || is_invisible(c);
     replaced(json, harmful, |c, shown| {

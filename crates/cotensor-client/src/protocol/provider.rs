@@ -1,9 +1,11 @@
-//! The methods of a provider of functions. A caller sends them over a socket pair that the daemon creates for the two processes.
+//! The methods of a provider of functions. A caller sends them over a socket pair that the daemon creates for the two
+//! processes.
 //!
-//! Values are JSON. A value without a JSON form is an object with one key: `{"$tensor": …}`, `{"$object": …}`, `{"$arena": …}`,
-//! `{"$tuple": […]}`, `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and `{"$map": [[key, value], …]}` for a
-//! map with a key that starts with `$`. Bytes and texts of more than 64 KiB are tensors of dtype `uint8` beside the message:
-//! `{"$bytes": {"$tensor": …}}` and `{"$text": {"$tensor": …}}`, or `$arena` in place of `$tensor`.
+//! Values are JSON. A value without a JSON form is an object with one key: `{"$tensor": …}`, `{"$object": …}`,
+//! `{"$arena": …}`, `{"$tuple": […]}`, `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and
+//! `{"$map": [[key, value], …]}` for a map with a key that starts with `$`. Bytes and texts of more than 64 KiB are
+//! tensors of dtype `uint8` beside the message: `{"$bytes": {"$tensor": …}}` and `{"$text": {"$tensor": …}}`, or
+//! `$arena` in place of `$tensor`.
 //!
 //! Both ends send `arena.open` and `arena.release`, as notifications, and fields named `released`.
 

@@ -58,9 +58,9 @@ pub struct Spec {
     /// The hash of its computation, 64 hexadecimal digits. Tensors of equal provenance have equal bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provenance: Option<String>,
-    /// The members of a group, at most 4096; none for a plain tensor. A group has the dtype `uint8` and one dimension: the bytes
-    /// from its start to the end of the last member. Each member is row-major and begins at the first multiple of 64 bytes
-    /// after the previous one.
+    /// The members of a group, at most 4096; none for a plain tensor. A group has the dtype `uint8` and one dimension:
+    /// the bytes from its start to the end of the last member. Each member is row-major and begins at the first
+    /// multiple of 64 bytes after the previous one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<GroupMember>,
 }
@@ -235,7 +235,8 @@ pub struct SegmentInfo {
     pub id: u64,
     /// Its length in bytes.
     pub bytes: u64,
-    /// Whether it is a slab, in which its producer can still write. No process can write in a segment that is not a slab.
+    /// Whether it is a slab, in which its producer can still write. No process can write in a segment that is not a
+    /// slab.
     #[serde(default)]
     pub slab: bool,
     /// The device of its memory, such as `cpu` or `cuda:0`; `cpu` if absent.

@@ -130,7 +130,8 @@ fn fill(
     memory.freeze()
 }
 
-/// Checks the bytes of a blob for a device, which the daemon cannot read. The daemon itself checks blobs in host memory.
+/// Checks the bytes of a blob for a device, which the daemon cannot read. The daemon itself checks blobs in host
+/// memory.
 fn check_hash(bytes: &[u8], hash: &ContentHash) -> Result<()> {
     if ContentHash::of(bytes) == *hash {
         return Ok(());

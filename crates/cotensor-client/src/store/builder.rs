@@ -53,8 +53,8 @@ impl ClientStoreBuilder {
     /// Connects to the daemon.
     ///
     /// # Errors
-    /// `Unreachable` when no daemon answers at the socket, `Unsupported` when its protocol version differs, `Refused` when
-    /// it belongs to another user, `TimedOut` when it does not answer in time.
+    /// `Unreachable` when no daemon answers at the socket, `Unsupported` when its protocol version differs, `Refused`
+    /// when it belongs to another user, `TimedOut` when it does not answer in time.
     pub fn connect(self) -> Result<Arc<ClientStore>> {
         let Self { client, socket, timeout, memories } = self;
         raise_fd_limit();

@@ -24,7 +24,8 @@ use std::time::Duration;
 
 /// A client of the daemon. Made by [`ClientStore::connect`]; shared behind `Arc`.
 ///
-/// It lives as long as a reference to it or one of its leases. Then, or when the process ends, the daemon releases its leases.
+/// It lives as long as a reference to it or one of its leases. Then, or when the process ends, the daemon releases its
+/// leases.
 pub struct ClientStore {
     pub(super) daemon: Reconnector,
     pub(super) socket: PathBuf,
@@ -37,8 +38,8 @@ pub struct ClientStore {
     pub(super) me: Weak<ClientStore>,
 }
 
-/// The file and the offset of a segment's memory. `None` on a device, where the descriptors of two segments may name one
-/// file: that of the driver.
+/// The file and the offset of a segment's memory. `None` on a device, where the descriptors of two segments may name
+/// one file: that of the driver.
 fn memory_of(segment: &dyn Segment) -> Option<(u64, u64, usize)> {
     if !segment.device().is_host() {
         return None;
@@ -54,8 +55,8 @@ impl Drop for ClientStore {
 }
 
 impl ClientStore {
-    /// Closes the connection, like the end of the process. The daemon releases this client's leases. Mapped tensors stay readable
-    /// until their leases are dropped.
+    /// Closes the connection, like the end of the process. The daemon releases this client's leases. Mapped tensors
+    /// stay readable until their leases are dropped.
     pub fn disconnect(&self) {
         self.copies.report(&self.session());
         self.daemon.connection.close();
@@ -72,8 +73,8 @@ impl ClientStore {
         &self.client
     }
 
-    /// The epoch of the connected daemon. It differs between daemons, also between those at the same socket. [`TensorId`]s of one
-    /// epoch are invalid in another.
+    /// The epoch of the connected daemon. It differs between daemons, also between those at the same socket.
+    /// [`TensorId`]s of one epoch are invalid in another.
     pub fn epoch(&self) -> u64 {
         self.session().epoch
     }
@@ -84,8 +85,9 @@ impl ClientStore {
         own.is_some_and(|own| own.is_of_record(lease))
     }
 
-    /// Leases a tensor over this connection that this process leases over another connection to the same daemon, without a copy.
-    /// `None` if the two do not share memory, for private tensors, which no daemon has, and for tensors on a device.
+    /// Leases a tensor over this connection that this process leases over another connection to the same daemon,
+    /// without a copy. `None` if the two do not share memory, for private tensors, which no daemon has, and for
+    /// tensors on a device.
     pub fn join(&self, lease: &Lease, holder: &Holder) -> Option<Lease> {
         let there = memory_of(lease.segment()).filter(|_| !lease.is_private())?;
         let own = self.lease(lease.id(), holder).ok()?;
@@ -334,7 +336,8 @@ impl TensorStore for ClientStore {
         })
     }
 
-    /// The tensor gets memory of its own even if it is small: a slab stays writable through an address that the caller keeps.
+    /// The tensor gets memory of its own even if it is small: a slab stays writable through an address that the caller
+    /// keeps.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         self.reserve_in(spec, holder, |params, len| {
             Placement::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))

@@ -36,7 +36,8 @@ impl DaemonConnection {
         Self { socket, client, freed, session, reconnecting: Mutex::default(), closed: AtomicBool::new(false) }
     }
 
-    /// As [`greet`](Self::greet), for a new session. Retries when a server dies before it answers: its supervisor replaces it.
+    /// As [`greet`](Self::greet), for a new session. Retries when a server dies before it answers: its supervisor
+    /// replaces it.
     pub(super) fn greet_first(socket: &Path, client: &str, freed: &FreedRanges, timeout: Duration) -> Result<Greeted> {
         let start = Instant::now();
         let until = start + RESTART_TIMEOUT.min(timeout);
@@ -108,8 +109,8 @@ impl DaemonConnection {
         }
     }
 
-    /// Reports to the next daemon that session `lost` has ended. That daemon would wait for the session as long as this process
-    /// lives.
+    /// Reports to the next daemon that session `lost` has ended. That daemon would wait for the session as long as this
+    /// process lives.
     pub(super) fn report_end(socket: &Path, client: &str, lost: &Session) {
         for _ in 0..END_REPORTS_MAX {
             match Self::greet(socket, client, &FreedRanges::default(), 0, || Some(lost.without_leases())) {

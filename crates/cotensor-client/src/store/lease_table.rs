@@ -1,4 +1,5 @@
-//! The tensors that this process leases: one mapping per segment, one record per tensor, one lease of the daemon per record.
+//! The tensors that this process leases: one mapping per segment, one record per tensor, one lease of the daemon per
+//! record.
 
 use super::connection::DaemonConnection;
 use super::memories::Memories;
@@ -107,7 +108,8 @@ impl LeaseTable {
         }
     }
 
-    /// Starts the session of `generation`, and returns the leases to renew in it. Answers of earlier sessions are refused.
+    /// Starts the session of `generation`, and returns the leases to renew in it. Answers of earlier sessions are
+    /// refused.
     pub(super) fn begin(&self, generation: u64) -> (Vec<(TensorId, Arc<str>)>, Vec<p::Resumed>) {
         let mut tensors = lock(&self.tensors);
         tensors.generation = generation;
@@ -118,8 +120,8 @@ impl LeaseTable {
         tensors.entries.iter().map(resumed).unzip()
     }
 
-    /// Makes `session` the current one, which has renewed the leases `held` as far as `resumed` says. Leases that were dropped
-    /// meanwhile are released.
+    /// Makes `session` the current one, which has renewed the leases `held` as far as `resumed` says. Leases that were
+    /// dropped meanwhile are released.
     pub(super) fn renew(&self, session: &Arc<Session>, held: &[(TensorId, Arc<str>)], resumed: &[Option<Id>]) {
         let mut tensors = lock(&self.tensors);
         let (mut dropped, mut lost) = (Vec::new(), Vec::new());
@@ -227,7 +229,8 @@ impl LeaseTable {
         drop(tensors);
         match entered {
             Ok((lease, before)) => {
-                // A closed record that `forget` has not removed yet. Its lease is released here, as `forget` finds the new record.
+                // A closed record that `forget` has not removed yet. Its lease is released here, as `forget` finds the
+                // new record.
                 if let Some(before) = before {
                     release(session, id, &before.holder);
                 }

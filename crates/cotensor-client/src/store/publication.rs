@@ -67,8 +67,8 @@ impl Placement {
         }
     }
 
-    /// Memory of its own, which `reserve_in` makes in the memory of the tensor's device after the daemon has reserved its
-    /// bytes.
+    /// Memory of its own, which `reserve_in` makes in the memory of the tensor's device after the daemon has reserved
+    /// its bytes.
     pub(super) fn reserved(
         daemon: &Reconnector,
         params: &p::ReserveParams,

@@ -141,7 +141,8 @@ impl Reconnector {
 }
 
 /// Starts a thread that reconnects as soon as the connection ends, also without a call: the next daemon waits for this
-/// process's leases only for a short time. The thread ends with the store, and reports that to a daemon that replaced a lost one.
+/// process's leases only for a short time. The thread ends with the store, and reports that to a daemon that replaced a
+/// lost one.
 ///
 /// The thread holds the store while it reconnects, so that the store is not closed in between.
 pub(super) fn watch<S: Send + Sync + 'static>(

@@ -17,8 +17,8 @@ pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 /// A connection and its session.
 pub(super) struct Session {
     pub(super) connection: Connection,
-    /// Counts the connections of this client. A session's numbers (of segments, slabs, tickets, reservations) are invalid in
-    /// the next one.
+    /// Counts the connections of this client. A session's numbers (of segments, slabs, tickets, reservations) are
+    /// invalid in the next one.
     pub(super) generation: u64,
     pub(super) number: u64,
     pub(super) token: String,
@@ -68,7 +68,8 @@ impl Session {
         self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
     }
 
-    /// As [`call`](Self::call), within the deadline too, for answers without a lease: a late one does not end the connection.
+    /// As [`call`](Self::call), within the deadline too, for answers without a lease: a late one does not end the
+    /// connection.
     pub(super) fn call_by<M: Method>(
         &self,
         params: &M::Params,

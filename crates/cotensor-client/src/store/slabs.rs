@@ -10,13 +10,14 @@ use rustix::param::page_size;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Bytes of a client's first slab: room for a second small tensor beside one that stays. A slab that becomes empty again and
-/// again would cost the supervisor an event each time.
+/// Bytes of a client's first slab: room for a second small tensor beside one that stays. A slab that becomes empty
+/// again and again would cost the supervisor an event each time.
 const SLAB_BYTES_MIN: usize = 8 << 10;
 /// The most bytes of a slab, unless one tensor needs more.
 const SLAB_BYTES_MAX: usize = 4 << 20;
 
-/// The slabs of this client, for small tensors. They outlive the daemon: the client opens them again in the next session.
+/// The slabs of this client, for small tensors. They outlive the daemon: the client opens them again in the next
+/// session.
 #[derive(Default)]
 pub(super) struct Slabs {
     slabs: Mutex<OpenSlabs>,
@@ -109,9 +110,9 @@ impl Slabs {
 
     /// The least and the best number of bytes for a new slab that has room for `len` bytes.
     ///
-    /// A slab is allocated and counted in full until its last tensor is freed, often long after this client. So the first slab is
-    /// small, and each further one is as long as all slabs together. A client takes at most about twice what it publishes, and a
-    /// client that publishes much has few slabs.
+    /// A slab is allocated and counted in full until its last tensor is freed, often long after this client. So the
+    /// first slab is small, and each further one is as long as all slabs together. A client takes at most about
+    /// twice what it publishes, and a client that publishes much has few slabs.
     pub(super) fn next_bytes(&self, len: usize) -> (usize, usize) {
         let all: usize = lock(&self.slabs).open.iter().map(|(_, slab)| slab.len()).sum();
         (whole_pages(len), whole_pages(all.clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX).max(len)))

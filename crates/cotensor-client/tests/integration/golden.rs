@@ -1,5 +1,5 @@
-//! Compares the files in protocol/ with the code: the OpenRPC document, and a request with its answers for every method, made
-//! from the types. The tests of other languages read them. `make protocol` writes them.
+//! Compares the files in protocol/ with the code: the OpenRPC document, and a request with its answers for every
+//! method, made from the types. The tests of other languages read them. `make protocol` writes them.
 
 use cotensor_client::protocol::{METHODS, MethodDescription, PROTOCOL, openrpc, openrpc_of_provider, provider};
 use cotensor_core::{Error, ErrorKind};

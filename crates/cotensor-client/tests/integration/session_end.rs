@@ -55,7 +55,8 @@ fn session_end_is_reported_to_the_next_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cotensor.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    // Repeated, because a client may notice the end of the daemon first and reconnect. A provider has a session of its own.
+    // Repeated, because a client may notice the end of the daemon first and reconnect. A provider has a session of its
+    // own.
     for providers in [0, 1].into_iter().cycle().take(40) {
         let client = std::thread::scope(|scope| {
             let client = scope.spawn(|| {

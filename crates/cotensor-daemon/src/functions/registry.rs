@@ -35,8 +35,8 @@ impl Registry {
     /// Registers a function.
     ///
     /// # Errors
-    /// `Invalid` for an invalid name or summary; `Conflict` for a name that another session has, or when this session has too
-    /// many.
+    /// `Invalid` for an invalid name or summary; `Conflict` for a name that another session has, or when this session
+    /// has too many.
     pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, function: FunctionInfo, epoch: u64) -> Result<()> {
         check(&function)?;
         let mut entries = self.lock();

@@ -1,5 +1,5 @@
-//! The tasks of providers, for lists and the dashboard. The daemon has no tasks. It requests them from each provider over a
-//! connection that it keeps.
+//! The tasks of providers, for lists and the dashboard. The daemon has no tasks. It requests them from each provider
+//! over a connection that it keeps.
 
 use super::provider::FunctionProvider;
 use cotensor_client::Connection;

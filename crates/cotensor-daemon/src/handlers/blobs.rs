@@ -1,4 +1,5 @@
-//! `blob.*`: blobs by their hashes. Existing blobs are leased; the first session that requests a missing blob uploads it.
+//! `blob.*`: blobs by their hashes. Existing blobs are leased; the first session that requests a missing blob uploads
+//! it.
 
 use super::answer::{Answer, NOTHING};
 use super::key::key;
@@ -85,7 +86,8 @@ pub(super) async fn publish(mut caller: Caller, params: PublishBlobsParams) -> A
     Ok(Reply { value: Descriptors { tensors }, fds })
 }
 
-/// Reads each blob and checks its hash, by which other clients lease it. The segment is sealed, so the bytes cannot change.
+/// Reads each blob and checks its hash, by which other clients lease it. The segment is sealed, so the bytes cannot
+/// change.
 fn verify(pack: &BlobPack, segment: &dyn Segment) -> Result<()> {
     for (hash, range) in pack.hashes() {
         let found = ContentHash::of_pieces(range.len(), |at, piece| segment.read_at(range.start + at, piece))?;

@@ -21,7 +21,8 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     let claim = tokio::time::timeout(wait, claim).await.map_err(|_| store.claim_timed_out(&key))?;
     match claim {
         Claim::Compute(ticket) => {
-            // Recorded before the session has the ticket, because the end of the session records that the claim is abandoned.
+            // Recorded before the session has the ticket, because the end of the session records that the claim is
+            // abandoned.
             caller.daemon.events.record(Event::Claimed(key.0.to_string()));
             let number = caller.lock().tickets.add(ticket)?;
             Ok(ClaimResult::Compute(number).into())

@@ -8,8 +8,8 @@ pub(super) fn key(hex: &str) -> Result<ContentHash> {
     ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field("key"))
 }
 
-/// The store's key for a client's claim, in a domain of its own. Blobs are claims too, under keys that a client can compute: a client's
-/// result must not replace a verified blob.
+/// The store's key for a client's claim, in a domain of its own. Blobs are claims too, under keys that a client can
+/// compute: a client's result must not replace a verified blob.
 ///
 /// # Errors
 /// `Invalid` for anything but 64 hexadecimal digits.

@@ -1,5 +1,5 @@
-//! Access rules: a request needs the token, and the user if the token is only for this user. Requests that a page of another site
-//! makes a browser send are refused.
+//! Access rules: a request needs the token, and the user if the token is only for this user. Requests that a page of
+//! another site makes a browser send are refused.
 
 use super::admission::Peer;
 use super::answer::Refusal;
@@ -22,8 +22,8 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// The rules of one listener.
 pub(super) struct Access {
     token: Arc<Token>,
-    /// Whether the token is only for processes of this user and root. It was given to no other user, who may have read it in the
-    /// arguments of a program.
+    /// Whether the token is only for processes of this user and root. It was given to no other user, who may have read
+    /// it in the arguments of a program.
     own_only: bool,
     /// Host names by which browsers may address the daemon.
     hosts: Vec<String>,
@@ -65,8 +65,8 @@ impl Access {
         })
     }
 
-    /// Refuses requests that a page of another site makes a browser send, also under a host name that resolves to this machine (DNS
-    /// rebinding). Browsers always send these headers.
+    /// Refuses requests that a page of another site makes a browser send, also under a host name that resolves to this
+    /// machine (DNS rebinding). Browsers always send these headers.
     fn check_site(&self, request: &Request) -> Result<(), Refusal> {
         let headers = request.headers();
         let forbidden = |message| Err(Refusal::new(StatusCode::FORBIDDEN, message));

@@ -13,8 +13,9 @@ pub const PORT: u16 = 2537;
 pub struct HttpConfig {
     /// The address to listen on; see [`default_port`].
     pub listen: SocketAddr,
-    /// The file with the token, readable only by its owner: every user with the token is served. Without a file the daemon creates a
-    /// token beside the socket, and on loopback serves only processes of this user and root with it.
+    /// The file with the token, readable only by its owner: every user with the token is served. Without a file the
+    /// daemon creates a token beside the socket, and on loopback serves only processes of this user and root with
+    /// it.
     pub token_file: Option<PathBuf>,
     /// Host names by which clients may address it, besides `localhost` and plain addresses.
     pub hosts: Vec<String>,
@@ -34,8 +35,8 @@ pub struct HttpConfig {
     pub tensor_bytes_max: u64,
     /// The time limit of a call, including waits for other computations.
     pub request_time_max: Duration,
-    /// How long the daemon waits for a client: for the headers, for the first bytes, and for the client to receive an answer. Each
-    /// 64 KiB of transfer adds one second.
+    /// How long the daemon waits for a client: for the headers, for the first bytes, and for the client to receive an
+    /// answer. Each 64 KiB of transfer adds one second.
     pub message_timeout: Duration,
 }
 
@@ -58,8 +59,8 @@ impl Default for HttpConfig {
     }
 }
 
-/// The port of this process's daemon: 2537 plus `RANK`, one daemon for each rank. If `GPUS_PER_NODE` is set, one daemon serves all
-/// ranks of the machine on port 2537.
+/// The port of this process's daemon: 2537 plus `RANK`, one daemon for each rank. If `GPUS_PER_NODE` is set, one daemon
+/// serves all ranks of the machine on port 2537.
 ///
 /// # Errors
 /// `Invalid` naming the variable.

@@ -1,5 +1,5 @@
-//! Opens the page without typing a token: a file that only this user can read redirects a browser to the page with a code that is
-//! valid once.
+//! Opens the page without typing a token: a file that only this user can read redirects a browser to the page with a
+//! code that is valid once.
 //!
 //! The path of the file may be on a command line, which every user can read; the code and the token are not.
 

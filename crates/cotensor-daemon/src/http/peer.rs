@@ -1,7 +1,7 @@
 //! The user at the other end of a loopback connection, from the kernel's table of TCP sockets.
 //!
-//! The result holds only at the time of reading: a closed connection has no owner, and another process may reuse its addresses. It
-//! protects connection permits and data that the token protects as well.
+//! The result holds only at the time of reading: a closed connection has no owner, and another process may reuse its
+//! addresses. It protects connection permits and data that the token protects as well.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

@@ -31,8 +31,8 @@ const HEADERS_MAX: usize = 64;
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Daemon {
-    /// Serves HTTP on `listening` until `stop` is done, then ends its sessions. Clients can ask the daemon for the address after this
-    /// call.
+    /// Serves HTTP on `listening` until `stop` is done, then ends its sessions. Clients can ask the daemon for the
+    /// address after this call.
     ///
     /// # Errors
     /// `Io` when the socket fails.

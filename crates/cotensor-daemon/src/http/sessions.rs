@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 /// The header that carries a session's token.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("cotensor-session");
 
-/// The sessions that were opened over HTTP, by the hashes of their tokens, so that the time of a lookup reveals no token.
+/// The sessions that were opened over HTTP, by the hashes of their tokens, so that the time of a lookup reveals no
+/// token.
 #[derive(Default)]
 pub(crate) struct Sessions(Mutex<HashMap<ContentHash, Entry>>);
 

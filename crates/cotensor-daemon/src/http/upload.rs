@@ -1,5 +1,5 @@
-//! The memory of a tensor that is uploaded over HTTP. It grows, in the budget and in the system, with the received bytes: the announced
-//! length evicts no tensor.
+//! The memory of a tensor that is uploaded over HTTP. It grows, in the budget and in the system, with the received
+//! bytes: the announced length evicts no tensor.
 
 use crate::segment::Sealed;
 use cotensor_core::{Error, Result};

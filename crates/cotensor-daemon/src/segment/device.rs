@@ -7,7 +7,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Memory of a device that a client made. The daemon can neither read it nor seal it; its descriptor keeps it allocated.
+/// Memory of a device that a client made. The daemon can neither read it nor seal it; its descriptor keeps it
+/// allocated.
 pub(crate) struct DeviceSegment {
     /// Shared with the journal.
     pub(super) file: Arc<File>,
@@ -25,8 +26,8 @@ impl DeviceSegment {
         let is_memory = match (device, FileType::from_raw_mode(found.st_mode)) {
             (Device::Fake(_), FileType::RegularFile) => u64::try_from(found.st_size).ok() == Some(len as u64),
             (Device::Fake(_), _) => false,
-            // A driver exports a handle on its own device file, or on a file without a type. A file, whose bytes are host
-            // memory or a disk, would evade the budget of the host.
+            // A driver exports a handle on its own device file, or on a file without a type. A file, whose bytes are
+            // host memory or a disk, would evade the budget of the host.
             (_, kind) => matches!(kind, FileType::CharacterDevice | FileType::Unknown),
         };
         if !is_memory {

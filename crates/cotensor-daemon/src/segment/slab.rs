@@ -37,7 +37,8 @@ impl Slab {
     /// The caller checks that it has no holes, unless a former server did.
     ///
     /// # Errors
-    /// `Unsupported` for a charge of another device than the host; `Refused` for anything but a memfd of `len` bytes that is sealed against new writers.
+    /// `Unsupported` for a charge of another device than the host; `Refused` for anything but a memfd of `len` bytes
+    /// that is sealed against new writers.
     pub(crate) fn new(file: Arc<File>, len: usize, charge: Arc<Charge>) -> Result<Self> {
         if !charge.device().is_host() {
             let message = format!("a slab on {}: slabs are host memory", charge.device());
@@ -47,8 +48,8 @@ impl Slab {
         Ok(Self { file, len, charge, uses: Mutex::default() })
     }
 
-    /// The largest number of tensors in it: two for each aligned offset, because a producer may repeat a publication. Tensors
-    /// without bytes have offsets, too.
+    /// The largest number of tensors in it: two for each aligned offset, because a producer may repeat a publication.
+    /// Tensors without bytes have offsets, too.
     pub(super) fn parts_max(&self) -> usize {
         2 * (self.len / cotensor_core::ALIGNMENT).max(1)
     }

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// The open slabs. Each belongs to one session: two would write each other's ranges. A session that reopens a slab gets the
-/// offsets of the tensors from its former connection.
+/// The open slabs. Each belongs to one session: two would write each other's ranges. A session that reopens a slab gets
+/// the offsets of the tensors from its former connection.
 #[derive(Default)]
 pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
 

@@ -20,7 +20,8 @@ impl FreeRanges {
     /// Adds a range. Returns false when the client leaves too many of them unread.
     pub(super) fn add(&self, slab: u64, offset: u64) -> bool {
         let mut pending = lock(&self.0);
-        // A client publishes in a range again only after the notification. A client that does not wait gets one notification.
+        // A client publishes in a range again only after the notification. A client that does not wait gets one
+        // notification.
         pending.insert((slab, offset));
         pending.len() <= PENDING_MAX
     }

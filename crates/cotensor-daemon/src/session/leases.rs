@@ -35,7 +35,8 @@ fn not_leased(id: TensorId) -> Error {
 }
 
 impl Session {
-    /// Adds a lease and describes the tensor to the client. Adds the segment's descriptor to `fds` if the client does not have it.
+    /// Adds a lease and describes the tensor to the client. Adds the segment's descriptor to `fds` if the client does
+    /// not have it.
     pub(crate) fn grant(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
         let (segment, layout) = (lease.segment(), lease.layout());
         let (slab, device) = (segment.kind() == MemoryKind::Slab, segment.device());

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// Segments by the daemon's descriptors. An entry exists while the session uses the segment. The use keeps the daemon's descriptor
-/// open, so its number identifies the segment.
+/// Segments by the daemon's descriptors. An entry exists while the session uses the segment. The use keeps the daemon's
+/// descriptor open, so its number identifies the segment.
 #[derive(Default)]
 pub(super) struct SegmentTable {
     next: u64,

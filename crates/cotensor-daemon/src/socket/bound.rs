@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Bound {
     listener: UnixListener,
     path: PathBuf,
-    /// The socket's file, opened with `O_PATH`. The system does not reuse the inode number of an open file, so it can be compared with
-    /// the number of the file at `path`. `None` if there was no such file.
+    /// The socket's file, opened with `O_PATH`. The system does not reuse the inode number of an open file, so it can
+    /// be compared with the number of the file at `path`. `None` if there was no such file.
     file: Option<OwnedFd>,
 }
 
 impl Bound {
-    /// Listens at `path`. The socket is bound under a temporary name, gets its mode, and is renamed, which replaces the file at
-    /// `path`: other users can never open it.
+    /// Listens at `path`. The socket is bound under a temporary name, gets its mode, and is renamed, which replaces the
+    /// file at `path`: other users can never open it.
     ///
     /// # Errors
     /// `Io`.

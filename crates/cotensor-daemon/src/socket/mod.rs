@@ -32,8 +32,9 @@ fn locked(lock: &OwnedFd, timeout: Duration) -> bool {
 
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
-/// The owner removes the socket when it drops this, unless another daemon has replaced the file. The lock's file stays, because two
-/// daemons could lock two files otherwise. It contains the process to end in order to end the daemon; afterwards it is empty.
+/// The owner removes the socket when it drops this, unless another daemon has replaced the file. The lock's file stays,
+/// because two daemons could lock two files otherwise. It contains the process to end in order to end the daemon;
+/// afterwards it is empty.
 #[derive(Debug)]
 pub struct Listening {
     socket: Bound,
@@ -78,7 +79,8 @@ impl Listening {
         }
     }
 
-    /// Makes the folder, the lock and the socket again if their files were removed or replaced. Returns whether one was.
+    /// Makes the folder, the lock and the socket again if their files were removed or replaced. Returns whether one
+    /// was.
     ///
     /// # Errors
     /// `Conflict` when another daemon has the socket; those of [`bind`](Self::bind).

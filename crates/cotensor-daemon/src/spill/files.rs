@@ -37,7 +37,8 @@ pub(super) struct FilesState {
 }
 
 impl Files {
-    /// Creates the folder if it is missing, and removes the folders of dead daemons. The caller has the lock of `socket`.
+    /// Creates the folder if it is missing, and removes the folders of dead daemons. The caller has the lock of
+    /// `socket`.
     ///
     /// # Errors
     /// `Refused` for a folder that other users can open; `Io`.

@@ -32,7 +32,8 @@ pub(super) enum Message {
         /// The server's epoch.
         epoch: u64,
     },
-    /// The server has made its socket or its lock again because the file was removed. Descriptors: those of [`Listening`].
+    /// The server has made its socket or its lock again because the file was removed. Descriptors: those of
+    /// [`Listening`].
     Moved,
     /// The server stops on request.
     Stopping,
@@ -197,7 +198,8 @@ pub(super) fn send(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) ->
     send_while(socket, message, fds, || false)
 }
 
-/// As [`send`]. Each time the socket's timeout passes and the other end has read nothing, `wanted` decides whether to wait on.
+/// As [`send`]. Each time the socket's timeout passes and the other end has read nothing, `wanted` decides whether to
+/// wait on.
 ///
 /// # Errors
 /// As [`send`].

@@ -132,8 +132,8 @@ impl SupervisorState {
                 }
             }
             if events > 0 {
-                // Waking this process for each event would take most of the server's time. A sleep of the runtime would end
-                // with the next event.
+                // Waking this process for each event would take most of the server's time. A sleep of the runtime would
+                // end with the next event.
                 std::thread::sleep(EVENT_BATCH_INTERVAL);
             }
         }

@@ -169,8 +169,9 @@ impl LinkState {
     /// Sends an event to the supervisor, and applies it to the journal.
     ///
     /// # Errors
-    /// `Invalid` for an event that is too long for a message and is recorded nowhere; `Corrupt` for one that contradicts the
-    /// journal; `Io` when descriptors cannot be duplicated. A dead supervisor is no error: the next one gets the journal.
+    /// `Invalid` for an event that is too long for a message and is recorded nowhere; `Corrupt` for one that
+    /// contradicts the journal; `Io` when descriptors cannot be duplicated. A dead supervisor is no error: the next
+    /// one gets the journal.
     pub(crate) fn record(&mut self, event: Event, file: Option<Arc<File>>) -> Result<()> {
         // They are closed after sending.
         let copies = file.iter().map(|file| duplicate_fd(&**file)).collect::<Result<_>>()?;

@@ -32,7 +32,8 @@ pub(super) enum Image {
 }
 
 impl Image {
-    /// The program to start next. After an installed program that failed at its start it is the running one, which works.
+    /// The program to start next. After an installed program that failed at its start it is the running one, which
+    /// works.
     pub(super) fn next(self, lived: bool) -> Self {
         match self {
             Self::Installed if !lived => Self::Running,
@@ -138,7 +139,8 @@ impl Server {
         }
     }
 
-    /// Kills it if it does not exit in time. It may still be in a system call on a slow disk afterwards, but runs no further code.
+    /// Kills it if it does not exit in time. It may still be in a system call on a slow disk afterwards, but runs no
+    /// further code.
     pub(super) fn end_without_wait(&mut self) {
         if !self.wait_for_exit()
             && let Some(child) = &mut self.child

@@ -14,8 +14,8 @@ use subtle::ConstantTimeEq;
 const RESUMED_MAX: usize = 100_000;
 
 impl Daemon {
-    /// Gives a session the leases and the claims of its session at the former server. [`end_wait`](Self::end_wait) follows when
-    /// the supervisor has the new session.
+    /// Gives a session the leases and the claims of its session at the former server. [`end_wait`](Self::end_wait)
+    /// follows when the supervisor has the new session.
     ///
     /// # Errors
     /// `Refused` for a token that no server of this supervisor issued, `Invalid` for too many leases.

@@ -16,8 +16,8 @@ pub enum Role {
 }
 
 impl Role {
-    /// The argument that names the role: [`run`](super::run) starts this program again with the same arguments, and this one with
-    /// its value at their end.
+    /// The argument that names the role: [`run`](super::run) starts this program again with the same arguments, and
+    /// this one with its value at their end.
     pub const FLAG: &'static str = "--role";
 
     pub(super) fn name(self) -> &'static str {

@@ -14,15 +14,16 @@ use cotensor_memory::process::ignore_sigxfsz;
 use std::net::TcpListener;
 use std::path::PathBuf;
 
-/// Runs a daemon until SIGTERM, SIGINT or SIGHUP, here or at its server. SIGHUP is ignored where the caller ignores it. Blocks. A
-/// program calls it at its start and does nothing else, also when it is started with [`Role::FLAG`].
+/// Runs a daemon until SIGTERM, SIGINT or SIGHUP, here or at its server. SIGHUP is ignored where the caller ignores it.
+/// Blocks. A program calls it at its start and does nothing else, also when it is started with [`Role::FLAG`].
 ///
-/// Calls `ready` in the foreground process when the first server serves. The sockets and all tensors are removed at the end.
+/// Calls `ready` in the foreground process when the first server serves. The sockets and all tensors are removed at the
+/// end.
 ///
 /// # Errors
-/// `Conflict` while another daemon is running. If its first supervisor was killed, this one takes its tensors over instead.
-/// `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for what the system refuses, and when no server
-/// could be started for a minute.
+/// `Conflict` while another daemon is running. If its first supervisor was killed, this one takes its tensors over
+/// instead. `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for what the system refuses, and
+/// when no server could be started for a minute.
 pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
     run_as(Launch::this_program()?, role, service, ready)
 }

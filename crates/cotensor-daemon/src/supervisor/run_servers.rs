@@ -17,8 +17,8 @@ const RESTART_DELAY_MIN: Duration = Duration::from_millis(20);
 const RESTART_DELAY_MAX: Duration = Duration::from_millis(500);
 
 impl SupervisorState {
-    /// Runs servers, beginning with `first` if it is running already, until a signal stops this process or the server, or a
-    /// successor takes over. Calls `ready` for each server that serves, with its epoch and its process.
+    /// Runs servers, beginning with `first` if it is running already, until a signal stops this process or the server,
+    /// or a successor takes over. Calls `ready` for each server that serves, with its epoch and its process.
     ///
     /// # Errors
     /// `Io` when the first server cannot be started, or none for a minute.

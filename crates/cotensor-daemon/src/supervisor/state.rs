@@ -32,7 +32,8 @@ impl Drop for SupervisorState {
         }
         // Another daemon has this socket, and its files are in the folder.
         let replaced = !self.sockets.listening.has_lock();
-        // The socket is removed first, so that no client waits. The lock keeps other daemons away until all files are removed.
+        // The socket is removed first, so that no client waits. The lock keeps other daemons away until all files are
+        // removed.
         self.sockets.listening.remove();
         for file in self.journal.files() {
             drop(std::fs::remove_file(&file.path));

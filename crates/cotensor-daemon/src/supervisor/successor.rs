@@ -1,5 +1,5 @@
-//! The takeover of a daemon whose first supervisor was killed. A program that is started on the same socket becomes the successor
-//! of the replacement supervisor, through a socket beside the daemon's.
+//! The takeover of a daemon whose first supervisor was killed. A program that is started on the same socket becomes the
+//! successor of the replacement supervisor, through a socket beside the daemon's.
 
 use super::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
 use crate::socket::Bound;
@@ -70,11 +70,12 @@ pub(super) fn confirms(successor: UnixStream) -> bool {
     matches!(Receiver::new(successor).next(), Ok((Message::Complete, _)))
 }
 
-/// Takes over the state of the daemon at `socket` if its first supervisor was killed, after `prepare` has succeeded. Its server is
-/// dead afterwards.
+/// Takes over the state of the daemon at `socket` if its first supervisor was killed, after `prepare` has succeeded.
+/// Its server is dead afterwards.
 ///
 /// # Errors
-/// `Io` and `Corrupt` for a handover that failed, and those of `prepare`. The other supervisor then starts another server.
+/// `Io` and `Corrupt` for a handover that failed, and those of `prepare`. The other supervisor then starts another
+/// server.
 pub(super) fn inherit<P>(
     socket: &Path,
     prepare: impl FnOnce(&mut Sockets) -> Result<P>,

@@ -1,8 +1,8 @@
-//! systemd as service manager: notifications, and its file descriptor store, which keeps the state when all processes of the daemon
-//! die at once.
+//! systemd as service manager: notifications, and its file descriptor store, which keeps the state when all processes
+//! of the daemon die at once.
 //!
-//! The store holds named descriptors: the sockets, each segment, and a memfd with the journal. Events are appended to the journal,
-//! which is rewritten when it has grown too long.
+//! The store holds named descriptors: the sockets, each segment, and a memfd with the journal. Events are appended to
+//! the journal, which is rewritten when it has grown too long.
 
 use super::channel::{HandoverHeader, Sockets};
 use super::journal::{Event, Journal};

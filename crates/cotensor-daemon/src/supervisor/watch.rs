@@ -28,7 +28,8 @@ impl SupervisorLink {
                 return;
             }
             image = image.next(began.elapsed() >= STABLE_UPTIME);
-            // The supervisor may be stopped instead of dead. When continued, it would start a second server beside the one of the next supervisor.
+            // The supervisor may be stopped instead of dead. When continued, it would start a second server beside the
+            // one of the next supervisor.
             supervisor.end();
             tracing::warn!("the supervisor died; starting another");
             self.orphaned.store(true, Ordering::SeqCst);
@@ -37,7 +38,8 @@ impl SupervisorLink {
                     Ok(next) => break next,
                     Err(error) => tracing::error!("a supervisor was not started: {error}"),
                 }
-                // Without a supervisor, the death of the server would lose the tensors: the running program is tried at once.
+                // Without a supervisor, the death of the server would lose the tensors: the running program is tried at
+                // once.
                 if image == Image::Running {
                     std::thread::sleep(SUPERVISOR_RESTART_DELAY);
                 }
@@ -49,8 +51,8 @@ impl SupervisorLink {
         }
     }
 
-    /// Reads until the end of the connection; the supervisor sends nothing. Stops a daemon whose first supervisor was killed and
-    /// that has no client.
+    /// Reads until the end of the connection; the supervisor sends nothing. Stops a daemon whose first supervisor was
+    /// killed and that has no client.
     fn wait_for_end(&self, socket: &mut UnixStream, is_used: &dyn Fn() -> bool) {
         let orphaned = self.orphaned.load(Ordering::SeqCst);
         let timeout = orphaned.then_some(ORPHAN_CHECK_INTERVAL);

@@ -1,7 +1,7 @@
 //! Tests of the daemon: in this process, and in processes of its own.
 //!
-//! They need `cargo nextest`, which runs each test in a process of its own: some tests count or limit what the whole process has
-//! open.
+//! They need `cargo nextest`, which runs each test in a process of its own: some tests count or limit what the whole
+//! process has open.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod blobs;

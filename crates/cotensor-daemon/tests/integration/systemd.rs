@@ -188,7 +188,8 @@ fn tensors_outlive_all_processes_until_a_clean_stop() {
         drop(put(&store, "t1", &content(1, 100), KEPT));
         drop(put(&store, "more", &content(round as u64, 1 << 20), KEPT));
         assert_eq!(manager.names().iter().filter(|name| name.starts_with("journal-")).count(), 1);
-        // The supervisor writes events to the journal after the client has its answer. Events that it has not written are lost.
+        // The supervisor writes events to the journal after the client has its answer. Events that it has not written
+        // are lost.
         until("the last event is in the journal", || manager.journal_has("more", round as u64 + 1));
     }
     // Only the server dies: the supervisor starts another one and reports it.

@@ -67,8 +67,8 @@ impl CompletionQueue {
         self.connection.is_closed()
     }
 
-    /// Calls a function as [`Functions::call_within`](super::Functions::call_within), without waiting. [`wait`](Self::wait)
-    /// returns the outcome under `number`.
+    /// Calls a function as [`Functions::call_within`](super::Functions::call_within), without waiting.
+    /// [`wait`](Self::wait) returns the outcome under `number`.
     ///
     /// # Errors
     /// When the call cannot be sent.
@@ -95,7 +95,8 @@ impl CompletionQueue {
         self.connection.allocator()
     }
 
-    /// Adds a task of this provider. [`wait`](Self::wait) returns its state under `number` when it has ended or after `timeout`.
+    /// Adds a task of this provider. [`wait`](Self::wait) returns its state under `number` when it has ended or after
+    /// `timeout`.
     ///
     /// # Errors
     /// As [`call`](Self::call).
@@ -108,8 +109,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Waits until at least one call or task completes or times out, while `wanted` returns true. Returns the completed ones
-    /// with their numbers. After the provider has ended, returns all others as failed.
+    /// Waits until at least one call or task completes or times out, while `wanted` returns true. Returns the completed
+    /// ones with their numbers. After the provider has ended, returns all others as failed.
     pub fn wait(&self, wanted: &dyn Fn() -> bool) -> Vec<(u64, Completion)> {
         let deadline = lock(&self.pending).values().filter_map(|entry| entry.deadline.wait_limit(None).deadline).min();
         let answers = match self.connection.wait_for(&self.group, &WaitLimit { deadline, keep_waiting: Some(wanted) }) {

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 /// The functions of all providers that one daemon knows. All methods may be called from any thread.
 ///
-/// The first call of a function looks up its provider. Calls go to the provider directly, over one connection per provider.
+/// The first call of a function looks up its provider. Calls go to the provider directly, over one connection per
+/// provider.
 pub struct Functions {
     store: Arc<ClientStore>,
     timeout: Option<Duration>,
@@ -44,8 +45,8 @@ impl Functions {
         Self { store, timeout: None, state: Mutex::default() }
     }
 
-    /// Sets the time limit of calls without their own limit, and of all other requests to providers. Without it, a call waits
-    /// until its provider answers or ends.
+    /// Sets the time limit of calls without their own limit, and of all other requests to providers. Without it, a call
+    /// waits until its provider answers or ends.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -72,14 +73,14 @@ impl Functions {
     /// Calls a function and waits for its result.
     ///
     /// # Errors
-    /// [`CallError::Failed`] with the function's failure; [`CallError::NotCalled`] when the call could not be sent, or the
-    /// provider ended before the answer (`Io`).
+    /// [`CallError::Failed`] with the function's failure; [`CallError::NotCalled`] when the call could not be sent, or
+    /// the provider ended before the answer (`Io`).
     pub fn call(&self, name: &str, arguments: &Arguments) -> Result<Value, CallError> {
         self.call_within(name, arguments, self.timeout)
     }
 
-    /// As [`call`](Self::call), for at most `timeout`, which includes the lookup and sending the arguments. On timeout the run is
-    /// cancelled unless other callers wait for it.
+    /// As [`call`](Self::call), for at most `timeout`, which includes the lookup and sending the arguments. On timeout
+    /// the run is cancelled unless other callers wait for it.
     ///
     /// # Errors
     /// As [`call`](Self::call); an error of kind `TimedOut`, which names the provider, after `timeout`.
@@ -93,8 +94,8 @@ impl Functions {
         self.at_provider(name, &deadline, |connection| connection.call(name, arguments, &deadline, None))
     }
 
-    /// As [`call_within`](Self::call_within), while `wanted` returns true. It is checked periodically and after signals, so that
-    /// users can interrupt the wait. The run is not cancelled.
+    /// As [`call_within`](Self::call_within), while `wanted` returns true. It is checked periodically and after
+    /// signals, so that users can interrupt the wait. The run is not cancelled.
     ///
     /// # Errors
     /// As [`call_within`](Self::call_within); `Conflict` once `wanted` returned false.
@@ -205,8 +206,8 @@ impl Functions {
         Arc::clone(state.queues.entry(connection.epoch()).or_insert_with(new))
     }
 
-    /// Runs `call` with the connection to a function's provider. Looks the function up again when the provider has ended or
-    /// removed the function: no call has run then.
+    /// Runs `call` with the connection to a function's provider. Looks the function up again when the provider has
+    /// ended or removed the function: no call has run then.
     fn at_provider<T>(
         &self,
         name: &str,

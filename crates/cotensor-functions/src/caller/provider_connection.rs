@@ -96,8 +96,8 @@ impl ProviderConnection {
         self.request_until::<M>(params, MessageRanges::default(), &self.answer_timeout.into(), None, |_, _| {})
     }
 
-    /// Sends a request and waits for the answer until `deadline`, while `wanted` returns true. `dispose` receives a later
-    /// answer.
+    /// Sends a request and waits for the answer until `deadline`, while `wanted` returns true. `dispose` receives a
+    /// later answer.
     pub(super) fn request_until<M: Method>(
         self: &Arc<Self>,
         params: &M::Params,

@@ -32,8 +32,8 @@ pub(crate) fn decode_arguments(
     Ok(Arguments { args: args?, kwargs: kwargs? })
 }
 
-/// Collects all values, or returns the first error. Decodes every value even after an error, so that all arena ranges are
-/// released.
+/// Collects all values, or returns the first error. Decodes every value even after an error, so that all arena ranges
+/// are released.
 fn collect_all<T, C: FromIterator<T>>(read: impl Iterator<Item = Result<T>>) -> Result<C> {
     let mut failed = None;
     let read = read.filter_map(|value| value.map_err(|error| failed = failed.take().or(Some(error))).ok()).collect();
@@ -144,7 +144,8 @@ fn lease(wanted: &TensorRef, context: &dyn CodecContext) -> Result<Lease> {
     lease.view_as(&BlobSpec { device: lease.device(), hash, dtype, shape: wanted.shape.clone(), producer })
 }
 
-/// Decodes a byte string that was encoded as a tensor. Copies the bytes before parsing them: the sender may still write them.
+/// Decodes a byte string that was encoded as a tensor. Copies the bytes before parsing them: the sender may still write
+/// them.
 fn read_from_tensor(
     name: &str,
     inner: Json,

@@ -117,8 +117,8 @@ fn write_as_tensor(bytes: &[u8], context: &dyn CodecContext, message: &mut Messa
     Ok(json)
 }
 
-/// A reference to a tensor of the daemon's store. A tensor leased over another connection to the daemon is leased over this one;
-/// a tensor of another arena is copied into the store.
+/// A reference to a tensor of the daemon's store. A tensor leased over another connection to the daemon is leased over
+/// this one; a tensor of another arena is copied into the store.
 fn reference(lease: &Lease, context: &dyn CodecContext, sent: &mut SentTensors) -> Result<TensorRef> {
     sent.has_published = true;
     let to_reference = |lease: &Lease| TensorRef {

@@ -1,4 +1,5 @@
-//! Encodes values as JSON and decodes them. [`protocol::provider`](cotensor_client::protocol::provider) describes the encoding.
+//! Encodes values as JSON and decodes them. [`protocol::provider`](cotensor_client::protocol::provider) describes the
+//! encoding.
 
 mod context;
 mod decode;

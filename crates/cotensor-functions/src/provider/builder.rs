@@ -18,9 +18,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Provides functions of this process until it is dropped.
 ///
-/// Each caller has a connection of its own. All threads wait for messages on all connections; the thread that reads a call runs the
-/// function, while another thread reads the next messages. At most [`Limits::workers`] functions run at a time. A function that
-/// calls another function of the same provider and waits for it counts as two.
+/// Each caller has a connection of its own. All threads wait for messages on all connections; the thread that reads a
+/// call runs the function, while another thread reads the next messages. At most [`Limits::workers`] functions run at a
+/// time. A function that calls another function of the same provider and waits for it counts as two.
 pub struct Provider {
     state: Arc<ProviderState>,
 }
@@ -44,8 +44,8 @@ impl Provider {
     /// Provides one more function.
     ///
     /// # Errors
-    /// `Conflict` for a name that this or another provider has registered; `Invalid` for a name with other characters than letters,
-    /// digits and `_ . : / -`.
+    /// `Conflict` for a name that this or another provider has registered; `Invalid` for a name with other characters
+    /// than letters, digits and `_ . : / -`.
     pub fn add(
         &self,
         name: &str,
@@ -118,8 +118,8 @@ impl ProviderBuilder {
         self
     }
 
-    /// Sets a function that connects to another daemon when none listens at the first one's socket. It may start a daemon in this
-    /// process. Without it, the provider waits until a daemon listens there.
+    /// Sets a function that connects to another daemon when none listens at the first one's socket. It may start a
+    /// daemon in this process. Without it, the provider waits until a daemon listens there.
     #[must_use]
     pub fn connector(mut self, connector: impl Fn() -> Result<Arc<ClientStore>> + Send + Sync + 'static) -> Self {
         self.connector = Some(Box::new(connector));

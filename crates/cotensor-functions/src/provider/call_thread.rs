@@ -1,8 +1,9 @@
 //! The threads that read callers' messages and run functions.
 //!
-//! All threads wait for the same poller. The thread that receives a socket's event reads the socket. Before it runs a function, it
-//! arms the socket again, so that another thread reads messages that arrive during the run. After the run it takes the reader back,
-//! unless another thread has it, and busy-polls. Sequential short calls of one caller thus wake no thread.
+//! All threads wait for the same poller. The thread that receives a socket's event reads the socket. Before it runs a
+//! function, it arms the socket again, so that another thread reads messages that arrive during the run. After the run
+//! it takes the reader back, unless another thread has it, and busy-polls. Sequential short calls of one caller thus
+//! wake no thread.
 
 use super::peer::Peer;
 use super::poller::Ready;
@@ -70,7 +71,8 @@ fn serve(state: &Arc<ProviderState>, peer: &Arc<Peer>, mut reader: Reader) {
             Ok(Polled::End) | Err(_) => return state.remove_peer(peer),
         }
         if reader.is_midway() {
-            // The next message is in the reader's buffer, where the poller does not see it. Another thread runs the function.
+            // The next message is in the reader's buffer, where the poller does not see it. Another thread runs the
+            // function.
             if state.runs.queue.has_ready() {
                 state.poller.wake();
             }

@@ -1,4 +1,5 @@
-//! The state that a provider keeps for one caller: references to objects, results that the caller has not leased, and calls.
+//! The state that a provider keeps for one caller: references to objects, results that the caller has not leased, and
+//! calls.
 
 use super::run::Run;
 use super::timer::TimeLimit;

@@ -41,7 +41,8 @@ pub(super) struct Peer {
     store: Arc<ClientStore>,
     holder: Holder,
     socket: Arc<UnixStream>,
-    /// `None` while a thread reads the socket, and after the end of the connection. The poller has the socket armed otherwise.
+    /// `None` while a thread reads the socket, and after the end of the connection. The poller has the socket armed
+    /// otherwise.
     reader: Mutex<Option<Reader>>,
     out: Arc<Outbox>,
     arena: Arc<ConnectionArena>,

@@ -20,8 +20,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Connects to a daemon, or starts one in this process.
 pub(super) type Connector = Box<dyn Fn() -> Result<Arc<ClientStore>> + Send + Sync>;
 
-/// Opens a session and registers all functions. It resumes the last session, although no state of it is left: a daemon that
-/// replaced another waits until every session of its predecessor is resumed or ended.
+/// Opens a session and registers all functions. It resumes the last session, although no state of it is left: a daemon
+/// that replaced another waits until every session of its predecessor is resumed or ended.
 pub(super) fn connect(provider: &Arc<ProviderState>) -> Result<Arc<Connection>> {
     let connection = open_session(provider)?;
     for function in provider.functions.all() {

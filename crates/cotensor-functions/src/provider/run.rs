@@ -70,7 +70,8 @@ impl Run {
         Arc::new(Self { name, client, options, key, allocator, cancelled, work, progress })
     }
 
-    /// Calls `watcher` with the outcome, at once when the run has ended. Returns the watcher's number for [`leave`](Self::leave).
+    /// Calls `watcher` with the outcome, at once when the run has ended. Returns the watcher's number for
+    /// [`leave`](Self::leave).
     ///
     /// # Errors
     /// The watcher, when this run was cancelled: the call needs a new run.

@@ -1,4 +1,5 @@
-//! The queue of runs that are ready to start. Runs that wait for a serialized function are not in it: they occupy no thread.
+//! The queue of runs that are ready to start. Runs that wait for a serialized function are not in it: they occupy no
+//! thread.
 
 use super::run::{Run, SerialQueue};
 use cotensor_core::sync::lock;
@@ -89,8 +90,8 @@ impl RunQueue {
         drop(removed);
     }
 
-    /// Takes the next run, if a run is ready and the limit of concurrent runs allows it. Call [`finish`](Self::finish) after the
-    /// run. Also returns whether another thread can take a run now.
+    /// Takes the next run, if a run is ready and the limit of concurrent runs allows it. Call [`finish`](Self::finish)
+    /// after the run. Also returns whether another thread can take a run now.
     pub(super) fn take(&self) -> Option<(Arc<Run>, bool)> {
         let mut queue = lock(&self.queue);
         if queue.closed || queue.running >= self.running_max {

@@ -41,8 +41,8 @@ impl Runs {
         Arc::new(Self { queue, timer, clock, shared: Mutex::default() })
     }
 
-    /// A run of a function: one that runs already for an equal call, or a new one. The tensors of its result come from `allocator`.
-    /// `client` is the caller. `None` when the result was cached; `watcher` was called then.
+    /// A run of a function: one that runs already for an equal call, or a new one. The tensors of its result come from
+    /// `allocator`. `client` is the caller. `None` when the result was cached; `watcher` was called then.
     pub(super) fn join_or_create(
         &self,
         function: &Arc<Function>,

@@ -133,8 +133,8 @@ impl ProviderState {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Ends the provider: refuses new calls, closes the connections of callers and cancels runs. Does not wait for running
-    /// functions.
+    /// Ends the provider: refuses new calls, closes the connections of callers and cancels runs. Does not wait for
+    /// running functions.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         // `registration::keep` handles a connection that was lost: it registers with the next daemon and closes.

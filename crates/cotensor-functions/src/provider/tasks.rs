@@ -1,4 +1,5 @@
-//! The table of tasks: calls that a client submits, and whose results it gets later. A task outlives the client's connection.
+//! The table of tasks: calls that a client submits, and whose results it gets later. A task outlives the client's
+//! connection.
 
 use super::run::{Outcome, Run};
 use super::timer::TimeLimit;
@@ -179,7 +180,8 @@ impl Tasks {
         Ok(act(lock(&self.table).tasks.get_mut(&number).ok_or_else(missing)?, now))
     }
 
-    /// Calls `waiter` when the task ends, or at once when it has ended or does not exist. Returns the number of a waiter that waits.
+    /// Calls `waiter` when the task ends, or at once when it has ended or does not exist. Returns the number of a
+    /// waiter that waits.
     pub(super) fn add_waiter(&self, number: u64, waiter: Waiter) -> Option<u64> {
         let mut waiter = Some(waiter);
         let added = self.with_task(number, |task, now| {

@@ -44,8 +44,8 @@ pub(crate) trait ObjectConnection: Send + Sync {
     fn close(&self);
 }
 
-/// A reference to an object that stays with its provider. As an argument to a function of the same provider it becomes the
-/// object. The reference is released once: by [`release`](RemoteObject::release), or when dropped.
+/// A reference to an object that stays with its provider. As an argument to a function of the same provider it becomes
+/// the object. The reference is released once: by [`release`](RemoteObject::release), or when dropped.
 pub struct RemoteObject {
     connection: Arc<dyn ObjectConnection>,
     reference: ObjectRef,
@@ -70,8 +70,8 @@ impl RemoteObject {
     /// Calls a method and waits for its result.
     ///
     /// # Errors
-    /// As [`Functions::call`](crate::Functions::call); `Conflict` when the object's provider has ended, `NotFound` when the
-    /// reference was released.
+    /// As [`Functions::call`](crate::Functions::call); `Conflict` when the object's provider has ended, `NotFound` when
+    /// the reference was released.
     pub fn call(&self, method: &str, arguments: &Arguments) -> Result<Value, CallError> {
         self.call_within(method, arguments, None)
     }
@@ -132,8 +132,8 @@ impl RemoteObject {
         Arc::clone(&self.connection).release_object(object)
     }
 
-    /// Closes the connection to the object's provider. The provider releases everything that this process holds of it, as at
-    /// the end of the process.
+    /// Closes the connection to the object's provider. The provider releases everything that this process holds of it,
+    /// as at the end of the process.
     pub fn disconnect(&self) {
         self.connection.close();
     }

@@ -253,8 +253,8 @@ impl Arguments {
     }
 }
 
-/// An object that stays in the process that created it. Callers get a reference, call its methods, and pass it to other functions
-/// of the same provider, which get the object.
+/// An object that stays in the process that created it. Callers get a reference, call its methods, and pass it to other
+/// functions of the same provider, which get the object.
 pub trait Managed: Any + Send + Sync {
     /// Calls a method.
     ///

@@ -1,4 +1,5 @@
-//! Small arguments and results in connection arenas: no requests to the daemon, and the same guarantees as for published tensors.
+//! Small arguments and results in connection arenas: no requests to the daemon, and the same guarantees as for
+//! published tensors.
 
 use crate::support::{Door, int, none, put, until};
 use cotensor_daemon::testing::{Running, spec};

@@ -166,8 +166,8 @@ fn concurrent_equal_calls_share_one_run() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| int(callers[0].call("slow", &none().arg(7))));
         door.waits_for(1);
-        // Calls and tasks join the run. The provider reads a caller's messages in order: when it has answered the task, it has
-        // read the call before it.
+        // Calls and tasks join the run. The provider reads a caller's messages in order: when it has answered the task,
+        // it has read the call before it.
         let joined: Vec<_> = callers
             .iter()
             .map(|functions| {

@@ -1,4 +1,5 @@
-//! Results and arguments that are too long for a message: long bytes and texts become tensors, other values fail their call only.
+//! Results and arguments that are too long for a message: long bytes and texts become tensors, other values fail their
+//! call only.
 
 use crate::support::{Door, int, none};
 use cotensor_core::{DType, ErrorKind};

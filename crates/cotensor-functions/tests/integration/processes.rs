@@ -1,5 +1,5 @@
-//! Providers and callers in other processes that are killed or stopped. The other process is this test program, started again
-//! with a socket in its environment.
+//! Providers and callers in other processes that are killed or stopped. The other process is this test program, started
+//! again with a socket in its environment.
 
 use crate::support::{Tracked, int, none, until};
 use cotensor_client::ClientStore;

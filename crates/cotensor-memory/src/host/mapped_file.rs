@@ -1,4 +1,5 @@
-//! Mapped files of Cotensor's own folders. Files of users are never mapped: truncating one raises SIGBUS in its readers.
+//! Mapped files of Cotensor's own folders. Files of users are never mapped: truncating one raises SIGBUS in its
+//! readers.
 
 use crate::mapping::{Access, Mapping};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size};
@@ -42,8 +43,8 @@ impl MappedFile {
     /// Maps a regular file of this user. Does not follow a link at the end of `path`.
     ///
     /// # Errors
-    /// `Refused` for a file that is not regular or of another owner, `NotFound`, `Corrupt` for an impossible length, `Io`,
-    /// also for a link.
+    /// `Refused` for a file that is not regular or of another owner, `NotFound`, `Corrupt` for an impossible length,
+    /// `Io`, also for a link.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("cannot map", &error).in_file(path);
         // Opening a named pipe would block without NONBLOCK.
@@ -130,8 +131,8 @@ pub(crate) struct MappedFileMut {
 }
 
 impl MappedFileMut {
-    /// Creates a file of `len` bytes, all of them allocated on the disk, in `folder` under the first free name of `name`.
-    /// Leaves no file after an error.
+    /// Creates a file of `len` bytes, all of them allocated on the disk, in `folder` under the first free name of
+    /// `name`. Leaves no file after an error.
     pub(crate) fn create(folder: &Path, mut name: impl FnMut() -> String, len: usize) -> Result<Self> {
         padded(len)?;
         for _ in 0..NAMES_TRIED_MAX {

@@ -9,11 +9,11 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-/// The bytes of a published segment in a private mapping (`MAP_PRIVATE`). A write copies the page for this reader; no other
-/// reader sees it.
+/// The bytes of a published segment in a private mapping (`MAP_PRIVATE`). A write copies the page for this reader; no
+/// other reader sees it.
 ///
-/// Unwritten pages show the segment. Those of a slab change when the slab reuses the range, so a `PrivateMapping` must not
-/// outlive the lease.
+/// Unwritten pages show the segment. Those of a slab change when the slab reuses the range, so a `PrivateMapping` must
+/// not outlive the lease.
 pub struct PrivateMapping {
     /// `None` only during the drop.
     map: Option<Mapping>,
@@ -29,7 +29,8 @@ impl PrivateMapping {
     /// Maps the bytes `range` of a segment.
     ///
     /// # Errors
-    /// `Invalid` when the range is not inside, `Unsupported` for memory without a descriptor, `Io` when it cannot be mapped.
+    /// `Invalid` when the range is not inside, `Unsupported` for memory without a descriptor, `Io` when it cannot be
+    /// mapped.
     pub fn of(segment: &dyn Segment, range: Range<usize>) -> Result<Self> {
         let range = range_within(range.start, range.len(), segment.len())?;
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this memory cannot be mapped again"))?;
@@ -65,7 +66,8 @@ impl PrivateMapping {
         start.map_addr(|address| address.saturating_add(self.range.start))
     }
 
-    /// The size, in bytes, of the dirty pages: those that this reader has written, and that no longer belong to the segment.
+    /// The size, in bytes, of the dirty pages: those that this reader has written, and that no longer belong to the
+    /// segment.
     ///
     /// # Errors
     /// `Io` when `/proc/self/pagemap` cannot be read.

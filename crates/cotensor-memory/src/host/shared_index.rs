@@ -17,7 +17,8 @@ pub const SHARED_INDEX_SLOTS_MAX: u32 = 1 << 20;
 
 /// The writer's side: a memfd with one word for each slot, initially zero.
 ///
-/// A process with a descriptor can map the table for writing before [`seal`](Self::seal), and only for reading after it.
+/// A process with a descriptor can map the table for writing before [`seal`](Self::seal), and only for reading after
+/// it.
 pub struct SharedIndex {
     words: Words,
     fd: OwnedFd,
@@ -28,8 +29,8 @@ pub struct SharedIndexReader {
     words: Words,
 }
 
-/// - **X1**: the mapping starts at a page and has `HEADER_WORDS + slots` words. All access is by the atomics below: nothing
-///   calls `bytes` or `bytes_mut` of the mapping.
+/// - **X1**: the mapping starts at a page and has `HEADER_WORDS + slots` words. All access is by the atomics below:
+///   nothing calls `bytes` or `bytes_mut` of the mapping.
 struct Words {
     map: Mapping,
     slots: u32,
@@ -51,9 +52,10 @@ impl Words {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < HEADER_WORDS + self.slots as usize, "a word beyond the table");
-        // SAFETY: X1 and the check above: the word is inside the mapping, which `self` keeps, and aligned, because the mapping
-        // starts at a page. Other processes access it by atomics, too. A reader's mapping is read-only and its words are
-        // only loaded, relaxed, which the language allows on read-only memory for words of this size.
+        // SAFETY: X1 and the check above: the word is inside the mapping, which `self` keeps, and aligned, because the
+        // mapping starts at a page. Other processes access it by atomics, too. A reader's mapping is read-only
+        // and its words are only loaded, relaxed, which the language allows on read-only memory for words of
+        // this size.
         unsafe { AtomicU64::from_ptr(self.map.start().as_ptr().cast::<u64>().add(index)) }
     }
 }
@@ -133,7 +135,8 @@ impl SharedIndexReader {
         Ok(Self { words: Words::map(fd.as_fd(), slots, Access::Read)? })
     }
 
-    /// The value of a slot (acquire); `None` when the table is [invalidated](SharedIndex::invalidate) or does not have the slot.
+    /// The value of a slot (acquire); `None` when the table is [invalidated](SharedIndex::invalidate) or does not have
+    /// the slot.
     pub fn get(&self, slot: u32) -> Option<u64> {
         let value = self.words.slot(slot)?.load(Ordering::Relaxed);
         let state = self.words.state().load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Mappings whose address other code in this process keeps: two mappings of one file, of which one outlives its segment.
+//! Mappings whose address other code in this process keeps: two mappings of one file, of which one outlives its
+//! segment.
 
 use super::mmap::{Access, Mapping, OnFork};
 use cotensor_core::Result;

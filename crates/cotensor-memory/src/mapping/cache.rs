@@ -1,7 +1,8 @@
 //! Unwritten private mappings of one segment, cached for the next reader of the same bytes.
 //!
-//! Mapping a small tensor, faulting in its pages and unmapping it takes longer than reading it: unmapping interrupts the
-//! other cores. Programs that compute on small tensors read the same bytes, or the same range of a slab, repeatedly.
+//! Mapping a small tensor, faulting in its pages and unmapping it takes longer than reading it: unmapping interrupts
+//! the other cores. Programs that compute on small tensors read the same bytes, or the same range of a slab,
+//! repeatedly.
 
 use super::mmap::Mapping;
 use std::ops::Range;

@@ -29,9 +29,9 @@ fn count(pagemap: &File, start: usize, len: usize) -> std::io::Result<u64> {
     }
 }
 
-/// Calls `read` with this process's pagemap. Opening the file takes longer than reading it, so each thread keeps it open. A
-/// thread-local needs no lock, which a forked child could inherit locked. The owner's process id is kept as well, because the
-/// file shows the pages of the process that opened it.
+/// Calls `read` with this process's pagemap. Opening the file takes longer than reading it, so each thread keeps it
+/// open. A thread-local needs no lock, which a forked child could inherit locked. The owner's process id is kept as
+/// well, because the file shows the pages of the process that opened it.
 fn with_pagemap<T>(read: impl Fn(&File) -> std::io::Result<T>) -> std::io::Result<T> {
     thread_local! {
         static PAGEMAP: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };
@@ -88,8 +88,8 @@ const PAGE_IS_PFNZERO: u64 = 1 << 5;
 /// Regions that one call returns.
 const REGIONS_MAX: usize = 128;
 
-/// Counts present or swapped pages that belong neither to the file nor to the zero page. The kernel skips absent ranges and
-/// whole huge pages in one step.
+/// Counts present or swapped pages that belong neither to the file nor to the zero page. The kernel skips absent ranges
+/// and whole huge pages in one step.
 fn scan_ranges(pagemap: &File, start: usize, len: usize) -> std::io::Result<u64> {
     let end = (start + len) as u64;
     let (mut at, mut bytes) = (start as u64, 0);
@@ -107,8 +107,9 @@ fn scan_ranges(pagemap: &File, start: usize, len: usize) -> std::io::Result<u64>
             return_mask: PAGE_IS_PRESENT,
             ..PmScanArg::default()
         };
-        // SAFETY: `scan` and `regions` are borrowed until after the call. `size` is the size of `scan`, and the kernel fills
-        // at most `vec_len` entries of `regions`, which is its length. The scanned pages are only inspected.
+        // SAFETY: `scan` and `regions` are borrowed until after the call. `size` is the size of `scan`, and the kernel
+        // fills at most `vec_len` entries of `regions`, which is its length. The scanned pages are only
+        // inspected.
         let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut scan) };
         let found = usize::try_from(found).map_err(|_| std::io::Error::last_os_error())?;
         bytes += regions.iter().take(found).map(|region| region.end - region.start).sum::<u64>();

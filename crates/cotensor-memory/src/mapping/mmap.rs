@@ -14,8 +14,8 @@ use std::ptr::NonNull;
 /// The protection of a mapping, and whether its writes reach the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Reading. The mapping is private: the kernel counts a shared mapping of a writable descriptor as a writable one, and
-    /// before Linux 6.7 refuses it for a write-sealed memfd. A private mapping shows the same pages.
+    /// Reading. The mapping is private: the kernel counts a shared mapping of a writable descriptor as a writable one,
+    /// and before Linux 6.7 refuses it for a write-sealed memfd. A private mapping shows the same pages.
     Read,
     /// Reading and writing the file.
     Write,
@@ -46,8 +46,8 @@ pub(crate) enum OnFork {
 ///
 /// - **M1**: `start .. start + len` is mapped and readable while the `Mapping` lives.
 /// - **M2**: the range is writable unless `access` is `Read`. This process then writes it only through
-///   [`bytes_mut`](Self::bytes_mut). Exceptions are the mappings of a slab, which only the slab's segments access, and of a
-///   shared index, which only its atomics access: nothing calls `bytes` or `bytes_mut` of these.
+///   [`bytes_mut`](Self::bytes_mut). Exceptions are the mappings of a slab, which only the slab's segments access, and
+///   of a shared index, which only its atomics access: nothing calls `bytes` or `bytes_mut` of these.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -74,8 +74,9 @@ impl Mapping {
         }
         let (protection, flags) = access.flags();
         let map = |address: *mut c_void, flags| {
-            // SAFETY: without MAP_FIXED, the kernel chooses an unused range. With MAP_FIXED, `address` is the start of a
-            // range that `reserve_addresses` has just reserved with at least `len` bytes, and no other code knows.
+            // SAFETY: without MAP_FIXED, the kernel chooses an unused range. With MAP_FIXED, `address` is the start of
+            // a range that `reserve_addresses` has just reserved with at least `len` bytes, and no other
+            // code knows.
             unsafe { mmap(address, len, protection, flags, fd, offset) }
         };
         let start = match huge_page_bytes() {
@@ -90,19 +91,20 @@ impl Mapping {
         Ok(Self { start, len, access })
     }
 
-    /// Replaces a mapping of the start of `fd` by a private one of its first `len` bytes, at the same address. Later writes
-    /// of this process to this address do not reach the file.
+    /// Replaces a mapping of the start of `fd` by a private one of its first `len` bytes, at the same address. Later
+    /// writes of this process to this address do not reach the file.
     pub(crate) fn remap_private(mut self, fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self> {
         debug_assert!(access != Access::Write);
         self.truncate(len);
         if self.len > 0 {
             let (protection, flags) = access.flags();
             let start = self.start.as_ptr().cast::<c_void>();
-            // SAFETY: M1: the range is this mapping's own and page-aligned, and `self` by value excludes references to it.
-            // MAP_FIXED replaces the mapping atomically, so no other mapping can take the address.
+            // SAFETY: M1: the range is this mapping's own and page-aligned, and `self` by value excludes references to
+            // it. MAP_FIXED replaces the mapping atomically, so no other mapping can take the address.
             let outcome = unsafe { mmap(start, self.len, protection, flags | MapFlags::FIXED, fd, 0) };
             if let Err(error) = outcome {
-                // The kernel may have unmapped the range, and another mapping may have it by now: it is not unmapped again.
+                // The kernel may have unmapped the range, and another mapping may have it by now: it is not unmapped
+                // again.
                 std::mem::forget(self);
                 return Err(Error::io("cannot map privately", &error.into()));
             }
@@ -115,15 +117,15 @@ impl Mapping {
     fn truncate(&mut self, len: usize) {
         let (kept, mapped) = (len.next_multiple_of(page_size()), self.len);
         if kept < mapped {
-            // SAFETY: M1: `kept .. mapped` is the end of this mapping and starts at a page. `&mut self` excludes references
-            // to it. A failure leaves the pages mapped, which is harmless.
+            // SAFETY: M1: `kept .. mapped` is the end of this mapping and starts at a page. `&mut self` excludes
+            // references to it. A failure leaves the pages mapped, which is harmless.
             let _ = unsafe { munmap(self.start.as_ptr().add(kept).cast(), mapped - kept) };
         }
         self.len = len.min(mapped);
     }
 
-    /// Faults in every page of a writable mapping (`MADV_POPULATE_WRITE`), on one thread: with several, the threads wait
-    /// for each other's page tables. Linux before 5.14 ignores the request.
+    /// Faults in every page of a writable mapping (`MADV_POPULATE_WRITE`), on one thread: with several, the threads
+    /// wait for each other's page tables. Linux before 5.14 ignores the request.
     pub(crate) fn prefault(&self) -> Result<()> {
         if self.len == 0 {
             return Ok(());
@@ -149,21 +151,21 @@ impl Mapping {
             .map_err(|error| Error::io("cannot set whether a child inherits memory", &error.into()))
     }
 
-    /// Backs `range` of a new writable mapping with huge pages (`MADV_COLLAPSE`), as many as the kernel has. `page` is the
-    /// size of one, and `range` a multiple of it. The bytes do not change.
+    /// Backs `range` of a new writable mapping with huge pages (`MADV_COLLAPSE`), as many as the kernel has. `page` is
+    /// the size of one, and `range` a multiple of it. The bytes do not change.
     pub(crate) fn collapse(&self, range: Range<usize>, page: usize) {
         debug_assert!(range.end <= self.len && self.access == Access::Write);
         for start in range.clone().step_by(page) {
-            // SAFETY: M1: the page is inside the mapping, which `&self` keeps. MADV_COLLAPSE needs one present page in each
-            // huge page. Without memory this call fails, where an access would raise SIGBUS.
+            // SAFETY: M1: the page is inside the mapping, which `&self` keeps. MADV_COLLAPSE needs one present page in
+            // each huge page. Without memory this call fails, where an access would raise SIGBUS.
             let populated =
                 unsafe { madvise(self.start.as_ptr().add(start).cast(), page_size(), Advice::LinuxPopulateRead) };
             if populated.is_err() {
                 return;
             }
         }
-        // SAFETY: M1: the range is inside the mapping, which `&self` keeps. A program cannot observe which pages hold its
-        // bytes.
+        // SAFETY: M1: the range is inside the mapping, which `&self` keeps. A program cannot observe which pages hold
+        // its bytes.
         let _ = unsafe { libc::madvise(self.start.as_ptr().add(range.start).cast(), range.len(), libc::MADV_COLLAPSE) };
     }
 
@@ -178,8 +180,9 @@ impl Mapping {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: M1, and the borrow of `self` keeps the mapping. The bytes do not change meanwhile: a file that is mapped
-        // for reading is sealed, or is Cotensor's own and never truncated; a writable mapping has no other writer (M2).
+        // SAFETY: M1, and the borrow of `self` keeps the mapping. The bytes do not change meanwhile: a file that is
+        // mapped for reading is sealed, or is Cotensor's own and never truncated; a writable mapping has no
+        // other writer (M2).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -194,15 +197,15 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: M1: the range is this mapping's own, and `&mut self` excludes references to it. A failure leaves it
-            // mapped, which is harmless.
+            // SAFETY: M1: the range is this mapping's own, and `&mut self` excludes references to it. A failure leaves
+            // it mapped, which is harmless.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
 }
 
-/// Reserves addresses for `len` bytes of a file from byte `offset` on, such that huge pages of the file can be mapped as
-/// huge pages of `page` bytes. An inaccessible mapping holds the reservation.
+/// Reserves addresses for `len` bytes of a file from byte `offset` on, such that huge pages of the file can be mapped
+/// as huge pages of `page` bytes. An inaccessible mapping holds the reservation.
 fn reserve_addresses(len: usize, offset: u64, page: usize) -> Result<*mut c_void, Errno> {
     let whole = len.checked_add(page).ok_or(Errno::NOMEM)?;
     // SAFETY: without MAP_FIXED, the kernel chooses an unused range.

@@ -16,12 +16,12 @@ use std::time::{Duration, SystemTime};
 
 /// A folder of packs that the processes of one user share.
 ///
-/// A pack is written under a temporary name, flushed to the disk and then named by the hashes of its blobs, so a pack with its
-/// final name is complete. Packs never change, and removing one is always safe.
+/// A pack is written under a temporary name, flushed to the disk and then named by the hashes of its blobs, so a pack
+/// with its final name is complete. Packs never change, and removing one is always safe.
 ///
-/// A disk error or another program may still change a pack. Its blobs are therefore hashed by the first process that uses it
-/// after each boot, and again after its time of last write changes. A damaged pack is removed, and its weights are read from
-/// their original files into a new one.
+/// A disk error or another program may still change a pack. Its blobs are therefore hashed by the first process that
+/// uses it after each boot, and again after its time of last write changes. A damaged pack is removed, and its weights
+/// are read from their original files into a new one.
 pub struct PackCache {
     packs: PathBuf,
     index: Arc<Mutex<PackIndex>>,
@@ -32,8 +32,8 @@ impl PackCache {
     /// Opens the cache in `folder`, which it creates (mode 0700) if it does not exist.
     ///
     /// # Errors
-    /// `Refused` when the folder belongs to another user, is writable for other users, or its subfolders are accessible to
-    /// other users; `Io`.
+    /// `Refused` when the folder belongs to another user, is writable for other users, or its subfolders are accessible
+    /// to other users; `Io`.
     pub fn open(folder: &Path) -> Result<Self> {
         let (packs, notes) = (folder.join("packs"), folder.join("notes"));
         // The user chose `folder`, which may be a link. Its subfolders are the cache's own and are not.
@@ -76,14 +76,14 @@ impl PackCache {
         pack_files(&self.packs).fold((0, 0), |(count, bytes), (_, id)| (count + 1, bytes + id.len()))
     }
 
-    /// Hashes every blob and removes damaged packs. Returns the number of undamaged blobs, and an error for each removed pack
-    /// with its file and, where a single blob is damaged, the hash of the blob as the field.
+    /// Hashes every blob and removes damaged packs. Returns the number of undamaged blobs, and an error for each
+    /// removed pack with its file and, where a single blob is damaged, the hash of the blob as the field.
     pub fn verify(&self) -> (usize, Vec<Error>) {
         self.index().verify_all()
     }
 
-    /// Removes packs and notes that no process has used for `unused_for`. Returns the number of removed packs and their bytes
-    /// on the disk. The bytes of a mapped pack are freed when the processes that map it end.
+    /// Removes packs and notes that no process has used for `unused_for`. Returns the number of removed packs and their
+    /// bytes on the disk. The bytes of a mapped pack are freed when the processes that map it end.
     ///
     /// A pack is used when it is written or mapped. File systems record the use about once a day.
     ///

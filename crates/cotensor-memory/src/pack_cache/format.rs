@@ -33,7 +33,8 @@ pub struct PackEntry {
 /// Parses the header and the table of a pack. `file` is the whole file; its blobs are not read.
 ///
 /// # Errors
-/// `Corrupt` for a wrong magic, version, size or checksum, and for entries that are out of bounds, misaligned or overlapping.
+/// `Corrupt` for a wrong magic, version, size or checksum, and for entries that are out of bounds, misaligned or
+/// overlapping.
 pub fn parse_pack_table(file: &[u8]) -> Result<Vec<PackEntry>> {
     let header = file.get(..HEADER_BYTES).ok_or_else(|| Error::corrupt("the file is shorter than the header"))?;
     if &header[..8] != MAGIC {

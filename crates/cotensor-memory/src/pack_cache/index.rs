@@ -14,8 +14,8 @@ const ATTEMPTS_MAX: usize = 8;
 
 /// The index of a folder in which other processes add, replace and remove packs at any time.
 ///
-/// - **P1**: the locations of a pack, and its mapping if one exists, are those of the file with the pack's `id`. A file with
-///   another id is read again.
+/// - **P1**: the locations of a pack, and its mapping if one exists, are those of the file with the pack's `id`. A file
+///   with another id is read again.
 pub(super) struct PackIndex {
     folder: PathBuf,
     /// All locations of a blob: several packs may have it.
@@ -47,8 +47,8 @@ impl PackIndex {
         Self { folder, blobs: HashMap::new(), packs: HashMap::new(), verified, removed: Vec::new() }
     }
 
-    /// Reads the tables of new and changed packs, and drops removed packs from the index. A damaged pack is ignored until its
-    /// file changes.
+    /// Reads the tables of new and changed packs, and drops removed packs from the index. A damaged pack is ignored
+    /// until its file changes.
     pub(super) fn scan(&mut self) {
         let found: HashMap<Arc<Path>, FileId> = pack_files(&self.folder).map(|(path, id)| (path.into(), id)).collect();
         let removed =
@@ -128,8 +128,8 @@ impl PackIndex {
         self.packs.values().filter_map(|pack| pack.problem.clone()).chain(self.removed.iter().cloned()).collect()
     }
 
-    /// Hashes the blobs of every pack and removes damaged packs. Returns the number of undamaged blobs and the errors of the
-    /// removed packs.
+    /// Hashes the blobs of every pack and removes damaged packs. Returns the number of undamaged blobs and the errors
+    /// of the removed packs.
     pub(super) fn verify_all(&mut self) -> (usize, Vec<Error>) {
         self.scan();
         let paths: Vec<_> = self.packs.keys().cloned().collect();
@@ -150,7 +150,8 @@ impl PackIndex {
         (intact, problems)
     }
 
-    /// The mapping of a pack. A pack that was not verified since the boot is verified first, and removed if it is damaged.
+    /// The mapping of a pack. A pack that was not verified since the boot is verified first, and removed if it is
+    /// damaged.
     fn verified_mapping(&mut self, path: &Arc<Path>) -> Option<Arc<MappedFile>> {
         let mapping = self.mapping(path)?;
         if self.packs.get(path).is_some_and(|pack| pack.verified) {
@@ -196,7 +197,8 @@ impl PackIndex {
         self.removed.push(problem);
     }
 
-    /// The mapping of a pack: the existing one or a new one. A pack that cannot be mapped any more is dropped from the index.
+    /// The mapping of a pack: the existing one or a new one. A pack that cannot be mapped any more is dropped from the
+    /// index.
     fn mapping(&mut self, path: &Arc<Path>) -> Option<Arc<MappedFile>> {
         if let Some(mapping) = self.packs.get(path).and_then(|pack| pack.mapping.upgrade()) {
             return Some(mapping);

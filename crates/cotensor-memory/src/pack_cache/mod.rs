@@ -1,5 +1,5 @@
-//! The on-disk cache of weights: packs of blobs in a private folder, which processes map. A blob is a byte string named by
-//! its hash.
+//! The on-disk cache of weights: packs of blobs in a private folder, which processes map. A blob is a byte string named
+//! by its hash.
 
 mod cache;
 mod folder;

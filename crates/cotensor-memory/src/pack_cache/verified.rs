@@ -11,8 +11,8 @@ use std::thread::available_parallelism;
 /// Threads that hash one pack.
 const THREADS_MAX: usize = 4;
 
-/// Records verified packs in notes, so that other processes do not hash them again. A note is valid for one file (device,
-/// inode, length, time of last write) and one boot.
+/// Records verified packs in notes, so that other processes do not hash them again. A note is valid for one file
+/// (device, inode, length, time of last write) and one boot.
 pub(super) struct VerifiedPacks {
     notes: Notes,
     /// The kernel's identifier of this boot. Without it, every process verifies.

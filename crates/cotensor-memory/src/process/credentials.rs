@@ -20,8 +20,8 @@ impl PeerCredentials {
 
 /// The credentials of the process at the other end of `socket`.
 ///
-/// rustix's `socket_peercred` does not fit: the kernel reports process id 0 for a process of another PID namespace, which its
-/// `Pid` cannot hold.
+/// rustix's `socket_peercred` does not fit: the kernel reports process id 0 for a process of another PID namespace,
+/// which its `Pid` cannot hold.
 ///
 /// # Errors
 /// The system's error for a descriptor that is not a connected Unix socket.
@@ -29,8 +29,8 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> std::io::Result<PeerCredentia
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let size = size_of::<libc::ucred>();
     let mut len = size as libc::socklen_t;
-    // SAFETY: `found` and `len` are borrowed until after the call. The kernel writes at most `len` bytes, which is the size of
-    // `found`, and every bit pattern is a valid `ucred`.
+    // SAFETY: `found` and `len` are borrowed until after the call. The kernel writes at most `len` bytes, which is the
+    // size of `found`, and every bit pattern is a valid `ucred`.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -11,11 +11,11 @@ const FD_SETSIZE: RawFd = 1024;
 /// Some programs close every possible descriptor before they start another program, which takes long with a high limit.
 const RAISED_LIMIT_MAX: u64 = 1 << 20;
 
-/// Raises the soft limit of open descriptors to the hard limit, at most 2^20: every tensor in its own memfd takes a descriptor.
-/// Only the first call has an effect, so a limit that the program sets later stays.
+/// Raises the soft limit of open descriptors to the hard limit, at most 2^20: every tensor in its own memfd takes a
+/// descriptor. Only the first call has an effect, so a limit that the program sets later stays.
 ///
-/// Descriptors of tensors get numbers from 1024 on if the limit allows it. The lower numbers stay free for programs that use
-/// `select`.
+/// Descriptors of tensors get numbers from 1024 on if the limit allows it. The lower numbers stay free for programs
+/// that use `select`.
 pub fn raise_fd_limit() {
     static RAISED: Once = Once::new();
     RAISED.call_once(|| {

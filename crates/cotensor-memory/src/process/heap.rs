@@ -1,7 +1,7 @@
 //! The heap of this process.
 
-/// Returns freed heap memory to the system (`malloc_trim`). By itself glibc returns only memory above the highest block in
-/// use. Does nothing with another allocator.
+/// Returns freed heap memory to the system (`malloc_trim`). By itself glibc returns only memory above the highest block
+/// in use. Does nothing with another allocator.
 ///
 /// Takes some milliseconds, during which allocations of other threads may wait.
 pub fn trim_heap() {

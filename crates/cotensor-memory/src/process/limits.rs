@@ -17,8 +17,8 @@ pub(crate) fn available_with_swap_bytes() -> Option<u64> {
     Some(kib_field(&meminfo, "MemAvailable:")?.saturating_add(kib_field(&meminfo, "SwapFree:").unwrap_or(0)))
 }
 
-/// The lowest memory limit among this process's control groups, and the use that counts against it, page cache included.
-/// Both in bytes; `None` without a limit.
+/// The lowest memory limit among this process's control groups, and the use that counts against it, page cache
+/// included. Both in bytes; `None` without a limit.
 pub fn cgroup_memory_limit() -> Option<(u64, u64)> {
     let groups = read("/proc/self/cgroup").ok()?;
     let mut lowest: Option<(u64, u64)> = None;

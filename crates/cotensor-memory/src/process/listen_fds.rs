@@ -12,8 +12,8 @@ const COUNT_MAX: RawFd = 1 << 20;
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The descriptors that the service manager passed to this process, with their names, close-on-exec. To be called at the start
-/// of a program. Empty when `LISTEN_PID` names another process, and on every later call.
+/// The descriptors that the service manager passed to this process, with their names, close-on-exec. To be called at
+/// the start of a program. Empty when `LISTEN_PID` names another process, and on every later call.
 ///
 /// # Errors
 /// `Invalid` when `LISTEN_FDS` is no number or counts descriptors that are not open.
@@ -38,8 +38,8 @@ pub fn listen_fds_with_names() -> Result<Vec<(String, OwnedFd)>> {
         let flags = fcntl_getfd(fd).map_err(|_| wrong())?;
         // Programs that this process starts do not inherit it.
         fcntl_setfd(fd.as_fd(), flags | FdFlags::CLOEXEC).map_err(|_| wrong())?;
-        // SAFETY: the guard is `LISTEN_PID`: the service manager opened this number for this process to own. fcntl has just
-        // shown that it is open, and `TAKEN` lets only one call come here.
+        // SAFETY: the guard is `LISTEN_PID`: the service manager opened this number for this process to own. fcntl has
+        // just shown that it is open, and `TAKEN` lets only one call come here.
         let owned = unsafe { OwnedFd::from_raw_fd(number) };
         found.push((names.next().unwrap_or_default().to_owned(), owned));
     }

@@ -2,8 +2,8 @@
 
 /// Whether this process ignores `signal`. `nohup` makes a program ignore `SIGHUP`.
 pub fn is_signal_ignored(signal: i32) -> bool {
-    // SAFETY: an all-zero `sigaction` is a valid value. `found` is borrowed until after the call, which only writes to it: the
-    // new action is null.
+    // SAFETY: an all-zero `sigaction` is a valid value. `found` is borrowed until after the call, which only writes to
+    // it: the new action is null.
     let found = unsafe {
         let mut found: libc::sigaction = std::mem::zeroed();
         (libc::sigaction(signal, std::ptr::null(), &raw mut found) == 0).then_some(found)
@@ -11,8 +11,8 @@ pub fn is_signal_ignored(signal: i32) -> bool {
     found.is_some_and(|found| found.sa_sigaction == libc::SIG_IGN)
 }
 
-/// Ignores `SIGXFSZ`, which ends a process by default. A write beyond the file size limit (`ulimit -f`) then fails with an
-/// error.
+/// Ignores `SIGXFSZ`, which ends a process by default. A write beyond the file size limit (`ulimit -f`) then fails with
+/// an error.
 pub fn ignore_sigxfsz() {
     // SAFETY: SIG_IGN is no handler, so no code of this process runs in signal context.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };

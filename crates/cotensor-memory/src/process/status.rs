@@ -2,8 +2,8 @@
 
 use super::procfs::read;
 
-/// The run state of a process as the kernel abbreviates it: `T` is stopped, `Z` is a zombie. `None` for a process that does
-/// not exist.
+/// The run state of a process as the kernel abbreviates it: `T` is stopped, `Z` is a zombie. `None` for a process that
+/// does not exist.
 pub fn state(pid: u32) -> Option<char> {
     Some(state_and_parent(pid)?.0)
 }

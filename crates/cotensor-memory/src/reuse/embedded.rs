@@ -13,8 +13,8 @@ const SLAB_BYTES_MAX: usize = 4 << 20;
 /// The most free bytes of the pool.
 const POOL_BYTES_MAX: usize = 256 << 20;
 
-/// Slabs for small tensors, so that thousands of them take few descriptors, and a [`MemfdPool`] for large ones. All of it can
-/// be mapped privately by readers in this process. Slabs stay when they are empty.
+/// Slabs for small tensors, so that thousands of them take few descriptors, and a [`MemfdPool`] for large ones. All of
+/// it can be mapped privately by readers in this process. Slabs stay when they are empty.
 pub struct EmbeddedMemory {
     pool: MemfdPool,
     /// In the order of their creation.

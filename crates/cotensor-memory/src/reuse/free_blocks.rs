@@ -62,8 +62,8 @@ impl FreeBlocks {
         self.blocks().by_capacity.contains_key(&capacity)
     }
 
-    /// Takes the smallest memfd of at least `wanted` bytes. One that is more than a quarter longer is not taken, because
-    /// publishing frees its rest.
+    /// Takes the smallest memfd of at least `wanted` bytes. One that is more than a quarter longer is not taken,
+    /// because publishing frees its rest.
     pub(super) fn take(&self, wanted: usize) -> Option<Block> {
         let mut blocks = self.blocks();
         let fitting = blocks.by_capacity.range_mut(wanted..=wanted.saturating_add(wanted / 4)).next();

@@ -9,13 +9,13 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Memory in memfds that were prefaulted, or used and abandoned, before. Filling one takes the time of the copy; a new one
-/// takes about three times as long, because of its pages.
+/// Memory in memfds that were prefaulted, or used and abandoned, before. Filling one takes the time of the copy; a new
+/// one takes about three times as long, because of its pages.
 ///
 /// Only unpublished memfds return to the pool. A published one is sealed for good, so its pages are freed with its last
-/// holder. Each publication thus uses up one memfd that [`prefault`](Memory::prefault) created. While large segments of equal
-/// length are published one after another, a thread prefaults the next memfd after each publication. Memory that is published
-/// repeatedly belongs into a [`Slab`](crate::Slab).
+/// holder. Each publication thus uses up one memfd that [`prefault`](Memory::prefault) created. While large segments of
+/// equal length are published one after another, a thread prefaults the next memfd after each publication. Memory that
+/// is published repeatedly belongs into a [`Slab`](crate::Slab).
 ///
 /// Clones are the same pool.
 #[derive(Clone)]
@@ -89,8 +89,8 @@ impl Memory for MemfdPool {
     /// Takes several times as long as filling the memfds, so call it while the program is idle.
     ///
     /// # Errors
-    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do not
-    /// suffice, `Io`.
+    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do
+    /// not suffice, `Io`.
     fn prefault(&self, len: usize, count: usize) -> Result<usize> {
         for done in 0..count {
             let memfd = MemfdMut::create(capacity(len)?)?;
@@ -113,7 +113,8 @@ impl Memory for MemfdPool {
     }
 }
 
-/// A memfd of the pool in use. If it is dropped unpublished, it returns to the pool, unless other code may know its address.
+/// A memfd of the pool in use. If it is dropped unpublished, it returns to the pool, unless other code may know its
+/// address.
 struct PooledMemfd {
     /// `None` once it is published.
     memfd: Option<MemfdMut>,
@@ -169,7 +170,8 @@ mod tests {
     use std::time::Duration;
 
     const NEVER: Duration = Duration::from_secs(1 << 40);
-    /// A series has no longest gap, no memfd is prefaulted while another is being filled, and prefaulted memfds are kept.
+    /// A series has no longest gap, no memfd is prefaulted while another is being filled, and prefaulted memfds are
+    /// kept.
     const UNLIMITED: Timing = Timing { gap_max: NEVER, filling_max: NEVER, unused_max: NEVER };
 
     fn publish(pool: &MemfdPool, len: usize, byte: u8) -> Arc<dyn Segment> {

@@ -1,6 +1,6 @@
-//! Prefaulting the next memfd of a series: while a program publishes large segments of equal length one after another, a
-//! thread creates and prefaults the next memfd as soon as the current one is filled. Doing both at the same time would take
-//! twice as long for each.
+//! Prefaulting the next memfd of a series: while a program publishes large segments of equal length one after another,
+//! a thread creates and prefaults the next memfd as soon as the current one is filled. Doing both at the same time
+//! would take twice as long for each.
 
 use super::free_blocks::{Block, FreeBlocks};
 use crate::host::MemfdMut;
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 /// A shorter memfd is created in less time than a thread takes to start.
 const BYTES_MIN: usize = 1 << 20;
-/// The next memfd is prefaulted only if the system, and this process's control group, have this many times its length left.
+/// The next memfd is prefaulted only if the system, and this process's control group, have this many times its length
+/// left.
 const AVAILABLE_FACTOR_MIN: u64 = 4;
 
 /// The time limits of a series.
@@ -76,8 +77,8 @@ impl Prefaulter {
         Self { timing, series: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Before a memfd of `capacity` bytes is taken: waits for one that is being prefaulted, which is faster than creating
-    /// another one at the same time. Cancels one that is not being prefaulted yet.
+    /// Before a memfd of `capacity` bytes is taken: waits for one that is being prefaulted, which is faster than
+    /// creating another one at the same time. Cancels one that is not being prefaulted yet.
     pub(super) fn wait_for(&self, free: &FreeBlocks, capacity: usize) {
         if !free.is_owner() {
             return;
@@ -89,7 +90,8 @@ impl Prefaulter {
         series.wanted.take_if(|(wanted, _)| *wanted == capacity);
     }
 
-    /// After a memfd of `capacity` bytes is taken, to be filled: if it continues a series, the next one will be prefaulted.
+    /// After a memfd of `capacity` bytes is taken, to be filled: if it continues a series, the next one will be
+    /// prefaulted.
     pub(super) fn request(self: &Arc<Self>, free: &Arc<FreeBlocks>, capacity: usize) -> Option<Filling> {
         if capacity < BYTES_MIN || !free.has_room_for(capacity) {
             return None;
@@ -187,7 +189,8 @@ fn prefault(free: &FreeBlocks, capacity: usize) -> bool {
     created.is_ok_and(|memfd| free.put(Block { memfd, stale: 0 }))
 }
 
-/// Bytes that can be allocated without swapping and without reaching the control group's limit, as far as they are known.
+/// Bytes that can be allocated without swapping and without reaching the control group's limit, as far as they are
+/// known.
 fn left_bytes() -> Option<u64> {
     let in_group = cgroup_memory_limit().map(|(limit, used)| limit.saturating_sub(used));
     available_bytes().into_iter().chain(in_group).min()

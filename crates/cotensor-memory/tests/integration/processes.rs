@@ -1,4 +1,5 @@
-//! Two processes with one memfd. The receiver is this test program, started again with the descriptor as its standard input.
+//! Two processes with one memfd. The receiver is this test program, started again with the descriptor as its standard
+//! input.
 
 use cotensor_core::{Memory, Segment, SegmentMut};
 use cotensor_memory::{Guarantee, MemfdMut, PrivateMapping, SealedMemfd, Slab};
@@ -10,7 +11,8 @@ use std::sync::Arc;
 /// The receiver's variable: the length of the memfd, and the start and the length of the tensor, in bytes.
 const RECEIVER: &str = "COTENSOR_TEST_RECEIVER";
 
-/// Starts a receiver, waits until it has mapped the memfd, drops the segment here and lets the receiver check the bytes.
+/// Starts a receiver, waits until it has mapped the memfd, drops the segment here and lets the receiver check the
+/// bytes.
 fn check_in_receiver(test: &str, segment: Arc<dyn Segment>, len: usize) {
     let fd = segment.fd().unwrap().try_clone_to_owned().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());

@@ -21,11 +21,12 @@ pub trait Engine: Send + Sync {
     /// The loaded graph reads the weights in place and keeps the leases as long as it lives.
     ///
     /// # Errors
-    /// `Unsupported` for an operator or an attribute that this engine does not know or would compute wrongly, `Corrupt` for an
-    /// inconsistent graph.
+    /// `Unsupported` for an operator or an attribute that this engine does not know or would compute wrongly, `Corrupt`
+    /// for an inconsistent graph.
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>>;
 
-    /// Loads a graph from its file as a program without Cotensor would. The demo and the benchmarks compare against this.
+    /// Loads a graph from its file as a program without Cotensor would. The demo and the benchmarks compare against
+    /// this.
     ///
     /// # Errors
     /// As [`load`](Engine::load), and `Io`.
@@ -37,8 +38,9 @@ pub trait Engine: Send + Sync {
 pub enum FileMode {
     /// Into private memory: the engine's default.
     Read,
-    /// From the engine's own mapping of the file. No program may write or truncate the file while the graph lives: the engine would
-    /// read torn weights, or SIGBUS would end the process. For measurements with files of one's own; nothing shared uses it.
+    /// From the engine's own mapping of the file. No program may write or truncate the file while the graph lives: the
+    /// engine would read torn weights, or SIGBUS would end the process. For measurements with files of one's own;
+    /// nothing shared uses it.
     Map,
 }
 
@@ -51,8 +53,8 @@ pub struct Capabilities {
     pub borrows_weights: bool,
     /// The engine reads inputs in place.
     pub borrows_inputs: bool,
-    /// The engine writes outputs into memory from the [`OutputAllocator`]. Otherwise the stage copies each output into the store and
-    /// counts the copy.
+    /// The engine writes outputs into memory from the [`OutputAllocator`]. Otherwise the stage copies each output into
+    /// the store and counts the copy.
     pub writes_outputs_in_place: bool,
 }
 
@@ -60,12 +62,13 @@ pub struct Capabilities {
 pub trait LoadedGraph: Send + Sync {
     /// Runs the graph and returns `outputs`, in that order, with the element types that the graph declares.
     ///
-    /// An engine that can write outputs into given memory gets it from `allocator`; others return arrays. If the engine computes with
-    /// another element type than an input has or an output declares, it converts and reports the bytes to `allocator`.
+    /// An engine that can write outputs into given memory gets it from `allocator`; others return arrays. If the engine
+    /// computes with another element type than an input has or an output declares, it converts and reports the
+    /// bytes to `allocator`.
     ///
     /// # Errors
-    /// `Invalid` for a missing, unknown or misshapen input or an unknown output; the error names it. `Unsupported` for an input on a
-    /// device that the engine cannot read. `Engine` when the engine fails.
+    /// `Invalid` for a missing, unknown or misshapen input or an unknown output; the error names it. `Unsupported` for
+    /// an input on a device that the engine cannot read. `Engine` when the engine fails.
     fn run(
         &self,
         inputs: &[(&str, TensorRef<'_>)],
@@ -81,7 +84,8 @@ pub trait LoadedGraph: Send + Sync {
         self.run(inputs, outputs, &OwnMemory::default())?.into_iter().map(Output::into_array).collect()
     }
 
-    /// The element type in which the engine computes, part of every stage key: float16 gives other numbers than float32.
+    /// The element type in which the engine computes, part of every stage key: float16 gives other numbers than
+    /// float32.
     fn precision(&self) -> DType;
 
     /// The inputs, in the order of the graph.

@@ -33,7 +33,8 @@ impl FolderStamp {
         earlier.settled && self.files == earlier.files
     }
 
-    /// Whether sizes and times are equal. Less strict than [`continues`](Self::continues) for files that were just written.
+    /// Whether sizes and times are equal. Less strict than [`continues`](Self::continues) for files that were just
+    /// written.
     pub(crate) fn same_files(&self, other: &FolderStamp) -> bool {
         self.files == other.files
     }

@@ -1,7 +1,7 @@
 //! Cuts a graph that holds trunk and head, so that models with the same trunk share its computation.
 //!
-//! The trunk ends with the last encoder block; [`encoder`](super::encoder) proves its position. A graph without such a position is
-//! not cut.
+//! The trunk ends with the last encoder block; [`encoder`](super::encoder) proves its position. A graph without such a
+//! position is not cut.
 
 use super::encoder::{Cut, EncoderSize, find};
 use super::initializer;

@@ -1,8 +1,9 @@
 //! Finds the end of an encoder in a graph by the structure of encoder blocks.
 //!
-//! A transformer block multiplies two values that depend on the input twice (queries by keys, weights by values), adds the result to
-//! the residual stream, and adds a feed-forward part. Two normalizations follow the last such product: one around the feed-forward
-//! part, and one at the end of the encoder. A normalization of the head comes later and adds no residual, so it is not the end.
+//! A transformer block multiplies two values that depend on the input twice (queries by keys, weights by values), adds
+//! the result to the residual stream, and adds a feed-forward part. Two normalizations follow the last such product:
+//! one around the feed-forward part, and one at the end of the encoder. A normalization of the head comes later and
+//! adds no residual, so it is not the end.
 
 use super::proto::{normal_domain, tensor_bytes};
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
@@ -17,7 +18,8 @@ pub struct EncoderSize {
     pub width: usize,
 }
 
-/// The position of a cut: the nodes up to `node` are the trunk, and `value` is the only varying value that the head reads.
+/// The position of a cut: the nodes up to `node` are the trunk, and `value` is the only varying value that the head
+/// reads.
 pub(super) struct Cut {
     pub(super) node: usize,
     pub(super) value: String,

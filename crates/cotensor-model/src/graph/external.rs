@@ -63,7 +63,8 @@ impl<'a> Folder<'a> {
         };
         let missing = |error| Error::io(format!("external data {location:?}"), &error);
         let file = folder.join(relative).canonicalize().map_err(missing)?;
-        // Hub caches link the graph and its data into one folder of blobs, so the folder of the linked graph is allowed, too.
+        // Hub caches link the graph and its data into one folder of blobs, so the folder of the linked graph is
+        // allowed, too.
         let real = self.model()?;
         let real_folder = real.parent().unwrap_or(Path::new("/"));
         let folder = folder.canonicalize().map_err(missing)?;

@@ -1,7 +1,8 @@
 //! The identity of a graph's computation.
 //!
-//! Values are numbered in the order of their definition, so the fingerprint does not depend on their names. A use of a constant is
-//! hashed as its content, so the fingerprint depends neither on the order of initializers nor on the encoding of their bytes.
+//! Values are numbered in the order of their definition, so the fingerprint does not depend on their names. A use of a
+//! constant is hashed as its content, so the fingerprint depends neither on the order of initializers nor on the
+//! encoding of their bytes.
 
 use super::proto::{normal_domain, tensor_bytes};
 use super::types::{Port, Weight};

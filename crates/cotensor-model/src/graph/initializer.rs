@@ -13,8 +13,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Finds the weights among the initializers and reads all other initializers into the graph. Returns the names of all initializers and
-/// the weights.
+/// Finds the weights among the initializers and reads all other initializers into the graph. Returns the names of all
+/// initializers and the weights.
 ///
 /// # Errors
 /// As [`Graph::open`](super::Graph::open).

@@ -21,7 +21,8 @@ pub const DEPTH_MAX: usize = 8;
 /// The fewest bytes of an initializer that is a shared weight. A smaller initializer stays in the graph.
 pub const SHARED_BYTES_MIN: u64 = 1 << 10;
 
-/// The most bytes of all initializers that engines cannot use in place (64-bit integers, booleans). They stay in the graph.
+/// The most bytes of all initializers that engines cannot use in place (64-bit integers, booleans). They stay in the
+/// graph.
 pub const PRIVATE_BYTES_MAX: u64 = 256 << 20;
 
 /// The most elements of a tensor that a node makes from a shape in the file.

@@ -23,8 +23,9 @@ impl Graph {
     /// Opens an ONNX file. Finds external data but does not read it.
     ///
     /// # Errors
-    /// `NotFound` without the file or its external data, `Corrupt` for another format or an inconsistent file, `Unsupported` for
-    /// unsupported parts of ONNX, `Invalid` for external data outside the folder. Errors name the file and the initializer, if any.
+    /// `NotFound` without the file or its external data, `Corrupt` for another format or an inconsistent file,
+    /// `Unsupported` for unsupported parts of ONNX, `Invalid` for external data outside the folder. Errors name the
+    /// file and the initializer, if any.
     pub fn open(path: &Path) -> Result<Self> {
         let open = || {
             // Checked before the file is opened: opening a pipe would wait for its writer.
@@ -97,9 +98,9 @@ impl Graph {
         operators
     }
 
-    /// The identity of the computation, given the content hash of each of [`weights`](Graph::weights), in order. It depends on
-    /// operators, attributes, constants and connections, and on names and order of inputs and outputs. It does not depend on internal
-    /// names, the order of initializers or documentation.
+    /// The identity of the computation, given the content hash of each of [`weights`](Graph::weights), in order. It
+    /// depends on operators, attributes, constants and connections, and on names and order of inputs and outputs.
+    /// It does not depend on internal names, the order of initializers or documentation.
     ///
     /// # Panics
     /// When the number of hashes is not the number of weights.
@@ -118,7 +119,8 @@ impl Graph {
         visit_nodes(self.graph(), visit);
     }
 
-    /// The graph as an ONNX file. Weight number `i` is the whole external file [`weight_location`](super::weight_location)`(i)`.
+    /// The graph as an ONNX file. Weight number `i` is the whole external file
+    /// [`weight_location`](super::weight_location)`(i)`.
     ///
     /// # Errors
     /// `Corrupt` when the graph cannot be encoded.

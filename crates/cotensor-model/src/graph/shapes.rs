@@ -1,5 +1,5 @@
-//! Refuses nodes that make enormous constants. An engine that folds constants would allocate them while loading, and a failed
-//! allocation aborts the process.
+//! Refuses nodes that make enormous constants. An engine that folds constants would allocate them while loading, and a
+//! failed allocation aborts the process.
 //!
 //! The check sees shapes in the file only, not shapes that a run computes from inputs.
 
@@ -10,7 +10,8 @@ use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 
 /// # Errors
-/// `Corrupt` for an output with a negative dimension or more than [`MADE_ELEMENTS_MAX`] elements; the error names the node.
+/// `Corrupt` for an output with a negative dimension or more than [`MADE_ELEMENTS_MAX`] elements; the error names the
+/// node.
 pub(super) fn refuse_enormous(graph: &GraphProto) -> Result<()> {
     let mut constants = HashMap::new();
     collect(graph, &mut constants);

@@ -1,4 +1,5 @@
-//! Folds `Transpose(weight)` into a transposed weight, which is shared by its content. An engine would fold it into a private copy.
+//! Folds `Transpose(weight)` into a transposed weight, which is shared by its content. An engine would fold it into a
+//! private copy.
 
 use super::proto::{normal_domain, visit_nodes};
 use super::types::Weight;

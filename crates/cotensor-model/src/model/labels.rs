@@ -26,11 +26,12 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The labels of a head of `model` with `count` numbers, from labels.json or from `id2label` and `problem_type` in config.json. If
-    /// neither file names labels, the names are `label 0`, `label 1` and so on.
+    /// The labels of a head of `model` with `count` numbers, from labels.json or from `id2label` and `problem_type` in
+    /// config.json. If neither file names labels, the names are `label 0`, `label 1` and so on.
     ///
     /// # Errors
-    /// `Invalid` when a file names another number of labels, or when the head has a number for each word of the vocabulary.
+    /// `Invalid` when a file names another number of labels, or when the head has a number for each word of the
+    /// vocabulary.
     pub(crate) fn of(model: &Model, head: &str, count: usize) -> Result<Self> {
         let several = if count == 1 { Problem::MultiLabel } else { Problem::SingleLabel };
         if let Some(names) = model.json(FILE)?.as_deref().and_then(|file| file.get(head)) {

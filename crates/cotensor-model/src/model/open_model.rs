@@ -26,8 +26,8 @@ pub enum StageSource {
     Private(Arc<dyn Engine>, FileMode),
 }
 
-/// A model: its family, its preprocessing and its stages. Each part is opened at its first use. An open model never mixes files of
-/// different times: after a change of the folder, it refuses to open further parts.
+/// A model: its family, its preprocessing and its stages. Each part is opened at its first use. An open model never
+/// mixes files of different times: after a change of the folder, it refuses to open further parts.
 pub struct Model {
     folder: PathBuf,
     /// The state of the files when the model was opened.
@@ -120,8 +120,8 @@ impl Model {
         &self.source
     }
 
-    /// The stage with this role, loaded at its first use. If the graph holds trunk and head, a shared stage is the trunk only; a private
-    /// copy is the whole graph.
+    /// The stage with this role, loaded at its first use. If the graph holds trunk and head, a shared stage is the
+    /// trunk only; a private copy is the whole graph.
     ///
     /// # Errors
     /// `Unsupported` for a role that the family does not have, `NotFound` without the graph, or as [`Engine::load`].
@@ -140,7 +140,8 @@ impl Model {
         })
     }
 
-    /// The error for a missing head. It lists the heads of the model: the graphs in `onnx/` that are not stages of the family.
+    /// The error for a missing head. It lists the heads of the model: the graphs in `onnx/` that are not stages of the
+    /// family.
     pub(crate) fn no_head(&self) -> Error {
         let stages: Vec<&str> = self.family.stages.iter().flat_map(|stage| &stage.files).map(String::as_str).collect();
         let files = std::fs::read_dir(self.folder.join("onnx")).into_iter().flatten().flatten();
@@ -175,8 +176,8 @@ impl Model {
         })
     }
 
-    /// The model's own head: `onnx/head.onnx`, or the part after the trunk in the graph of stage `role`. `None` when that stage gives
-    /// logits itself: its graph has both outputs, or it is a private copy.
+    /// The model's own head: `onnx/head.onnx`, or the part after the trunk in the graph of stage `role`. `None` when
+    /// that stage gives logits itself: its graph has both outputs, or it is a private copy.
     ///
     /// # Errors
     /// `NotFound` when the model has no head, or as [`Engine::load`].

@@ -29,8 +29,9 @@ impl Runtime {
         Arc::new(Self { store, engine, models: Mutex::default(), stages: Mutex::default(), observer: OnceLock::new() })
     }
 
-    /// A runtime over `store` with the default engine. `threads` is the number of threads of the engine; `None` lets the engine
-    /// choose. Over a client of the daemon, weights and results are shared with every process that uses the daemon.
+    /// A runtime over `store` with the default engine. `threads` is the number of threads of the engine; `None` lets
+    /// the engine choose. Over a client of the daemon, weights and results are shared with every process that uses
+    /// the daemon.
     pub fn over(store: Arc<dyn Store>, threads: Option<usize>) -> Arc<Self> {
         Self::new(store, crate::engine::open_default(threads))
     }
@@ -45,14 +46,15 @@ impl Runtime {
         &self.engine
     }
 
-    /// Sets the observer of loads: it is called with the role and the model when a stage begins to load. A second call has no effect.
+    /// Sets the observer of loads: it is called with the role and the model when a stage begins to load. A second call
+    /// has no effect.
     pub fn observe_loads(&self, observer: impl Fn(&str, &str) + Send + Sync + 'static) {
         // The first observer stays.
         let _ = self.observer.set(Box::new(observer));
     }
 
-    /// The model in `folder`: the open copy, or a new one if none is open or the size or times of a file changed. An open model never
-    /// changes. Graphs are loaded at their first use.
+    /// The model in `folder`: the open copy, or a new one if none is open or the size or times of a file changed. An
+    /// open model never changes. Graphs are loaded at their first use.
     ///
     /// # Errors
     /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`; the error names file and field.
@@ -70,8 +72,8 @@ impl Runtime {
         Ok(model)
     }
 
-    /// Loads `graph` as a stage with shared weights. `preprocessing` has the fingerprints of the preprocessing of its inputs; the load
-    /// time counts from `start`.
+    /// Loads `graph` as a stage with shared weights. `preprocessing` has the fingerprints of the preprocessing of its
+    /// inputs; the load time counts from `start`.
     pub(crate) fn load_stage(
         &self,
         role: &str,

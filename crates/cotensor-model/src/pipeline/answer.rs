@@ -129,11 +129,12 @@ pub(crate) fn softmax(logits: &[f32]) -> Vec<f32> {
     exponentials.iter().map(|value| value / sum).collect()
 }
 
-/// The width and the elements of an output for one input: `[1, width]`, or `[1, rows, width]` if `rows` is set. The inner `None` of
-/// `rows` accepts any number of rows.
+/// The width and the elements of an output for one input: `[1, width]`, or `[1, rows, width]` if `rows` is set. The
+/// inner `None` of `rows` accepts any number of rows.
 ///
 /// # Errors
-/// `Unsupported` for an output of another shape: it has another meaning. `Engine` for an element that is NaN or infinite.
+/// `Unsupported` for an output of another shape: it has another meaning. `Engine` for an element that is NaN or
+/// infinite.
 pub(crate) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>) -> Result<(usize, Cow<'v, [f32]>)> {
     let shape = value.shape();
     let width = match (shape, rows) {

@@ -54,7 +54,8 @@ impl Pipeline {
     /// Reads a pipeline file.
     ///
     /// # Errors
-    /// `Corrupt` for a file that is not TOML or has unknown fields, `Invalid` for a value out of bounds; the error names the field.
+    /// `Corrupt` for a file that is not TOML or has unknown fields, `Invalid` for a value out of bounds; the error
+    /// names the field.
     pub fn open(path: &Path) -> Result<Self> {
         let bytes = read_bounded(path, FILE_BYTES_MAX)?;
         let text = String::from_utf8(bytes).map_err(|_| Error::corrupt("not UTF-8").in_file(path))?;
@@ -91,8 +92,8 @@ impl Pipeline {
 }
 
 impl User {
-    /// Whether the task reads the input of type `medium`: `text`, `image` or `audio`. True for a task that the family does not have or
-    /// that cannot take the user's texts: running it gives the error.
+    /// Whether the task reads the input of type `medium`: `text`, `image` or `audio`. True for a task that the family
+    /// does not have or that cannot take the user's texts: running it gives the error.
     pub fn reads(&self, family: &Family, medium: &str) -> bool {
         let Ok(task) = family.task(&self.task) else { return true };
         let own_texts = match task.text_limit() {

@@ -49,7 +49,8 @@ struct Use<'a> {
     stage: Arc<Stage>,
     /// The sources of its inputs: `image.pixels`, `encoder.last_hidden_state`. A head reads the previous stage.
     sources: Vec<String>,
-    /// Its own space with the spaces of the stages that it reads. Two uses with equal values give equal results on equal input.
+    /// Its own space with the spaces of the stages that it reads. Two uses with equal values give equal results on
+    /// equal input.
     whole: ContentHash,
 }
 

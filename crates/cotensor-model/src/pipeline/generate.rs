@@ -93,7 +93,8 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     Ok((Answer::Transcript { text: text.trim().to_owned(), tokens: tokens.len() }, vec![output]))
 }
 
-/// Whether a token is a timestamp of Whisper, such as `<|2.40|>`. transformers omits them, too, although they are not special tokens.
+/// Whether a token is a timestamp of Whisper, such as `<|2.40|>`. transformers omits them, too, although they are not
+/// special tokens.
 fn is_timestamp(token: &str) -> bool {
     let number =
         token.strip_prefix("<|").and_then(|rest| rest.strip_suffix("|>")).and_then(|number| number.split_once('.'));
@@ -113,8 +114,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of the user, else of generation_config.json, else the defaults, within the model's positions; and the origin of the
-    /// maximum.
+    /// The limits of the user, else of generation_config.json, else the defaults, within the model's positions; and the
+    /// origin of the maximum.
     fn of(user: &User, model: &Model, prompt: usize, special: &Special) -> Result<(Self, &'static str)> {
         let positions = model.config().get("max_target_positions").and_then(serde_json::Value::as_u64);
         let room = positions.map_or(usize::MAX, |positions| (positions as usize).saturating_sub(prompt));
@@ -145,8 +146,8 @@ pub struct Decoder<'a> {
     pub step: &'a dyn LoadedGraph,
 }
 
-/// Decodes greedily. The cache stays in arrays of the engine, which reads them again at the next step; `allocator` counts
-/// conversions.
+/// Decodes greedily. The cache stays in arrays of the engine, which reads them again at the next step; `allocator`
+/// counts conversions.
 ///
 /// # Errors
 /// As [`LoadedGraph::run`]; `Corrupt` when the cache inputs and outputs of the graphs do not match.

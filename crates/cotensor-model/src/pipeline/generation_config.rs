@@ -13,8 +13,8 @@ pub(super) struct Special {
     pub(super) lengths: Lengths,
 }
 
-/// The lengths in generation_config.json, in tokens. `max` and `min` include the prompt; they count only without `max_new` and
-/// `min_new`.
+/// The lengths in generation_config.json, in tokens. `max` and `min` include the prompt; they count only without
+/// `max_new` and `min_new`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lengths {
     max_new: Option<usize>,

@@ -91,8 +91,8 @@ impl Inputs {
         self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
     }
 
-    /// The image, preprocessed for `model`: `[1, 3, height, width]`, and whether this call preprocessed it. Shared like the result of
-    /// a stage.
+    /// The image, preprocessed for `model`: `[1, 3, height, width]`, and whether this call preprocessed it. Shared like
+    /// the result of a stage.
     ///
     /// # Errors
     /// `Invalid` without an image, `Corrupt` when it cannot be decoded.
@@ -104,8 +104,8 @@ impl Inputs {
         })
     }
 
-    /// The features of the audio for `model`, `[1, mel bins, frames]`, whether this call computed them, and notices about changes of
-    /// the audio. Shared like the result of a stage.
+    /// The features of the audio for `model`, `[1, mel bins, frames]`, whether this call computed them, and notices
+    /// about changes of the audio. Shared like the result of a stage.
     ///
     /// # Errors
     /// As [`Inputs::pixels`].
@@ -130,8 +130,8 @@ impl Inputs {
     }
 }
 
-/// Preprocesses `file` once per content and preprocessing; a private copy of a model preprocesses each time. Also returns whether
-/// this call did.
+/// Preprocesses `file` once per content and preprocessing; a private copy of a model preprocesses each time. Also
+/// returns whether this call did.
 fn prepared(
     model: &Model,
     holder: &Holder,

@@ -5,8 +5,8 @@ use crate::stage::Stage;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{LOGITS, StageDef, Task};
 
-/// The output of a stage that a task reads: the answer itself if the graph has it, the logits of the model's own head, or the result
-/// of the trunk.
+/// The output of a stage that a task reads: the answer itself if the graph has it, the logits of the model's own head,
+/// or the result of the trunk.
 pub(super) fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: &Stage, own_head: bool) -> Result<&'a str> {
     if let Some(result) = task.result.as_deref().filter(|result| stage.has_output(result)) {
         return Ok(result);

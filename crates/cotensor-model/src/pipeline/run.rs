@@ -86,8 +86,8 @@ impl<'a> Run<'a> {
         Ok(value)
     }
 
-    /// Runs a text stage on each text of the user separately: users with different lists share the results of equal texts, and no text
-    /// needs padding. The output of the stage has a row for each text.
+    /// Runs a text stage on each text of the user separately: users with different lists share the results of equal
+    /// texts, and no text needs padding. The output of the stage has a row for each text.
     pub(super) fn encode_each(
         &mut self,
         task: &Task,

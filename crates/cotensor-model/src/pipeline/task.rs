@@ -24,13 +24,14 @@ const CLIP_LOGIT_SCALE: f32 = 100.0;
 /// Runs the task of `user` with `model` on `inputs`. `holder` holds the leases.
 ///
 /// # Errors
-/// `Invalid` for a task that the family does not have or for a missing input; else the errors of opening or running a stage.
+/// `Invalid` for a task that the family does not have or for a missing input; else the errors of opening or running a
+/// stage.
 pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) -> Result<UserReport> {
     run_user_keeping(model, user, inputs, holder).map(|(report, _)| report)
 }
 
-/// As [`run_user`], with leases on the outputs of the stages by kind (`vision_embedding`), the last output of each kind. Outputs that
-/// are not shared (a list of texts, a refused kind) have no lease.
+/// As [`run_user`], with leases on the outputs of the stages by kind (`vision_embedding`), the last output of each
+/// kind. Outputs that are not shared (a list of texts, a refused kind) have no lease.
 ///
 /// # Errors
 /// As [`run_user`].

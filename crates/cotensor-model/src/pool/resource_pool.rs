@@ -48,7 +48,8 @@ impl ResourcePool {
     /// (`text_embedding`), a modality (`text`, `vision`, `audio`) or a family (`bert`) of the model.
     ///
     /// # Errors
-    /// `Invalid` when the model is of another type or its name leads out of the pool's folder; as [`Runtime::open`] and [`HardwarePreferences::choose`].
+    /// `Invalid` when the model is of another type or its name leads out of the pool's folder; as [`Runtime::open`] and
+    /// [`HardwarePreferences::choose`].
     pub fn get_model(
         &self,
         model_type: &str,
@@ -78,7 +79,8 @@ impl ResourcePool {
     /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer.
     ///
     /// # Errors
-    /// `Invalid` when data and shape differ in size, `Unsupported` for a device without memory in this store, or as [`cotensor_store::TensorStore::reserve`].
+    /// `Invalid` when data and shape differ in size, `Unsupported` for a device without memory in this store, or as
+    /// [`cotensor_store::TensorStore::reserve`].
     #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
     pub fn share_tensor_between_models(
         &self,
@@ -162,8 +164,8 @@ impl PooledModel {
         self.run_with(&self.permits.acquire(), user, inputs)
     }
 
-    /// As [`run`](Self::run), but waits only while `wanted` returns true, and returns `None` afterwards. The pool calls `wanted` ten
-    /// times a second while it waits, and not while the task runs.
+    /// As [`run`](Self::run), but waits only while `wanted` returns true, and returns `None` afterwards. The pool calls
+    /// `wanted` ten times a second while it waits, and not while the task runs.
     ///
     /// # Errors
     /// As [`run`](Self::run).

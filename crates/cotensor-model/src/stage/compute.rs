@@ -6,11 +6,11 @@ use crate::tensor::Value;
 use cotensor_core::Result;
 use cotensor_store::Claim;
 
-/// Claims the key of a computation; if no other caller has the results, computes and publishes them. Returns the results, and
-/// whether this call computed them.
+/// Claims the key of a computation; if no other caller has the results, computes and publishes them. Returns the
+/// results, and whether this call computed them.
 ///
-/// If the sharing configuration refuses the kind, the call does not claim the key: it would wait for the result of another caller,
-/// which stays private.
+/// If the sharing configuration refuses the kind, the call does not claim the key: it would wait for the result of
+/// another caller, which stays private.
 pub(crate) fn compute_once(
     computation: &Computation<'_>,
     compute: impl FnOnce(&dyn OutputAllocator) -> Result<Vec<Output>>,

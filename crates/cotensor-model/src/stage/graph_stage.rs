@@ -102,7 +102,8 @@ impl Stage {
     /// Runs the graph on `inputs`, unless the store has the result. Concurrent calls with equal inputs compute it once.
     ///
     /// # Errors
-    /// As [`LoadedGraph::run`] and [`ComputationStore::claim`](cotensor_store::ComputationStore::claim); `OverBudget` when the outputs do not fit the store.
+    /// As [`LoadedGraph::run`] and [`ComputationStore::claim`](cotensor_store::ComputationStore::claim); `OverBudget`
+    /// when the outputs do not fit the store.
     pub fn run(&self, inputs: &[(&str, &Value)], outputs: &[&str], holder: &Holder) -> Result<StageRun> {
         let start = Instant::now();
         let labels: Vec<String> = outputs.iter().map(|output| format!("{}.{output}", self.role)).collect();
@@ -114,8 +115,8 @@ impl Stage {
         self.compute(self.key(inputs, outputs), &labels, holder, start, compute)
     }
 
-    /// Computes a result that takes several runs, such as a decoding loop, once per `extra` and engine. A private copy always
-    /// computes.
+    /// Computes a result that takes several runs, such as a decoding loop, once per `extra` and engine. A private copy
+    /// always computes.
     ///
     /// # Errors
     /// The errors of `compute`, or as [`ComputationStore::claim`](cotensor_store::ComputationStore::claim).

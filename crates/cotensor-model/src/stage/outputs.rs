@@ -21,8 +21,8 @@ pub(crate) struct Computation<'a> {
 
 /// Allocates the outputs of one run of a computation, and publishes them.
 ///
-/// The sharing configuration may refuse an output. One refused output makes the whole result private: it is still in the store, so
-/// that the budget counts it, but no other caller gets it.
+/// The sharing configuration may refuse an output. One refused output makes the whole result private: it is still in
+/// the store, so that the budget counts it, but no other caller gets it.
 pub(super) struct StoreOutputs<'a> {
     computation: &'a Computation<'a>,
     started: Instant,
@@ -38,7 +38,8 @@ impl<'a> StoreOutputs<'a> {
     /// Publishes the outputs of the run: with `ticket`, as the results of its claim.
     pub(super) fn publish(self, outputs: Vec<Output>, ticket: Option<Ticket>) -> Result<Vec<Value>> {
         let recompute = self.started.elapsed();
-        // Every output is reserved before the first is published: each refusal is counted, and one makes all outputs private.
+        // Every output is reserved before the first is published: each refusal is counted, and one makes all outputs
+        // private.
         let mut reserved = Vec::with_capacity(outputs.len());
         for (index, output) in outputs.into_iter().enumerate() {
             reserved.push(match output {

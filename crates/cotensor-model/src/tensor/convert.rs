@@ -60,8 +60,8 @@ pub(crate) fn from_f32(shape: &[usize], values: Vec<f32>, dtype: DType) -> Optio
     })
 }
 
-/// An array of `dtype` with the numbers of an `int32` array, which wrap around in a narrower type; `None` when `dtype` is not an
-/// integer type.
+/// An array of `dtype` with the numbers of an `int32` array, which wrap around in a narrower type; `None` when `dtype`
+/// is not an integer type.
 pub(crate) fn from_i32(shape: &[usize], values: Vec<i32>, dtype: DType) -> Option<Result<Array>> {
     fn array<T>(dtype: DType, shape: &[usize], values: Vec<i32>, convert: fn(i32) -> T) -> Result<Array>
     where

@@ -88,8 +88,8 @@ impl Value {
         }
     }
 
-    /// The identity of the value: its provenance if it is known, else the hash of dtype, shape and content. Equal identities
-    /// are equal numbers. Computed once.
+    /// The identity of the value: its provenance if it is known, else the hash of dtype, shape and content. Equal
+    /// identities are equal numbers. Computed once.
     pub fn identity(&self) -> ContentHash {
         *self.0.identity.get_or_init(|| match &self.0.tensor {
             Tensor::Lease(lease) => lease.identity(),

@@ -20,8 +20,8 @@ pub(super) fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
     }
 }
 
-/// Writes the elements of `source`, `size` bytes each, into `target` so that dimension `i` of the target, which has `shape`, is
-/// dimension `permutation[i]` of the source. Both are row-major.
+/// Writes the elements of `source`, `size` bytes each, into `target` so that dimension `i` of the target, which has
+/// `shape`, is dimension `permutation[i]` of the source. Both are row-major.
 pub(super) fn transpose(source: &[u8], target: &mut [u8], shape: &[usize], permutation: &[usize], size: usize) {
     let mut source_shape = vec![0; shape.len()];
     for (&dim, &axis) in shape.iter().zip(permutation) {

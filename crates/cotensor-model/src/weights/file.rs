@@ -57,8 +57,8 @@ impl WeightFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let open = || {
             let file = File::open(path)?;
-            // A dirty page of a shared mapping can change again without a change of the times. After a flush, the next change
-            // updates the times. A file system that cannot flush gives no more than the times.
+            // A dirty page of a shared mapping can change again without a change of the times. After a flush, the next
+            // change updates the times. A file system that cannot flush gives no more than the times.
             let _ = file.sync_data();
             let stamp = Stamp::of(&file.metadata()?);
             Ok(Self { path: path.to_path_buf(), file, stamp })

@@ -17,14 +17,15 @@ pub struct LoadedWeights {
     pub hashes: Vec<ContentHash>,
 }
 
-/// Leases the weights of `graph` for `holder` and reads the weights that the store lacks from the graph's files. `producer` is the
-/// name in reports.
+/// Leases the weights of `graph` for `holder` and reads the weights that the store lacks from the graph's files.
+/// `producer` is the name in reports.
 ///
-/// The store keeps a note with the content hashes under the identity of the files (path, device, inode, size, times). A second process
-/// reads the note instead of the files.
+/// The store keeps a note with the content hashes under the identity of the files (path, device, inode, size, times). A
+/// second process reads the note instead of the files.
 ///
 /// # Errors
-/// `Conflict` for a file that changes while it is read, `Io`, or as [`BlobStore::blobs`](cotensor_store::BlobStore::blobs).
+/// `Conflict` for a file that changes while it is read, `Io`, or as
+/// [`BlobStore::blobs`](cotensor_store::BlobStore::blobs).
 pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
     load_at(graph, store, holder, producer, SystemTime::now())
 }

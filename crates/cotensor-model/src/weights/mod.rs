@@ -1,5 +1,5 @@
-//! Loads the weights of a graph from its files into a store. Weights are identified by content; only weights that the store lacks
-//! are read.
+//! Loads the weights of a graph from its files into a store. Weights are identified by content; only weights that the
+//! store lacks are read.
 
 mod convert;
 mod file;

@@ -102,7 +102,8 @@ fn missing_image_fields_have_the_defaults_of_the_class() {
                 ImageProcessor::open(&ModelFolder::new(folder.path()), None).unwrap().levels(&photo).unwrap();
             (height, width)
         };
-        // 37 x 91 pixels; sizes as transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width give them.
+        // 37 x 91 pixels; sizes as transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width
+        // give them.
         assert_eq!(sized(json!({"shortest_edge": 32, "longest_edge": 64})), (64, 26), "{family}");
         assert_eq!(sized(json!({"shortest_edge": 32, "longest_edge": 640})), (78, 32), "{family}");
         assert_eq!(sized(json!({"max_height": 50, "max_width": 50})), (50, 20), "{family}");

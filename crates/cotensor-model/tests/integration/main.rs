@@ -1,4 +1,5 @@
-//! The crate's integration tests, in one program. `engine_leaks.rs` is a program of its own: it counts the mappings of its process.
+//! The crate's integration tests, in one program. `engine_leaks.rs` is a program of its own: it counts the mappings of
+//! its process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod configuration;

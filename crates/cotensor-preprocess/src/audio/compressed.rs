@@ -118,7 +118,8 @@ fn broken(error: DecodingError) -> Error {
     }
 }
 
-/// Turns a panic of the decoder, which a hostile file may cause, into an error. The decoder is dropped, so its state does not matter.
+/// Turns a panic of the decoder, which a hostile file may cause, into an error. The decoder is dropped, so its state
+/// does not matter.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(corrupt("the decoder failed on this audio")))
 }

@@ -8,14 +8,14 @@ const FRAMES_MAX: u64 = 1 << 28;
 /// Decodes a WAV, FLAC, MP3 or Ogg Vorbis file; channels are averaged.
 ///
 /// # Errors
-/// `Corrupt` for another format or a truncated file, `Invalid` for a sound that is empty, too long or not finite, `Unsupported`
-/// for another codec.
+/// `Corrupt` for another format or a truncated file, `Invalid` for a sound that is empty, too long or not finite,
+/// `Unsupported` for another codec.
 pub fn decode_audio(bytes: &[u8]) -> Result<Audio> {
     decode_audio_start(bytes, SECONDS_MAX as f64)
 }
 
-/// As [`decode_audio`], but decodes the first `seconds` only: a model that reads half a minute does not need an hour in memory.
-/// A truncated WAV file is refused in any case.
+/// As [`decode_audio`], but decodes the first `seconds` only: a model that reads half a minute does not need an hour in
+/// memory. A truncated WAV file is refused in any case.
 ///
 /// # Errors
 /// As [`decode_audio`].

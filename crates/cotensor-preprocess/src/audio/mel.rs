@@ -95,8 +95,9 @@ impl AudioProcessor {
         self.samples as f64 / f64::from(self.sample_rate_hz)
     }
 
-    /// Log-mel features `[1, mel bins, frames]`, `float32`: Hann window, power spectrum, Slaney's mel filters, base-10 logarithm;
-    /// clamped and scaled as in Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision".
+    /// Log-mel features `[1, mel bins, frames]`, `float32`: Hann window, power spectrum, Slaney's mel filters, base-10
+    /// logarithm; clamped and scaled as in Radford et al., "Robust Speech Recognition via Large-Scale Weak
+    /// Supervision".
     ///
     /// # Errors
     /// `Invalid` for a sound with another sample rate or without samples.

@@ -41,8 +41,8 @@ pub(super) fn is_wav(bytes: &[u8]) -> bool {
 }
 
 impl<'a> Wav<'a> {
-    /// Finds the format and the samples. A padding byte follows a chunk of odd length. A data length of 0 or past the limit means
-    /// the rest of the file.
+    /// Finds the format and the samples. A padding byte follows a chunk of odd length. A data length of 0 or past the
+    /// limit means the rest of the file.
     ///
     /// # Errors
     /// `Corrupt` for an inconsistent or truncated file, `Unsupported` for another encoding.

@@ -50,8 +50,8 @@ pub struct StageDef {
     /// Outputs that some exports have beside or instead of the others.
     #[serde(default)]
     pub outputs_optional: Vec<String>,
-    /// The fields of config.json that state the size of the encoder. A graph that holds trunk and head is cut where an encoder of
-    /// this size ends.
+    /// The fields of config.json that state the size of the encoder. A graph that holds trunk and head is cut where an
+    /// encoder of this size ends.
     #[serde(default)]
     pub encoder: Option<EncoderFields>,
 }

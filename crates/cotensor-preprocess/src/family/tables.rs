@@ -39,8 +39,9 @@ pub fn family_of(model_type: &str) -> Result<&'static Family> {
     })
 }
 
-/// The kinds of the family that a model's name contains, the main kind first: `t5-small`, `google/vit-base-patch16-224`.
-/// Empty for a name that contains no family. The configuration of a model is more reliable than its name: see [`family_of`].
+/// The kinds of the family that a model's name contains, the main kind first: `t5-small`,
+/// `google/vit-base-patch16-224`. Empty for a name that contains no family. The configuration of a model is more
+/// reliable than its name: see [`family_of`].
 pub fn kinds_by_name(model: &str) -> Vec<Kind> {
     let name = model.rsplit('/').next().unwrap_or(model).to_ascii_lowercase();
     let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());

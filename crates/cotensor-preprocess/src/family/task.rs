@@ -13,7 +13,8 @@ pub struct Task {
     /// Whether a head graph runs on the output of the last stage.
     #[serde(default)]
     pub head: bool,
-    /// Suffixes of the names in `architectures` of config.json. A checkpoint with such a name has a head for this task.
+    /// Suffixes of the names in `architectures` of config.json. A checkpoint with such a name has a head for this
+    /// task.
     #[serde(default)]
     pub architectures: Vec<String>,
     /// The output of the last stage that is the answer itself, in graphs that have it.

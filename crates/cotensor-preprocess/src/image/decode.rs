@@ -60,7 +60,8 @@ fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
     found.unwrap_or(Orientation::NoTransforms)
 }
 
-/// Whether a JPEG (ITU-T T.81, annex B) has no end marker. The decoder fills the missing part with gray and reports no error.
+/// Whether a JPEG (ITU-T T.81, annex B) has no end marker. The decoder fills the missing part with gray and reports no
+/// error.
 fn jpeg_ends_early(bytes: &[u8]) -> bool {
     const START: u8 = 0xd8;
     const END: u8 = 0xd9;

@@ -23,11 +23,12 @@ pub struct ImageProcessor {
 }
 
 impl ImageProcessor {
-    /// Reads the image part of processor_config.json, or preprocessor_config.json. A configuration that names no class gets the
-    /// defaults of `class`.
+    /// Reads the image part of processor_config.json, or preprocessor_config.json. A configuration that names no class
+    /// gets the defaults of `class`.
     ///
     /// # Errors
-    /// `NotFound` without either file, `Invalid` for a field with an invalid value, `Unsupported` for an unknown processor class.
+    /// `NotFound` without either file, `Invalid` for a field with an invalid value, `Unsupported` for an unknown
+    /// processor class.
     pub fn open(files: &dyn ModelFiles, class: Option<&str>) -> Result<Self> {
         let (config, path) = processor_config::read(files, "image_processor")?;
         Self::parse(&config, class).map_err(|error| error.in_file(&path))

@@ -7,7 +7,8 @@ use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer
 /// The number of pixels that one pass converts to 32-bit numbers at a time, approximately.
 const BAND_PIXELS: usize = 1 << 20;
 
-/// Resizes as Pillow does: first the columns, then the rows; each pass rounds to levels. `filter` is `None` for the nearest pixel.
+/// Resizes as Pillow does: first the columns, then the rows; each pass rounds to levels. `filter` is `None` for the
+/// nearest pixel.
 pub(super) fn resized(
     levels: &[u8],
     from: (usize, usize),

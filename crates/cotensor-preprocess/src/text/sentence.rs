@@ -9,9 +9,9 @@ const MODULES_MAX: usize = 64;
 /// The folder of the pooling configuration, unless modules.json names another.
 const POOLING_FOLDER: &str = "1_Pooling";
 
-/// From hidden states to a sentence embedding, as the files of sentence-transformers configure it: modules.json, the files of the
-/// modules, sentence_bert_config.json and config_sentence_transformers.json. Without these files, the embedding is the mean over
-/// tokens, scaled to length 1.
+/// From hidden states to a sentence embedding, as the files of sentence-transformers configure it: modules.json, the
+/// files of the modules, sentence_bert_config.json and config_sentence_transformers.json. Without these files, the
+/// embedding is the mean over tokens, scaled to length 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SentenceProcessor {
     poolings: Vec<Pooling>,
@@ -61,8 +61,8 @@ impl SentenceProcessor {
         Ok(this)
     }
 
-    /// The most tokens of a text; `tokenizer` is the limit of the tokenizer. A limit of sentence-transformers replaces it. Without
-    /// one, the number of positions is a limit, too.
+    /// The most tokens of a text; `tokenizer` is the limit of the tokenizer. A limit of sentence-transformers replaces
+    /// it. Without one, the number of positions is a limit, too.
     pub fn max_tokens(&self, tokenizer: Option<usize>) -> Option<usize> {
         self.max_tokens.or(match (tokenizer, self.positions) {
             (Some(tokenizer), Some(positions)) => Some(tokenizer.min(positions)),
@@ -80,8 +80,8 @@ impl SentenceProcessor {
         &self.prompt
     }
 
-    /// The embedding of one text. `rows` has a row of `width` elements for each token; rows with a `mask` of 0 are padding. The first
-    /// `prompt_tokens` rows belong to the prompt.
+    /// The embedding of one text. `rows` has a row of `width` elements for each token; rows with a `mask` of 0 are
+    /// padding. The first `prompt_tokens` rows belong to the prompt.
     ///
     /// # Errors
     /// `Unsupported` when modules.json lists an unsupported module, `Invalid` when no token is left.

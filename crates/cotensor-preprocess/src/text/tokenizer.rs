@@ -79,7 +79,8 @@ impl TextProcessor {
         Ok(Self { tokenizer, pad, pads_left: side("padding_side")?, fingerprint: hasher.finish() })
     }
 
-    /// This tokenizer with the settings of sentence-transformers: at most `max_tokens` per text, in lower case if `lower`.
+    /// This tokenizer with the settings of sentence-transformers: at most `max_tokens` per text, in lower case if
+    /// `lower`.
     ///
     /// # Errors
     /// `Invalid` when `max_tokens` leaves no room for text.
@@ -228,7 +229,8 @@ fn lowercases(normalizer: &NormalizerWrapper) -> bool {
     }
 }
 
-/// Refuses a length without room for text: the `tokenizers` crate subtracts the special tokens and the stride without a check.
+/// Refuses a length without room for text: the `tokenizers` crate subtracts the special tokens and the stride without a
+/// check.
 fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams) -> Result<()> {
     let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
     if truncation.max_length > special.saturating_add(truncation.stride) {

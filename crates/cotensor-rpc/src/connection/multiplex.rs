@@ -1,4 +1,5 @@
-//! A connection that many threads call over. A caller that waits also reads for the others, so an answer wakes no extra thread.
+//! A connection that many threads call over. A caller that waits also reads for the others, so an answer wakes no extra
+//! thread.
 
 use super::inbox::{Answer, CallGroup, Inbox};
 use super::sending::Sending;
@@ -106,8 +107,8 @@ impl Connection {
     /// Calls a method with descriptors. Returns its result and descriptors.
     ///
     /// # Errors
-    /// The server's error; `Io` when the connection ends; `TimedOut` after `timeout`, which ends the connection: a late answer could
-    /// carry a lease.
+    /// The server's error; `Io` when the connection ends; `TimedOut` after `timeout`, which ends the connection: a late
+    /// answer could carry a lease.
     pub fn call<M: Method>(
         &self,
         params: &M::Params,
@@ -118,8 +119,8 @@ impl Connection {
         Ok((result_of::<M>(response)?, fds))
     }
 
-    /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the connection
-    /// stays open.
+    /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the
+    /// connection stays open.
     ///
     /// # Errors
     /// As [`call`](Self::call).
@@ -162,8 +163,8 @@ impl Connection {
     /// Sends a call.
     ///
     /// # Errors
-    /// `Invalid` for a message past the limits; `Io` when the connection ends; `TimedOut`, or `Conflict` when the caller stops
-    /// waiting, if the message could not be sent before the limit.
+    /// `Invalid` for a message past the limits; `Io` when the connection ends; `TimedOut`, or `Conflict` when the
+    /// caller stops waiting, if the message could not be sent before the limit.
     pub fn send_call<M: Method>(
         &self,
         params: &M::Params,
@@ -255,11 +256,12 @@ impl Connection {
         }
     }
 
-    /// Sends a notification. If the socket has no room, it is sent later; this waits only while thousands of notifications do.
+    /// Sends a notification. If the socket has no room, it is sent later; this waits only while thousands of
+    /// notifications do.
     ///
     /// # Errors
-    /// `Io` when the connection has ended; `Conflict` when the peer does not read for so long that this ends the connection,
-    /// which releases everything that the notification would have released.
+    /// `Io` when the connection has ended; `Conflict` when the peer does not read for so long that this ends the
+    /// connection, which releases everything that the notification would have released.
     pub fn notify<M: Method>(&self, params: &M::Params) -> Result<()> {
         self.send_notification(Frame::new(encode_call(None, M::NAME, params)?))
     }

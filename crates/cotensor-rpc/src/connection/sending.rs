@@ -1,5 +1,5 @@
-//! The sending half of a connection: whole messages, one after the other. Each sender has a wait limit, also while the peer does
-//! not read.
+//! The sending half of a connection: whole messages, one after the other. Each sender has a wait limit, also while the
+//! peer does not read.
 
 use super::wait_limit::{CHECK_INTERVAL, WaitLimit};
 use crate::frame::{Frame, PartialFrame};
@@ -12,8 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// The most notifications that wait for the peer to read. Beyond that, the sender waits: a lost notification would leave the
-/// memory that it returns with the peer until the connection ends.
+/// The most notifications that wait for the peer to read. Beyond that, the sender waits: a lost notification would
+/// leave the memory that it returns with the peer until the connection ends.
 pub(super) const NOTIFICATIONS_MAX: usize = 4096;
 /// The longest such wait.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -28,15 +28,16 @@ pub(super) struct Sending {
 struct SendState {
     /// Whether a thread writes to the socket.
     busy: bool,
-    /// The rest of a message whose sender stopped waiting midway, then notifications that the socket had no room for. They
-    /// precede any other message, and without one they are sent as soon as there is room.
+    /// The rest of a message whose sender stopped waiting midway, then notifications that the socket had no room for.
+    /// They precede any other message, and without one they are sent as soon as there is room.
     unsent: VecDeque<PartialFrame>,
     /// Whether a thread sends `unsent`.
     draining: bool,
 }
 
 impl Sending {
-    /// Sends a message. False when none of it was sent in time. Once a part is sent, the rest follows before the next message.
+    /// Sends a message. False when none of it was sent in time. Once a part is sent, the rest follows before the next
+    /// message.
     ///
     /// # Errors
     /// `Invalid` for a message past the limits, `Io` when the connection has ended.
@@ -112,8 +113,8 @@ impl Sending {
         true
     }
 
-    /// Returns the right to write, after sending the notifications that were queued meanwhile. If the socket has no room for
-    /// them, a thread sends them later: another message may never follow.
+    /// Returns the right to write, after sending the notifications that were queued meanwhile. If the socket has no
+    /// room for them, a thread sends them later: another message may never follow.
     fn end(self: &Arc<Self>, socket: &Arc<UnixStream>) {
         loop {
             let flushed = self.flush(socket, &WaitLimit::now());
@@ -142,7 +143,8 @@ impl Sending {
         }
     }
 
-    /// Sends `unsent` whenever the socket has room, until it is empty or the connection is dropped. Holds weak references only.
+    /// Sends `unsent` whenever the socket has room, until it is empty or the connection is dropped. Holds weak
+    /// references only.
     fn drain(sending: &Weak<Self>, socket: &Weak<UnixStream>) {
         let slice = Timespec::try_from(CHECK_INTERVAL).ok();
         while let (Some(sending), Some(socket)) = (sending.upgrade(), socket.upgrade()) {

@@ -3,7 +3,8 @@
 use cotensor_core::{Error, ErrorKind};
 use std::time::{Duration, Instant};
 
-/// The longest time between two calls of [`WaitLimit::keep_waiting`]. A signal that another thread received is noticed then.
+/// The longest time between two calls of [`WaitLimit::keep_waiting`]. A signal that another thread received is noticed
+/// then.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The limit of a wait: a time and a condition.

@@ -14,8 +14,8 @@ const SERVER_FDS_MAX: usize = 2048;
 
 /// Bytes and descriptors that the decoders of one process may hold together for incomplete frames.
 ///
-/// A decoder takes all bytes of a long frame at once, before it reads the body, so two decoders never wait for each other.
-/// Short frames use the buffer that each connection has.
+/// A decoder takes all bytes of a long frame at once, before it reads the body, so two decoders never wait for each
+/// other. Short frames use the buffer that each connection has.
 pub struct FrameBudget {
     bytes_max: usize,
     fds_max: usize,

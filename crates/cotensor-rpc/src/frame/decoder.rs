@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// Each decoder's buffer. A longer frame is read into memory of its own.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Descriptors that may wait for their frames: those of one frame, and those of the next frame, which can arrive with the end
-/// of the first.
+/// Descriptors that may wait for their frames: those of one frame, and those of the next frame, which can arrive with
+/// the end of the first.
 const FDS_WAITING_MAX: usize = 2 * FRAME_FDS_MAX;
 
 /// Assembles frames from the pieces that a socket delivers.
@@ -69,11 +69,12 @@ impl Decoder {
         Self { budget, buffer, start: 0, end: 0, long: None, taken: None, fds, fds_held: 0, lost_fds: false }
     }
 
-    /// Reads once after [`take`](Self::take) returned none. Returns the number of bytes read, zero at the end of the connection.
+    /// Reads once after [`take`](Self::take) returned none. Returns the number of bytes read, zero at the end of the
+    /// connection.
     ///
     /// # Errors
-    /// Those of `recvmsg`; `WouldBlock` also while the budget has no room for a long frame; `InvalidData` for more descriptors than
-    /// frames may carry.
+    /// Those of `recvmsg`; `WouldBlock` also while the budget has no room for a long frame; `InvalidData` for more
+    /// descriptors than frames may carry.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> std::io::Result<usize> {
         self.read(socket, RecvFlags::empty())
     }

@@ -44,7 +44,8 @@ impl Frame {
     }
 }
 
-/// Sends the rest of a frame after its first `sent` bytes, header included. Returns the number of bytes sent by this call.
+/// Sends the rest of a frame after its first `sent` bytes, header included. Returns the number of bytes sent by this
+/// call.
 ///
 /// # Errors
 /// Those of `sendmsg`, `WouldBlock` included where `flags` or the socket are non-blocking.

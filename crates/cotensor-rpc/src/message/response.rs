@@ -61,7 +61,8 @@ impl Response {
     /// The answer as JSON.
     ///
     /// # Errors
-    /// `Unsupported` for one of more than `bytes_max` bytes. [`with_error`](Self::with_error) makes the answer in its place.
+    /// `Unsupported` for one of more than `bytes_max` bytes. [`with_error`](Self::with_error) makes the answer in its
+    /// place.
     pub fn to_bytes(&self, bytes_max: usize) -> cotensor_core::Result<Vec<u8>> {
         let body = self.to_json();
         if body.len() <= bytes_max {

@@ -45,7 +45,8 @@ impl Outbox {
     /// Sends a frame after those before it, without waiting for the reader.
     ///
     /// # Errors
-    /// `Invalid` for a frame past the limits, `Io` when the connection has ended, `Conflict` when too much waits to be read.
+    /// `Invalid` for a frame past the limits, `Io` when the connection has ended, `Conflict` when too much waits to be
+    /// read.
     pub fn send(&self, frame: Frame) -> Result<()> {
         let sent = self.0.send(frame).and_then(|begin| if begin { self.start_draining() } else { Ok(()) });
         sent.inspect_err(|_| self.end())

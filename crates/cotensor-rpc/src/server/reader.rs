@@ -50,7 +50,8 @@ impl Reader {
         self.decoder.release();
     }
 
-    /// The next message, if its first byte has arrived or arrives during busy-polling. Blocks only for the rest of a message.
+    /// The next message, if its first byte has arrived or arrives during busy-polling. Blocks only for the rest of a
+    /// message.
     ///
     /// # Errors
     /// As [`next`](Self::next).

@@ -19,7 +19,8 @@ pub trait Peer: Sized + Send + Sync + 'static {
     /// The methods that this peer may call.
     fn registry(&self) -> &Registry<Self>;
 
-    /// Admits a call before its handler runs. [`finished`](Self::finished) follows for every call, also for a refused one.
+    /// Admits a call before its handler runs. [`finished`](Self::finished) follows for every call, also for a refused
+    /// one.
     ///
     /// # Errors
     /// The answer to the call instead of its result.
@@ -85,7 +86,8 @@ impl<P: Peer> Registry<P> {
     }
 }
 
-/// Runs the handlers of a message's calls. The calls of a batch begin in their order; `slot` is freed after the last answer.
+/// Runs the handlers of a message's calls. The calls of a batch begin in their order; `slot` is freed after the last
+/// answer.
 ///
 /// Descriptors belong to a single call. In a batch, no call has any.
 pub fn handle<P: Peer>(peer: &Arc<P>, Frame { body, fds }: Frame, slot: Option<BatchSlot>) {

@@ -11,7 +11,8 @@ use serde_json::value::{RawValue, to_raw_value};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A call that has no answer yet. It is answered once, on any thread; dropped without an answer, it gets an internal error.
+/// A call that has no answer yet. It is answered once, on any thread; dropped without an answer, it gets an internal
+/// error.
 pub struct Request<P: Peer> {
     peer: Arc<P>,
     /// None for a notification, which has no answer.
@@ -49,8 +50,8 @@ impl<P: Peer> Request<P> {
         }
     }
 
-    /// Answers with a result and descriptors. False when the caller gets an error instead, because the result is too long or
-    /// too many answers wait to be read, and when the connection has ended.
+    /// Answers with a result and descriptors. False when the caller gets an error instead, because the result is too
+    /// long or too many answers wait to be read, and when the connection has ended.
     pub fn value(mut self, value: &impl Serialize, fds: Vec<OwnedFd>) -> bool {
         self.answer(to_raw_value(value).map_err(|_| ErrorCode::InternalError.into()), fds)
     }

@@ -9,8 +9,8 @@ pub trait BlobStore: Send + Sync {
     /// requests. All blobs of a request are on one device.
     ///
     /// # Errors
-    /// Those of `source`, and those of [`TensorStore::reserve`](crate::TensorStore::reserve). No blob of `source` is then
-    /// published; blobs that the cache had stay, unleased.
+    /// Those of `source`, and those of [`TensorStore::reserve`](crate::TensorStore::reserve). No blob of `source` is
+    /// then published; blobs that the cache had stay, unleased.
     fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>>;
 
     /// The note under `key`. A store with a cache keeps notes beyond this process.

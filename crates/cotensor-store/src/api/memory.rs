@@ -9,11 +9,13 @@ pub trait MemoryControl: Send + Sync {
     /// tensors stay.
     ///
     /// # Errors
-    /// `Unsupported` for a device that the store does not have, and for a store whose budget belongs to another process.
+    /// `Unsupported` for a device that the store does not have, and for a store whose budget belongs to another
+    /// process.
     fn limit_memory(&self, device: Device, max_bytes: u64) -> Result<()>;
 
-    /// Prefaults memory of `device` for `count` tensors of `bytes` bytes each, so that publishing them takes only the time
-    /// of the copy. Returns for how many there was room. The call takes longer than it saves; call it while idle.
+    /// Prefaults memory of `device` for `count` tensors of `bytes` bytes each, so that publishing them takes only the
+    /// time of the copy. Returns for how many there was room. The call takes longer than it saves; call it while
+    /// idle.
     ///
     /// # Errors
     /// `Io` when the system has no more memory; `Unsupported` for a device that the store does not have.

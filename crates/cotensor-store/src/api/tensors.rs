@@ -30,21 +30,21 @@ pub trait TensorStore: Send + Sync {
     /// Reserves memory for a tensor that `holder` will write and then publish.
     ///
     /// # Errors
-    /// `OverBudget` when eviction could not make room; the error names holders and bytes. `Refused`, which is counted, when
-    /// the configuration does not share this kind or size. `Invalid` for an impossible shape or name, `Unsupported` for a
-    /// device that the store does not have.
+    /// `OverBudget` when eviction could not make room; the error names holders and bytes. `Refused`, which is counted,
+    /// when the configuration does not share this kind or size. `Invalid` for an impossible shape or name,
+    /// `Unsupported` for a device that the store does not have.
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
     /// As [`reserve`](TensorStore::reserve) for a program that keeps the address of the bytes and may write there after
-    /// publishing, such as another language's arrays. Readers do not see these writes. The address stays valid as long as
-    /// the memory of the tensor.
+    /// publishing, such as another language's arrays. Readers do not see these writes. The address stays valid as long
+    /// as the memory of the tensor.
     ///
     /// # Errors
     /// As [`reserve`](TensorStore::reserve); `Unsupported` where the memory has no such protection.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
-    /// As [`reserve`](TensorStore::reserve) for a private tensor: unlisted, and freed with its last lease. The budget applies,
-    /// the sharing configuration does not.
+    /// As [`reserve`](TensorStore::reserve) for a private tensor: unlisted, and freed with its last lease. The budget
+    /// applies, the sharing configuration does not.
     ///
     /// # Errors
     /// As [`reserve`](TensorStore::reserve), without `Refused`.

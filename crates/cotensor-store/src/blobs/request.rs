@@ -25,8 +25,8 @@ struct Missing {
     len: usize,
 }
 
-/// Each blob once, with its first index in the request and its length, in the order of the hashes. Requests claim in that
-/// order, so that they cannot wait for each other in a circle.
+/// Each blob once, with its first index in the request and its length, in the order of the hashes. Requests claim in
+/// that order, so that they cannot wait for each other in a circle.
 ///
 /// # Errors
 /// `Invalid` for a blob with two sizes, or for two devices in one request.

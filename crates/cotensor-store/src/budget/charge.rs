@@ -6,7 +6,8 @@ use cotensor_core::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// The copies of a tensor's name and producer: in the table of names, in its record, and in the journals of two processes.
+/// The copies of a tensor's name and producer: in the table of names, in its record, and in the journals of two
+/// processes.
 pub const TEXT_COPIES: u64 = 4;
 /// Bytes of one dimension: size and stride in the layout, and in the journals of two processes.
 pub const DIMENSION_BYTES: u64 = 32;
@@ -22,7 +23,8 @@ pub struct Budget {
     metadata: AtomicU64,
     /// Metadata bytes of a tensor without name, producer and dimensions. Zero counts no metadata.
     metadata_each: u64,
-    /// The part of `used` whose tensors are all closed. It is returned when the last thread drops its reference to them.
+    /// The part of `used` whose tensors are all closed. It is returned when the last thread drops its reference to
+    /// them.
     leaving: AtomicU64,
     peak: AtomicU64,
     max: AtomicU64,
@@ -34,8 +36,8 @@ impl Budget {
         Self::with_metadata(max, 0)
     }
 
-    /// A budget of `max` bytes of host memory, of which the metadata of a tensor takes `each` bytes and more for its texts and
-    /// dimensions.
+    /// A budget of `max` bytes of host memory, of which the metadata of a tensor takes `each` bytes and more for its
+    /// texts and dimensions.
     pub fn with_metadata(max: u64, each: u64) -> Arc<Self> {
         let [used, metadata, leaving, peak] = [(); 4].map(|()| AtomicU64::new(0));
         let (device, host) = (Device::default(), None);
@@ -71,7 +73,8 @@ impl Budget {
 
     /// Bytes in use by the memory of tensors.
     pub fn used(&self) -> u64 {
-        // Metadata is read first: metadata that is taken in between then counts as memory, and the result is not negative.
+        // Metadata is read first: metadata that is taken in between then counts as memory, and the result is not
+        // negative.
         let metadata = self.metadata();
         self.total().saturating_sub(metadata)
     }

@@ -18,7 +18,8 @@ struct DeviceMemory {
 }
 
 impl Devices {
-    /// The devices of `memories` and of `limits` (bytes). A device without a limit has none; `host` is the budget of the host.
+    /// The devices of `memories` and of `limits` (bytes). A device without a limit has none; `host` is the budget of
+    /// the host.
     pub(crate) fn new(
         mut memories: BTreeMap<Device, Arc<dyn Memory>>,
         mut limits: BTreeMap<Device, u64>,

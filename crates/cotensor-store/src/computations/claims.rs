@@ -65,7 +65,8 @@ impl Claims {
         sync::lock(&shard.claims)
     }
 
-    /// Leases the results for `holder`, or lets the caller compute. While another holder computes, waits at most `wait`.
+    /// Leases the results for `holder`, or lets the caller compute. While another holder computes, waits at most
+    /// `wait`.
     pub(crate) fn claim(&self, key: Key, holder: &Holder, wait: Duration) -> Result<Found> {
         let shard = self.shard(&key);
         let mut claims = Self::lock(shard);

@@ -46,8 +46,8 @@ impl EmbeddedStoreBuilder {
         self
     }
 
-    /// The metadata bytes of each listed tensor that the budget counts; name, producer and dimensions add to them. With the
-    /// default, zero, the budget counts no metadata.
+    /// The metadata bytes of each listed tensor that the budget counts; name, producer and dimensions add to them. With
+    /// the default, zero, the budget counts no metadata.
     #[must_use]
     pub fn metadata_bytes(mut self, each: u64) -> Self {
         self.metadata_bytes = each;
@@ -100,8 +100,8 @@ impl EmbeddedStoreBuilder {
         self
     }
 
-    /// The seed of the hash that maps names to slots; random by default. A store that restores the tensors of a former one
-    /// needs the seed of that one.
+    /// The seed of the hash that maps names to slots; random by default. A store that restores the tensors of a former
+    /// one needs the seed of that one.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);

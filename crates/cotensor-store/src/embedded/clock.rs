@@ -8,7 +8,8 @@ pub trait Clock: Send + Sync {
     /// Time since a fixed moment. Monotonic.
     fn now(&self) -> Duration;
 
-    /// The time a few milliseconds ago at most. Lookups use it, because reading the exact clock takes as long as a lookup.
+    /// The time a few milliseconds ago at most. Lookups use it, because reading the exact clock takes as long as a
+    /// lookup.
     fn recent(&self) -> Duration {
         self.now()
     }

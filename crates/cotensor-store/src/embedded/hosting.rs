@@ -34,7 +34,8 @@ impl Drop for SegmentCharge {
 }
 
 impl EmbeddedStore {
-    /// Takes the bytes and the metadata of a tensor from the budget, for memory that another process makes. Evicts if needed.
+    /// Takes the bytes and the metadata of a tensor from the budget, for memory that another process makes. Evicts if
+    /// needed.
     ///
     /// # Errors
     /// As [`TensorStore::reserve`](crate::TensorStore::reserve).
@@ -54,8 +55,8 @@ impl EmbeddedStore {
         self.tensor_charge(segment, spec).map_err(|error| error.in_field(spec.name.as_str()))
     }
 
-    /// As [`grant`](Self::grant) for memory that grows. Takes no bytes and evicts nothing, but refuses a tensor that can
-    /// never fit. [`grant_more`](Self::grant_more) then takes the bytes.
+    /// As [`grant`](Self::grant) for memory that grows. Takes no bytes and evicts nothing, but refuses a tensor that
+    /// can never fit. [`grant_more`](Self::grant_more) then takes the bytes.
     ///
     /// # Errors
     /// As [`grant`](Self::grant).
@@ -79,8 +80,8 @@ impl EmbeddedStore {
         charge.join(more).ok_or_else(|| Error::invalid("another tensor shares this charge"))
     }
 
-    /// Takes `bytes` from the budget of `device` for a segment to which tensors are added one by one. While the returned
-    /// charge exists, evicting those tensors frees no memory.
+    /// Takes `bytes` from the budget of `device` for a segment to which tensors are added one by one. While the
+    /// returned charge exists, evicting those tensors frees no memory.
     ///
     /// # Errors
     /// `OverBudget` when eviction could not make room.
@@ -97,8 +98,8 @@ impl EmbeddedStore {
         self.refuse(spec, layout.size_bytes() as u64)
     }
 
-    /// Publishes a tensor whose memory another process made, and leases it. With a `key` it is a result of that computation,
-    /// which [`Ticket::finish`] ends.
+    /// Publishes a tensor whose memory another process made, and leases it. With a `key` it is a result of that
+    /// computation, which [`Ticket::finish`] ends.
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment, or the segment is on another device than `spec` says.
@@ -118,8 +119,8 @@ impl EmbeddedStore {
         self.list(spec, layout, segment, charge, key, holder)
     }
 
-    /// As [`ComputationStore::claim`](crate::ComputationStore::claim), without blocking: where that waits, `waker` is woken for
-    /// the next call.
+    /// As [`ComputationStore::claim`](crate::ComputationStore::claim), without blocking: where that waits, `waker` is
+    /// woken for the next call.
     pub fn poll_claim(&self, key: &Key, holder: &Holder, waker: &Waker) -> Poll<Claim> {
         let _restored = self.restore_results(key, holder);
         match self.claims.poll(*key, holder, waker) {
@@ -158,7 +159,8 @@ impl EmbeddedStore {
         blobs::begin(self, specs, holder, waker)
     }
 
-    /// The second half: publishes and leases the blobs of `pack`, which `segment` holds. `took` is the time of providing them.
+    /// The second half: publishes and leases the blobs of `pack`, which `segment` holds. `took` is the time of
+    /// providing them.
     ///
     /// # Errors
     /// `Invalid` for a segment of another length.

@@ -18,8 +18,8 @@ pub(crate) const ROUNDS_MAX: u32 = 10_000;
 #[cfg(target_family = "wasm")]
 pub(crate) const ROUNDS_MAX: u32 = 2;
 
-/// For metadata, this fraction of the budget is freed at a time, at most [`METADATA_FREED_MAX`] bytes: with many tensors the
-/// search for candidates is slow.
+/// For metadata, this fraction of the budget is freed at a time, at most [`METADATA_FREED_MAX`] bytes: with many
+/// tensors the search for candidates is slow.
 const METADATA_FREED_FRACTION: u64 = 256;
 const METADATA_FREED_MAX: u64 = 256 << 10;
 
@@ -113,7 +113,8 @@ impl EmbeddedStore {
                 }
                 Want::Metadata => bytes.max(METADATA_FREED_MAX.min(budget.max() / METADATA_FREED_FRACTION)),
             };
-            // Tensors of other devices return nothing to a device, and only metadata to the host, so there they go last.
+            // Tensors of other devices return nothing to a device, and only metadata to the host, so there they go
+            // last.
             candidates.retain(|candidate| budget.device().is_host() || candidate.is_of(budget));
             candidates.sort_by_key(|candidate| !candidate.is_of(budget));
             // Other threads take and return memory at the same time.
@@ -138,8 +139,8 @@ impl EmbeddedStore {
         memory + if is_spilled || !budget.device().is_host() { 0 } else { candidate.metadata }
     }
 
-    /// Evicts or spills unleased segments one by one, in the order of eviction, until `enough` returns true. Returns whether
-    /// it did.
+    /// Evicts or spills unleased segments one by one, in the order of eviction, until `enough` returns true. Returns
+    /// whether it did.
     ///
     /// # Errors
     /// The first error of spilling, when there is not enough without that segment.
@@ -165,8 +166,8 @@ impl EmbeddedStore {
         });
     }
 
-    /// Evicts or spills `candidates` in their order until `enough` returns true. Where spilling fails and `may_evict` is true,
-    /// candidates with a recompute time are evicted; the others always stay.
+    /// Evicts or spills `candidates` in their order until `enough` returns true. Where spilling fails and `may_evict`
+    /// is true, candidates with a recompute time are evicted; the others always stay.
     ///
     /// # Errors
     /// The first error of spilling, when there is not enough without that candidate.

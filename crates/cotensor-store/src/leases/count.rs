@@ -140,8 +140,8 @@ impl LeaseCount {
         Self::close_all(&[self])
     }
 
-    /// Closes all of `counts` at once, or none, so that no thread sees a part of them closed. Callers whose counts overlap
-    /// pass them in the same order. A count that is passed twice deadlocks.
+    /// Closes all of `counts` at once, or none, so that no thread sees a part of them closed. Callers whose counts
+    /// overlap pass them in the same order. A count that is passed twice deadlocks.
     pub(crate) fn close_all(counts: &[&LeaseCount]) -> bool {
         let mut states: Vec<_> = counts.iter().map(|count| lock(&count.0)).collect();
         let closes = states.iter().all(|state| !state.closed && state.holders.is_empty());

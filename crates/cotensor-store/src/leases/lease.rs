@@ -93,7 +93,8 @@ impl Lease {
         &*self.record.segment
     }
 
-    /// The bytes from the first element to the end of the last, gaps included; `None` where the host cannot address them.
+    /// The bytes from the first element to the end of the last, gaps included; `None` where the host cannot address
+    /// them.
     pub fn bytes(&self) -> Option<&[u8]> {
         spanned(&self.record, self.layout())
     }
@@ -101,7 +102,8 @@ impl Lease {
     /// The bytes that [`bytes`](Self::bytes) gives.
     ///
     /// # Errors
-    /// `Unsupported` where the host cannot address them, as on a device; [`copy_to_host`](Self::copy_to_host) copies them.
+    /// `Unsupported` where the host cannot address them, as on a device; [`copy_to_host`](Self::copy_to_host) copies
+    /// them.
     pub fn host_bytes(&self) -> Result<&[u8]> {
         self.record
             .segment
@@ -153,8 +155,8 @@ impl Lease {
         Arc::ptr_eq(&self.record, &other.record)
     }
 
-    /// A lease of the same holder on the same bytes, with the dtype and shape of `blob`. The caller knows that the bytes are
-    /// this blob.
+    /// A lease of the same holder on the same bytes, with the dtype and shape of `blob`. The caller knows that the
+    /// bytes are this blob.
     ///
     /// # Errors
     /// `Invalid` when `blob` has another size.

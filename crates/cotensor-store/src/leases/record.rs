@@ -11,8 +11,8 @@ use std::time::Duration;
 
 /// The part of a store backend that leases call. Called from any thread, and never under a lock of this crate.
 pub trait LeaseBackend: Send + Sync {
-    /// Called after the last lease of a record that is not [retained](RecordParts::retained) was dropped. Another lease may
-    /// have been taken since: the backend removes the record only if [`Record::close`] returns true.
+    /// Called after the last lease of a record that is not [retained](RecordParts::retained) was dropped. Another lease
+    /// may have been taken since: the backend removes the record only if [`Record::close`] returns true.
     fn release(&self, record: &Arc<Record>);
 
     /// Counts a copy of `bytes` bytes of `tensor` under `reason`.
@@ -176,8 +176,8 @@ impl Record {
         self.optional.as_ref().is_some_and(|optional| optional.private.is_some())
     }
 
-    /// Refuses leases from now on if there is none; true for the one caller that closed it. That caller removes the record
-    /// from its store: the budget counts its bytes as leaving.
+    /// Refuses leases from now on if there is none; true for the one caller that closed it. That caller removes the
+    /// record from its store: the budget counts its bytes as leaving.
     pub fn close(&self) -> bool {
         let closed = self.leases.close();
         if closed {
@@ -186,8 +186,8 @@ impl Record {
         closed
     }
 
-    /// [Closes](Record::close) all of `records` at once, or none, so that no thread sees a part of them closed. Callers whose
-    /// records overlap pass them in the same order; a record that is passed twice deadlocks.
+    /// [Closes](Record::close) all of `records` at once, or none, so that no thread sees a part of them closed. Callers
+    /// whose records overlap pass them in the same order; a record that is passed twice deadlocks.
     pub fn close_all(records: &[&Record]) -> bool {
         let closed = LeaseCount::close_all(&records.iter().map(|record| &record.leases).collect::<Vec<_>>());
         if closed {

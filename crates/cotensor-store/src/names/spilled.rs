@@ -8,8 +8,8 @@ use cotensor_core::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
 impl Names {
-    /// Replaces a closed record by its spilled set if it is the newest version of its name and retained; else removes it,
-    /// as [`forget`](Self::forget) does. Calls `done` with true or false while the name is locked.
+    /// Replaces a closed record by its spilled set if it is the newest version of its name and retained; else removes
+    /// it, as [`forget`](Self::forget) does. Calls `done` with true or false while the name is locked.
     pub(crate) fn spill(&self, record: &Record, set: &Arc<SpilledSet>, done: impl FnOnce(bool)) {
         let (index, hash) = self.locate(record.name());
         let mut names = self.lock(index);

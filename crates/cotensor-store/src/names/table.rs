@@ -114,7 +114,8 @@ pub(crate) struct Survey<'a> {
 }
 
 impl Names {
-    /// Tables with the same seed and number of shards put each name into the same shard, so that slots keep their meaning.
+    /// Tables with the same seed and number of shards put each name into the same shard, so that slots keep their
+    /// meaning.
     pub(crate) fn new(shards: usize, seed: u64) -> Self {
         Self {
             shards: (0..shards).map(|_| Shard::default()).collect(),
@@ -263,7 +264,8 @@ impl Names {
         names.entries.find(hash, |entry| entry.is_named(name))?.current.as_ref().map(|record| record.id)
     }
 
-    /// Removes `name`; returns its newest version. Calls `on_unlist` while the name is locked, unless the version is spilled.
+    /// Removes `name`; returns its newest version. Calls `on_unlist` while the name is locked, unless the version is
+    /// spilled.
     pub(crate) fn remove(&self, name: &str, on_unlist: impl FnOnce(&Record)) -> Option<Superseded> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
@@ -283,8 +285,8 @@ impl Names {
         Some(Superseded::InMemory(record))
     }
 
-    /// Removes a closed record, and the name with its last version; a name that is published again gets a new slot. Calls
-    /// `on_free` while the name is locked.
+    /// Removes a closed record, and the name with its last version; a name that is published again gets a new slot.
+    /// Calls `on_free` while the name is locked.
     pub(crate) fn forget(&self, record: &Record, on_free: impl FnOnce(&Record)) {
         let (index, hash) = self.locate(record.name());
         let mut names = self.lock(index);

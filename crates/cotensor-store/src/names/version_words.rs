@@ -21,8 +21,8 @@ pub struct VersionWord {
     pub generation: u64,
 }
 
-/// The assignment of words to names. A generation is never used twice, so a word that passes to another name never holds a
-/// value that a reader of the former name knows.
+/// The assignment of words to names. A generation is never used twice, so a word that passes to another name never
+/// holds a value that a reader of the former name knows.
 pub struct VersionWords<W> {
     words: W,
     table: Mutex<Assignments>,
@@ -57,8 +57,8 @@ impl<W: WordTable> VersionWords<W> {
         &self.words
     }
 
-    /// The word of this version of `name`; `None` when the version is not the newest, or no word is free. `is_newest` is
-    /// called after the assignment: a version that is published later invalidates the word, an earlier one makes
+    /// The word of this version of `name`; `None` when the version is not the newest, or no word is free. `is_newest`
+    /// is called after the assignment: a version that is published later invalidates the word, an earlier one makes
     /// `is_newest` false.
     pub fn assign(&self, name: u64, version: u64, is_newest: impl FnOnce() -> bool) -> Option<VersionWord> {
         let mut table = lock(&self.table);

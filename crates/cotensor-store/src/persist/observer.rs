@@ -4,8 +4,8 @@ use crate::leases::Record;
 use crate::spill::SpilledSegment;
 use crate::{Key, TensorId};
 
-/// Receives every change while the name is locked: the changes of one name arrive in their order, and before any caller can
-/// act on them. An observer must not call the store.
+/// Receives every change while the name is locked: the changes of one name arrive in their order, and before any caller
+/// can act on them. An observer must not call the store.
 pub trait StoreObserver: Send + Sync {
     /// `record` becomes the newest version of its name.
     fn on_publish(&self, record: &Record);
@@ -16,8 +16,8 @@ pub trait StoreObserver: Send + Sync {
     /// `record` was removed from the store.
     fn on_free(&self, record: &Record);
 
-    /// The segment of `record`, which has no lease, was spilled. Restoring it calls [`on_publish`](StoreObserver::on_publish)
-    /// again.
+    /// The segment of `record`, which has no lease, was spilled. Restoring it calls
+    /// [`on_publish`](StoreObserver::on_publish) again.
     fn on_spill(&self, record: &Record, spilled: &dyn SpilledSegment);
 
     /// A spilled version was removed from the store.
@@ -29,8 +29,8 @@ pub trait StoreObserver: Send + Sync {
     /// The computation `key` was abandoned.
     fn on_abandon(&self, key: &Key);
 
-    /// Text for an over-budget error: other reasons than leases for which memory is in use, such as clients that are expected
-    /// to reconnect.
+    /// Text for an over-budget error: other reasons than leases for which memory is in use, such as clients that are
+    /// expected to reconnect.
     fn retained_memory(&self) -> Option<String> {
         None
     }

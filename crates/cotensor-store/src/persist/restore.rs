@@ -33,8 +33,8 @@ pub struct RestoredTensor {
 }
 
 impl EmbeddedStore {
-    /// Lists a tensor of a former store with the same [seed](crate::EmbeddedStoreBuilder::seed), and leases it. A version
-    /// that is not the newest, or not cached, is freed with its last lease. The observer is not called.
+    /// Lists a tensor of a former store with the same [seed](crate::EmbeddedStoreBuilder::seed), and leases it. A
+    /// version that is not the newest, or not cached, is freed with its last lease. The observer is not called.
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version exists already, or its name
@@ -103,8 +103,9 @@ impl EmbeddedStore {
         self.names.current(name)
     }
 
-    /// Lists the tensors of a segment that a former store with the same [seed](crate::EmbeddedStoreBuilder::seed) spilled,
-    /// each with the number of versions of its name. The [`StoreObserver`](crate::StoreObserver) is not called.
+    /// Lists the tensors of a segment that a former store with the same [seed](crate::EmbeddedStoreBuilder::seed)
+    /// spilled, each with the number of versions of its name. The [`StoreObserver`](crate::StoreObserver) is not
+    /// called.
     ///
     /// # Errors
     /// `Conflict` when one of the names exists already.

@@ -181,8 +181,8 @@ fn holders(record: &Record) -> BTreeMap<String, u32> {
     record.leases.holders().into_iter().map(|(holder, count)| (holder.name().to_owned(), count)).collect()
 }
 
-/// Kinds with two or more leased tensors and two or more holders: these holders may share a tensor if its space is equal.
-/// Holders of one tensor share it already. Weights and `other` are left out.
+/// Kinds with two or more leased tensors and two or more holders: these holders may share a tensor if its space is
+/// equal. Holders of one tensor share it already. Weights and `other` are left out.
 fn opportunities(records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
     let mut by_kind: BTreeMap<&str, (usize, BTreeSet<String>)> = BTreeMap::new();
     for record in records.iter().filter(|record| !matches!(record.kind, Kind::Weight | Kind::Other)) {

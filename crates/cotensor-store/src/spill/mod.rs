@@ -1,7 +1,8 @@
 //! Tensors on spill storage, such as a disk.
 //!
-//! The store decides which tensors are spilled and when; a [`SpillStorage`] keeps their bytes. Unleased tensors are spilled
-//! in the order of eviction, all tensors of a segment together. A spilled tensor keeps its name and its identity.
+//! The store decides which tensors are spilled and when; a [`SpillStorage`] keeps their bytes. Unleased tensors are
+//! spilled in the order of eviction, all tensors of a segment together. A spilled tensor keeps its name and its
+//! identity.
 
 mod report;
 mod restore;

@@ -10,7 +10,8 @@ use cotensor_core::{HeapMemory, Memory, Result, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The speed at which spilled tensors are read, in bytes a second. A tensor that is recomputed faster is evicted instead.
+/// The speed at which spilled tensors are read, in bytes a second. A tensor that is recomputed faster is evicted
+/// instead.
 const READ_BYTES_PER_SECOND: f64 = (1u64 << 30) as f64;
 
 /// Whether two segments are parts of one file.
@@ -26,9 +27,9 @@ fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
 }
 
 impl EmbeddedStore {
-    /// The segment of a candidate that should be spilled. Two kinds of candidates are evicted instead: those whose recompute
-    /// time is known and shorter than reading them back, and those on a device whose memory other processes make, which the
-    /// store can neither read nor restore.
+    /// The segment of a candidate that should be spilled. Two kinds of candidates are evicted instead: those whose
+    /// recompute time is known and shorter than reading them back, and those on a device whose memory other
+    /// processes make, which the store can neither read nor restore.
     pub(crate) fn worth_spilling<'a>(&self, candidate: &'a Candidate) -> Option<&'a Arc<dyn Segment>> {
         let recompute = candidate.recompute.as_secs_f64();
         let first = &candidate.records.first()?.segment;

@@ -11,8 +11,8 @@ pub trait SpillStorage: Send + Sync {
     /// Those of the storage, such as a full disk. The tensors of the segment then stay in memory.
     fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>>;
 
-    /// Runs `work`, which takes as long as writing or reading a segment. An asynchronous service moves it to a thread that
-    /// may block.
+    /// Runs `work`, which takes as long as writing or reading a segment. An asynchronous service moves it to a thread
+    /// that may block.
     fn blocking(&self, work: &mut dyn FnMut()) {
         work();
     }
@@ -37,7 +37,8 @@ pub trait SpilledSegment: Send + Sync {
     /// Reads the content into a new host segment, at the same offsets.
     ///
     /// # Errors
-    /// `Corrupt` for other content than was written, `NotFound` for content that is lost. `OverBudget` when a resource other
-    /// than memory is exhausted, such as descriptors: the store then spills others and tries again. `Io` else.
+    /// `Corrupt` for other content than was written, `NotFound` for content that is lost. `OverBudget` when a resource
+    /// other than memory is exhausted, such as descriptors: the store then spills others and tries again. `Io`
+    /// else.
     fn restore(&self) -> Result<Arc<dyn Segment>>;
 }

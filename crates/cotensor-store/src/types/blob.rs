@@ -18,8 +18,8 @@ pub struct BlobSpec {
 }
 
 impl BlobSpec {
-    /// The identity of the value: the hash of bytes, dtype and shape. Bytes alone are not a value: six zeros of `float32`
-    /// differ from three zeros of `int64`.
+    /// The identity of the value: the hash of bytes, dtype and shape. Bytes alone are not a value: six zeros of
+    /// `float32` differ from three zeros of `int64`.
     pub fn identity(&self) -> ContentHash {
         let mut hasher = Hasher::new("cotensor content value v1");
         hasher.field(self.hash.as_bytes()).field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);

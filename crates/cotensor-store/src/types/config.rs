@@ -47,8 +47,8 @@ impl Refusal {
 }
 
 impl SharingConfig {
-    /// The reason why a tensor of this kind and size in bytes is not shared; `None` if it is. A kind that is refused at 0
-    /// bytes is refused at every size, so a caller need not claim its computation.
+    /// The reason why a tensor of this kind and size in bytes is not shared; `None` if it is. A kind that is refused at
+    /// 0 bytes is refused at every size, so a caller need not claim its computation.
     pub fn refuses(&self, kind: Kind, bytes: u64) -> Option<Refusal> {
         if kind == Kind::Weight {
             None

@@ -35,8 +35,8 @@ impl Member {
 
 /// The table of a group's members.
 ///
-/// Each member begins at the first multiple of [`ALIGNMENT`](cotensor_core::ALIGNMENT) bytes after the previous one. The order,
-/// the dtypes and the shapes thus determine every offset, and no two members overlap.
+/// Each member begins at the first multiple of [`ALIGNMENT`](cotensor_core::ALIGNMENT) bytes after the previous one.
+/// The order, the dtypes and the shapes thus determine every offset, and no two members overlap.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Members {
     members: Box<[Member]>,
@@ -47,8 +47,9 @@ impl Members {
     /// Lays out members, each of which has a name, a dtype and a shape in elements.
     ///
     /// # Errors
-    /// `Invalid` with the name of the member, for an empty name, a repeated name, or an impossible shape. `Invalid` without
-    /// a member, for more than [`MEMBERS_MAX`] members, and for names of more than [`MEMBER_NAMES_BYTES_MAX`] bytes.
+    /// `Invalid` with the name of the member, for an empty name, a repeated name, or an impossible shape. `Invalid`
+    /// without a member, for more than [`MEMBERS_MAX`] members, and for names of more than
+    /// [`MEMBER_NAMES_BYTES_MAX`] bytes.
     pub fn new<N: Into<Box<str>>, S: AsRef<[usize]>>(
         members: impl IntoIterator<Item = (N, DType, S)>,
     ) -> Result<Arc<Self>> {
@@ -115,7 +116,8 @@ impl Members {
     }
 }
 
-/// How a member's elements lie in a segment where its group begins at `start` bytes. Without `members`, the tensor is no group.
+/// How a member's elements lie in a segment where its group begins at `start` bytes. Without `members`, the tensor is
+/// no group.
 pub(crate) fn member_layout(members: Option<&Members>, name: &str, start: usize) -> Result<Layout> {
     let members = members.ok_or_else(|| Error::not_found(format!("it is no group, so it has no member {name:?}")))?;
     members.find(name)?.layout().moved(start)

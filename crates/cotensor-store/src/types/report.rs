@@ -118,8 +118,8 @@ pub struct Recommendations {
     pub sharing_opportunities: BTreeMap<String, Vec<String>>,
     /// Bytes in use, in MiB.
     pub total_memory_mb: f64,
-    /// MiB that [`optimize`](crate::MemoryControl::optimize) would free now, plus those of tensors that stay and have the
-    /// identity of another one that stays. Only identities that are known already are compared.
+    /// MiB that [`optimize`](crate::MemoryControl::optimize) would free now, plus those of tensors that stay and have
+    /// the identity of another one that stays. Only identities that are known already are compared.
     pub potential_savings_mb: f64,
     /// The hit rate, 0 to 1.
     pub cache_efficiency: f64,

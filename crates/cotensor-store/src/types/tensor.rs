@@ -45,8 +45,8 @@ pub struct TensorSpec {
     pub producer: String,
     /// How long it stays without leases.
     pub retention: Retention,
-    /// The identity of a computed value: the hash of stage key and output. Equal provenance means equal content, dtype and
-    /// shape, so their hash is not computed.
+    /// The identity of a computed value: the hash of stage key and output. Equal provenance means equal content, dtype
+    /// and shape, so their hash is not computed.
     pub provenance: Option<ContentHash>,
     /// The members of a group, which [`group`](TensorSpec::group) makes; `None` for a plain tensor.
     pub members: Option<Arc<Members>>,
@@ -56,7 +56,8 @@ pub struct TensorSpec {
 pub const NAME_BYTES_MAX: usize = 1024;
 
 impl TensorSpec {
-    /// A tensor of kind [`Kind::Other`] in host memory, without a producer, that is freed with its last lease. Shape in elements.
+    /// A tensor of kind [`Kind::Other`] in host memory, without a producer, that is freed with its last lease. Shape in
+    /// elements.
     pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> Self {
         Self {
             name: name.into(),
@@ -72,8 +73,8 @@ impl TensorSpec {
         }
     }
 
-    /// A group: one tensor of bytes that consists of `members`. They are published, leased, versioned and freed together.
-    /// The other fields are as in [`new`](TensorSpec::new).
+    /// A group: one tensor of bytes that consists of `members`. They are published, leased, versioned and freed
+    /// together. The other fields are as in [`new`](TensorSpec::new).
     pub fn group(name: impl Into<String>, members: Arc<Members>) -> Self {
         let bytes = members.size_bytes();
         Self { members: Some(members), ..Self::new(name, DType::U8, &[bytes]) }
@@ -82,7 +83,8 @@ impl TensorSpec {
     /// How the elements lie in a segment of their own: row-major.
     ///
     /// # Errors
-    /// `Invalid` for an impossible shape, and for a group whose dtype and shape are not those of the bytes of its members.
+    /// `Invalid` for an impossible shape, and for a group whose dtype and shape are not those of the bytes of its
+    /// members.
     pub fn layout(&self) -> Result<Layout> {
         if let Some(members) = &self.members {
             let bytes = members.size_bytes();

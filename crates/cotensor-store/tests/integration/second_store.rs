@@ -1,5 +1,6 @@
-//! A second store on the backend API: a client whose tensors another store keeps. That store stands for the daemon: it has
-//! the budget and the memory. The client uploads its tensors, leases each tensor once, and hands out its own leases.
+//! A second store on the backend API: a client whose tensors another store keeps. That store stands for the daemon: it
+//! has the budget and the memory. The client uploads its tensors, leases each tensor once, and hands out its own
+//! leases.
 
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Memory, MemoryKind, Result};
 use cotensor_core::{Segment, Slice};

@@ -185,8 +185,8 @@ impl Codec {
         Ok(Value::Tensor(Arc::new(lease)))
     }
 
-    /// A tensor that is already in the daemon's store. For a large tensor or a group of another connection this leases it over this
-    /// one; for another small tensor the copy is faster, so this returns `None`.
+    /// A tensor that is already in the daemon's store. For a large tensor or a group of another connection this leases
+    /// it over this one; for another small tensor the copy is faster, so this returns `None`.
     fn held(&self, py: Python<'_>, held: &HeldLease) -> PyResult<Option<Value>> {
         let lease = held.lease();
         let lease = if self.store().holds(lease) {

@@ -16,8 +16,8 @@ pub struct Onnxruntime {
     pub version: String,
     /// Peak memory in bytes, including the Python interpreter and NumPy.
     pub memory_bytes: u64,
-    /// Wall time in milliseconds from the import of the library to the last answer, median of several processes. Excludes the
-    /// preparation of inputs.
+    /// Wall time in milliseconds from the import of the library to the last answer, median of several processes.
+    /// Excludes the preparation of inputs.
     pub time_ms: f64,
     /// Largest difference from the outputs of the embedded engine.
     pub max_abs_diff: f64,
@@ -42,8 +42,8 @@ pub(crate) struct Peer<'a> {
 }
 
 impl<'a> Peer<'a> {
-    /// Uses the interpreter that runs this program, otherwise `python3`; `None` if it cannot import onnxruntime. `folder` is the
-    /// folder of a [`Recorder`](super::Recorder).
+    /// Uses the interpreter that runs this program, otherwise `python3`; `None` if it cannot import onnxruntime.
+    /// `folder` is the folder of a [`Recorder`](super::Recorder).
     pub(crate) fn find(options: &'a DemoOptions, folder: &'a Path) -> Option<Self> {
         let python = match options.program_arguments.is_empty() {
             true => PathBuf::from("python3"),

@@ -47,7 +47,8 @@ fn mapped() -> WorkerReport {
 fn only_repeated_work_is_avoidable() {
     let (without, mapped) = (without(), mapped());
     let avoidable = Avoidable::of(&without, &[(&without, &mapped)]);
-    // The second encoder; 100 ms of the first one minus 5 ms with mapping; the heads differ, and 4 minus 5 is bounded by zero.
+    // The second encoder; 100 ms of the first one minus 5 ms with mapping; the heads differ, and 4 minus 5 is bounded
+    // by zero.
     let expected =
         Avoidable { load_again_ms: 100.0, first_read_ms: 95.0, run_again_ms: 50.0, prepare_again_ms: 20.0 + 2.0 + 1.0 };
     assert_eq!(avoidable, expected);

@@ -1,5 +1,5 @@
-//! Health checks: whether this system supports the daemon, and what slows it down. Features are tested where possible, and read
-//! from /proc and /sys otherwise.
+//! Health checks: whether this system supports the daemon, and what slows it down. Features are tested where possible,
+//! and read from /proc and /sys otherwise.
 
 mod daemon;
 mod finding;
@@ -10,8 +10,8 @@ pub use finding::{Diagnosis, Finding, Severity};
 
 use std::path::Path;
 
-/// Checks the kernel, this process's limits, shared memory and the daemon at `socket`. Changes nothing; allocates 64 MiB
-/// temporarily.
+/// Checks the kernel, this process's limits, shared memory and the daemon at `socket`. Changes nothing; allocates 64
+/// MiB temporarily.
 pub fn diagnose(socket: &Path) -> Diagnosis {
     let mut findings = system::check();
     findings.extend(memory::check());

@@ -1,8 +1,8 @@
 //! Finds duplicate memory in running processes, page by page: an estimate of the savings by sharing.
 //!
-//! The scan is read-only and covers resident pages. A page's content is identified by its hash. The physical page is identified by
-//! its frame number where the kernel shows it (this needs CAP_SYS_ADMIN), otherwise by file and offset, otherwise by being mapped
-//! once.
+//! The scan is read-only and covers resident pages. A page's content is identified by its hash. The physical page is
+//! identified by its frame number where the kernel shows it (this needs CAP_SYS_ADMIN), otherwise by file and offset,
+//! otherwise by being mapped once.
 
 mod options;
 mod page;

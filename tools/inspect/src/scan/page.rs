@@ -17,8 +17,8 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// Classifies a page. One of `sample` contents is sampled. The choice depends on the content only, so that all copies of a
-    /// content are sampled or none.
+    /// Classifies a page. One of `sample` contents is sampled. The choice depends on the content only, so that all
+    /// copies of a content are sampled or none.
     pub(super) fn of(page: &[u8], sample: u32) -> Self {
         if page.iter().all(|&byte| byte == 0) {
             return Self::Zero;

@@ -76,8 +76,8 @@ impl PageReader {
         Ok(Self { map: open("pagemap")?, memory: open("mem")?, sample, frame_numbers })
     }
 
-    /// Passes every resident page of `range` that is not all zeros to `on_page`. `go_on` gets the number of bytes read since its
-    /// last call, and returns false to stop. Returns whether the range was read completely.
+    /// Passes every resident page of `range` that is not all zeros to `on_page`. `go_on` gets the number of bytes read
+    /// since its last call, and returns false to stop. Returns whether the range was read completely.
     ///
     /// # Errors
     /// `Io` when the page map cannot be read because the process has ended.
@@ -122,7 +122,8 @@ impl PageReader {
         Ok(true)
     }
 
-    /// Identifies the physical page of an entry: by its frame number, by file and offset, or as exclusive to one mapping.
+    /// Identifies the physical page of an entry: by its frame number, by file and offset, or as exclusive to one
+    /// mapping.
     fn identify(&self, entry: u64, address: u64, range: &MappedRange, known: &mut Known) -> Resident {
         let number = entry & FRAME_NUMBER;
         let exclusive = entry & EXCLUSIVE != 0;
@@ -196,8 +197,8 @@ enum By {
     Content,
 }
 
-/// The identity of a page: equal in all processes that map it. The highest bits contain the method, so that identities of different
-/// methods differ.
+/// The identity of a page: equal in all processes that map it. The highest bits contain the method, so that identities
+/// of different methods differ.
 fn identity(by: By, number: u64) -> u64 {
     (by as u64) << 60 | number & ((1 << 60) - 1)
 }

@@ -20,8 +20,8 @@ pub(super) struct Seen {
 /// Pairs are not counted for a content that more processes have.
 const PAIRED_MAX: usize = 32;
 
-/// Totals of all processes, in bytes. A physical page counts once, regardless of the number of mappings, unless a field says
-/// otherwise.
+/// Totals of all processes, in bytes. A physical page counts once, regardless of the number of mappings, unless a field
+/// says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
     /// Pages, counted once for each process that maps them.
@@ -148,7 +148,8 @@ fn distinct_processes(frame: &[Seen]) -> impl Iterator<Item = &Seen> {
     frame.chunk_by(|a, b| a.process == b.process).map(|pages| &pages[0])
 }
 
-/// Size of a greedy set cover: the number of frames with which every process has one. Frames with most processes come first.
+/// Size of a greedy set cover: the number of frames with which every process has one. Frames with most processes come
+/// first.
 fn covering(frames: &[&[Seen]]) -> u64 {
     if frames.len() == 1 {
         return 1;

@@ -1,4 +1,5 @@
-//! Blocks of a handover: segments, packed entries and claims, thousands in one message. The first byte is the format's version.
+//! Blocks of a handover: segments, packed entries and claims, thousands in one message. The first byte is the format's
+//! version.
 
 use super::codec::{Reader, Writer, corrupt};
 use super::packed::PackedEntry;

@@ -1,7 +1,8 @@
-//! The packed form of a journal entry. A machine may have hundreds of thousands of tensors, and two processes hold an entry for
-//! each: 4.4 KB as parsed JSON, about 50 bytes packed.
+//! The packed form of a journal entry. A machine may have hundreds of thousands of tensors, and two processes hold an
+//! entry for each: 4.4 KB as parsed JSON, about 50 bytes packed.
 //!
-//! Only the supervisor and its servers read the format. They run the same program, or a newer one reads the format of an older one.
+//! Only the supervisor and its servers read the format. They run the same program, or a newer one reads the format of
+//! an older one.
 
 use super::codec::{Reader, Writer, corrupt, parse_hash};
 use super::event::Entry;

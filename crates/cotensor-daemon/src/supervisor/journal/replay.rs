@@ -34,8 +34,8 @@ impl Journal {
         self.replay_rest(|event| send_event(event, Vec::new()))
     }
 
-    /// As [`replay`](Self::replay), with entries and claims in blocks for [`apply_block`](Self::apply_block): thousands in one
-    /// message, without JSON.
+    /// As [`replay`](Self::replay), with entries and claims in blocks for [`apply_block`](Self::apply_block): thousands
+    /// in one message, without JSON.
     ///
     /// # Errors
     /// Those of `block` and `send_event`; `Io` when descriptors cannot be duplicated.

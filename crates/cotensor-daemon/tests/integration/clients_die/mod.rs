@@ -91,7 +91,8 @@ fn start(processes: &Processes, step: &str, on_line: impl Fn(&str)) -> Child {
     child
 }
 
-/// Kills a client at each of `steps`. Then all counters return to their former values, and the survivor keeps its tensors.
+/// Kills a client at each of `steps`. Then all counters return to their former values, and the survivor keeps its
+/// tensors.
 fn kill_at_each(steps: &[Step]) {
     let processes = Processes::start();
     let survivor = Survivor::new(&processes);

@@ -175,8 +175,8 @@ impl Counters {
         counters
     }
 
-    /// Whether the counters are those of `before`. Descriptors may be fewer: some may have been open still when `before` was
-    /// counted.
+    /// Whether the counters are those of `before`. Descriptors may be fewer: some may have been open still when
+    /// `before` was counted.
     fn equals(&self, before: &Self) -> bool {
         let (server_descriptors, supervisor_descriptors) = (before.server_descriptors, before.supervisor_descriptors);
         self.server_descriptors <= server_descriptors

@@ -9,8 +9,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 /// The path of the shared folder in the container.
 pub(crate) const INSIDE: &str = "/run/shared";
 
-/// Makes the root on a file system that ends with the namespace. It contains the system's programs and libraries, /proc of the
-/// namespace, the shared folder and the program.
+/// Makes the root on a file system that ends with the namespace. It contains the system's programs and libraries, /proc
+/// of the namespace, the shared folder and the program.
 const ROOT: &str = r#"
 set -e
 root=$1 shared=$2 program=$3
@@ -38,8 +38,8 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Runs `program` with `shared` at [`INSIDE`]. Returns `None`, with the reason on standard error, if this process may not make
-    /// namespaces.
+    /// Runs `program` with `shared` at [`INSIDE`]. Returns `None`, with the reason on standard error, if this process
+    /// may not make namespaces.
     pub(crate) fn start(
         shared: &Path,
         program: &Path,

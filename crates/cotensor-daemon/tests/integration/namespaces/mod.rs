@@ -1,5 +1,5 @@
-//! Client and daemon in different PID namespaces, as in containers, with a shared folder for the socket. The client in the
-//! container is this test program, started again with a variable.
+//! Client and daemon in different PID namespaces, as in containers, with a shared folder for the socket. The client in
+//! the container is this test program, started again with a variable.
 
 mod container;
 
@@ -40,8 +40,8 @@ fn wait_for_line() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// The client in the container: it reads tensors from outside, publishes tensors, provides a function, and reads again after a
-/// takeover.
+/// The client in the container: it reads tensors from outside, publishes tensors, provides a function, and reads again
+/// after a takeover.
 fn client_inside(socket: &Path) {
     let store = ClientStore::connect(Some(socket), "inside").unwrap();
     assert_all(&store, "outside", 1);

@@ -13,10 +13,11 @@ const CHECKED_BYTES_MIN: usize = 64 << 20;
 
 /// Creates a sealable memfd of `len` zeroed bytes, reserves all of its pages and maps it for writing.
 ///
-/// Huge pages make sealing, the first read and freeing several times cheaper. They are created before the first write, which
-/// would otherwise create small pages to be copied.
+/// Huge pages make sealing, the first read and freeing several times cheaper. They are created before the first write,
+/// which would otherwise create small pages to be copied.
 ///
-/// With [`OnFork::Exclude`], a child that is forked meanwhile cannot write the memfd, so it cannot keep it from being sealed.
+/// With [`OnFork::Exclude`], a child that is forked meanwhile cannot write the memfd, so it cannot keep it from being
+/// sealed.
 pub(crate) fn allocate(len: usize, on_fork: OnFork) -> Result<(OwnedFd, Mapping)> {
     padded(len)?;
     check_available(len)?;
@@ -36,8 +37,8 @@ pub(crate) fn allocate(len: usize, on_fork: OnFork) -> Result<(OwnedFd, Mapping)
     Ok((fd, map))
 }
 
-/// Refuses a length that the system cannot back: for the last pages of the system, the kernel kills a process instead of
-/// refusing them.
+/// Refuses a length that the system cannot back: for the last pages of the system, the kernel kills a process instead
+/// of refusing them.
 fn check_available(len: usize) -> Result<()> {
     if len < CHECKED_BYTES_MIN {
         return Ok(());

@@ -11,8 +11,8 @@ use rustix::param::page_size;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// The interval between attempts to seal while another mapping can write the memfd: a child between `fork` and `exec` has
-/// the parent's mappings.
+/// The interval between attempts to seal while another mapping can write the memfd: a child between `fork` and `exec`
+/// has the parent's mappings.
 const SEAL_INTERVAL: Duration = Duration::from_millis(2);
 const SEAL_ATTEMPTS_MAX: usize = 20;
 /// The file system of memfds: `TMPFS_MAGIC` of linux/magic.h.
@@ -25,8 +25,9 @@ const BLOCK_BYTES: u64 = 512;
 pub enum Guarantee {
     /// No process can change the bytes (`F_SEAL_WRITE`): a tensor in its own memfd.
     Immutable,
-    /// Only the producer, which mapped the memfd before it was sealed, can change the bytes (`F_SEAL_FUTURE_WRITE`): a slab.
-    /// An honest producer leaves a range alone while a lease on it exists. A hostile producer cannot be kept from writing.
+    /// Only the producer, which mapped the memfd before it was sealed, can change the bytes (`F_SEAL_FUTURE_WRITE`): a
+    /// slab. An honest producer leaves a range alone while a lease on it exists. A hostile producer cannot be kept
+    /// from writing.
     ProducerOnly,
 }
 
@@ -61,9 +62,9 @@ pub(super) fn seal_with_retry(fd: impl AsFd, guarantee: Guarantee, mut wait: imp
     Err(Error::new(ErrorKind::Conflict, message))
 }
 
-/// Checks that `fd`, which may come from any process, is a memfd of exactly `len` bytes, that its seals keep `guarantee` for
-/// good, and that it has the memory that its length takes: not less, and not more, which no budget would count. Neither maps
-/// nor reads the memfd.
+/// Checks that `fd`, which may come from any process, is a memfd of exactly `len` bytes, that its seals keep
+/// `guarantee` for good, and that it has the memory that its length takes: not less, and not more, which no budget
+/// would count. Neither maps nor reads the memfd.
 ///
 /// # Errors
 /// `Refused` with the reason; `Io`.
@@ -96,13 +97,13 @@ pub fn check_sealed(fd: impl AsFd, len: usize, guarantee: Guarantee) -> Result<(
     Ok(())
 }
 
-/// Checks that a memfd of `len` bytes, which passed [`check_sealed`], has no holes: a hole could hide pages of the same size
-/// beyond the end. `fallocate` fills holes, which increases the memory that the memfd has. The seals forbid new holes, so the
-/// result stays valid.
+/// Checks that a memfd of `len` bytes, which passed [`check_sealed`], has no holes: a hole could hide pages of the same
+/// size beyond the end. `fallocate` fills holes, which increases the memory that the memfd has. The seals forbid new
+/// holes, so the result stays valid.
 ///
 /// # Errors
-/// `Refused` for a memfd with holes, and for a descriptor that is not open for writing; `Io` when the system has no more
-/// memory.
+/// `Refused` for a memfd with holes, and for a descriptor that is not open for writing; `Io` when the system has no
+/// more memory.
 pub fn check_no_holes(fd: impl AsFd, len: usize) -> Result<()> {
     let before = backed_bytes(&fd)?;
     // `fallocate` refuses a length of 0.

@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-/// A memfd that no process can resize and that no process can write, with the exception that its [`Guarantee`] names. Mapped
-/// read-only.
+/// A memfd that no process can resize and that no process can write, with the exception that its [`Guarantee`] names.
+/// Mapped read-only.
 ///
-/// With [`Guarantee::ProducerOnly`] the producer can still write the bytes. A reader that takes lengths or offsets from them
-/// copies them first and checks the copy.
+/// With [`Guarantee::ProducerOnly`] the producer can still write the bytes. A reader that takes lengths or offsets from
+/// them copies them first and checks the copy.
 pub struct SealedMemfd {
     map: Mapping,
     fd: OwnedFd,
@@ -26,8 +26,8 @@ pub struct SealedMemfd {
     registration: Option<Registration>,
 }
 
-/// The open segments of this process by file, so that a memfd that arrives again is not mapped again. A forked child only
-/// tries the lock: a thread that does not exist in the child may hold it for ever.
+/// The open segments of this process by file, so that a memfd that arrives again is not mapped again. A forked child
+/// only tries the lock: a thread that does not exist in the child may hold it for ever.
 static OPEN: Mutex<BTreeMap<FileNumber, Weak<SealedMemfd>>> = Mutex::new(BTreeMap::new());
 
 /// Device and inode.

@@ -86,7 +86,8 @@ fn writes_at_an_aliased_address_stay_private_after_publishing() {
         let address = bytes.as_mut_ptr();
         let segment = segment.freeze().unwrap();
         let received = SealedMemfd::open(received(&*segment), 8192, Guarantee::Immutable).unwrap();
-        // SAFETY: the segment keeps the address mapped and writable for its 8192 bytes, and no other reference to it exists.
+        // SAFETY: the segment keeps the address mapped and writable for its 8192 bytes, and no other reference to it
+        // exists.
         let aliased = unsafe { std::slice::from_raw_parts_mut(address, 8192) };
         assert_eq!(aliased, [7; 8192]);
         aliased.fill(8);
@@ -110,7 +111,8 @@ fn aliased_address_stays_mapped_while_its_handle_exists() {
             }
             // The memory is not reused for another segment.
             let mut other = memory.reserve(8192).unwrap();
-            // SAFETY: the handle keeps the address mapped and writable for its 8192 bytes, and no other reference to it exists.
+            // SAFETY: the handle keeps the address mapped and writable for its 8192 bytes, and no other reference to it
+            // exists.
             let aliased = unsafe { std::slice::from_raw_parts_mut(address, 8192) };
             aliased.fill(9);
             assert_eq!(other.bytes_mut().unwrap(), [0; 8192]);

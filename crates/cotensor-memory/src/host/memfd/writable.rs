@@ -39,8 +39,8 @@ impl Memory for MemfdMemory {
 
 /// A memfd that only this process has mapped, for writing.
 ///
-/// Forked children do not inherit the mapping, so they cannot keep the memfd from being sealed. They inherit it if other
-/// code keeps its address ([`Memory::reserve_aliased`]).
+/// Forked children do not inherit the mapping, so they cannot keep the memfd from being sealed. They inherit it if
+/// other code keeps its address ([`Memory::reserve_aliased`]).
 pub struct MemfdMut {
     map: Writable,
     pub(super) fd: OwnedFd,
@@ -74,8 +74,8 @@ impl MemfdMut {
     /// Creates a memfd of `len` zeroed bytes, all of them backed by memory.
     ///
     /// # Errors
-    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do not
-    /// suffice, `Io`.
+    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do
+    /// not suffice, `Io`.
     pub fn create(len: usize) -> Result<Self> {
         let (fd, map) = allocate(len, OnFork::Exclude)?;
         Ok(Self { map: Writable::Own(map), fd, len })
@@ -99,8 +99,8 @@ impl MemfdMut {
         self.len = len.min(self.capacity());
     }
 
-    /// Lets other code in this process keep the address of the bytes: from now on [`pin_address`](SegmentMut::pin_address)
-    /// returns a handle, and forked children inherit the mapping.
+    /// Lets other code in this process keep the address of the bytes: from now on
+    /// [`pin_address`](SegmentMut::pin_address) returns a handle, and forked children inherit the mapping.
     pub(crate) fn into_aliased(self) -> Result<Self> {
         let map = match self.map {
             Writable::Own(map) => AliasedMapping::new(map)?,
@@ -115,9 +115,9 @@ impl MemfdMut {
 
     /// Ends writing: from now on no process can write or resize the memfd. It cannot be reused for another tensor.
     ///
-    /// The bytes keep their address. An aliased memfd is the exception: the address becomes a private mapping for the code
-    /// that keeps it, and the bytes are mapped a second time. If a forked child can still write the memfd, the bytes are
-    /// copied to a new one.
+    /// The bytes keep their address. An aliased memfd is the exception: the address becomes a private mapping for the
+    /// code that keeps it, and the bytes are mapped a second time. If a forked child can still write the memfd, the
+    /// bytes are copied to a new one.
     ///
     /// # Errors
     /// `Conflict` while another mapping can write the memfd; `Io`.
@@ -147,8 +147,8 @@ fn seal_aliased(aliased: AliasedMapping, fd: OwnedFd, len: usize) -> Result<Seal
     Ok(sealed.with_aliased(aliased))
 }
 
-/// Sets the final length and seals. The seal succeeds only when no writable mapping is left in any process, which proves that
-/// no process can write the memfd any more.
+/// Sets the final length and seals. The seal succeeds only when no writable mapping is left in any process, which
+/// proves that no process can write the memfd any more.
 fn truncate_and_seal(fd: &OwnedFd, len: usize) -> Result<()> {
     ftruncate(fd, len as u64).map_err(|error| Error::io("cannot size shared memory", &error.into()))?;
     seal(fd, Guarantee::Immutable)

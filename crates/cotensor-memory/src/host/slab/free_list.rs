@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Free ranges, of which no two are adjacent. Allocation is best fit: freed ranges are reused before unused ones, and long
-/// ranges stay long.
+/// Free ranges, of which no two are adjacent. Allocation is best fit: freed ranges are reused before unused ones, and
+/// long ranges stay long.
 #[derive(Debug)]
 pub(crate) struct FreeList {
     /// Length by start.

@@ -10,15 +10,16 @@ use cotensor_core::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Res
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
-/// A memfd that only this process can write. It is sealed after this process has mapped it, so a process that receives the
-/// descriptor can only read it, with [`SealedMemfd::open`](crate::SealedMemfd::open) and [`Guarantee::ProducerOnly`].
+/// A memfd that only this process can write. It is sealed after this process has mapped it, so a process that receives
+/// the descriptor can only read it, with [`SealedMemfd::open`](crate::SealedMemfd::open) and
+/// [`Guarantee::ProducerOnly`].
 ///
-/// The slab has two mappings: a writable one to fill segments, and a read-only one to read them. Forked children inherit only
-/// the read-only one.
+/// The slab has two mappings: a writable one to fill segments, and a read-only one to read them. Forked children
+/// inherit only the read-only one.
 ///
-/// A freed range is reused, with its pages still present. The publisher of a segment therefore keeps it until every lease on
-/// it, in any process, is released. Two living segments never start at the same offset, not even empty ones, so the offset
-/// identifies a segment.
+/// A freed range is reused, with its pages still present. The publisher of a segment therefore keeps it until every
+/// lease on it, in any process, is released. Two living segments never start at the same offset, not even empty ones,
+/// so the offset identifies a segment.
 ///
 /// Clones are the same slab, which lives until its last segment is dropped.
 #[derive(Clone)]
@@ -30,8 +31,8 @@ impl Slab {
     /// Creates a slab of `len` bytes, all of them backed by memory.
     ///
     /// # Errors
-    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do not
-    /// suffice, `Io`.
+    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do
+    /// not suffice, `Io`.
     pub fn create(len: usize) -> Result<Self> {
         let (fd, writable) = allocate(len, OnFork::Exclude)?;
         seal(&fd, Guarantee::ProducerOnly)?;
@@ -57,8 +58,8 @@ impl Slab {
         self.shared.writable.prefault()
     }
 
-    /// As [`reserve`](Memory::reserve), but the bytes may have values of an earlier segment. For callers that write all of
-    /// them.
+    /// As [`reserve`](Memory::reserve), but the bytes may have values of an earlier segment. For callers that write all
+    /// of them.
     ///
     /// # Errors
     /// As [`reserve`](Memory::reserve).

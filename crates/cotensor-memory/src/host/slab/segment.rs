@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// A range of a slab, freed on drop.
 ///
-/// - **S1**: the ranges of living segments lie inside both mappings and do not overlap, because the free list never returns a
-///   byte twice. The mutex of the free list orders the last use of a byte before its next one.
+/// - **S1**: the ranges of living segments lie inside both mappings and do not overlap, because the free list never
+///   returns a byte twice. The mutex of the free list orders the last use of a byte before its next one.
 pub(crate) struct SlabSegment {
     pub(super) slab: Arc<SlabShared>,
     pub(super) start: usize,
@@ -32,8 +32,9 @@ impl SlabSegment {
 
     /// The bytes for writing. Only for the process that created the slab.
     pub(super) fn writable(&mut self) -> &mut [u8] {
-        // SAFETY: S1: the range is inside the mapping, which `slab` keeps and which was mapped for writing. This segment alone
-        // has these bytes, and its exclusive borrow excludes other references to them in this mapping.
+        // SAFETY: S1: the range is inside the mapping, which `slab` keeps and which was mapped for writing. This
+        // segment alone has these bytes, and its exclusive borrow excludes other references to them in this
+        // mapping.
         unsafe { std::slice::from_raw_parts_mut(self.slab.writable.start().as_ptr().add(self.start), self.len) }
     }
 

@@ -11,8 +11,8 @@ pub(super) struct SlabShared {
     pub(super) writable: Mapping,
     pub(super) readable: Mapping,
     pub(super) fd: OwnedFd,
-    /// The process that created the slab. A forked child has the same pages and a copy of `ranges`, so it would allocate
-    /// ranges that the parent allocates too.
+    /// The process that created the slab. A forked child has the same pages and a copy of `ranges`, so it would
+    /// allocate ranges that the parent allocates too.
     pub(super) owner: u32,
     pub(super) ranges: Mutex<Ranges>,
     pub(super) mapping_cache: Arc<MappingCache>,

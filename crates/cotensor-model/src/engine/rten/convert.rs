@@ -19,8 +19,8 @@ fn rten_type(dtype: DType) -> DataType {
     }
 }
 
-/// An input for rten, in place if rten computes with its element type, else converted. `wanted` is the type that the loaded graph
-/// takes; rten reads it from the file.
+/// An input for rten, in place if rten computes with its element type, else converted. `wanted` is the type that the
+/// loaded graph takes; rten reads it from the file.
 ///
 /// # Errors
 /// `Unsupported` for a tensor on a device, `Invalid` for a type or a shape that the graph does not take.

@@ -35,8 +35,8 @@ impl RtenEngine {
         Self { pool, trusts_files: false }
     }
 
-    /// Makes [`Engine::load_file`] skip the check of the graph, so that a measured load takes the time of rten alone. Only for files
-    /// that passed the check before.
+    /// Makes [`Engine::load_file`] skip the check of the graph, so that a measured load takes the time of rten alone.
+    /// Only for files that passed the check before.
     #[must_use]
     pub fn trusting_files(mut self) -> Self {
         self.trusts_files = true;
@@ -52,8 +52,8 @@ impl RtenEngine {
         RunOptions::default().with_thread_pool(self.pool.clone())
     }
 
-    /// A loaded graph. `declared` has the ports as the file declares them; rten knows fewer element types. `weights` comes before
-    /// `model`: a panic drops parameters from the last to the first.
+    /// A loaded graph. `declared` has the ports as the file declares them; rten knows fewer element types. `weights`
+    /// comes before `model`: a panic drops parameters from the last to the first.
     fn finish(&self, weights: Vec<Lease>, declared: Option<&Graph>, model: Model) -> Result<Arc<dyn LoadedGraph>> {
         let inputs = ports(&model, model.input_ids(), declared.map(Graph::inputs));
         let outputs = ports(&model, model.output_ids(), declared.map(Graph::outputs));
@@ -97,10 +97,11 @@ impl Engine for RtenEngine {
         for (index, (weight, lease)) in graph.weights().iter().zip(&weights).enumerate() {
             let bytes =
                 weight_bytes(weight, lease).map_err(|error| error.in_file(graph.path()).in_field(&weight.name))?;
-            // SAFETY: the bytes belong to the segment of the lease. A segment never moves or changes its bytes (`Segment::bytes`), and
-            // the lease keeps the segment. Only the model keeps this slice, and `RtenGraph` drops the model before the leases. If
-            // loading fails, this function drops the options and the model before the leases. The result of a run never borrows a
-            // constant: a `Value` owns its elements in a `Vec`.
+            // SAFETY: the bytes belong to the segment of the lease. A segment never moves or changes its bytes
+            // (`Segment::bytes`), and the lease keeps the segment. Only the model keeps this slice, and
+            // `RtenGraph` drops the model before the leases. If loading fails, this function drops the
+            // options and the model before the leases. The result of a run never borrows a constant: a
+            // `Value` owns its elements in a `Vec`.
             let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
             options.external_data_static(&weight_location(index), bytes);
         }
@@ -117,8 +118,8 @@ impl Engine for RtenEngine {
         }
         let load = || match mode {
             FileMode::Read => options().load_file(path),
-            // SAFETY: no program may write or truncate the file while the graph lives. `FileMode::Map` states that condition for the
-            // caller. This mode exists for measurements; nothing shared uses it.
+            // SAFETY: no program may write or truncate the file while the graph lives. `FileMode::Map` states that
+            // condition for the caller. This mode exists for measurements; nothing shared uses it.
             FileMode::Map => unsafe { options().load_mmap(path) },
         };
         let model = guarded("loading", || load().map_err(load_error)).map_err(|error| error.in_file(path))?;
@@ -282,8 +283,8 @@ fn load_error(error: LoadError) -> Error {
     Error::new(kind, error.to_string())
 }
 
-/// Turns a panic of rten, which a hostile graph can cause, into an error. A panic can leave only the plan of the graph inconsistent.
-/// The plan is behind a mutex, which the panic poisons: later runs fail, and no run is wrong.
+/// Turns a panic of rten, which a hostile graph can cause, into an error. A panic can leave only the plan of the graph
+/// inconsistent. The plan is behind a mutex, which the panic poisons: later runs fail, and no run is wrong.
 fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

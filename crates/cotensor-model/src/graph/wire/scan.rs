@@ -21,7 +21,8 @@ pub(in crate::graph) struct Span {
 pub(in crate::graph) struct Structure {
     /// The protobuf message, without large tensor data.
     pub(in crate::graph) proto: Vec<u8>,
-    /// For each initializer of the main graph, in order: the range of its data in the file, if the message does not have it.
+    /// For each initializer of the main graph, in order: the range of its data in the file, if the message does not
+    /// have it.
     pub(in crate::graph) spans: Vec<Option<Span>>,
 }
 
