@@ -9,8 +9,9 @@ use crate::refusals::Refusals;
 use crate::segment::Slabs;
 use crate::spill::{Files, SpillToFiles};
 use crate::supervisor::{StoreEvents, SupervisorLink};
-use cotensor_core::{Error, ErrorKind, Hasher, Result};
+use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
+use cotensor_memory::process::random_bytes;
 use cotensor_rpc::FrameBudget;
 use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
@@ -30,11 +31,7 @@ impl Daemon {
     }
 
     pub(crate) fn with(config: Config, index: SharedIndex, link: Option<Arc<SupervisorLink>>) -> Result<Arc<Self>> {
-        let mut secret = [0; 32];
-        let mut epoch = [0; 8];
-        getrandom::fill(&mut secret)
-            .and_then(|()| getrandom::fill(&mut epoch))
-            .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        let (mut secret, epoch) = (random_bytes()?, random_bytes()?);
         // Session numbers are unique among the servers of one supervisor.
         let mut first_session = 1;
         if let Some(link) = &link {

@@ -97,16 +97,10 @@ impl<R: Read> TensorReader<R> {
     ) -> Result<Lease> {
         let entry = self.entries.get(index).ok_or_else(|| Error::not_found("the file has no tensor of this index"))?;
         let spec = TensorSpec {
-            device: cotensor_core::Device::Cpu,
-            name: options.name.to_owned(),
-            dtype: entry.dtype,
-            shape: entry.shape.clone(),
             kind: options.kind,
-            space: None,
             producer: options.producer.to_owned(),
             retention: options.retention,
-            provenance: None,
-            members: None,
+            ..TensorSpec::new(options.name, entry.dtype, &entry.shape)
         };
         let mut reservation = store.reserve(spec, holder)?;
         let target = reservation.bytes_mut();

@@ -3,8 +3,8 @@
 use crate::allocator::TensorAllocator;
 use crate::failure::Failure;
 use cotensor_client::ClientStore;
-use cotensor_core::{DType, Kind, Result};
-use cotensor_store::{CopyReason, Holder, Lease, Retention, TensorSpec};
+use cotensor_core::{DType, Result};
+use cotensor_store::{CopyReason, Holder, Lease, TensorSpec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -67,18 +67,7 @@ impl Context {
     /// # Errors
     /// As [`TensorAllocator::reserve`]; `Invalid` when the length does not match the shape.
     pub fn tensor(&self, name: &str, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Lease> {
-        let spec = TensorSpec {
-            device: cotensor_core::Device::Cpu,
-            name: name.to_owned(),
-            dtype,
-            shape: shape.to_vec(),
-            kind: Kind::Other,
-            space: None,
-            producer: self.function.to_string(),
-            retention: Retention::WhileLeased,
-            provenance: None,
-            members: None,
-        };
+        let spec = TensorSpec { producer: self.function.to_string(), ..TensorSpec::new(name, dtype, shape) };
         let mut reservation = self.allocator.reserve(spec, &self.holder)?;
         reservation.write(bytes, CopyReason::Put)?;
         reservation.publish()

@@ -3,7 +3,7 @@
 use super::blobs;
 use super::copies::UnreportedCopies;
 use super::lease_table::NewLease;
-use super::publication::{Placement, Terms};
+use super::publication::{Placement, PublishTerms};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method, Spec};
@@ -139,10 +139,10 @@ impl ClientStore {
         spec.check_names()?;
         self.refuse(&spec, len)?;
         let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
-        let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?.into();
+        let charge = self.private.take_unchecked(0).into();
         let (holder, tag) = (holder.clone(), Box::new(place));
-        let draft = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
-        Ok(Reservation::new(draft, self.home()?))
+        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
+        Ok(Reservation::new(tensor, self.backend()?))
     }
 
     /// Reserves a private tensor in memory of the caller.
@@ -156,10 +156,10 @@ impl ClientStore {
         segment: Box<dyn SegmentMut>,
         holder: &Holder,
     ) -> Result<Reservation> {
-        let charge = self.charge_private(&layout)?;
+        let charge = self.charge_private(&layout);
         let (holder, tag) = (holder.clone(), Box::new(()));
-        let draft = UnpublishedTensor { spec, layout, segment, charge, holder, private: true, tag };
-        Ok(Reservation::new(draft, self.home()?))
+        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: true, tag };
+        Ok(Reservation::new(tensor, self.backend()?))
     }
 
     /// Makes existing memory a private tensor.
@@ -173,7 +173,7 @@ impl ClientStore {
         segment: Arc<dyn Segment>,
         holder: &Holder,
     ) -> Result<Lease> {
-        let charge = self.charge_private(&layout)?;
+        let charge = self.charge_private(&layout);
         self.lease_private(spec, layout, segment, charge, holder)
     }
 
@@ -196,9 +196,8 @@ impl ClientStore {
         reservation.publish()
     }
 
-    fn charge_private(&self, layout: &Layout) -> Result<TensorCharge> {
-        let charge = self.private.take(layout.size_bytes() as u64);
-        charge.map(Into::into).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))
+    fn charge_private(&self, layout: &Layout) -> TensorCharge {
+        self.private.take_unchecked(layout.size_bytes() as u64).into()
     }
 
     fn lease_private(
@@ -216,7 +215,7 @@ impl ClientStore {
         record.lease(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))
     }
 
-    fn home(&self) -> Result<Arc<dyn StoreBackend>> {
+    fn backend(&self) -> Result<Arc<dyn StoreBackend>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
     }
@@ -255,8 +254,8 @@ fn reserve_params(spec: &TensorSpec, holder: &str) -> p::ReserveParams {
 }
 
 impl StoreBackend for ClientStore {
-    fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
-        let UnpublishedTensor { spec, layout, segment, charge, holder, private, tag, .. } = draft;
+    fn publish(&self, tensor: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
+        let UnpublishedTensor { spec, layout, segment, charge, holder, private, tag, .. } = tensor;
         let segment = segment.freeze()?;
         if private {
             return self.lease_private(spec, layout, segment, charge, &holder);
@@ -267,7 +266,7 @@ impl StoreBackend for ClientStore {
         self.daemon.retry(|session| {
             // Each session has tickets of its own.
             let ticket = self.daemon.tickets.number(key)?;
-            let terms = Terms { holder: holder.name().to_owned(), ticket, copies: self.copies.take() };
+            let terms = PublishTerms { holder: holder.name().to_owned(), ticket, copies: self.copies.take() };
             let published = place.publish(session, &self.daemon.slabs, &spec, &segment, terms)?;
             let (id, index) = (published.id.into(), published.index);
             let (spec, layout, segment) = (spec.clone(), layout.clone(), Arc::clone(&segment));

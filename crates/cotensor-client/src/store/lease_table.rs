@@ -83,7 +83,7 @@ impl LeaseTable {
 
     /// A lease of a tensor in the table.
     pub(super) fn find(&self, id: TensorId, holder: &Holder) -> Option<Lease> {
-        lock(&self.tensors).entries.get(&id)?.record.find(holder)
+        lock(&self.tensors).entries.get(&id)?.record.lease_on_lookup(holder)
     }
 
     /// A lease of the newest version of a name, if it is in the table and the index confirms it. Makes no call.
@@ -91,7 +91,7 @@ impl LeaseTable {
         let newest = read(&self.newest);
         let (slot, record) = newest.names.get(name)?;
         let valid = newest.index.as_ref()?.get(slot.slot) == Some(slot.generation);
-        valid.then(|| record.upgrade()?.find(holder)).flatten()
+        valid.then(|| record.upgrade()?.lease_on_lookup(holder)).flatten()
     }
 
     /// Forgets the newest versions: the next lookup of each name is a call.
@@ -196,7 +196,7 @@ impl LeaseTable {
     ) -> Result<Lease> {
         let NewLease { id, index, spec, layout, segment, key } = lease;
         let make = || {
-            let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
+            let charge = self.budget.take_unchecked(0);
             let (charge, created) = (charge.into(), Duration::ZERO);
             let parts = RecordParts { id, spec, layout, segment, charge, retained: false, private: None, key, created };
             let strong = backend.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
@@ -207,7 +207,8 @@ impl LeaseTable {
             // That session has ended, and this lease with it.
             return Err(session.replaced());
         }
-        let known = tensors.entries.get(&id).and_then(|entry| Some((entry.record.find(holder)?, &entry.record)));
+        let known =
+            tensors.entries.get(&id).and_then(|entry| Some((entry.record.lease_on_lookup(holder)?, &entry.record)));
         if let Some((lease, record)) = known {
             if let Some(slot) = index {
                 self.set_newest(session, lease.name(), slot, record);
@@ -218,7 +219,9 @@ impl LeaseTable {
             return Ok(lease);
         }
         let entered = make().and_then(|(record, backend): (Arc<Record>, Arc<dyn StoreBackend>)| {
-            let lease = record.find(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))?;
+            let lease = record
+                .lease_on_lookup(holder)
+                .ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))?;
             if let Some(slot) = index {
                 self.set_newest(session, lease.name(), slot, &record);
             }

@@ -17,18 +17,18 @@ pub(super) enum Placement {
     /// A range of a slab, by this client's number.
     Slab(u64),
     /// Memory of its own, with a reservation at the daemon.
-    Own(Reserved),
+    Own(ReservationGuard),
 }
 
 /// A reservation of a session, cancelled on drop unless it was published.
-pub(super) struct Reserved {
+pub(super) struct ReservationGuard {
     number: u64,
     generation: u64,
     connection: Arc<DaemonConnection>,
     published: bool,
 }
 
-impl Drop for Reserved {
+impl Drop for ReservationGuard {
     fn drop(&mut self) {
         let session = self.connection.session();
         if !self.published && session.generation == self.generation {
@@ -38,7 +38,7 @@ impl Drop for Reserved {
 }
 
 /// How a tensor is published.
-pub(super) struct Terms {
+pub(super) struct PublishTerms {
     /// The holder of this process's lease.
     pub(super) holder: String,
     /// The claim of which it is a result.
@@ -77,7 +77,8 @@ impl Placement {
         let memory =
             daemon.memories.of(params.spec.device).map_err(|error| error.in_field(params.spec.name.as_str()))?;
         let (number, generation) = daemon.retry(|session| Ok((reserve(session, params)?, session.generation)))?;
-        let reserved = Reserved { number, generation, connection: Arc::clone(&daemon.connection), published: false };
+        let reserved =
+            ReservationGuard { number, generation, connection: Arc::clone(&daemon.connection), published: false };
         Ok((Self::Own(reserved), reserve_in(memory)?))
     }
 
@@ -88,7 +89,7 @@ impl Placement {
         slabs: &Slabs,
         spec: &TensorSpec,
         segment: &Arc<dyn Segment>,
-        Terms { holder, ticket, copies }: Terms,
+        PublishTerms { holder, ticket, copies }: PublishTerms,
     ) -> Result<Published> {
         let described = Spec::from(spec);
         match self {

@@ -9,6 +9,7 @@ use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFE
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{self, PROTOCOL};
+use cotensor_memory::process::random_bytes;
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,10 +46,9 @@ pub(super) async fn page(
     method: Method,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let mut nonce = [0; 16];
-    if getrandom::fill(&mut nonce).is_err() {
+    let Ok(nonce) = random_bytes::<16>() else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    }
+    };
     let nonce = cotensor_client::hex::encode(&nonce);
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \

@@ -6,7 +6,8 @@
 use super::token::Token;
 use cotensor_client::hex;
 use cotensor_core::sync::lock;
-use cotensor_core::{ContentHash, Error, ErrorKind, Result};
+use cotensor_core::{ContentHash, Error, Result};
+use cotensor_memory::process::random_bytes;
 use rustix::fs::{Mode, OFlags, open};
 use std::fs::File;
 use std::io::Write;
@@ -54,9 +55,7 @@ impl Dashboard {
     /// # Errors
     /// `Io` when the file cannot be written.
     pub(crate) fn open(&self) -> Result<PathBuf> {
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
-        let secret = hex::encode(&secret);
+        let secret = hex::encode(&random_bytes::<32>()?);
         let url = format!("http://{}/?code={secret}", for_browsers(self.address));
         let page = format!(
             "<!doctype html>\n<meta charset=\"utf-8\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\

@@ -3,6 +3,7 @@
 use cotensor_client::hex;
 use cotensor_client::token::read_token;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
+use cotensor_memory::process::random_bytes;
 use rustix::fs::{Mode, OFlags, open};
 use std::fs::File;
 use std::io::Write;
@@ -52,9 +53,7 @@ impl Token {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             found => return Ok((found?, path)),
         }
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
-        let secret = hex::encode(&secret);
+        let secret = hex::encode(&random_bytes::<32>()?);
         write(&path, &secret).map_err(|error| Error::io("making a token", &error).in_file(&path))?;
         Ok((Self::new(secret), path))
     }

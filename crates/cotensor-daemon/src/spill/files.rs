@@ -6,6 +6,7 @@ use super::storage::OnDisk;
 use crate::private_folder::{Others, private_folder};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Hasher, Result, size};
+use cotensor_memory::process::random_bytes;
 use cotensor_store::SpilledSegment;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::HashMap;
@@ -46,9 +47,7 @@ impl Files {
         let below = &absolute(below)?;
         private_folder(below, Others::Harmless)?;
         let folder = folder_of(below, socket)?;
-        let mut tag = [0; 4];
-        getrandom::fill(&mut tag).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
-        let tag = u32::from_ne_bytes(tag);
+        let tag = u32::from_ne_bytes(random_bytes()?);
         let files = Self { folder, owner: absolute(socket)?, tag, bytes_max, state: Mutex::default() };
         files.make_folder()?;
         remove_abandoned(below, &files.folder);

@@ -9,6 +9,7 @@ use crate::index::INDEX_SLOTS;
 use crate::spill::remove_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::SharedIndex;
+use cotensor_memory::process::random_bytes;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -50,8 +51,7 @@ impl SupervisorState {
     /// # Errors
     /// `Io` when the system has no random numbers.
     pub(super) fn new(sockets: Sockets) -> Result<Self> {
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        let secret = random_bytes()?;
         let socket = sockets.listening.path().to_path_buf();
         let header =
             HandoverHeader { socket, secret, servers: 0, server: None, index_slots: 0, http: false, orphaned: false };

@@ -10,7 +10,8 @@ use crate::Limits;
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::Resume;
 use cotensor_core::sync::lock;
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::Result;
+use cotensor_memory::process::random_bytes;
 use cotensor_rpc::server::Registry;
 use cotensor_rpc::{Connection, FrameBudget};
 use cotensor_store::Clock;
@@ -50,8 +51,7 @@ impl ProviderState {
         limits: Limits,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>> {
-        let mut epoch = [0; 8];
-        getrandom::fill(&mut epoch).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        let epoch = random_bytes()?;
         let timer = Timer::default();
         Ok(Arc::new(Self {
             // JSON readers keep integers exact up to 2^53.

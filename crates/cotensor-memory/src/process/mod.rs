@@ -7,6 +7,7 @@ mod limits;
 mod listen_fds;
 mod mappings;
 mod procfs;
+mod random;
 mod signals;
 mod status;
 mod usage;
@@ -21,6 +22,7 @@ pub use listen_fds::listen_fds_with_names;
 #[cfg(test)]
 pub(crate) use mappings::range_at;
 pub use mappings::{MappedRange, RangeUsage, mapped_ranges, range_usage};
+pub use random::random_bytes;
 pub use signals::{ignore_sigxfsz, is_signal_ignored};
 pub use status::{children, parent, state};
 pub use usage::{anonymous_rss_bytes, fd_count, mapping_count, pss_bytes, rss_bytes};

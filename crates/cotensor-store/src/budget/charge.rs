@@ -108,7 +108,7 @@ impl Budget {
     }
 
     /// Takes `bytes` even beyond the limit.
-    pub(crate) fn take_unchecked(self: &Arc<Self>, bytes: u64) -> Arc<Charge> {
+    pub fn take_unchecked(self: &Arc<Self>, bytes: u64) -> Arc<Charge> {
         self.used.fetch_add(bytes, Ordering::SeqCst);
         self.new_charge(bytes)
     }

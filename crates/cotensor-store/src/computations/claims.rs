@@ -220,7 +220,7 @@ impl Claims {
 fn lease_all(records: &[Weak<Record>], holder: &Holder) -> Result<Vec<Lease>, Vec<Lease>> {
     let mut leases = Vec::with_capacity(records.len());
     for record in records {
-        match record.upgrade().and_then(|record| Lease::find(&record, holder)) {
+        match record.upgrade().and_then(|record| record.lease_on_lookup(holder)) {
             Some(lease) => leases.push(lease),
             None => return Err(leases),
         }

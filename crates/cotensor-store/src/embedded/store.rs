@@ -165,7 +165,7 @@ impl TensorStore for EmbeddedStore {
         // Read before the lock, for which other threads wait.
         let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
-            let lease = Lease::find(record, holder)?;
+            let lease = record.lease_on_lookup(holder)?;
             record.set_last_used(now);
             Some(lease)
         };
@@ -182,7 +182,7 @@ impl TensorStore for EmbeddedStore {
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
         let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
-            let lease = Lease::take(record, holder)?;
+            let lease = record.lease(holder)?;
             record.set_last_used(now);
             Some(lease)
         };

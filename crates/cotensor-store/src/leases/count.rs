@@ -106,7 +106,7 @@ impl LeaseCount {
     }
 
     /// As [`acquire`](LeaseCount::acquire) for a lookup, which counts as a hit.
-    pub(crate) fn find(&self, holder: &Holder) -> bool {
+    pub(crate) fn acquire_on_lookup(&self, holder: &Holder) -> bool {
         self.add(holder, 1)
     }
 
@@ -180,11 +180,11 @@ mod tests {
         assert_eq!(count.release(&holder(2)), Released::StillLeased);
         assert_eq!(count.release(&holder(2)), Released::NotHeld);
         assert_eq!(count.release(&holder(1)), Released::Last);
-        assert!(count.find(&holder(1)));
+        assert!(count.acquire_on_lookup(&holder(1)));
         assert_eq!(count.release(&holder(1)), Released::Last);
         assert!(count.close());
         assert!(!count.close());
-        assert!(!count.acquire(&holder(1)) && !count.find(&holder(1)));
+        assert!(!count.acquire(&holder(1)) && !count.acquire_on_lookup(&holder(1)));
         assert_eq!(count.hits(), 1);
     }
 

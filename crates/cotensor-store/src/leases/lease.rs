@@ -186,7 +186,9 @@ impl Lease {
     /// # Errors
     /// As [`try_clone`](Lease::try_clone).
     pub fn lease_for(&self, holder: &Holder) -> Result<Lease> {
-        let mut lease = Lease::take(&self.record, holder)
+        let mut lease = self
+            .record
+            .lease(holder)
             .ok_or_else(|| Error::new(ErrorKind::Conflict, format!("{} is being freed", self.name())))?;
         lease.reinterpreted.clone_from(&self.reinterpreted);
         Ok(lease)
@@ -195,28 +197,18 @@ impl Lease {
     fn new(record: &Arc<Record>, holder: &Holder) -> Self {
         Self { record: Arc::clone(record), holder: holder.clone(), reinterpreted: None }
     }
-
-    /// A lease for `holder`; `None` once the record is closed.
-    pub(crate) fn take(record: &Arc<Record>, holder: &Holder) -> Option<Lease> {
-        // The count goes first: a failed attempt then never holds a record that an eviction has closed.
-        record.leases.acquire(holder).then(|| Lease::new(record, holder))
-    }
-
-    /// As [`take`](Lease::take) for a lookup, which counts as a hit.
-    pub(crate) fn find(record: &Arc<Record>, holder: &Holder) -> Option<Lease> {
-        record.leases.find(holder).then(|| Lease::new(record, holder))
-    }
 }
 
 impl Record {
     /// A lease for `holder`; `None` once it is closed.
     pub fn lease(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
-        Lease::take(self, holder)
+        // The count goes first: a failed attempt then never holds a record that an eviction has closed.
+        self.leases.acquire(holder).then(|| Lease::new(self, holder))
     }
 
     /// As [`lease`](Record::lease) for a lookup, which counts as a hit.
-    pub fn find(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
-        Lease::find(self, holder)
+    pub fn lease_on_lookup(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
+        self.leases.acquire_on_lookup(holder).then(|| Lease::new(self, holder))
     }
 }
 

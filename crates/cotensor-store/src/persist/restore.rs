@@ -95,7 +95,7 @@ impl EmbeddedStore {
     /// `NotFound` when that version does not exist.
     pub fn lease_version(&self, name: &str, version: u64, holder: &Holder) -> Result<Lease> {
         let missing = || Error::not_found(format!("{name:?} has no version {version}"));
-        self.names.version(name, version, |record| Lease::take(record, holder)).ok_or_else(missing)
+        self.names.version(name, version, |record| record.lease(holder)).ok_or_else(missing)
     }
 
     /// The newest version of a name, unless it is spilled.

@@ -5,11 +5,11 @@
 //! identity.
 
 mod report;
-mod restore;
 mod set;
 mod spill_out;
 mod storage;
 mod swap;
+mod unspill;
 
 pub(crate) use set::{Location, SpillState, SpilledSet};
 pub use set::{SpilledTensor, SpilledTensorInfo};

@@ -49,7 +49,7 @@ impl Client {
     /// A lease of the client's own on a tensor that the daemon leased to the session.
     fn open(&self, lease: Lease, holder: &Holder, key: Option<Key>) -> Result<Lease> {
         let mut open = self.open.lock().unwrap();
-        if let Some(lease) = open.get(&lease.id()).and_then(|record| record.find(holder)) {
+        if let Some(lease) = open.get(&lease.id()).and_then(|record| record.lease_on_lookup(holder)) {
             return Ok(lease);
         }
         let spec = TensorSpec {
