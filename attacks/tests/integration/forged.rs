@@ -41,7 +41,7 @@ fn ids_of_other_sessions_are_refused() {
     let reserved = victim.reserve(spec("secret-reservation", 1 << 20), &holder).unwrap();
     let mut raw = target.raw();
     let ids = target.secrets().iter().map(|lease| json!(p::Id::from(lease.id())));
-    for id in ids.chain([json!({"slot": u64::MAX, "version": u64::MAX}), json!({"slot": 0, "version": 0})]) {
+    for id in ids.chain([json!({"name_id": u64::MAX, "version": u64::MAX}), json!({"name_id": 0, "version": 0})]) {
         for number in [0, 1, 2, 3, u64::MAX, 1 << 53] {
             for (method, params) in calls(number, &id) {
                 assert_no_secrets(&raw.refused(method, params, &[]));
@@ -55,7 +55,7 @@ fn ids_of_other_sessions_are_refused() {
     // Versions that do not exist, also of the victim's tensors.
     for lease in target.secrets() {
         for version in [0, 2, u64::MAX] {
-            let id = json!({"slot": lease.id().slot, "version": version});
+            let id = json!({"name_id": lease.id().name_id, "version": version});
             assert_no_secrets(&raw.refused("tensor.lease", json!({"id": id}), &[]));
             assert_eq!(raw.call("tensor.has", json!({"id": id}), &[]), Ok(json!({"present": false})));
         }

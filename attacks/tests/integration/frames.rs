@@ -128,7 +128,7 @@ fn invalid_messages_get_an_error_and_the_connection_stays_usable() {
         (r#"{"jsonrpc":"2.0","id":1,"method":"ping\u0000"}"#, -32601),
         (r#"{"jsonrpc":"2.0","id":1,"method":"tensor.get","params":{"name":7}}"#, -32602),
         (r#"{"jsonrpc":"2.0","id":1,"method":"tensor.get","params":{"name":"\ud800"}}"#, -32602),
-        (r#"{"jsonrpc":"2.0","id":1,"method":"tensor.has","params":{"id":{"slot":-1,"version":1e99}}}"#, -32602),
+        (r#"{"jsonrpc":"2.0","id":1,"method":"tensor.has","params":{"id":{"name_id":-1,"version":1e99}}}"#, -32602),
     ] {
         raw.send_frame(text);
         let (answer, _) = raw.receive();

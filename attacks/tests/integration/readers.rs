@@ -81,8 +81,8 @@ fn unread_notifications_are_coalesced() {
     let (slab, number) = open_slab(&mut raw, 4096);
     let spec = p::Spec::from(&spec("told", 1));
     let publish = |offset| json!({"slab": number, "offset": offset, "spec": spec, "holder": ""});
-    // Held until the end, so that the name keeps its slot.
-    let slot = raw.call("tensor.publish_slab", publish(64), &[]).unwrap()["id"]["slot"].clone();
+    // Held until the end, so that the name keeps its id.
+    let name_id = raw.call("tensor.publish_slab", publish(64), &[]).unwrap()["id"]["name_id"].clone();
     let (mut version, before) = (1, resident());
     // Neither has a response; each pair makes the daemon notify that the range is free.
     let ended = flood(&raw, 200_000, |index| {
@@ -90,7 +90,7 @@ fn unread_notifications_are_coalesced() {
             return json!({"jsonrpc": "2.0", "method": "tensor.publish_slab", "params": publish(0)}).to_string();
         }
         version += 1;
-        let id = json!({"slot": slot, "version": version});
+        let id = json!({"name_id": name_id, "version": version});
         json!({"jsonrpc": "2.0", "method": "tensor.release", "params": {"leases": [{"id": id}]}}).to_string()
     });
     assert!(!ended, "an unread notification of a free range is not repeated");

@@ -7,7 +7,7 @@ use crate::session::Session;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::peer_credentials;
 use cotensor_rpc::is_batch;
-use cotensor_rpc::server::{BatchSlots, Outbox, Reader, handle};
+use cotensor_rpc::server::{BatchPermits, Outbox, Reader, handle};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -72,20 +72,20 @@ fn serve_session(daemon: &Arc<Daemon>, stream: UnixStream) {
 /// Reads and answers messages until the connection ends. Then waiting calls are cancelled.
 fn read(daemon: &Arc<Daemon>, session: &Arc<Session>, stream: &UnixStream) -> Result<()> {
     let (client, _cancel) = Client::on_socket(daemon, session);
-    let batches = BatchSlots::new(BATCHES_MAX);
+    let batches = BatchPermits::new(BATCHES_MAX);
     let mut reader = Reader::new(Arc::clone(&daemon.frames), daemon.config.message_timeout, BUSY_POLL);
     reader.expect_message();
     // After a failure to send, received messages are not answered.
     while !client.has_failed() {
         session.send_free_ranges();
         let Some(frame) = reader.next(stream, true)? else { return Ok(()) };
-        let mut slot = None;
+        let mut permit = None;
         if is_batch(&frame.body) {
             // The wait may take as long as the calls of other batches.
             reader.release_budget();
-            slot = Some(batches.acquire(stream)?);
+            permit = Some(batches.acquire(stream)?);
         }
-        handle(&client, frame, slot);
+        handle(&client, frame, permit);
     }
     Ok(())
 }

@@ -52,18 +52,18 @@ impl Slots {
     /// when no slot is free.
     pub(crate) fn slot_of(&self, store: &EmbeddedStore, lease: &Lease) -> Option<IndexSlot> {
         let id = lease.id();
-        let place = self.0.assign(id.slot, id.version, || store.newest(lease.name()) == Some(id));
+        let place = self.0.assign(id.name_id, id.version, || store.newest(lease.name()) == Some(id));
         place.map(|VersionWord { word, generation }| IndexSlot { slot: word, generation })
     }
 
-    /// The name in this slot of the store has another version now, or none.
+    /// The name with this id has another version now, or none.
     pub(crate) fn invalidate(&self, name: u64) {
         self.0.invalidate(name);
     }
 
     /// A version was freed.
     pub(crate) fn on_free(&self, record: &Record) {
-        self.0.invalidate_version(record.id().slot, record.id().version);
+        self.0.invalidate_version(record.id().name_id, record.id().version);
     }
 }
 
@@ -88,14 +88,14 @@ mod tests {
         assert_eq!(reader.get(first.slot), Some(first.generation));
         assert_ne!(slots.slot_of(&store, &b).unwrap().slot, first.slot);
         assert_eq!(slots.slot_of(&store, &c), None, "all are taken");
-        slots.invalidate(a.id().slot);
+        slots.invalidate(a.id().name_id);
         assert_eq!(reader.get(first.slot), Some(0));
         let next = slots.slot_of(&store, &c).unwrap();
         assert!(next.slot == first.slot && next.generation > first.generation);
         assert_eq!(reader.get(next.slot), Some(next.generation));
         // A superseded version has no slot.
         let newer = put(&store, "c");
-        slots.invalidate(c.id().slot);
+        slots.invalidate(c.id().name_id);
         assert_eq!((slots.slot_of(&store, &c), reader.get(next.slot)), (None, Some(0)));
         assert!(slots.slot_of(&store, &newer).is_some());
     }

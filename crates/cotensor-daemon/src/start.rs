@@ -38,7 +38,7 @@ impl Daemon {
             secret = link.secret();
             first_session |= (link.servers() & SERVERS_MASK) << 32;
         }
-        let seed = Hasher::new("cotensor slots v1").field(&secret).finish();
+        let seed = Hasher::new("cotensor names v1").field(&secret).finish();
         let (seed, _) = seed.as_bytes().split_at(8);
         let spill = config.spill.as_deref();
         let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;

@@ -45,7 +45,7 @@ impl Tensor {
         let weak: std::sync::Weak<Backend> = std::sync::Arc::downgrade(&backend);
         let spec = TensorSpec::new("x", DType::U8, &[1]);
         let parts = RecordParts {
-            id: TensorId { slot: 1, version: 1 },
+            id: TensorId { name_id: 1, version: 1 },
             layout: spec.layout().unwrap(),
             spec,
             segment: HeapMemory.reserve(1).unwrap().freeze().unwrap(),

@@ -47,7 +47,7 @@ pub(super) fn reduce_tensor<'py>(py: Python<'py>, held: &HeldLease, layout: &Lay
         Some((offset, dtype, shape, strides)) => Some((offset, dtype, shape?, strides?)),
         None => None,
     };
-    let id = (lease.id().slot, lease.id().version);
+    let id = (lease.id().name_id, lease.id().version);
     let arguments = (socket_of(store), store.epoch(), lease.name(), id, view);
     Ok((opener(py, "open_tensor")?, arguments.into_pyobject(py)?))
 }

@@ -212,7 +212,7 @@ impl Store {
     ) -> PyResult<Tensor> {
         let store = self.store(py)?;
         let holder = holder_of(py, &store, holder.as_deref());
-        let id = TensorId { slot: id.0, version: id.1 };
+        let id = TensorId { name_id: id.0, version: id.1 };
         let lease = py.detach(|| store.lease(id, &holder)).or_raise(py)?;
         Ok(Tensor::new(lease, store))
     }

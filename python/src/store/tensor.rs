@@ -144,7 +144,7 @@ impl Tensor {
     #[getter]
     fn id(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let id = self.held(py)?.lease().id();
-        Ok((id.slot, id.version))
+        Ok((id.name_id, id.version))
     }
 
     /// Dimensions, in elements.

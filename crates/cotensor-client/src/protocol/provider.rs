@@ -22,7 +22,7 @@ pub const FAILED_CODE: i32 = -32050;
 message! {
     /// A tensor of the store. The sender keeps its lease until the receiver has leased the tensor.
     TensorRef {
-        /// The tensor's identity: name slot and version.
+        /// The tensor's id: that of its name, and its version.
         id: Id,
         /// The element type.
         dtype: String,

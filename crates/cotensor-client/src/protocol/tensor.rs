@@ -12,20 +12,20 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Id {
     /// The identity of the name within the store.
-    pub slot: u64,
+    pub name_id: u64,
     /// The number of this publication of the name, from 1.
     pub version: u64,
 }
 
 impl From<TensorId> for Id {
     fn from(id: TensorId) -> Self {
-        Self { slot: id.slot, version: id.version }
+        Self { name_id: id.name_id, version: id.version }
     }
 }
 
 impl From<Id> for TensorId {
     fn from(id: Id) -> Self {
-        Self { slot: id.slot, version: id.version }
+        Self { name_id: id.name_id, version: id.version }
     }
 }
 

@@ -208,7 +208,7 @@ impl ClientStore {
         charge: TensorCharge,
         holder: &Holder,
     ) -> Result<Lease> {
-        let id = TensorId { slot: u64::MAX, version: self.daemon.leases.next_private() };
+        let id = TensorId { name_id: u64::MAX, version: self.daemon.leases.next_private() };
         let (created, private) = (Duration::ZERO, Some(holder.clone()));
         let parts = RecordParts { id, spec, layout, segment, charge, retained: false, private, key: None, created };
         let record = Record::new(parts, self.me.clone());

@@ -46,7 +46,7 @@ pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty
         return Err(Error::invalid(format!("more than {HANDLES_MAX} results")).in_field("results"));
     }
     let mut seen = HashSet::new();
-    if !params.results.iter().all(|id| seen.insert((id.slot, id.version))) {
+    if !params.results.iter().all(|id| seen.insert((id.name_id, id.version))) {
         return Err(Error::invalid("a result is listed twice").in_field("results"));
     }
     let find = |id: &Id| {

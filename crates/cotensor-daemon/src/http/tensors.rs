@@ -53,7 +53,7 @@ pub(super) async fn get(
         return Err(Error::unsupported("a strided tensor is not served over HTTP: publish a contiguous copy").into());
     }
     let len = lease.layout().size_bytes() as u64;
-    let tag = format!("\"{}-{}-{}\"", http.daemon.epoch, lease.id().slot, lease.id().version);
+    let tag = format!("\"{}-{}-{}\"", http.daemon.epoch, lease.id().name_id, lease.id().version);
     let text = |header| headers.get(header).and_then(|value: &HeaderValue| value.to_str().ok());
     let mut about = describe(&lease);
     about.insert(ETAG, ascii(&tag));

@@ -31,7 +31,7 @@ fn fd_of(segment: &dyn Segment) -> Result<BorrowedFd<'_>> {
 }
 
 fn not_leased(id: TensorId) -> Error {
-    Error::not_found(format!("this session does not hold version {} of tensor {}", id.version, id.slot))
+    Error::not_found(format!("this session does not hold version {} of tensor {}", id.version, id.name_id))
 }
 
 impl Session {

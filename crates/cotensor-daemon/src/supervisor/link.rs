@@ -243,8 +243,8 @@ mod tests {
         let (message, _) = Receiver::new(theirs).next().unwrap();
         assert!(matches!(message, Message::Event(Event::NotePut { key, .. }) if key == "short"));
         // After the supervisor's end, the journal still applies events.
-        state.record(Event::Slots(7), None).unwrap();
-        assert!(state.socket.is_none() && state.journal.slots() == 7);
+        state.record(Event::NameIds(7), None).unwrap();
+        assert!(state.socket.is_none() && state.journal.name_ids() == 7);
     }
 
     /// The timeout never ends in this test: only the check of the supervisor's state ends the wait.
@@ -254,12 +254,12 @@ mod tests {
         let mut supervisor = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         kill_process(Pid::from_raw(supervisor.id() as i32).unwrap(), Signal::STOP).unwrap();
         (state.supervisor, state.timeout) = (Some(supervisor.id()), Duration::MAX);
-        let mut slots = 0;
+        let mut name_ids = 0;
         while state.socket.is_some() {
-            slots += 1;
-            state.record(Event::Slots(slots), None).unwrap();
+            name_ids += 1;
+            state.record(Event::NameIds(name_ids), None).unwrap();
         }
-        assert_eq!(state.journal.slots(), slots);
+        assert_eq!(state.journal.name_ids(), name_ids);
         supervisor.kill().unwrap();
         supervisor.wait().unwrap();
     }

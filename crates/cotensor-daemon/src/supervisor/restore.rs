@@ -108,7 +108,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             }
         }
     }
-    store.skip_slots(state.journal.slots());
+    store.skip_name_ids(state.journal.name_ids());
     orphans.sessions = state.journal.sessions().collect();
     // One at a time: hundreds of thousands of unpacked entries would take more memory than the packed ones.
     let (mut leases, mut spilled, mut refused) = (HashMap::new(), Vec::new(), Vec::new());

@@ -22,14 +22,14 @@ pub(crate) struct StoreEvents {
 
 impl StoreObserver for StoreEvents {
     fn on_publish(&self, record: &Record) {
-        self.slots.invalidate(record.id().slot);
+        self.slots.invalidate(record.id().name_id);
         if let Some(link) = &self.link {
             link.record_published(record);
         }
     }
 
     fn on_unlist(&self, record: &Record) {
-        self.slots.invalidate(record.id().slot);
+        self.slots.invalidate(record.id().name_id);
         self.record(Event::Unlisted(record.id().into()));
     }
 

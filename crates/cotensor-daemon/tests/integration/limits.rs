@@ -77,7 +77,7 @@ fn results_of_a_claim_are_distinct_and_limited() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         error.message().to_owned()
     };
-    let id = |slot| p::Id { slot, version: 1 };
+    let id = |name_id| p::Id { name_id, version: 1 };
     assert!(finish(vec![id(1), id(2), id(1)]).contains("twice"));
     // After an error the key can be claimed again.
     assert!(finish((0..5000).map(id).collect()).contains("more than 4096"));

@@ -40,7 +40,7 @@ fn readers_keep_their_version_of_a_name() {
     let first = put(&*one, "x", b"first");
     let kept = other.get("x", &other.holder("")).unwrap();
     let second = put(&*one, "x", b"second");
-    assert_eq!((second.id().slot, second.id().version), (first.id().slot, first.id().version + 1));
+    assert_eq!((second.id().name_id, second.id().version), (first.id().name_id, first.id().version + 1));
     assert_eq!(kept.bytes().unwrap(), b"first");
     assert_eq!(other.get("x", &other.holder("")).unwrap().bytes().unwrap(), b"second");
     assert!(other.has(first.id()));

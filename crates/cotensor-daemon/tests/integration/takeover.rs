@@ -51,7 +51,7 @@ fn takeover_keeps_tensors_and_leases() {
     assert_eq!(two.get("100 true", &holder).unwrap().id(), newer_id);
     let newest = put(&two, "100 true", &content(9, 100), KEPT);
     assert_eq!(newest.id().version, newer_id.version + 1, "version numbers continue");
-    assert_eq!(newest.id().slot, newer_id.slot);
+    assert_eq!(newest.id().name_id, newer_id.name_id);
 
     // Leases from before the takeover are released after it.
     drop((leased, old, newest));

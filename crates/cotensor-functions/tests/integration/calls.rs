@@ -61,7 +61,7 @@ fn tensor_of_another_connection_is_not_copied() {
         let back = functions.call("echo", &none().arg(Value::Tensor(there.clone()))).unwrap();
         assert_eq!(back.as_tensor().unwrap().id(), there.id());
     }
-    // The same slot and version at another daemon.
+    // The same id and version at another daemon.
     let elsewhere = Running::start(|_| {});
     let stranger = Arc::new(put(&*elsewhere.connect("stranger"), "x", &vec![8; 2 << 20]));
     let own = put(&*mine, "x", &vec![9; 2 << 20]);

@@ -141,8 +141,8 @@ fn every_method_answers_and_names_wrong_parameters() {
     let forged = json!({"$object": {"id": 1, "epoch": epoch}});
     let object = raw.call("call", &json!({"function": "kept"}))["result"]["value"]["$object"].clone();
     for (value, names) in [
-        (json!({"$tensor": {"id": {"slot": 99, "version": 1}, "dtype": "float32", "shape": [1]}}), "version"),
-        (json!({"$tensor": {"id": {"slot": 99, "version": 1}, "dtype": "float99", "shape": [1]}}), "float99"),
+        (json!({"$tensor": {"id": {"name_id": 99, "version": 1}, "dtype": "float32", "shape": [1]}}), "version"),
+        (json!({"$tensor": {"id": {"name_id": 99, "version": 1}, "dtype": "float99", "shape": [1]}}), "float99"),
         (json!({"$tensor": 5}), "$tensor"),
         (json!({"$object": {"id": 999, "epoch": epoch}}), "object"),
         (json!({"$object": {"id": object["id"], "epoch": epoch ^ 1}}), "restarted"),

@@ -15,13 +15,13 @@ use std::time::Duration;
 const ERROR_BYTES_MAX: usize = 1024;
 /// The bytes of all results in a batch's answer.
 const RESULTS_BYTES_MAX: usize = FRAME_BYTES_MAX - BATCH_MAX * ERROR_BYTES_MAX;
-/// The time between two checks whether a peer that waits for a batch slot is still connected.
+/// The time between two checks whether a peer that waits for a batch permit is still connected.
 const CONNECTED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The answers to a batch.
 pub(super) struct Batch {
     answers: Mutex<Answers>,
-    _slot: Option<BatchSlot>,
+    _permit: Option<BatchPermit>,
 }
 
 struct Answers {
@@ -43,9 +43,9 @@ pub(super) struct Finished {
 }
 
 impl Batch {
-    pub(super) fn new(calls: usize, slot: Option<BatchSlot>) -> Arc<Self> {
+    pub(super) fn new(calls: usize, permit: Option<BatchPermit>) -> Arc<Self> {
         let answers = Answers { open: calls, body: Vec::new(), fds: Vec::new(), full: false };
-        Arc::new(Self { answers: Mutex::new(answers), _slot: slot })
+        Arc::new(Self { answers: Mutex::new(answers), _permit: permit })
     }
 
     /// Whether a result was left out for lack of room. Further calls of the batch do not run.
@@ -100,24 +100,24 @@ impl Answers {
 }
 
 /// A limit of the batches of one peer that have no answer yet.
-pub struct BatchSlots(Arc<SlotCount>);
+pub struct BatchPermits(Arc<PermitCount>);
 
-struct SlotCount {
+struct PermitCount {
     free: Mutex<usize>,
     freed: Condvar,
 }
 
-impl BatchSlots {
+impl BatchPermits {
     /// `count` batches at a time.
     pub fn new(count: usize) -> Self {
-        Self(Arc::new(SlotCount { free: Mutex::new(count), freed: Condvar::new() }))
+        Self(Arc::new(PermitCount { free: Mutex::new(count), freed: Condvar::new() }))
     }
 
-    /// Waits for a free slot.
+    /// Waits for a free permit.
     ///
     /// # Errors
     /// `Io` when the peer at the other end of `socket` closes the connection meanwhile.
-    pub fn acquire(&self, socket: &UnixStream) -> Result<BatchSlot> {
+    pub fn acquire(&self, socket: &UnixStream) -> Result<BatchPermit> {
         let mut free = lock(&self.0.free);
         while *free == 0 {
             let waited = self.0.freed.wait_timeout(free, CONNECTED_CHECK_INTERVAL);
@@ -128,14 +128,14 @@ impl BatchSlots {
             }
         }
         *free -= 1;
-        Ok(BatchSlot(Arc::clone(&self.0)))
+        Ok(BatchPermit(Arc::clone(&self.0)))
     }
 }
 
-/// One of [`BatchSlots`], free again on drop.
-pub struct BatchSlot(Arc<SlotCount>);
+/// One of [`BatchPermits`], free again on drop.
+pub struct BatchPermit(Arc<PermitCount>);
 
-impl Drop for BatchSlot {
+impl Drop for BatchPermit {
     fn drop(&mut self) {
         *lock(&self.0.free) += 1;
         self.0.freed.notify_one();

@@ -7,7 +7,7 @@ mod reader;
 mod registry;
 mod request;
 
-pub use batch::{BatchSlot, BatchSlots};
+pub use batch::{BatchPermit, BatchPermits};
 pub use counters::ErrorCounts;
 pub use outbox::{Outbox, WAITING_FRAMES_MAX};
 pub use reader::{Polled, Reader};

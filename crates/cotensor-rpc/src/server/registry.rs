@@ -1,6 +1,6 @@
 //! Methods by name, and the way of a message from its bytes to the handlers of its calls.
 
-use super::batch::{Batch, BatchSlot};
+use super::batch::{Batch, BatchPermit};
 use super::counters::ErrorCounts;
 use super::request::Request;
 use crate::frame::Frame;
@@ -86,11 +86,11 @@ impl<P: Peer> Registry<P> {
     }
 }
 
-/// Runs the handlers of a message's calls. The calls of a batch begin in their order; `slot` is freed after the last
+/// Runs the handlers of a message's calls. The calls of a batch begin in their order; `permit` is freed after the last
 /// answer.
 ///
 /// Descriptors belong to a single call. In a batch, no call has any.
-pub fn handle<P: Peer>(peer: &Arc<P>, Frame { body, fds }: Frame, slot: Option<BatchSlot>) {
+pub fn handle<P: Peer>(peer: &Arc<P>, Frame { body, fds }: Frame, permit: Option<BatchPermit>) {
     match parse(&body) {
         Message::Refused(response) => {
             peer.registry().errors.add(response.error_code().unwrap_or_default());
@@ -99,7 +99,7 @@ pub fn handle<P: Peer>(peer: &Arc<P>, Frame { body, fds }: Frame, slot: Option<B
         Message::Single(call) => dispatch(peer, call, fds, None),
         Message::Batch(calls) => {
             drop(fds);
-            let batch = Batch::new(calls.len(), slot);
+            let batch = Batch::new(calls.len(), permit);
             for call in calls {
                 match call {
                     Ok(call) => dispatch(peer, call, Vec::new(), Some(&batch)),

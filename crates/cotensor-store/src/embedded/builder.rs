@@ -100,7 +100,7 @@ impl EmbeddedStoreBuilder {
         self
     }
 
-    /// The seed of the hash that maps names to slots; random by default. A store that restores the tensors of a former
+    /// The seed of the hash that maps names to ids; random by default. A store that restores the tensors of a former
     /// one needs the seed of that one.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {

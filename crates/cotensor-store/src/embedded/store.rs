@@ -194,7 +194,7 @@ impl TensorStore for EmbeddedStore {
             lease => lease,
         };
         lease.ok_or_else(|| {
-            Error::not_found(format!("version {} of tensor {} was freed or never existed", id.version, id.slot))
+            Error::not_found(format!("version {} of tensor {} was freed or never existed", id.version, id.name_id))
         })
     }
 

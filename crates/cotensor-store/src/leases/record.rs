@@ -293,8 +293,8 @@ impl Record {
             }
             // Memory that cannot be read has no content to compare: the id of the version stands for it.
             Err(_) => {
-                let mut hasher = Hasher::new("cotensor slot v1");
-                hasher.number(self.id.slot).number(self.id.version).finish()
+                let mut hasher = Hasher::new("cotensor version id v1");
+                hasher.number(self.id.name_id).number(self.id.version).finish()
             }
         }
     }

@@ -48,18 +48,18 @@ impl Names {
     /// Lists a spilled version of a former store.
     ///
     /// # Errors
-    /// `Conflict` when the name has another slot, or a newest version.
+    /// `Conflict` when the name has another id, or a newest version.
     pub(crate) fn restore_spilled(&self, name: &str, id: TensorId, versions: u64, set: &Arc<SpilledSet>) -> Result<()> {
         let (index, hash) = self.locate(name);
-        self.skip(id.slot);
+        self.skip(id.name_id);
         let mut names = self.lock(index);
         let there = names.entries.find(hash, |entry| entry.is_named(name));
-        if there.is_some_and(|entry| entry.slot != id.slot || entry.current.is_some() || entry.spilled.is_some())
-            || id.slot % self.shards.len() as u64 != index as u64
+        if there.is_some_and(|entry| entry.name_id != id.name_id || entry.current.is_some() || entry.spilled.is_some())
+            || id.name_id % self.shards.len() as u64 != index as u64
         {
-            return Err(Error::new(ErrorKind::Conflict, format!("{name:?} exists already, or has another slot")));
+            return Err(Error::new(ErrorKind::Conflict, format!("{name:?} exists already, or has another id")));
         }
-        let entry = self.entry(&mut names, hash, name, || id.slot);
+        let entry = self.entry(&mut names, hash, name, || id.name_id);
         entry.version = entry.version.max(versions).max(id.version);
         entry.spilled = Some(Box::new((Arc::clone(set), id)));
         Ok(())
@@ -74,8 +74,8 @@ impl Names {
 
     /// The state of a version when it cannot be leased.
     pub(crate) fn location_of(&self, id: TensorId) -> Location {
-        let names = self.lock((id.slot % self.shards.len() as u64) as usize);
-        match names.entries.iter().find(|entry| entry.slot == id.slot) {
+        let names = self.lock((id.name_id % self.shards.len() as u64) as usize);
+        match names.entries.iter().find(|entry| entry.name_id == id.name_id) {
             Some(entry) if entry.spilled.as_ref().is_some_and(|spilled| spilled.1 == id) => entry.location(),
             Some(entry) if entry.current.as_ref().is_some_and(|current| current.id == id) => Location::Closing,
             _ => Location::Absent,

@@ -29,7 +29,7 @@ pub(super) struct NameTable {
 
 pub(super) struct NameEntry {
     pub(super) name: Box<str>,
-    pub(super) slot: u64,
+    pub(super) name_id: u64,
     /// The number of versions so far.
     pub(super) version: u64,
     pub(super) current: Option<Arc<Record>>,
@@ -68,7 +68,7 @@ impl OldVersions {
 pub(crate) struct Names {
     pub(super) shards: Vec<Shard>,
     hasher: foldhash::fast::FixedState,
-    slots: AtomicU64,
+    name_ids: AtomicU64,
     surveys: Mutex<()>,
 }
 
@@ -114,13 +114,13 @@ pub(crate) struct Survey<'a> {
 }
 
 impl Names {
-    /// Tables with the same seed and number of shards put each name into the same shard, so that slots keep their
+    /// Tables with the same seed and number of shards put each name into the same shard, so that ids keep their
     /// meaning.
     pub(crate) fn new(shards: usize, seed: u64) -> Self {
         Self {
             shards: (0..shards).map(|_| Shard::default()).collect(),
             hasher: foldhash::fast::FixedState::with_seed(seed),
-            slots: AtomicU64::new(1),
+            name_ids: AtomicU64::new(1),
             surveys: Mutex::default(),
         }
     }
@@ -136,20 +136,20 @@ impl Names {
         sync::lock(&self.shards[index].0)
     }
 
-    /// The entry of `name`; a new one with `slot` if there is none.
+    /// The entry of `name`; a new one with `name_id` if there is none.
     pub(super) fn entry<'a>(
         &self,
         names: &'a mut NameTable,
         hash: u64,
         name: &str,
-        slot: impl FnOnce() -> u64,
+        name_id: impl FnOnce() -> u64,
     ) -> &'a mut NameEntry {
         names
             .entries
             .entry(hash, |entry| entry.is_named(name), |entry| self.hasher.hash_one(&*entry.name))
             .or_insert_with(|| NameEntry {
                 name: name.into(),
-                slot: slot(),
+                name_id: name_id(),
                 version: 0,
                 current: None,
                 old: OldVersions::default(),
@@ -165,9 +165,9 @@ impl Names {
         }
     }
 
-    /// A new slot. Its remainder by the number of shards is the shard.
-    fn new_slot(&self, index: usize) -> u64 {
-        self.slots.fetch_add(1, Ordering::Relaxed) * self.shards.len() as u64 + index as u64
+    /// An id for a new name. Its remainder by the number of shards is the shard.
+    fn new_name_id(&self, index: usize) -> u64 {
+        self.name_ids.fetch_add(1, Ordering::Relaxed) * self.shards.len() as u64 + index as u64
     }
 
     /// Calls `take` on the newest version while the name is locked. Counts a hit or a miss.
@@ -191,9 +191,9 @@ impl Names {
     ) -> (Arc<Record>, Option<Superseded>) {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
-        let entry = self.entry(&mut names, hash, name, || self.new_slot(index));
+        let entry = self.entry(&mut names, hash, name, || self.new_name_id(index));
         entry.version += 1;
-        let record = make(TensorId { slot: entry.slot, version: entry.version });
+        let record = make(TensorId { name_id: entry.name_id, version: entry.version });
         let spilled = entry.spilled.take().map(|spilled| Superseded::Spilled(spilled.0, spilled.1));
         let superseded = entry.current.replace(Arc::clone(&record));
         superseded.iter().for_each(|record| record.set_state(VersionState::Superseded));
@@ -203,13 +203,13 @@ impl Names {
 
     /// An id for an unlisted tensor.
     pub(crate) fn private_id(&self) -> TensorId {
-        TensorId { slot: self.new_slot(0), version: 1 }
+        TensorId { name_id: self.new_name_id(0), version: 1 }
     }
 
     /// Lists a record at its position in a former store.
     ///
     /// # Errors
-    /// `Conflict` when the name has another slot, or the version exists.
+    /// `Conflict` when the name has another id, or the version exists.
     pub(crate) fn restore(
         &self,
         name: &str,
@@ -219,14 +219,14 @@ impl Names {
         let RestoredVersion { id, versions, state } = position;
         let current = state == VersionState::Published;
         let (index, hash) = self.locate(name);
-        if id.slot % self.shards.len() as u64 != index as u64 {
+        if id.name_id % self.shards.len() as u64 != index as u64 {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} was in a store with another seed")));
         }
-        self.skip(id.slot);
+        self.skip(id.name_id);
         let mut names = self.lock(index);
-        let entry = self.entry(&mut names, hash, name, || id.slot);
+        let entry = self.entry(&mut names, hash, name, || id.name_id);
         let taken = entry.versions().any(|record| record.id == id);
-        if entry.slot != id.slot || taken || (current && entry.current.is_some()) {
+        if entry.name_id != id.name_id || taken || (current && entry.current.is_some()) {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} already has version {}", id.version)));
         }
         entry.version = entry.version.max(versions);
@@ -239,9 +239,9 @@ impl Names {
         Ok(record)
     }
 
-    /// Never gives slots up to `slot` to new names.
-    pub(crate) fn skip(&self, slot: u64) {
-        self.slots.fetch_max((slot / self.shards.len() as u64).saturating_add(1), Ordering::Relaxed);
+    /// Gives no id up to `name_id` to a new name.
+    pub(crate) fn skip(&self, name_id: u64) {
+        self.name_ids.fetch_max((name_id / self.shards.len() as u64).saturating_add(1), Ordering::Relaxed);
     }
 
     /// Calls `take` on one version of `name` while the name is locked.
@@ -285,7 +285,7 @@ impl Names {
         Some(Superseded::InMemory(record))
     }
 
-    /// Removes a closed record, and the name with its last version; a name that is published again gets a new slot.
+    /// Removes a closed record, and the name with its last version; a name that is published again gets a new id.
     /// Calls `on_free` while the name is locked.
     pub(crate) fn forget(&self, record: &Record, on_free: impl FnOnce(&Record)) {
         let (index, hash) = self.locate(record.name());
@@ -305,8 +305,8 @@ impl Names {
 
     /// Calls `take` on the version with this id while its shard is locked.
     pub(crate) fn by_id<T>(&self, id: TensorId, take: impl FnOnce(&Arc<Record>) -> Option<T>) -> Option<T> {
-        let names = self.lock((id.slot % self.shards.len() as u64) as usize);
-        let entry = names.entries.iter().find(|entry| entry.slot == id.slot)?;
+        let names = self.lock((id.name_id % self.shards.len() as u64) as usize);
+        let entry = names.entries.iter().find(|entry| entry.name_id == id.name_id)?;
         entry.versions().find(|record| record.id == id).and_then(take)
     }
 

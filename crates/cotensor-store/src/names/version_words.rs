@@ -33,7 +33,7 @@ const CAPACITY_MIN: usize = 1024;
 
 #[derive(Default)]
 struct Assignments {
-    /// By the store's slot of the name.
+    /// By the id of the name.
     assigned: HashMap<u64, Assigned>,
     free: Vec<u32>,
     /// WordTable that were in use at some time: all below this.

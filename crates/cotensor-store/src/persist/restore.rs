@@ -38,7 +38,7 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version exists already, or its name
-    /// has another slot.
+    /// has another id.
     pub fn restore(&self, tensor: RestoredTensor, holder: &Holder) -> Result<Lease> {
         let RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created } = tensor;
         if layout.byte_range().end > segment.len() {
@@ -70,9 +70,9 @@ impl EmbeddedStore {
         self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
     }
 
-    /// Never gives slots up to `slot` to new names.
-    pub fn skip_slots(&self, slot: u64) {
-        self.names.skip(slot);
+    /// Gives no id up to `name_id` to a new name.
+    pub fn skip_name_ids(&self, name_id: u64) {
+        self.names.skip(name_id);
     }
 
     /// Takes `bytes` from the budget of `device` for a segment that a former store held, even beyond the limit, because

@@ -69,7 +69,7 @@ fn device_tensor_has_versions_views_and_reports(device: Device, open: &OpenStore
     let (one, other) = (open(), open());
     let first = put(&*one, spec("x", LARGE).on(device), 1);
     let second = put(&*other, spec("x", LARGE).on(device), 2);
-    assert_eq!((second.id().slot, second.id().version), (first.id().slot, first.id().version + 1));
+    assert_eq!((second.id().name_id, second.id().version), (first.id().name_id, first.id().version + 1));
     assert_eq!((first.copy_to_host().expect("copy")[0], second.copy_to_host().expect("copy")[0]), (1, 2));
     let view = second.view(&[Slice { start: 10, len: 20, step: 1 }]).expect("view");
     assert_eq!((view.shape(), view.bytes()), (&[20][..], None));

@@ -95,7 +95,7 @@ pub(super) fn leased_group_outlives_its_successor(make: &dyn Fn(u64) -> OpenStor
     let first = put_group(&*one, quantized("w", 100), 1);
     let kept = other.get("w", &other.holder("r")).expect("get");
     let second = put_group(&*one, quantized("w", LARGE), 2);
-    assert_eq!((second.id().slot, second.id().version), (first.id().slot, first.id().version + 1));
+    assert_eq!((second.id().name_id, second.id().version), (first.id().name_id, first.id().version + 1));
     let newest = other.get("w", &other.holder("r")).expect("get");
     assert!(codes_are(&kept, 1) && codes_are(&newest, 2));
     assert_eq!(newest.member("codes").expect("codes").shape(), [LARGE], "each version has its own members");

@@ -40,7 +40,7 @@ pub(super) fn leased_version_outlives_its_successor(make: &dyn Fn(u64) -> OpenSt
         let first = put(&*one, spec("x", bytes), 1);
         let kept = other.get("x", &other.holder("r")).expect("get");
         let second = put(&*one, spec("x", bytes), 2);
-        assert_eq!((second.id().slot, second.id().version), (first.id().slot, first.id().version + 1));
+        assert_eq!((second.id().name_id, second.id().version), (first.id().name_id, first.id().version + 1));
         assert!(all_are(&kept, 1) && all_are(&other.get("x", &other.holder("r")).expect("get"), 2));
         assert!(all_are(&other.lease(first.id(), &other.holder("r")).expect("it is held"), 1));
         assert!(other.has(first.id()) && other.has(second.id()));
@@ -146,7 +146,7 @@ pub(super) fn invalid_requests_are_refused(make: &dyn Fn(u64) -> OpenStore) {
     let mut small = store.reserve(spec("x", 4), &holder).expect("reserve");
     let wrong = small.write(&[0; 5], CopyReason::Put).err().map(|error| error.kind());
     assert_eq!(wrong, Some(ErrorKind::Invalid));
-    let nobodys = TensorId { slot: 1 << 40, version: 1 };
+    let nobodys = TensorId { name_id: 1 << 40, version: 1 };
     assert!(!store.has(nobodys));
     assert_eq!(store.lease(nobodys, &holder).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId {
     /// The number of the name within the store.
-    pub slot: u64,
+    pub name_id: u64,
     /// The number of the publication of the name, from 1.
     pub version: u64,
 }

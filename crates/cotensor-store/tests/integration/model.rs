@@ -61,7 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A tensor of the model. The model's list never shrinks, so an index always means the same tensor.
 struct Tensor {
     name: String,
-    slot: u64,
+    name_id: u64,
     version: u64,
     bytes: u64,
     alive: bool,
@@ -83,8 +83,8 @@ impl Tensor {
 struct Model {
     tensors: Vec<Tensor>,
     /// Slots given to names so far.
-    slots: u64,
-    /// The slot and the last version of each name.
+    name_ids: u64,
+    /// The id and the last version of each name.
     versions: HashMap<String, (u64, u64)>,
     claims: HashMap<u8, Vec<usize>>,
     now: u64,
@@ -117,7 +117,7 @@ impl Model {
         };
         let order = |i: &usize| {
             let tensor = &self.tensors[*i];
-            (tensor.used, tensor.created, tensor.slot, tensor.version)
+            (tensor.used, tensor.created, tensor.name_id, tensor.version)
         };
         free.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(order(a).cmp(&order(b))));
         for i in free {
@@ -137,14 +137,14 @@ impl Model {
 
     fn publish(&mut self, name: &str, bytes: u64, cost: Option<u32>, holder: usize) -> usize {
         if !self.tensors.iter().any(|tensor| tensor.alive && tensor.name == name) {
-            // A name without tensors is removed; publishing it again gives it another slot.
+            // A name without tensors is removed; publishing it again gives it another id.
             self.versions.remove(name);
         }
-        let next_slot = self.slots + 1;
-        let (slot, version) = self.versions.entry(name.to_owned()).or_insert((next_slot, 0));
+        let next_name_id = self.name_ids + 1;
+        let (name_id, version) = self.versions.entry(name.to_owned()).or_insert((next_name_id, 0));
         *version += 1;
-        let (slot, version) = (*slot, *version);
-        self.slots = self.slots.max(slot);
+        let (name_id, version) = (*name_id, *version);
+        self.name_ids = self.name_ids.max(name_id);
         if let Some(old) = self.find(name) {
             self.let_go(old);
         }
@@ -152,7 +152,7 @@ impl Model {
         leases[holder] = 1;
         self.tensors.push(Tensor {
             name: name.to_owned(),
-            slot,
+            name_id,
             version,
             bytes,
             alive: true,

@@ -106,7 +106,7 @@ fn restored_tensor_keeps_its_age() {
     let ages =
         [("of then", Some(Duration::from_secs(70))), ("of now", None), ("ahead", Some(Duration::from_secs(101)))];
     let leases = ages.map(|(name, created)| {
-        // Published once for a slot that the name can have.
+        // Published once for an id that the name can have.
         let id = put(&store, name, Retention::WhileLeased).id();
         store.restore(RestoredTensor { created, ..restored(&store, (name, id), 1, true) }, &holder).unwrap()
     });
@@ -128,7 +128,7 @@ fn restored_tensor_keeps_its_id_and_versions_continue() {
 
     let store = EmbeddedStore::builder().seed(7).max_memory_bytes(250).build();
     let holder = store.holder("m");
-    store.skip_slots(other.slot);
+    store.skip_name_ids(other.name_id);
     let old = store.restore(restored(&store, ("x", one), 2, false), &holder).unwrap();
     let new = store.restore(restored(&store, ("x", two), 2, true), &holder).unwrap();
     assert_eq!(store.restore(restored(&store, ("x", two), 2, true), &holder).unwrap_err().kind(), ErrorKind::Conflict);
@@ -146,11 +146,11 @@ fn restored_tensor_keeps_its_id_and_versions_continue() {
     // The budget counts what was taken over, and evicts it when it must.
     assert_eq!(store.stats().memory_usage_bytes, 100);
     assert_eq!(put(&store, "x", KEPT).id(), TensorId { version: 3, ..two });
-    assert_ne!(put(&store, "z", KEPT).id().slot, other.slot);
+    assert_ne!(put(&store, "z", KEPT).id().name_id, other.name_id);
 
     let foreign = EmbeddedStore::builder().seed(8).build();
     let refused = (0..20u64).filter(|n| {
-        let id = TensorId { slot: two.slot + n, version: 1 };
+        let id = TensorId { name_id: two.name_id + n, version: 1 };
         foreign.restore(restored(&foreign, ("x", id), 1, true), &foreign.holder("m")).is_err()
     });
     assert!(refused.count() >= 19, "a name belongs to one of the shards");

@@ -36,7 +36,7 @@ fn leased_version_outlives_its_successor() {
     let holder = store.holder("m");
     let first = put(&store, spec("x", &[2], 1), &holder, &[1.0, 2.0]);
     let second = put(&store, spec("x", &[2], 1), &holder, &[3.0, 4.0]);
-    assert_eq!((first.id().slot, first.id().version), (second.id().slot, 1));
+    assert_eq!((first.id().name_id, first.id().version), (second.id().name_id, 1));
     assert_eq!(second.id().version, 2);
     assert_eq!(first.typed::<f32>().unwrap(), [1.0, 2.0]);
     assert_eq!(store.get("x", &holder).unwrap().id(), second.id());

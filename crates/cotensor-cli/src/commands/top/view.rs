@@ -142,7 +142,7 @@ mod tests {
 
     fn tensor(name: &str, bytes: u64, hits: u64, holders: &[(&str, u32)]) -> TensorInfo {
         TensorInfo {
-            id: Id { slot: 1, version: 1 },
+            id: Id { name_id: 1, version: 1 },
             spec: Spec {
                 name: name.to_owned(),
                 dtype: "float32".to_owned(),

@@ -39,14 +39,14 @@ impl Block {
         self.0.byte(SEGMENT).number(segment.id).number(segment.bytes).byte(segment.slab.into()).device(segment.device);
     }
 
-    pub(super) fn entry(&mut self, (slot, version): (u64, u64), entry: &PackedEntry) {
-        self.0.byte(ENTRY).number(slot).number(version).bytes(entry.as_bytes());
+    pub(super) fn entry(&mut self, (name_id, version): (u64, u64), entry: &PackedEntry) {
+        self.0.byte(ENTRY).number(name_id).number(version).bytes(entry.as_bytes());
     }
 
     pub(super) fn claim(&mut self, key: &ContentHash, results: &[Id]) {
         self.0.byte(CLAIM).hash(key).number(results.len() as u64);
         for id in results {
-            self.0.number(id.slot).number(id.version);
+            self.0.number(id.name_id).number(id.version);
         }
     }
 
@@ -116,8 +116,8 @@ mod tests {
         let entry = entry(true);
         let mut block = Block::new();
         block.segment(&SegmentInfo { id: 7, bytes: 1 << 41, slab: true, device: Device::Fake(2) });
-        block.entry((entry.id.slot, entry.id.version), &PackedEntry::pack(&entry).unwrap());
-        let (key, ids) = (ContentHash::of(b"claim"), [entry.id, Id { slot: 1, version: u64::MAX }]);
+        block.entry((entry.id.name_id, entry.id.version), &PackedEntry::pack(&entry).unwrap());
+        let (key, ids) = (ContentHash::of(b"claim"), [entry.id, Id { name_id: 1, version: u64::MAX }]);
         block.claim(&key, &ids);
         let bytes = block.into_bytes();
         let items: Vec<Item> = Items::of(&bytes).unwrap().collect::<Result<_>>().unwrap();

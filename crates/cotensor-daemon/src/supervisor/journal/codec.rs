@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn id(&mut self) -> Result<Id> {
-        Ok(Id { slot: self.number()?, version: self.number()? })
+        Ok(Id { name_id: self.number()?, version: self.number()? })
     }
 
     pub(super) fn bytes(&mut self) -> Result<&'a [u8]> {

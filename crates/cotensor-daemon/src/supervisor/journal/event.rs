@@ -76,8 +76,8 @@ pub(crate) enum Event {
     Abandoned(String),
     /// A client stored a note.
     NotePut { key: String, note: String },
-    /// Names use the store's slots up to this number.
-    Slots(u64),
+    /// The store has given ids up to this number to names.
+    NameIds(u64),
     /// A session began on the Unix socket.
     SessionStarted { session: u64, client: SessionClient },
     /// A session ended, or did not resume in time.

@@ -163,7 +163,7 @@ pub(super) mod testing {
         };
         let file = serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();
         Entry {
-            id: Id { slot: 70_000, version: 3 },
+            id: Id { name_id: 70_000, version: 3 },
             spec,
             segment: 300,
             offset: 1 << 40,

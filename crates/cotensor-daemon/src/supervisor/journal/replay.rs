@@ -71,7 +71,7 @@ impl Journal {
     }
 
     fn replay_rest(&self, mut send_event: impl FnMut(Event) -> Result<()>) -> Result<()> {
-        send_event(Event::Slots(self.slots))?;
+        send_event(Event::NameIds(self.name_ids))?;
         for key in &self.claimed {
             send_event(Event::Claimed(key.clone()))?;
         }
@@ -95,9 +95,9 @@ impl Journal {
                 Item::Segment(info) => self.add_segment(info, fds.next().map(shared))?,
                 Item::Entry(id, packed) => {
                     self.use_segment(&packed)?;
-                    self.slots = self.slots.max(id.slot);
+                    self.name_ids = self.name_ids.max(id.name_id);
                     if self.entries.insert(at(id), packed).is_some() {
-                        return Err(Error::corrupt(format!("version {} of {} was sent twice", id.version, id.slot)));
+                        return Err(Error::corrupt(format!("version {} of {} was sent twice", id.version, id.name_id)));
                     }
                 }
                 Item::Claim(key, results) => drop(self.claims.insert(key, results)),

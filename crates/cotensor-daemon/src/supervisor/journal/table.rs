@@ -26,24 +26,24 @@ pub(crate) struct Segment {
 #[derive(Default)]
 pub(crate) struct Journal {
     pub(super) segments: HashMap<u64, Segment>,
-    /// By slot and version. One of a name's entries has its largest number of versions.
+    /// By the id of the name and version. One of a name's entries has its largest number of versions.
     pub(super) entries: BTreeMap<(u64, u64), PackedEntry>,
     pub(super) claims: HashMap<ContentHash, Box<[Id]>>,
     /// Claims without results yet.
     pub(super) claimed: HashSet<String>,
     pub(super) notes: HashMap<String, String>,
     pub(super) notes_bytes: usize,
-    pub(super) slots: u64,
+    pub(super) name_ids: u64,
     /// Clients by their sessions.
     pub(super) sessions: HashMap<u64, SessionClient>,
 }
 
 pub(super) fn at(id: Id) -> (u64, u64) {
-    (id.slot, id.version)
+    (id.name_id, id.version)
 }
 
-pub(super) fn id_of((slot, version): (u64, u64)) -> Id {
-    Id { slot, version }
+pub(super) fn id_of((name_id, version): (u64, u64)) -> Id {
+    Id { name_id, version }
 }
 
 impl Journal {
@@ -75,7 +75,7 @@ impl Journal {
                 self.claims.insert(parse_hash(&key)?, results.into());
             }
             Event::NotePut { key, note } => self.put_note(key, note),
-            Event::Slots(slot) => self.slots = self.slots.max(slot),
+            Event::NameIds(name_id) => self.name_ids = self.name_ids.max(name_id),
             Event::SessionStarted { session, client } => drop(self.sessions.insert(session, client)),
             Event::SessionEnded(session) => drop(self.sessions.remove(&session)),
         }
@@ -91,16 +91,17 @@ impl Journal {
             self.add_segment(info, file)?;
         }
         self.use_segment(&packed)?;
-        let (slot, version) = at(entry.id);
-        self.slots = self.slots.max(slot);
+        let (name_id, version) = at(entry.id);
+        self.name_ids = self.name_ids.max(name_id);
         if entry.current {
-            let currents = self.versions(slot).filter(|(_, other)| other.is_current());
-            let older: Vec<_> = currents.map(|(&other, _)| other).filter(|other| *other != (slot, version)).collect();
+            let currents = self.versions(name_id).filter(|(_, other)| other.is_current());
+            let older: Vec<_> =
+                currents.map(|(&other, _)| other).filter(|other| *other != (name_id, version)).collect();
             for other in older {
                 self.update(id_of(other), |entry| entry.current = false);
             }
         }
-        let before = self.entries.insert((slot, version), packed);
+        let before = self.entries.insert((name_id, version), packed);
         Ok(before.and_then(|before| self.release_segment(&before)))
     }
 
@@ -123,8 +124,8 @@ impl Journal {
         Ok(())
     }
 
-    fn versions(&self, slot: u64) -> impl DoubleEndedIterator<Item = (&(u64, u64), &PackedEntry)> {
-        self.entries.range((slot, 0)..=(slot, u64::MAX))
+    fn versions(&self, name_id: u64) -> impl DoubleEndedIterator<Item = (&(u64, u64), &PackedEntry)> {
+        self.entries.range((name_id, 0)..=(name_id, u64::MAX))
     }
 
     /// Changes an entry. Returns the former one.
@@ -139,7 +140,7 @@ impl Journal {
         let packed = self.entries.remove(&at(id))?;
         // A packed entry can always be read.
         let entry = packed.unpack(id).ok()?;
-        let last = self.versions(id.slot).next_back().map(|(&last, _)| id_of(last));
+        let last = self.versions(id.name_id).next_back().map(|(&last, _)| id_of(last));
         if let Some(last) = last {
             // Later versions of the name continue its numbers.
             self.update(last, |last| last.versions = last.versions.max(entry.versions));
@@ -218,8 +219,8 @@ impl Journal {
         self.sessions.iter().map(|(session, client)| (*session, *client))
     }
 
-    pub(crate) fn slots(&self) -> u64 {
-        self.slots
+    pub(crate) fn name_ids(&self) -> u64 {
+        self.name_ids
     }
 }
 

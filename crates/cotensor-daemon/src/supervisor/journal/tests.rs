@@ -13,9 +13,9 @@ fn key() -> String {
     ContentHash::of(b"key").to_string()
 }
 
-fn published(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<OwnedFd>) {
+fn published(name_id: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<OwnedFd>) {
     let spec = Spec {
-        name: format!("name {slot}"),
+        name: format!("name {name_id}"),
         dtype: "uint8".to_owned(),
         shape: vec![1],
         device: Device::Cpu,
@@ -26,8 +26,8 @@ fn published(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<Ow
         provenance: None,
         members: Vec::new(),
     };
-    let (id, key) = (Id { slot, version }, (slot == 1).then(key));
-    let (versions, created_ns) = (version, Some(slot));
+    let (id, key) = (Id { name_id, version }, (name_id == 1).then(key));
+    let (versions, created_ns) = (version, Some(name_id));
     let entry =
         Entry { id, spec, segment, offset: 0, key, versions, current: true, removed: false, spilled: None, created_ns };
     let entry = Box::new(entry);
@@ -43,12 +43,12 @@ fn published(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<Ow
 
 fn filled() -> Journal {
     let mut journal = Journal::default();
-    for (slot, version, segment, new) in [(1, 1, 10, true), (1, 2, 11, true), (2, 1, 11, false), (3, 7, 12, true)] {
-        let (change, fds) = published(slot, version, segment, new);
+    for (name_id, version, segment, new) in [(1, 1, 10, true), (1, 2, 11, true), (2, 1, 11, false), (3, 7, 12, true)] {
+        let (change, fds) = published(name_id, version, segment, new);
         journal.apply(change, fds).unwrap();
     }
-    journal.apply(Event::Unlisted(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
-    let results = vec![Id { slot: 1, version: 2 }];
+    journal.apply(Event::Unlisted(Id { name_id: 3, version: 7 }), Vec::new()).unwrap();
+    let results = vec![Id { name_id: 1, version: 2 }];
     journal.apply(Event::Finished { key: key(), results }, Vec::new()).unwrap();
     for key in ["mine", "given up"] {
         journal.apply(Event::Claimed(key.to_owned()), Vec::new()).unwrap();
@@ -65,7 +65,7 @@ fn filled() -> Journal {
 
 fn sorted(journal: &Journal) -> Vec<Entry> {
     let mut entries: Vec<Entry> = journal.entries().collect();
-    entries.sort_by_key(|entry| (entry.id.slot, entry.id.version));
+    entries.sort_by_key(|entry| (entry.id.name_id, entry.id.version));
     entries
 }
 
@@ -111,8 +111,8 @@ fn assert_equal(journal: &Journal, other: &Journal) {
     use VersionState::{Published, Removed, Superseded};
     let states: Vec<VersionState> = entries.iter().map(Entry::state).collect();
     assert_eq!(states, [Superseded, Published, Published, Removed]);
-    assert_eq!((other.segments().count(), other.slots()), (3, 3));
-    assert_eq!(other.claims().collect::<Vec<_>>(), [(&ContentHash::of(b"key"), &[Id { slot: 1, version: 2 }][..])]);
+    assert_eq!((other.segments().count(), other.name_ids()), (3, 3));
+    assert_eq!(other.claims().collect::<Vec<_>>(), [(&ContentHash::of(b"key"), &[Id { name_id: 1, version: 2 }][..])]);
     assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
     assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
     assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, SessionClient { pid: 7, was: Some(12) })]);
@@ -123,18 +123,18 @@ fn segment_is_removed_with_its_last_tensor_and_claim_with_its_first() {
     let mut journal = filled();
     let (change, fds) = published(9, 1, 10, true);
     assert!(journal.apply(change, fds).is_err(), "a segment is added once");
-    let mut free = |slot, version| journal.apply(Event::Freed(Id { slot, version }), Vec::new()).unwrap();
+    let mut free = |name_id, version| journal.apply(Event::Freed(Id { name_id, version }), Vec::new()).unwrap();
     assert_eq!((free(1, 2), free(1, 2)), (None, None), "its segment has another tensor");
     assert_eq!((journal.claims().count(), journal.segments().count()), (0, 3));
     assert_eq!(
-        journal.entries().find(|entry| entry.id.slot == 1).unwrap().versions,
+        journal.entries().find(|entry| entry.id.name_id == 1).unwrap().versions,
         2,
         "the number of versions is kept"
     );
-    for (slot, version) in [(2, 1), (1, 1), (3, 7)] {
-        assert!(journal.apply(Event::Freed(Id { slot, version }), Vec::new()).unwrap().is_some());
+    for (name_id, version) in [(2, 1), (1, 1), (3, 7)] {
+        assert!(journal.apply(Event::Freed(Id { name_id, version }), Vec::new()).unwrap().is_some());
     }
-    assert_eq!((journal.entries().count(), journal.segments().count(), journal.slots()), (0, 0, 3));
+    assert_eq!((journal.entries().count(), journal.segments().count(), journal.name_ids()), (0, 0, 3));
     let (change, _) = published(1, 1, 99, false);
     assert!(journal.apply(change, Vec::new()).is_err());
     let (change, _) = published(1, 1, 99, true);
@@ -144,8 +144,8 @@ fn segment_is_removed_with_its_last_tensor_and_claim_with_its_first() {
 #[test]
 fn large_handover_is_sent_in_blocks() {
     let mut journal = Journal::default();
-    for slot in 1..=9000 {
-        let (change, fds) = published(slot, 1, if slot <= 150 { slot } else { 1 }, slot <= 150);
+    for name_id in 1..=9000 {
+        let (change, fds) = published(name_id, 1, if name_id <= 150 { name_id } else { 1 }, name_id <= 150);
         journal.apply(change, fds).unwrap();
     }
     let mut sizes = Vec::new();
@@ -157,7 +157,7 @@ fn large_handover_is_sent_in_blocks() {
     assert!(sizes.len() > 3 && sizes.iter().all(|(len, fds)| *len < 2 * BLOCK_BYTES && *fds <= FRAME_FDS_MAX));
     assert_eq!(sizes.iter().map(|(_, fds)| fds).sum::<usize>(), 150);
     let other = successor(&journal);
-    assert_eq!((other.len(), other.segments().count(), other.slots()), (9000, 150, 9000));
+    assert_eq!((other.len(), other.segments().count(), other.name_ids()), (9000, 150, 9000));
     assert_eq!(sorted(&other), sorted(&journal));
 }
 
@@ -165,7 +165,7 @@ fn large_handover_is_sent_in_blocks() {
 fn spilled_tensor_stays_without_its_segment() {
     let mut journal = filled();
     let file: SpillFile = serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();
-    let spilled = |slot, version| Event::Spilled { id: Id { slot, version }, file: file.clone() };
+    let spilled = |name_id, version| Event::Spilled { id: Id { name_id, version }, file: file.clone() };
     assert_eq!(journal.apply(spilled(1, 2), Vec::new()).unwrap(), None);
     assert_eq!(journal.apply(spilled(2, 1), Vec::new()).unwrap(), Some(11), "the last tensor of its segment");
     assert_eq!((journal.entries().count(), journal.claims().count(), journal.files().count()), (4, 1, 2));
@@ -179,8 +179,8 @@ fn spilled_tensor_stays_without_its_segment() {
         entry.spilled = None;
     }
     assert_eq!(journal.apply(change, fds).unwrap(), None);
-    assert_eq!(journal.apply(Event::Freed(Id { slot: 1, version: 2 }), Vec::new()).unwrap(), Some(20));
-    assert_eq!(journal.apply(Event::Freed(Id { slot: 2, version: 1 }), Vec::new()).unwrap(), None);
+    assert_eq!(journal.apply(Event::Freed(Id { name_id: 1, version: 2 }), Vec::new()).unwrap(), Some(20));
+    assert_eq!(journal.apply(Event::Freed(Id { name_id: 2, version: 1 }), Vec::new()).unwrap(), None);
     assert_eq!(journal.files().count(), 0);
 }
 

@@ -184,15 +184,15 @@ impl LoadedGraph for RtenGraph {
         let mut values: Vec<(NodeId, ValueOrView<'_>)> = Vec::with_capacity(inputs.len());
         for (name, tensor) in inputs {
             let index = find(&self.input_ports, name, "input")?;
-            let slot = self.inputs[index];
-            if values.iter().any(|(id, _)| *id == slot.id) {
+            let port = self.inputs[index];
+            if values.iter().any(|(id, _)| *id == port.id) {
                 return Err(Error::invalid("given twice").in_field(*name));
             }
-            let value = input(&self.input_ports[index], slot.dtype, tensor, allocator);
-            values.push((slot.id, value.map_err(|error| error.in_field(*name))?));
+            let value = input(&self.input_ports[index], port.dtype, tensor, allocator);
+            values.push((port.id, value.map_err(|error| error.in_field(*name))?));
         }
-        let given = |slot: &NodePort| values.iter().any(|(id, _)| *id == slot.id);
-        if let Some(missing) = self.inputs.iter().position(|slot| !given(slot)) {
+        let given = |port: &NodePort| values.iter().any(|(id, _)| *id == port.id);
+        if let Some(missing) = self.inputs.iter().position(|port| !given(port)) {
             return Err(Error::invalid("this input is missing").in_field(&self.input_ports[missing].name));
         }
         let indices =
