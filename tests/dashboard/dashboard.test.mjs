@@ -107,7 +107,7 @@ test("page shows tensors, sessions, memory and copies, and follows changes", LIM
   await put(live, "image 17/embedding", [1, 512], "vision_embedding");
   await put(live, hostile, [4], "other");
   await cell(page, "tensors", "bert/encoder/layer.0/weight").filter({hasText: "reader[http]"}).filter({hasText: "2.3 MiB"}).waitFor();
-  await cell(page, "tensors", "image 17/embedding").filter({hasText: "float32 [1, 512]"}).filter({hasText: "nobody"}).waitFor();
+  await cell(page, "tensors", "image 17/embedding").filter({hasText: "float32 [1, 512]"}).filter({hasText: "no holder"}).waitFor();
   await cell(page, "tensors", hostile).waitFor();
   await cell(page, "sessions", "<b onclick=alert(1)>client</b>").waitFor();
   assert.equal(await page.locator("img, td b").count(), 0);

@@ -146,7 +146,7 @@ pub(super) fn invalid_requests_are_refused(make: &dyn Fn(u64) -> OpenStore) {
     let mut small = store.reserve(spec("x", 4), &holder).expect("reserve");
     let wrong = small.write(&[0; 5], CopyReason::Put).err().map(|error| error.kind());
     assert_eq!(wrong, Some(ErrorKind::Invalid));
-    let nobodys = TensorId { name_id: 1 << 40, version: 1 };
-    assert!(!store.has(nobodys));
-    assert_eq!(store.lease(nobodys, &holder).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
+    let unknown = TensorId { name_id: 1 << 40, version: 1 };
+    assert!(!store.has(unknown));
+    assert_eq!(store.lease(unknown, &holder).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
 }
