@@ -14,7 +14,7 @@ pub(crate) struct LeaseCount(Mutex<Leases>);
 struct Leases {
     closed: bool,
     holders: ByHolder,
-    /// Lookups that [found](LeaseCount::find) the tensor.
+    /// Lookups that [found](LeaseCount::acquire_on_lookup) the tensor.
     hits: u64,
 }
 
