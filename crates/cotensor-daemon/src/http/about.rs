@@ -1,8 +1,8 @@
 //! Health, method descriptions and the dashboard page.
 
-use super::Http;
 use super::admission::Peer;
 use super::answer::json;
+use super::context::Http;
 use axum::Extension;
 use axum::extract::{RawQuery, State};
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY};

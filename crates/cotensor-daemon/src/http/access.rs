@@ -3,8 +3,9 @@
 
 use super::admission::Peer;
 use super::answer::Refusal;
+use super::config::HttpConfig;
+use super::context::Http;
 use super::token::Token;
-use super::{Http, HttpConfig};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, ORIGIN};

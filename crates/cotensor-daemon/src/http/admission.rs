@@ -1,6 +1,6 @@
 //! Limits of connections: many for this user, few for others, so that others cannot exhaust them.
 
-use super::HttpConfig;
+use super::config::HttpConfig;
 use super::peer;
 use crate::refusals::Refusals;
 use cotensor_core::sync::lock;

@@ -1,7 +1,7 @@
 //! The daemon's counters in the [text format](https://prometheus.io/docs/instrumenting/exposition_formats/) that
 //! Prometheus reads. Values are read at the time of the request.
 
-use super::Http;
+use super::context::Http;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};

@@ -37,5 +37,3 @@ pub use config::{HttpConfig, PORT, default_port};
 pub use listening::HttpListening;
 
 pub(crate) use dashboard::Dashboard;
-
-use context::Http;

@@ -1,7 +1,7 @@
 //! JSON-RPC by POST: the same methods as on the Unix socket, less those that pass descriptors.
 
-use super::Http;
 use super::answer::Refusal;
+use super::context::Http;
 use super::paced::time_for;
 use crate::dispatch::Methods;
 use axum::body::{Body, Bytes};

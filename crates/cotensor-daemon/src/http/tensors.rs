@@ -1,7 +1,7 @@
 //! The bytes of tensors over HTTP: contiguous, row-major, little-endian.
 
-use super::Http;
 use super::answer::{Refusal, json};
+use super::context::Http;
 use super::paced::time_for;
 use super::range::{Wanted, wanted};
 use super::rpc::next;
