@@ -4,7 +4,7 @@ use crate::dlpack::abi::{device_of, is_host};
 use pyo3::prelude::*;
 
 /// A host copy of an array on a device; `None` for an array on the host.
-pub(crate) fn host_copy<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+pub(super) fn host_copy<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if !array.hasattr("__dlpack_device__")? || is_host(device_of(array)?.0) {
         return Ok(None);
     }

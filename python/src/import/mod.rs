@@ -7,4 +7,3 @@ mod refusal;
 pub(crate) mod source;
 
 pub(crate) use gather::gather;
-pub(crate) use host_copy::host_copy;

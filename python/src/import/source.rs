@@ -2,6 +2,7 @@
 
 use super::dtype::numpy_dtype;
 use super::gather::gather;
+use super::host_copy::host_copy;
 use super::refusal::refusal;
 use crate::dlpack::abi::{CPU, device_of, is_host};
 use crate::dlpack::from_capsule::{self, Imported};
@@ -26,6 +27,8 @@ pub(crate) struct SourceArray {
     pub(crate) shape: Vec<usize>,
     /// In bytes.
     strides: Vec<isize>,
+    /// Whether this is a copy of an array in device memory.
+    from_device: bool,
     _keep: KeepAlive,
 }
 
@@ -69,6 +72,14 @@ impl SourceArray {
         Err(raise(py, &Error::invalid(message).in_field(place.to_string())))
     }
 
+    /// Like [`of`](Self::of). With `from_device`, an array in device memory is copied to the host first.
+    pub(crate) fn of_any_device(array: &Bound<'_, PyAny>, from_device: bool, place: &dyn Display) -> PyResult<Self> {
+        match if from_device { host_copy(array)? } else { None } {
+            Some(copy) => Ok(Self { from_device, ..Self::of(&copy, place)? }),
+            None => Self::of(array, place),
+        }
+    }
+
     /// A numpy array by its array interface. Scalars become arrays first, because their memory moves.
     fn of_numpy(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Option<Self>> {
         let py = array.py();
@@ -92,7 +103,7 @@ impl SourceArray {
         let (address, _): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
         let shape: Vec<usize> = field("shape")?.ok_or_else(missing)?.extract()?;
         let strides: Vec<isize> = array.getattr("strides")?.extract()?;
-        Ok(Some(Self { address, dtype, shape, strides, _keep: KeepAlive::Object(array.unbind()) }))
+        Ok(Some(Self { address, dtype, shape, strides, from_device: false, _keep: KeepAlive::Object(array.unbind()) }))
     }
 
     fn of_dlpack(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Self> {
@@ -128,7 +139,7 @@ impl SourceArray {
         let taken = taken.map_err(refused)?;
         let (address, dtype) = (taken.address as usize, taken.dtype);
         let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
-        Ok(Self { address, dtype, shape, strides, _keep: KeepAlive::Capsule(taken) })
+        Ok(Self { address, dtype, shape, strides, from_device: false, _keep: KeepAlive::Capsule(taken) })
     }
 
     /// # Errors
@@ -212,6 +223,7 @@ impl SourceArray {
 
     /// Copies the elements to a member of the same dtype and shape, detached from Python. The copy is counted.
     pub(crate) fn fill_member(&self, py: Python<'_>, reservation: &mut Reservation, member: &str) -> PyResult<()> {
+        self.record_transfer(reservation);
         py.detach(|| match self.contiguous() {
             Some(bytes) => reservation.write_member(member, bytes, CopyReason::Put),
             None => {
@@ -226,6 +238,7 @@ impl SourceArray {
 
     /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
     pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
+        self.record_transfer(reservation);
         let overlaps = reservation.bytes().is_some_and(|target| self.overlaps(target));
         py.detach(|| match self.contiguous() {
             Some(bytes) if !overlaps => reservation.write(bytes, CopyReason::Put),
@@ -237,6 +250,12 @@ impl SourceArray {
             }
         })
         .or_raise(py)
+    }
+
+    fn record_transfer(&self, reservation: &Reservation) {
+        if self.from_device {
+            reservation.record_copy(CopyReason::DeviceTransfer, self.len_bytes());
+        }
     }
 }
 

@@ -4,10 +4,9 @@ use super::holder::holder as holder_of;
 use super::options::TensorOptions;
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
-use crate::import::host_copy;
 use crate::import::source::SourceArray;
 use cotensor::{DType, Error, Store};
-use cotensor_store::{CopyReason, Members, TensorSpec};
+use cotensor_store::{Members, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 use std::sync::Arc;
@@ -30,22 +29,17 @@ pub(super) fn put_group(
     for item in items {
         let (member, array): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
         let member: String = member.extract().map_err(|_| wrong())?;
-        let host = if from_device { host_copy(&array)? } else { None };
-        let source = SourceArray::of(host.as_ref().unwrap_or(&array), &member)?;
-        sources.push((member, source, host.is_some()));
+        let source = SourceArray::of_any_device(&array, from_device, &member)?;
+        sources.push((member, source));
     }
-    let members =
-        Members::new(sources.iter().map(|(member, source, _)| (member.as_str(), source.dtype, &source.shape)));
+    let members = Members::new(sources.iter().map(|(member, source)| (member.as_str(), source.dtype, &source.shape)));
     let members = members.or_raise(py)?;
     let plain = options.spec(py, name, DType::U8, &[members.size_bytes()])?;
     let spec = TensorSpec { members: Some(members), ..plain };
     let holder = holder_of(py, &store, options.holder.as_deref());
     let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
-    for (member, source, is_copy) in &sources {
+    for (member, source) in &sources {
         source.fill_member(py, &mut reservation, member)?;
-        if *is_copy {
-            reservation.record_copy(CopyReason::DeviceTransfer, source.len_bytes());
-        }
     }
     drop(sources);
     let lease = py.detach(|| reservation.publish()).or_raise(py)?;

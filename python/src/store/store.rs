@@ -12,7 +12,6 @@ use super::tensor::Tensor;
 use crate::args;
 use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
-use crate::import::host_copy;
 use crate::import::source::SourceArray;
 use crate::interrupt::seconds;
 use cotensor::{DType, EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
@@ -240,15 +239,11 @@ impl Store {
     ) -> PyResult<Tensor> {
         let store = self.store(py)?;
         let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
-        let host = if from_device { host_copy(array)? } else { None };
-        let source = SourceArray::of(host.as_ref().unwrap_or(array), &"array")?;
+        let source = SourceArray::of_any_device(array, from_device, &"array")?;
         let spec = options.spec(py, &name, source.dtype, &source.shape)?;
         let holder = holder_of(py, &store, options.holder.as_deref());
         let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
         source.fill(py, &mut reservation)?;
-        if host.is_some() {
-            reservation.record_copy(CopyReason::DeviceTransfer, source.len_bytes());
-        }
         drop(source);
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         Ok(Tensor::new(lease, store))
