@@ -390,6 +390,7 @@ class ResourcePool:
         max_connections: int = 4,
         store: Optional[Store] = None,
         threads: Optional[int] = None,
+        engine: Optional[str] = None,
     ) -> Self: ...
     @property
     def store(self) -> Store: ...

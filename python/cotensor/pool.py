@@ -40,6 +40,8 @@ class ResourcePoolBridgeIntegration:
     ``models`` is the folder with the models' folders: by default ``COTENSOR_MODELS``, else the current folder. At most
     ``max_connections`` calls run at a time; others wait. ``store`` keeps weights and results. With ``cotensor.connect()``, all
     processes that run the same model share them. ``threads`` is the number of threads of the engine.
+    ``engine`` is ``"ort"`` (onnxruntime, if it is installed), ``"rten"``, or ``"auto"`` for the fastest one that supports a model; by
+    default ``COTENSOR_ENGINE``, else ``"auto"``.
     """
 
     def __init__(
@@ -49,12 +51,13 @@ class ResourcePoolBridgeIntegration:
         store: Optional[Store] = None,
         *,
         threads: Optional[int] = None,
+        engine: Optional[str] = None,
     ) -> None:
         _checks.count(max_connections, "max_connections", 1)
         if threads is not None:
             _checks.count(threads, "threads", 1)
         folder = os.environ.get("COTENSOR_MODELS") or "." if models is None else models
-        self._pool = ResourcePool(folder, max_connections, store, threads)
+        self._pool = ResourcePool(folder, max_connections, store, threads, engine)
         self._manager: Optional[TensorSharingManager] = None
         self.models = os.fspath(folder)
         self.max_connections = max_connections

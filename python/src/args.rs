@@ -32,7 +32,8 @@ macro_rules! arguments {
 
 arguments! {
     "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
-        view_name, model_type, task, user, text, head, dtype;
+        view_name, model_type, task, user, text, head, dtype,
+        engine;
     "True or False": keep, from_device, enable_shared_tensors, verbose;
     "a number of seconds": recompute_seconds, timeout;
     "a non-negative number of bytes": offset;

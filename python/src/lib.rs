@@ -51,6 +51,9 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // Packages of this environment include the library of the fast engine, if it is installed.
+        let prefix = module.py().import("sys")?.getattr("prefix")?.extract()?;
+        cotensor::model::engine::search_python(prefix);
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

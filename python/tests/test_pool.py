@@ -190,3 +190,19 @@ def test_speech_is_encoded_once(pool: ResourcePoolBridgeIntegration, tmp_path: P
     assert len(shorter["answer"]) <= len(first["answer"])
     with pytest.raises(cotensor.CorruptError):
         model(audio=b"RIFF")
+
+
+def test_engine_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def embedding(pool: ResourcePoolBridgeIntegration) -> Any:
+        return np.array(get(pool, "text", "bert")("Sample text")["outputs"][0]["values"])
+
+    chosen = ResourcePoolBridgeIntegration(models=TINY, engine="rten")
+    automatic = ResourcePoolBridgeIntegration(models=TINY, engine="auto")
+    assert np.allclose(embedding(chosen), embedding(automatic), atol=1e-5)
+    for wrong in ({"engine": "torch"}, {"engine": 1}):
+        with pytest.raises(cotensor.InvalidError) as raised:
+            ResourcePoolBridgeIntegration(models=TINY, **wrong)
+        assert "engine" in str(raised.value)
+    monkeypatch.setenv("COTENSOR_ENGINE", "torch")
+    with pytest.raises(cotensor.InvalidError):
+        ResourcePoolBridgeIntegration(models=TINY)

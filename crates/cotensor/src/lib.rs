@@ -36,6 +36,8 @@ pub struct LocalOptions {
     pub max_memory_bytes: Option<u64>,
     /// The engine's number of threads; `None` lets the engine choose.
     pub threads: Option<usize>,
+    /// The name of the engine; `None` chooses the fastest one that supports a graph ([`model::engine::Engines::auto`]).
+    pub engine: Option<String>,
     /// The kinds of tensors that may be shared.
     pub sharing: SharingConfig,
 }
@@ -50,7 +52,7 @@ impl LocalOptions {
     /// A runtime over a store in this process. See [`Runtime::over`] for another store.
     ///
     /// # Errors
-    /// `Io` or `Invalid` when the cache folder cannot be used.
+    /// `Io` or `Invalid` when the cache folder cannot be used; as [`model::engine::Engines::open`].
     pub fn runtime(&self) -> Result<Arc<Runtime>> {
         let mut builder = EmbeddedStore::builder().config(self.sharing.clone());
         if let Some(bytes) = self.max_memory_bytes {
@@ -59,7 +61,7 @@ impl LocalOptions {
         if let Some(folder) = &self.cache {
             builder = builder.cache(Arc::new(PackCache::open(folder)?));
         }
-        Ok(Runtime::over(builder.build(), self.threads))
+        Runtime::with_engine(builder.build(), self.engine.as_deref(), self.threads)
     }
 }
 

@@ -22,16 +22,18 @@ pub(crate) struct ResourcePool {
 #[pymethods]
 impl ResourcePool {
     #[new]
-    #[pyo3(signature = (models, max_connections=4, store=None, threads=None))]
+    #[pyo3(signature = (models, max_connections=4, store=None, threads=None, engine=None))]
     fn new(
         py: Python<'_>,
         #[pyo3(from_py_with = args::models)] models: PathBuf,
         #[pyo3(from_py_with = args::max_connections)] max_connections: usize,
         #[pyo3(from_py_with = args::store)] store: Option<Py<Store>>,
         #[pyo3(from_py_with = args::threads)] threads: Option<usize>,
+        #[pyo3(from_py_with = args::engine)] engine: Option<String>,
     ) -> PyResult<Self> {
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
-        let runtime = Runtime::over(store.get().store(py)?, threads);
+        let backend = store.get().store(py)?;
+        let runtime = py.detach(|| Runtime::with_engine(backend, engine.as_deref(), threads)).or_raise(py)?;
         let pool = cotensor::ResourcePool::new(runtime, models, max_connections).or_raise(py)?;
         Ok(Self { pool: ProcessLocal::new(pool), store })
     }

@@ -19,7 +19,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::Device;
 use cotensor_memory::{EmbeddedMemory, PackCache};
-use cotensor_store::{CopyReason, Diagnostics, TensorId};
+use cotensor_store::{Diagnostics, TensorId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::path::PathBuf;

@@ -28,7 +28,8 @@ fn main() {
 }
 
 fn options(cache: &Path) -> LocalOptions {
-    LocalOptions { cache: Some(cache.to_path_buf()), ..LocalOptions::default() }
+    let engine = Some(RtenEngine::NAME.to_owned());
+    LocalOptions { cache: Some(cache.to_path_buf()), engine, ..LocalOptions::default() }
 }
 
 fn input() -> Value {

@@ -46,7 +46,8 @@ fn private(
 ) -> Result<WorkerReport> {
     let engine = plain_engine(options);
     let holders = EmbeddedStore::builder().build();
-    let open = |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine), mode)).map(Arc::new);
+    let open =
+        |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine).into(), mode)).map(Arc::new);
     let run = run_users(scenario, pipeline, options, &*holders, started, open)?;
     let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
     run.report(report_ms, None)
@@ -62,7 +63,7 @@ fn by_hand(
     let recorder = options.record.as_deref().map(|folder| Arc::new(Recorder::new(folder)));
     let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain_engine(options), recorder.clone()));
     let holders = EmbeddedStore::builder().build();
-    let model = Arc::new(Model::open(&options.model, StageSource::Private(engine, FileMode::Map))?);
+    let model = Arc::new(Model::open(&options.model, StageSource::Private(engine.into(), FileMode::Map))?);
     let run = run_users(scenario, pipeline, options, &*holders, started, |_| Ok(Arc::clone(&model)))?;
     recorder.map_or(Ok(()), |recorder| recorder.finish())?;
     let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
@@ -84,6 +85,8 @@ fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, sta
         cache: Some(options.cache.clone()),
         max_memory_bytes: options.max_memory_bytes,
         threads: Some(options.threads),
+        // The engine of the variants without Cotensor.
+        engine: Some(RtenEngine::NAME.to_owned()),
         ..LocalOptions::default()
     };
     let runtime = local.runtime()?;

@@ -182,7 +182,7 @@ pub(crate) fn run_model(options: &ModelOptions) -> Result<()> {
             (store, model)
         }
         None => {
-            let model = Model::open(&options.folder, StageSource::Private(engine, FileMode::Read))?;
+            let model = Model::open(&options.folder, StageSource::Private(engine.into(), FileMode::Read))?;
             (EmbeddedStore::builder().build(), Arc::new(model))
         }
     };

@@ -91,6 +91,8 @@ pub(crate) struct ServeModelsArgs {
     /// Number of engine threads [default: one per core].
     #[arg(long, env = crate::environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) engine: super::EngineArgs,
     /// Number of calls that run concurrently; further calls wait.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) workers: u16,

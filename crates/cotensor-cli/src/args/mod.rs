@@ -11,7 +11,9 @@ pub(crate) use daemon::*;
 pub(crate) use sharing::*;
 
 use crate::environment;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
+use cotensor::model::engine;
 use std::path::PathBuf;
 
 /// One copy of every tensor per machine.
@@ -75,6 +77,19 @@ pub(crate) struct Common {
     pub(crate) json: bool,
 }
 
+/// The choice of an engine.
+#[derive(Args)]
+pub(crate) struct EngineArgs {
+    /// Engine that runs graphs: ort (onnxruntime, whose library is searched in ORT_DYLIB_PATH and in Python
+    /// environments), rten, or auto for the fastest one that supports a graph [default: auto].
+    #[arg(long, env = environment::ENGINE, value_name = "NAME", value_parser = engine_names(), hide_possible_values = true)]
+    pub(crate) engine: Option<String>,
+}
+
+fn engine_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(std::iter::once(engine::AUTO).chain(engine::names()))
+}
+
 #[derive(Args)]
 pub(crate) struct DemoArgs {
     #[command(flatten)]
@@ -104,6 +119,8 @@ pub(crate) struct DemoArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
     /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no
     /// cache folder is used.
     #[arg(long)]
@@ -135,6 +152,8 @@ pub(crate) struct RunArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
     /// TOML file of the pipeline.
     pub(crate) pipeline: PathBuf,
 }

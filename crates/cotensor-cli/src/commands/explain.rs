@@ -11,7 +11,7 @@ use std::path::Path;
 pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
     let pipeline = Pipeline::open(&args.pipeline)?;
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
-    let runtime = runtime(&args.common, SharingConfig::default())?;
+    let runtime = runtime(&args.common, &args.engine, SharingConfig::default())?;
     // Held, so that `explain` reuses the open models.
     let models = open_models(&pipeline, base, &runtime)?;
     let steps = progress(&pipeline, &models, &runtime, 0);
@@ -39,6 +39,10 @@ fn text(explanation: &Explanation) -> String {
             users => {
                 let _ = writeln!(text, "  shared with {}", users.join(", "));
             }
+        }
+        let _ = writeln!(text, "  runs on {}", stage.engine);
+        for reason in &stage.engine_reasons {
+            let _ = writeln!(text, "  not on {reason}");
         }
         for line in stage.condition.iter().chain(&stage.not_shared) {
             let _ = writeln!(text, "  {line}");

@@ -1,6 +1,6 @@
 //! The store and the engine inside this process, from the common options.
 
-use crate::args::Common;
+use crate::args::{Common, EngineArgs};
 use cotensor::core::{Error, Result};
 use cotensor::{LocalOptions, Runtime, SharingConfig, memory};
 use std::path::PathBuf;
@@ -13,11 +13,12 @@ pub(super) fn cache_folder(common: &Common) -> Result<PathBuf> {
     }
 }
 
-pub(super) fn runtime(common: &Common, sharing: SharingConfig) -> Result<Arc<Runtime>> {
+pub(super) fn runtime(common: &Common, engine: &EngineArgs, sharing: SharingConfig) -> Result<Arc<Runtime>> {
     LocalOptions {
         cache: Some(cache_folder(common)?),
         max_memory_bytes: budget_bytes(common)?,
         threads: common.threads.map(usize::from),
+        engine: engine.engine.clone(),
         sharing,
     }
     .runtime()

@@ -41,14 +41,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         inputs = inputs.with_audio(path)?;
     }
     let runtime = match args.daemon {
-        false => runtime(&args.common, args.sharing.config())?,
+        false => runtime(&args.common, &args.engine, args.sharing.config())?,
         true if args.sharing.is_given() => {
             return Err(Error::invalid("the daemon sets the sharing options: `cotensor serve --allowed-types …`")
                 .in_field("--daemon"));
         }
         true => {
             let store = ClientStore::connect(args.socket.as_deref(), "cotensor run")?;
-            Runtime::over(store, args.common.threads.map(usize::from))
+            Runtime::with_engine(store, args.engine.engine.as_deref(), args.common.threads.map(usize::from))?
         }
     };
     let models = open_models(&pipeline, base, &runtime)?;
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let mut alone = Vec::new();
         for user in &pipeline.users {
             steps.next(&format!("running {} without sharing", user.name));
-            let source = StageSource::Private(Arc::clone(runtime.engine()), FileMode::Read);
+            let source = StageSource::Private(runtime.engines().clone(), FileMode::Read);
             let model = Model::open(&base.join(&user.model), source)?;
             alone.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
         }

@@ -24,7 +24,8 @@ struct Started {
 pub(crate) fn serve_models(args: &ServeModelsArgs) -> Result<()> {
     let mut stop = signals::bytes(&[SIGTERM, SIGINT])?;
     let store = connect(&args.client, "models")?;
-    let runtime = Runtime::over(Arc::clone(&store) as Arc<_>, args.threads.map(usize::from));
+    let threads = args.threads.map(usize::from);
+    let runtime = Runtime::with_engine(Arc::clone(&store) as Arc<_>, args.engine.engine.as_deref(), threads)?;
     let limits = Limits { workers: usize::from(args.workers), ..Limits::default() };
     let provider = model_functions(Provider::builder(Arc::clone(&store)), runtime).limits(limits).start()?;
     let offered = Functions::new(store).list("")?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Loads graphs and runs them. The store decides which stages run, the pipeline decides their order.
 pub trait Engine: Send + Sync {
-    /// Short name, part of every stage key: `rten`.
+    /// Short name, part of every stage key: `ort`, `rten`.
     fn name(&self) -> &'static str;
 
     /// Version, part of every stage key: two versions may round differently.
@@ -16,6 +16,16 @@ pub trait Engine: Send + Sync {
 
     /// What this engine can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// Refuses a graph that this engine would compute wrongly, before its weights are read. An engine may still refuse
+    /// a graph when it is loaded.
+    ///
+    /// # Errors
+    /// `Unsupported`; the error names the node.
+    fn check(&self, graph: &Graph) -> Result<()> {
+        let _ = graph;
+        Ok(())
+    }
 
     /// Loads `graph`. `weights` has one lease for each entry of [`Graph::weights`], in that order.
     /// The loaded graph reads the weights in place and keeps the leases as long as it lives.
@@ -56,6 +66,8 @@ pub struct Capabilities {
     /// The engine writes outputs into memory from the [`OutputAllocator`]. Otherwise the stage copies each output into
     /// the store and counts the copy.
     pub writes_outputs_in_place: bool,
+    /// The engine computes with `float32` for every floating-point type: [`Graph::widen`] before loading.
+    pub widens_floats: bool,
 }
 
 /// A graph that is ready to run, on any thread.

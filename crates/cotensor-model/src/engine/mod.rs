@@ -2,11 +2,19 @@
 //! A new engine is a folder beside `rten` and a line in `registry.rs`.
 
 mod api;
+mod checks;
+mod engines;
+mod guard;
+#[cfg(feature = "onnxruntime")]
+mod ort;
 mod output;
 mod registry;
 mod rten;
 
 pub use api::{Capabilities, Engine, FileMode, LoadedGraph};
+pub use engines::{AUTO, Engines};
+#[cfg(feature = "onnxruntime")]
+pub use ort::{OrtEngine, search_python};
 pub use output::{Output, OutputAllocator, OutputSpec, OwnMemory};
-pub use registry::{names, open, open_default};
+pub use registry::{names, open};
 pub use rten::RtenEngine;

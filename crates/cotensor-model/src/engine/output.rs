@@ -49,8 +49,7 @@ pub struct OutputSpec<'a> {
 pub trait OutputAllocator {
     /// Memory of the store for an output: the engine fills it and returns it from
     /// [`LoadedGraph::run`](super::LoadedGraph::run). `None` when the run has no store: the engine then allocates
-    /// the output itself. An engine calls this as late as it can, because the time until the call counts as the
-    /// cost of the result.
+    /// the output itself.
     ///
     /// # Errors
     /// `OverBudget` when the store has no room, `Unsupported` when the store has no memory on the device.

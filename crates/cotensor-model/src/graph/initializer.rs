@@ -6,7 +6,10 @@ use super::proto::{dtype_of, tensor_bytes, weight_location};
 use super::types::{Weight, WeightSource};
 use super::wire::Span;
 use cotensor_core::{DType, Error, Layout, Result};
-use rten_onnx::onnx::{DataLocation, DataType, GraphProto, StringStringEntryProto, TensorProto};
+use rten_onnx::onnx::{
+    DataLocation, DataType, Dimension, GraphProto, StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto,
+    TypeProtoTensor, ValueInfoProto,
+};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -36,7 +39,7 @@ pub(super) fn collect(
         let located = locate(tensor, span, &mut folder).map_err(|error| error.in_field(&field))?;
         let Some(source) = located else { continue };
         if source.length >= SHARED_BYTES_MIN && is_shareable(source.dtype) {
-            weights.push(Weight { name, dtype: shared_dtype(source.dtype), shape: shape(tensor)?, source });
+            weights.push(Weight { name, dtype: source.dtype, shape: shape(tensor)?, source });
         } else {
             room = room.checked_sub(source.length).ok_or_else(|| {
                 let message = format!("constants of {} and the like pass {PRIVATE_BYTES_MAX} bytes", source.dtype);
@@ -93,17 +96,9 @@ fn check_inner(tensor: &TensorProto, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether engines use the type in place, or the type that loading converts it to.
+/// Whether engines use the type in place, or a type to which loading converts it.
 fn is_shareable(stored: DType) -> bool {
     matches!(stored, DType::F32 | DType::I32 | DType::U8 | DType::I8 | DType::F16 | DType::F64)
-}
-
-/// The type in the store of a weight with the type `stored` in the file.
-fn shared_dtype(stored: DType) -> DType {
-    match stored {
-        DType::F16 | DType::F64 => DType::F32,
-        other => other,
-    }
 }
 
 /// The ONNX data type of a weight's type.
@@ -112,9 +107,20 @@ fn onnx_dtype(shared: DType) -> DataType {
         DType::I32 => DataType::INT32,
         DType::U8 => DataType::UINT8,
         DType::I8 => DataType::INT8,
-        // The only other shared type is float32.
+        DType::F16 => DataType::FLOAT16,
+        DType::F64 => DataType::DOUBLE,
+        // The only other shareable type is float32.
         _ => DataType::FLOAT,
     }
+}
+
+/// The description of a weight as an input of its graph.
+pub(super) fn as_input(weight: &Weight) -> ValueInfoProto {
+    let dim = |&dim: &usize| Dimension { dim_value: Some(dim as i64), dim_param: None };
+    let shape = TensorShapeProto { dim: weight.shape.iter().map(dim).collect() };
+    let tensor_type = TypeProtoTensor { elem_type: Some(onnx_dtype(weight.dtype)), shape: Some(shape) };
+    let kind = TypeProto { tensor_type: Some(tensor_type), ..TypeProto::default() };
+    ValueInfoProto { name: Some(weight.name.clone()), r#type: Some(kind) }
 }
 
 /// Replaces the data of a weight's initializer by a reference to external file number `index`.

@@ -1,12 +1,15 @@
 use super::proto::{normal_domain, port, visit_nodes};
 use super::types::{Port, Weight};
 use super::{fingerprint, initializer, shapes, transpose, wire};
-use cotensor_core::{ContentHash, Error, Result};
+use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
+
+/// The first version of the format in which constants need not be inputs.
+const IR_VERSION_MIN: i64 = 4;
 
 /// A graph whose large weights are not loaded.
 pub struct Graph {
@@ -128,8 +131,59 @@ impl Graph {
         self.model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
     }
 
+    /// As [`encode`](Self::encode), but the weights are inputs of the graph, after the true ones. An engine gives them
+    /// values when it loads the graph. Repeated names of nodes are removed: onnxruntime refuses them.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_with_weights_as_inputs(&self) -> Result<Vec<u8>> {
+        let mut graph = self.graph().clone();
+        let names: HashSet<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
+        graph.initializer.retain(|tensor| !tensor.name.as_deref().is_some_and(|name| names.contains(name)));
+        // Old files list constants as inputs.
+        let is_input = |input: &ValueInfoProto| self.inputs.iter().any(|port| input.name.as_ref() == Some(&port.name));
+        graph.input.retain(is_input);
+        graph.input.extend(self.weights.iter().map(initializer::as_input));
+        name_nodes_once(&mut graph);
+        let model = ModelProto {
+            // From this version on, constants are not inputs.
+            ir_version: Some(self.model.ir_version.unwrap_or_default().max(IR_VERSION_MIN)),
+            graph: Some(graph),
+            opset_import: self.model.opset_import.clone(),
+            ..ModelProto::default()
+        };
+        model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
+    }
+
+    /// The imported operator sets: domain (empty for ONNX's own) and version.
+    pub(crate) fn operator_sets(&self) -> Vec<(String, u32)> {
+        let sets = self.model.opset_import.iter().map(|set| {
+            let version = u32::try_from(set.version.unwrap_or_default()).unwrap_or_default();
+            (normal_domain(set.domain.as_deref()).to_owned(), version)
+        });
+        sets.collect()
+    }
+
+    /// Makes loading convert `float16` and `float64` weights to `float32`, for an engine that computes with nothing
+    /// else. The converted weights are shared like any others.
+    pub fn widen(&mut self) {
+        for weight in self.weights.iter_mut().filter(|weight| matches!(weight.dtype, DType::F16 | DType::F64)) {
+            weight.dtype = DType::F32;
+        }
+        let graph = self.model.graph.as_mut().expect("an opened model has a graph");
+        initializer::detach(graph, &self.weights);
+    }
+
     fn graph(&self) -> &GraphProto {
         self.model.graph.as_ref().expect("an opened model has a graph")
+    }
+}
+
+fn name_nodes_once(graph: &mut GraphProto) {
+    let mut names = HashSet::new();
+    for node in &mut graph.node {
+        node.name = node.name.take().filter(|name| names.insert(name.clone()));
+        node.attribute.iter_mut().filter_map(|attribute| attribute.g.as_mut()).for_each(name_nodes_once);
     }
 }
 

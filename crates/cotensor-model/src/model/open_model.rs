@@ -1,8 +1,8 @@
 use super::runtime::Runtime;
-use crate::engine::{Engine, FileMode};
+use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
 use crate::graph::{EncoderSize, Graph};
-use crate::stage::Stage;
+use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, Kind, Result};
 use cotensor_preprocess::family::{Family, LOGITS, StageDef, family_of};
 use cotensor_preprocess::{AudioProcessor, ImageProcessor, SentenceProcessor, TextProcessor, find_json};
@@ -23,7 +23,7 @@ pub enum StageSource {
     /// With weights and results in the store of a runtime.
     Shared(Arc<Runtime>),
     /// As a private copy, like a program without Cotensor. Measurements compare against it.
-    Private(Arc<dyn Engine>, FileMode),
+    Private(Engines, FileMode),
 }
 
 /// A model: its family, its preprocessing and its stages. Each part is opened at its first use. An open model never
@@ -124,7 +124,7 @@ impl Model {
     /// trunk only; a private copy is the whole graph.
     ///
     /// # Errors
-    /// `Unsupported` for a role that the family does not have, `NotFound` without the graph, or as [`Engine::load`].
+    /// `Unsupported` for a role that the family does not have, `NotFound` without the graph, or as [`Engine::load`](crate::engine::Engine::load).
     pub fn stage(&self, role: &str) -> Result<Arc<Stage>> {
         let def = self.family.stage(role)?;
         self.loaded(role, || {
@@ -161,7 +161,7 @@ impl Model {
     /// A head: the graph `onnx/NAME.onnx`.
     ///
     /// # Errors
-    /// `Invalid` for a name that is not a plain file name, `NotFound` without the graph, or as [`Engine::load`].
+    /// `Invalid` for a name that is not a plain file name, `NotFound` without the graph, or as [`Engine::load`](crate::engine::Engine::load).
     pub fn head(&self, name: &str) -> Result<Arc<Stage>> {
         let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
         if !plain || name.is_empty() || name.starts_with('.') {
@@ -180,7 +180,7 @@ impl Model {
     /// that stage gives logits itself: its graph has both outputs, or it is a private copy.
     ///
     /// # Errors
-    /// `NotFound` when the model has no head, or as [`Engine::load`].
+    /// `NotFound` when the model has no head, or as [`Engine::load`](crate::engine::Engine::load).
     pub fn own_head(&self, role: &str) -> Result<Option<Arc<Stage>>> {
         let def = self.family.stage(role)?;
         if self.head_file(OWN_HEAD).is_file() {
@@ -262,13 +262,14 @@ impl Model {
             StageSource::Shared(runtime) => {
                 let start = Instant::now();
                 let graph = part(Graph::open(path)?)?;
-                runtime.load_stage(role, kind, &graph, preprocessing, &format!("model:{}", self.name()), start)
+                runtime.load_stage(role, kind, graph, preprocessing, &format!("model:{}", self.name()), start)
             }
-            StageSource::Private(engine, mode) => {
+            StageSource::Private(engines, mode) => engines.place(|engine, reasons| {
                 let start = Instant::now();
                 let graph = engine.load_file(path, *mode)?;
-                Ok(Arc::new(Stage::new(role, kind, path, graph, None, start.elapsed())))
-            }
+                let runs_on = RunsOn::new(&**engine, reasons);
+                Ok(Arc::new(Stage::new(role, kind, path, graph, None, runs_on, start.elapsed())))
+            }),
         };
         load().map_err(|error| error.in_file(path))
     }

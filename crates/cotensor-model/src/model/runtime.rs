@@ -1,7 +1,7 @@
 use super::open_model::{Model, StageSource};
-use crate::engine::Engine;
+use crate::engine::Engines;
 use crate::graph::Graph;
-use crate::stage::{Sharing, Stage};
+use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::load_weights;
 use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
 use cotensor_store::Store;
@@ -13,7 +13,7 @@ use std::time::Instant;
 /// A store, an engine and the models that are open over them. Each model is loaded once.
 pub struct Runtime {
     store: Arc<dyn Store>,
-    engine: Arc<dyn Engine>,
+    engines: Engines,
     models: Mutex<HashMap<PathBuf, Weak<Model>>>,
     /// Loaded graphs by space: two folders with equal content load one graph.
     stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
@@ -24,16 +24,26 @@ pub struct Runtime {
 type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
 
 impl Runtime {
-    /// A runtime over `store` that runs graphs on `engine`.
-    pub fn new(store: Arc<dyn Store>, engine: Arc<dyn Engine>) -> Arc<Self> {
-        Arc::new(Self { store, engine, models: Mutex::default(), stages: Mutex::default(), observer: OnceLock::new() })
+    /// A runtime over `store` that runs each graph on the first of `engines` that supports it.
+    pub fn new(store: Arc<dyn Store>, engines: impl Into<Engines>) -> Arc<Self> {
+        let engines = engines.into();
+        Arc::new(Self { store, engines, models: Mutex::default(), stages: Mutex::default(), observer: OnceLock::new() })
     }
 
-    /// A runtime over `store` with the default engine. `threads` is the number of threads of the engine; `None` lets
-    /// the engine choose. Over a client of the daemon, weights and results are shared with every process that uses
-    /// the daemon.
+    /// A runtime over `store` with the engines of [`Engines::auto`]. `threads` is the number of threads of the engine;
+    /// `None` lets the engine choose. Over a client of the daemon, weights and results are shared with every process
+    /// that uses the daemon.
     pub fn over(store: Arc<dyn Store>, threads: Option<usize>) -> Arc<Self> {
-        Self::new(store, crate::engine::open_default(threads))
+        Self::new(store, Engines::auto(threads))
+    }
+
+    /// As [`over`](Self::over) with the engine of this name; without a name, as [`Engines::of_environment`].
+    ///
+    /// # Errors
+    /// As [`Engines::open`].
+    pub fn with_engine(store: Arc<dyn Store>, engine: Option<&str>, threads: Option<usize>) -> Result<Arc<Self>> {
+        let engines = engine.map_or_else(|| Engines::of_environment(threads), |name| Engines::open(name, threads));
+        Ok(Self::new(store, engines?))
     }
 
     /// The store.
@@ -41,9 +51,9 @@ impl Runtime {
         &self.store
     }
 
-    /// The engine.
-    pub fn engine(&self) -> &Arc<dyn Engine> {
-        &self.engine
+    /// The engines, best first.
+    pub fn engines(&self) -> &Engines {
+        &self.engines
     }
 
     /// Sets the observer of loads: it is called with the role and the model when a stage begins to load. A second call
@@ -78,7 +88,7 @@ impl Runtime {
         &self,
         role: &str,
         kind: Kind,
-        graph: &Graph,
+        mut graph: Graph,
         preprocessing: &[ContentHash],
         producer: &str,
         start: Instant,
@@ -86,31 +96,39 @@ impl Runtime {
         if let Some(observer) = self.observer.get() {
             observer(role, producer.trim_start_matches("model:"));
         }
-        let holder = self.store.holder(producer);
-        let weights = load_weights(graph, &*self.store, &holder, producer)?;
-        let mut hasher = Hasher::new("cotensor space v1");
-        hasher.field(graph.fingerprint(&weights.hashes).as_bytes());
-        for part in preprocessing {
-            hasher.field(part.as_bytes());
-        }
-        let space = Space(hasher.finish());
-        // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its own.
-        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
-            return Ok(stage);
-        }
-        let sizes =
-            weights.hashes.iter().zip(&weights.leases).map(|(&hash, lease)| (hash, lease.layout().size_bytes()));
-        let sharing = Sharing {
-            store: Arc::clone(&self.store),
-            space,
-            engine: (self.engine.name(), self.engine.version()),
-            weights: sizes.collect(),
-        };
-        let loaded = self.engine.load(graph, weights.leases)?;
-        let stage = Arc::new(Stage::new(role, kind, graph.path(), loaded, Some(sharing), start.elapsed()));
-        stages.retain(|_, stage| stage.strong_count() > 0);
-        stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
-        Ok(stage)
+        self.engines.place(|engine, reasons| {
+            engine.check(&graph)?;
+            if engine.capabilities().widens_floats {
+                graph.widen();
+            }
+            let holder = self.store.holder(producer);
+            let weights = load_weights(&graph, &*self.store, &holder, producer)?;
+            let mut hasher = Hasher::new("cotensor space v1");
+            hasher.field(graph.fingerprint(&weights.hashes).as_bytes());
+            for part in preprocessing {
+                hasher.field(part.as_bytes());
+            }
+            let space = Space(hasher.finish());
+            // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its own.
+            let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
+                return Ok(stage);
+            }
+            let sizes =
+                weights.hashes.iter().zip(&weights.leases).map(|(&hash, lease)| (hash, lease.layout().size_bytes()));
+            let sharing = Sharing {
+                store: Arc::clone(&self.store),
+                space,
+                engine: (engine.name(), engine.version()),
+                weights: sizes.collect(),
+            };
+            let runs_on = RunsOn::new(&**engine, reasons);
+            let loaded = engine.load(&graph, weights.leases)?;
+            let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
+            let stage = Arc::new(stage);
+            stages.retain(|_, stage| stage.strong_count() > 0);
+            stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
+            Ok(stage)
+        })
     }
 }

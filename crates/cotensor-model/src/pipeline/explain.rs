@@ -41,6 +41,10 @@ pub struct StageUse {
     pub not_shared: Vec<String>,
     /// A condition of sharing besides the space.
     pub condition: Option<String>,
+    /// The engine that runs the stage, with its version.
+    pub engine: String,
+    /// For each better engine that does not run the stage: its name and the reason.
+    pub engine_reasons: Vec<String>,
 }
 
 struct Use<'a> {
@@ -124,6 +128,8 @@ fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> StageUse {
         shared_with: others().filter(same).map(|other| other.user.name.clone()).collect(),
         not_shared: not_shared.into_values().collect(),
         condition: condition(this),
+        engine: this.stage.runs_on().engine.clone(),
+        engine_reasons: this.stage.runs_on().reasons.clone(),
     }
 }
 

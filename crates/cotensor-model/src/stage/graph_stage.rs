@@ -1,6 +1,6 @@
 use super::compute::compute_once;
 use super::outputs::Computation;
-use crate::engine::{LoadedGraph, Output, OutputAllocator, OwnMemory};
+use crate::engine::{Engine, LoadedGraph, Output, OutputAllocator, OwnMemory};
 use crate::tensor::Value;
 use cotensor_core::{ContentHash, DType, Hasher, Kind, Result, Space};
 use cotensor_store::{Holder, Key, Store};
@@ -18,7 +18,23 @@ pub struct Stage {
     path: PathBuf,
     graph: Arc<dyn LoadedGraph>,
     sharing: Option<Sharing>,
+    runs_on: RunsOn,
     load_time: Duration,
+}
+
+/// The engine of a stage, and why it is not a better one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunsOn {
+    /// Name and version, such as `ort 1.32.0`.
+    pub engine: String,
+    /// For each better engine that does not run the stage: its name and the reason.
+    pub reasons: Vec<String>,
+}
+
+impl RunsOn {
+    pub(crate) fn new(engine: &dyn Engine, reasons: &[String]) -> Self {
+        Self { engine: format!("{} {}", engine.name(), engine.version()), reasons: reasons.to_vec() }
+    }
 }
 
 /// The store of a shared stage, and what identifies its results.
@@ -48,9 +64,15 @@ impl Stage {
         path: &Path,
         graph: Arc<dyn LoadedGraph>,
         sharing: Option<Sharing>,
+        runs_on: RunsOn,
         load_time: Duration,
     ) -> Self {
-        Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, load_time }
+        Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, runs_on, load_time }
+    }
+
+    /// The engine that runs the stage.
+    pub fn runs_on(&self) -> &RunsOn {
+        &self.runs_on
     }
 
     /// The space of the outputs; `None` for a private copy.
@@ -187,9 +209,7 @@ mod tests {
         };
         let rten = key(("rten", "1"), DType::F32);
         assert_eq!(rten, key(("rten", "1"), DType::F32));
-        for other in
-            [key(("rten", "1"), DType::F16), key(("rten", "2"), DType::F32), key(("onnxruntime", "1"), DType::F32)]
-        {
+        for other in [key(("rten", "1"), DType::F16), key(("rten", "2"), DType::F32), key(("ort", "1"), DType::F32)] {
             assert_ne!(rten, other);
         }
     }

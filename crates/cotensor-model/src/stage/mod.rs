@@ -6,5 +6,5 @@ mod outputs;
 
 pub(crate) use compute::compute_once;
 pub(crate) use graph_stage::Sharing;
-pub use graph_stage::{Stage, StageRun};
+pub use graph_stage::{RunsOn, Stage, StageRun};
 pub(crate) use outputs::Computation;

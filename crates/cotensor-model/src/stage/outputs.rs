@@ -43,7 +43,10 @@ impl<'a> StoreOutputs<'a> {
         let mut reserved = Vec::with_capacity(outputs.len());
         for (index, output) in outputs.into_iter().enumerate() {
             reserved.push(match output {
-                Output::Reserved(reservation) => Reserved::InPlace(reservation),
+                Output::Reserved(mut reservation) => {
+                    reservation.set_recompute(recompute);
+                    Reserved::InPlace(reservation)
+                }
                 Output::Array(array) => {
                     let spec = self.spec(index, array.dtype(), array.shape(), Device::Cpu, recompute);
                     Reserved::Copy(self.reserve_shared(&spec)?, spec, array)

@@ -92,11 +92,18 @@ fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &m
     Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
 }
 
-/// Fills `target` with a transposed weight.
+/// Fills `target` with a transposed weight, converted if the weight has another type than the file.
 pub(super) fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
-    let mut buffer = vec![0; target.len()];
-    file.read_parallel(weight.source.offset, &mut buffer)?;
-    let permutation = weight.source.permutation.as_deref().unwrap_or_default();
-    transpose(&buffer, target, &weight.shape, permutation, weight.dtype.size_bytes());
+    let source = &weight.source;
+    let mut stored = vec![0; source.length as usize];
+    file.read_parallel(source.offset, &mut stored)?;
+    let permutation = source.permutation.as_deref().unwrap_or_default();
+    if source.dtype == weight.dtype {
+        transpose(&stored, target, &weight.shape, permutation, source.dtype.size_bytes());
+        return Ok(());
+    }
+    let mut turned = vec![0; stored.len()];
+    transpose(&stored, &mut turned, &weight.shape, permutation, source.dtype.size_bytes());
+    to_f32(source.dtype, &turned, target);
     Ok(())
 }

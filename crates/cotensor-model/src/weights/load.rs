@@ -93,7 +93,9 @@ impl BlobSource for WeightReader<'_> {
         let source = &weight.source;
         if source.permutation.is_some() {
             read_transposed(file, weight, target)?;
-            self.store.record_copy(&weight.name, CopyReason::FileImport, target.len());
+            let is_converted = source.dtype != weight.dtype;
+            let reason = if is_converted { CopyReason::EngineConversion } else { CopyReason::FileImport };
+            self.store.record_copy(&weight.name, reason, target.len());
         } else if source.dtype == weight.dtype {
             file.read_parallel(source.offset, target)?;
             self.store.record_copy(&weight.name, CopyReason::FileImport, target.len());

@@ -1,13 +1,13 @@
 //! The configuration files of a model take effect.
 
-use crate::support::{change_a_weight, copy, fixtures, inputs, runtime, tiny, user};
+use crate::support::{change_a_weight, copy, edit, fixtures, inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, run_user};
 use cotensor_model::preprocess::{ImageProcessor, TextProcessor, decode_image};
 use cotensor_model::{ModelFolder, Runtime};
 use cotensor_store::EmbeddedStore;
-use rten_onnx::onnx::{DataType, ModelProto};
+use rten_onnx::onnx::DataType;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -38,13 +38,6 @@ fn set(folder: &Path, file: &str, field: &str, value: Value) {
         value => drop(fields.insert(field.to_owned(), value)),
     }
     fs::write(path, config.to_string()).unwrap();
-}
-
-/// Changes a graph.
-fn edit(path: &Path, change: impl FnOnce(&mut ModelProto)) {
-    let mut model = ModelProto::parse_buf(&fs::read(path).unwrap()).unwrap();
-    change(&mut model);
-    fs::write(path, model.write_buf().unwrap()).unwrap();
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The export forms of models (fixtures/forms): each gives the right answer, or an error with the reason.
 
-use crate::support::{copy, fixtures, runtime, tiny, user};
+use crate::support::onnx::engines;
+use crate::support::{copy, fixtures, tiny, user};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_model::Runtime;
 use cotensor_model::pipeline::{Answer, Inputs, UserReport, run_user};
 use cotensor_store::EmbeddedStore;
 use safetensors::SafeTensors;
@@ -31,10 +33,28 @@ fn unpacked(form: &str) -> tempfile::TempDir {
     folder
 }
 
+/// Runs the task on every engine: all agree, on the numbers or on the kind of the error.
 fn run(folder: &Path, task: &str) -> Result<UserReport> {
-    let runtime = runtime(EmbeddedStore::builder());
     let inputs = Inputs::default().with_text(TEXT).with_image(&fixtures().join("tiny/images/tall.png"))?;
-    run_user(&*runtime.open(folder)?, &user("one", "model", task), &inputs, &runtime.store().holder("one"))
+    let on = |engine| {
+        let runtime = Runtime::new(EmbeddedStore::builder().build(), engine);
+        run_user(&*runtime.open(folder)?, &user("one", "model", task), &inputs, &runtime.store().holder("one"))
+    };
+    let mut results: Vec<Result<UserReport>> = engines().into_iter().map(on).collect();
+    let last = results.pop().unwrap();
+    for other in results {
+        match (&other, &last) {
+            (Ok(other), Ok(last)) => {
+                for (a, b) in other.outputs.iter().zip(&last.outputs) {
+                    // Half-precision graphs differ by the rounding of activations.
+                    assert!(a.max_abs_diff(b) < 5e-4, "{task} {}: {}", a.name, a.max_abs_diff(b));
+                }
+            }
+            (Err(other), Err(last)) => assert_eq!(other.kind(), last.kind(), "{other}; {last}"),
+            _ => panic!("{task}: {other:?}; {last:?}"),
+        }
+    }
+    last
 }
 
 fn reference(name: &str) -> Vec<f32> {

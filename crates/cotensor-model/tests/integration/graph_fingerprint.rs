@@ -1,7 +1,8 @@
 //! The fingerprint of a graph, and the sources of its weights.
 
 use crate::support::onnx::*;
-use cotensor_core::{ContentHash, DType};
+use cotensor_core::{ContentHash, DType, ErrorKind};
+use cotensor_model::engine::{Engine, RtenEngine};
 use cotensor_model::graph::{Graph, SHARED_BYTES_MIN};
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, OperatorSetIdProto};
 use std::io::Cursor;
@@ -170,18 +171,24 @@ fn small_external_data_is_embedded() {
 }
 
 #[test]
-fn float16_and_float64_weights_become_float32() {
+fn float16_and_float64_weights_widen_to_float32() {
     let halves: Vec<f32> = noise(SIZE * SIZE, 1).iter().map(|value| (value * 64.0).round() / 64.0).collect();
     let doubles: Vec<u8> = halves.iter().flat_map(|&value| f64::from(value).to_le_bytes()).collect();
     let dims = [SIZE as i64, SIZE as i64];
     let single = changed(|graph| graph.initializer[0] = f32_tensor("w", &dims, &halves));
     let double = changed(|graph| graph.initializer[0] = raw_tensor("w", DataType::DOUBLE, &dims, doubles));
-    assert_eq!(fingerprint(&single), fingerprint(&double));
     let folder = tempfile::tempdir().unwrap();
-    let graph = Graph::open(&save(folder.path(), "m.onnx", &double)).unwrap();
-    assert_eq!((graph.weights()[0].dtype, graph.weights()[0].source.dtype), (DType::F32, DType::F64));
+    let mut graph = Graph::open(&save(folder.path(), "m.onnx", &double)).unwrap();
     let store = store();
+    assert_eq!(graph.weights()[0].dtype, DType::F64);
+    let kept = weights(&graph, &*store);
+    // rten has no such weights.
+    let error = RtenEngine::new(Some(1)).load(&graph, kept.leases).err().unwrap();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("w")), "{error}");
+    graph.widen();
+    assert_eq!((graph.weights()[0].dtype, graph.weights()[0].source.dtype), (DType::F32, DType::F64));
     let loaded = weights(&graph, &*store);
+    assert_eq!(graph.fingerprint(&loaded.hashes), fingerprint(&single));
     assert_eq!(loaded.leases[0].bytes().unwrap(), f32_bytes(&halves));
     let bits = |path: &Path| run_linear(&*load(path, &*store));
     let single = bits(&save(folder.path(), "single.onnx", &single));

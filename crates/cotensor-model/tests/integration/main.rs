@@ -4,6 +4,7 @@
 
 mod configuration;
 mod engine;
+mod engine_choice;
 mod export_forms;
 mod graph_fingerprint;
 mod graph_hostile;

@@ -36,7 +36,8 @@ fn run(runtime: &Arc<Runtime>, folder: &Path, user: &User) -> UserReport {
 
 /// Runs the task as a program without Cotensor would.
 fn run_alone(folder: &Path, user: &User) -> UserReport {
-    let model = Model::open(folder, StageSource::Private(Arc::new(RtenEngine::new(Some(1))), FileMode::Read)).unwrap();
+    let model =
+        Model::open(folder, StageSource::Private(Arc::new(RtenEngine::new(Some(1))).into(), FileMode::Read)).unwrap();
     run_user(&model, user, &inputs(), &runtime(EmbeddedStore::builder()).store().holder("alone")).unwrap()
 }
 

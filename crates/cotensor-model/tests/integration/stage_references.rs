@@ -1,7 +1,7 @@
-//! Compares each stage of each family with the outputs of the reference implementation for the same weights and inputs.
+//! Compares each stage of each family, on each engine, with the outputs of the reference implementation for the same weights and inputs.
 
-use cotensor_model::engine::{Engine, LoadedGraph, RtenEngine};
-use cotensor_model::graph::Graph;
+use crate::support::onnx::{engines, open_for};
+use cotensor_model::engine::{Engine, LoadedGraph};
 use cotensor_model::tensor::{Array, TensorRef};
 use cotensor_model::weights::load_weights;
 use cotensor_store::{EmbeddedStore, Store};
@@ -48,15 +48,15 @@ fn difference(given: &[f32], reference: &[f32]) -> f64 {
     largest / variance.sqrt()
 }
 
-fn load(path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
-    let graph = Graph::open(path).unwrap();
+fn load(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
+    let graph = open_for(engine, path);
     let weights = load_weights(&graph, store, &store.holder("test"), "test").unwrap();
     assert!(!weights.leases.is_empty() || path.ends_with("head.onnx") || path.ends_with("head.entities.onnx"));
-    RtenEngine::new(Some(2)).load(&graph, weights.leases).unwrap()
+    engine.load(&graph, weights.leases).unwrap()
 }
 
 /// Runs all cases of a family and returns its stages with the number of cases of each.
-fn check_family(family: &str) -> BTreeMap<String, usize> {
+fn check_family(engine: &dyn Engine, family: &str) -> BTreeMap<String, usize> {
     let folder = folder(family);
     let file = std::fs::read(folder.join("reference.safetensors")).unwrap();
     let references = SafeTensors::deserialize(&file).unwrap();
@@ -76,7 +76,7 @@ fn check_family(family: &str) -> BTreeMap<String, usize> {
     let mut graphs = BTreeMap::new();
     let mut counts = BTreeMap::new();
     for (stage, case) in cases {
-        let graph = graphs.entry(stage.clone()).or_insert_with(|| load(&graph_path(&folder, &stage), &*store));
+        let graph = graphs.entry(stage.clone()).or_insert_with(|| load(engine, &graph_path(&folder, &stage), &*store));
         let ports = |wanted: bool| {
             let here = names.iter().filter(|(s, c, _, input)| *s == stage && *c == case && *input == wanted);
             let way = if wanted { "in" } else { "out" };
@@ -93,8 +93,8 @@ fn check_family(family: &str) -> BTreeMap<String, usize> {
         for ((name, reference), given) in outputs.iter().zip(&given) {
             assert_eq!(given.shape(), reference.shape(), "{family} {stage}.{case} {name}");
             let difference = difference(given.as_f32().unwrap(), reference.as_f32().unwrap());
-            println!("{family} {stage}.{case} {name}: {difference:.1e}");
-            assert!(difference <= TOLERANCE, "{family} {stage}.{case} {name}: {difference:e}");
+            println!("{} {family} {stage}.{case} {name}: {difference:.1e}", engine.name());
+            assert!(difference <= TOLERANCE, "{} {family} {stage}.{case} {name}: {difference:e}", engine.name());
         }
         *counts.entry(stage).or_default() += 1;
     }
@@ -102,9 +102,11 @@ fn check_family(family: &str) -> BTreeMap<String, usize> {
 }
 
 fn check(family: &str, stages: &[&str]) {
-    let counts = check_family(family);
-    for stage in stages {
-        assert!(counts.get(*stage).is_some_and(|&cases| cases >= 2), "{family} {stage}: {counts:?}");
+    for engine in engines() {
+        let counts = check_family(&*engine, family);
+        for stage in stages {
+            assert!(counts.get(*stage).is_some_and(|&cases| cases >= 2), "{family} {stage}: {counts:?}");
+        }
     }
 }
 

@@ -80,7 +80,7 @@ fn two_checkpoints_with_one_trunk_compute_it_once() {
         assert_eq!(ran, [("encoder", index == 0), ("head", true)]);
 
         let alone =
-            Model::open(&path, StageSource::Private(Arc::<RtenEngine>::clone(&engine), FileMode::Read)).unwrap();
+            Model::open(&path, StageSource::Private(Arc::<RtenEngine>::clone(&engine).into(), FileMode::Read)).unwrap();
         let alone = run(&alone, user, &holder).unwrap();
         assert_eq!(alone.stages.len(), 1, "a private copy is one stage");
         assert_eq!(alone.answer, report.answer);
@@ -104,7 +104,7 @@ fn hidden_states_come_from_the_shared_trunk_but_not_from_a_private_graph() {
     let of_whole = run(&runtime.open(folder.path()).unwrap(), &user, &holder).unwrap();
     let of_trunk = run(&runtime.open(&tiny_bert()).unwrap(), &user, &holder).unwrap();
     assert_eq!(of_whole.outputs[0].max_abs_diff(&of_trunk.outputs[0]), 0.0);
-    let private = Model::open(folder.path(), StageSource::Private(engine, FileMode::Read)).unwrap();
+    let private = Model::open(folder.path(), StageSource::Private(engine.into(), FileMode::Read)).unwrap();
     let error = run(&private, &user, &holder).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("last_hidden_state"), "{error}");

@@ -2,11 +2,12 @@
 
 use crate::backend::{StoreBackend, UnpublishedTensor};
 use crate::types::member_layout;
-use crate::{CopyReason, Lease, Members};
+use crate::{CopyReason, Lease, Members, Retention};
 use cotensor_core::{Device, Error, Layout, Result};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The memory of an unpublished tensor, which its holder writes. Dropping it frees the memory.
 pub struct Reservation {
@@ -100,6 +101,13 @@ impl Reservation {
     /// Counts a copy of `bytes` bytes into the tensor that did not use [`write`](Self::write).
     pub fn record_copy(&self, reason: CopyReason, bytes: usize) {
         self.backend.count_copy(&self.tensor.spec.name, reason, bytes);
+    }
+
+    /// Sets the time that computing a cached tensor again takes. Eviction orders tensors by it.
+    pub fn set_recompute(&mut self, time: Duration) {
+        if let Retention::Cached { recompute } = &mut self.tensor.spec.retention {
+            *recompute = time;
+        }
     }
 
     /// Makes the tensor immutable, publishes it under its name, and leases it to its holder.

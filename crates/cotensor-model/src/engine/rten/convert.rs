@@ -1,5 +1,6 @@
 //! Between tensors and the values of rten, which computes with `float32`, `int32`, `int8` and `uint8` only.
 
+use crate::engine::checks::check_shape;
 use crate::engine::output::OutputAllocator;
 use crate::graph::Port;
 use crate::tensor::convert::{from_f32, from_i32, to_f32, to_i32};
@@ -66,17 +67,6 @@ where
     ValueView<'a>: From<TensorView<'a, T>>,
 {
     TensorView::from_data(shape, elements).into()
-}
-
-fn check_shape(port: &Port, shape: &[usize]) -> Result<()> {
-    let Some(dims) = &port.dims else { return Ok(()) };
-    let fits = |(wanted, &given): (&Option<usize>, &usize)| wanted.is_none_or(|wanted| wanted == given);
-    if dims.len() == shape.len() && dims.iter().zip(shape).all(fits) {
-        return Ok(());
-    }
-    let dim = |dim: &Option<usize>| dim.map_or("?".to_owned(), |size| size.to_string());
-    let wanted: Vec<_> = dims.iter().map(dim).collect();
-    Err(Error::invalid(format!("shape {shape:?} given, the graph takes [{}]", wanted.join(", "))))
 }
 
 /// An output of rten with the element type that the graph declares. Takes rten's buffer if type and layout allow it.

@@ -1,10 +1,12 @@
-// The only file of this crate with unsafe code: rten takes `&'static` weights and maps files.
+// The only file of this engine with unsafe code: rten takes `&'static` weights and maps files.
 #![allow(unsafe_code)]
 
 use super::convert::{input, output};
 use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
+use crate::engine::checks::{input_positions, output_positions, weight_bytes};
+use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator};
-use crate::graph::{Graph, Port, Weight, weight_location};
+use crate::graph::{Graph, Port, weight_location};
 use crate::tensor::TensorRef;
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
 use cotensor_store::Lease;
@@ -12,7 +14,6 @@ use rten::{
     DataType, Dimension, LoadError, LoadErrorKind, Model, ModelOptions, NodeId, RunErrorKind, RunOptions, ThreadPool,
     Value, ValueOrView, ValueType,
 };
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,19 +85,19 @@ impl Engine for RtenEngine {
             borrows_weights: true,
             borrows_inputs: true,
             writes_outputs_in_place: false,
+            widens_floats: true,
         }
     }
 
+    fn check(&self, graph: &Graph) -> Result<()> {
+        refuse_cubic_resize(graph)
+    }
+
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
-        refuse_cubic_resize(graph)?;
-        if weights.len() != graph.weights().len() {
-            let counts = format!("{} weights given, the graph has {}", weights.len(), graph.weights().len());
-            return Err(Error::invalid(counts).in_file(graph.path()));
-        }
+        self.check(graph)?;
+        refuse_wide_types(graph)?;
         let mut options = options();
-        for (index, (weight, lease)) in graph.weights().iter().zip(&weights).enumerate() {
-            let bytes =
-                weight_bytes(weight, lease).map_err(|error| error.in_file(graph.path()).in_field(&weight.name))?;
+        for (index, bytes) in weight_bytes(Self::NAME, graph, &weights)?.into_iter().enumerate() {
             // SAFETY: the bytes belong to the segment of the lease. A segment never moves or changes its bytes
             // (`Segment::bytes`), and the lease keeps the segment. Only the model keeps this slice, and
             // `RtenGraph` drops the model before the leases. If loading fails, this function drops the
@@ -181,27 +182,18 @@ impl LoadedGraph for RtenGraph {
         outputs: &[&str],
         allocator: &dyn OutputAllocator,
     ) -> Result<Vec<Output>> {
+        let positions = input_positions(&self.input_ports, inputs.iter().map(|(name, _)| *name))?;
         let mut values: Vec<(NodeId, ValueOrView<'_>)> = Vec::with_capacity(inputs.len());
-        for (name, tensor) in inputs {
-            let index = find(&self.input_ports, name, "input")?;
+        for (index, (name, tensor)) in positions.into_iter().zip(inputs) {
             let port = self.inputs[index];
-            if values.iter().any(|(id, _)| *id == port.id) {
-                return Err(Error::invalid("given twice").in_field(*name));
-            }
             let value = input(&self.input_ports[index], port.dtype, tensor, allocator);
             values.push((port.id, value.map_err(|error| error.in_field(*name))?));
         }
-        let given = |port: &NodePort| values.iter().any(|(id, _)| *id == port.id);
-        if let Some(missing) = self.inputs.iter().position(|port| !given(port)) {
-            return Err(Error::invalid("this input is missing").in_field(&self.input_ports[missing].name));
-        }
-        let indices =
-            outputs.iter().map(|name| find(&self.output_ports, name, "output")).collect::<Result<Vec<_>>>()?;
-        if let Some(twice) = (1..indices.len()).find(|&at| indices[..at].contains(&indices[at])) {
-            return Err(Error::invalid("requested twice").in_field(outputs[twice]));
-        }
+        let indices = output_positions(&self.output_ports, outputs)?;
         let ids: Vec<NodeId> = indices.iter().map(|&index| self.outputs[index].id).collect();
         let options = Some(self.options.clone());
+        // A panic can leave only the plan of the graph inconsistent. The plan is behind a mutex, which the panic poisons:
+        // later runs fail, and no run is wrong.
         let results = guarded("running", || {
             self.model.run(values, &ids, options).map_err(|error| {
                 let kind = match error.kind() {
@@ -235,22 +227,15 @@ impl LoadedGraph for RtenGraph {
     }
 }
 
-fn find(ports: &[Port], name: &str, what: &str) -> Result<usize> {
-    ports.iter().position(|port| port.name == name).ok_or_else(|| {
-        let known: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
-        Error::invalid(format!("the graph has no such {what}; it has {}", known.join(", "))).in_field(name)
-    })
-}
-
-/// The bytes of a weight, in place.
-fn weight_bytes<'a>(weight: &Weight, lease: &'a Lease) -> Result<&'a [u8]> {
-    if lease.dtype() != weight.dtype || lease.shape() != weight.shape || !lease.layout().is_contiguous() {
-        let (given, wanted) = ((lease.dtype(), lease.shape()), (weight.dtype, &weight.shape));
-        return Err(Error::invalid(format!("the lease holds {given:?}, the graph needs a contiguous {wanted:?}")));
+/// rten has no half-precision and no double-precision constants.
+fn refuse_wide_types(graph: &Graph) -> Result<()> {
+    match graph.weights().iter().find(|weight| matches!(weight.dtype, DType::F16 | DType::F64)) {
+        Some(weight) => {
+            let message = format!("rten computes in float32, this weight is {}; widen the graph first", weight.dtype);
+            Err(Error::unsupported(message).in_file(graph.path()).in_field(&weight.name))
+        }
+        None => Ok(()),
     }
-    let on_device =
-        || Error::unsupported(format!("rten runs on the cpu, this weight is on {}", lease.segment().device()));
-    lease.bytes().ok_or_else(on_device)
 }
 
 /// rten 0.27 runs a cubic Resize as a linear one, without an error.
@@ -281,14 +266,4 @@ fn load_error(error: LoadError) -> Error {
         _ => ErrorKind::Corrupt,
     };
     Error::new(kind, error.to_string())
-}
-
-/// Turns a panic of rten, which a hostile graph can cause, into an error. A panic can leave only the plan of the graph
-/// inconsistent. The plan is behind a mutex, which the panic poisons: later runs fail, and no run is wrong.
-fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(Error::new(ErrorKind::Engine, format!("the engine panicked while {doing}: {text}")))
-    })
 }

@@ -1,4 +1,4 @@
-//! The default engine: the crate `rten`, which reads weights from the segments of the store.
+//! The engine that every build has: the crate `rten`, which reads weights from the segments of the store.
 
 mod convert;
 mod engine;

@@ -6,6 +6,7 @@ use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
 use cotensor_store::EmbeddedStoreBuilder;
+use rten_onnx::onnx::ModelProto;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,6 +46,13 @@ pub(crate) fn copy(from: &Path, to: &Path) {
             fs::copy(entry.path(), target).unwrap();
         }
     }
+}
+
+/// Changes a graph.
+pub(crate) fn edit(path: &Path, change: impl FnOnce(&mut ModelProto)) {
+    let mut model = ModelProto::parse_buf(&fs::read(path).unwrap()).unwrap();
+    change(&mut model);
+    fs::write(path, model.write_buf().unwrap()).unwrap();
 }
 
 /// Flips one bit of the last weight in the folder's encoder.

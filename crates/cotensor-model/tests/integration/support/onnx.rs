@@ -1,6 +1,6 @@
 //! Small ONNX files and stores for the tests of graphs and engines.
 
-use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
+use cotensor_model::engine::{self, Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
 use cotensor_model::tensor::{Array, TensorRef};
 use cotensor_model::weights::{LoadedWeights, load_weights};
@@ -158,11 +158,40 @@ pub(crate) fn weights(graph: &Graph, store: &dyn Store) -> LoadedWeights {
     load_weights(graph, store, &store.holder("test"), "test").unwrap()
 }
 
+/// The engines of this build that can be used on this machine. An engine whose library is missing is skipped, unless
+/// ORT_DYLIB_PATH names the library.
+pub(crate) fn engines() -> Vec<Arc<dyn Engine>> {
+    let opened = engine::names().filter_map(|name| match engine::open(name, Some(1)) {
+        Ok(engine) => Some(engine),
+        Err(error) => {
+            assert!(std::env::var_os("ORT_DYLIB_PATH").is_none(), "{error}");
+            println!("skipped: {name}: {error}");
+            None
+        }
+    });
+    let engines: Vec<_> = opened.collect();
+    assert!(engines.iter().any(|engine| engine.name() == RtenEngine::NAME));
+    engines
+}
+
 /// Opens the graph over `store`.
 pub(crate) fn load(path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
-    let graph = Graph::open(path).unwrap();
+    load_on(&RtenEngine::new(Some(1)), path, store)
+}
+
+/// Opens the graph on `engine` over `store`, as a runtime does.
+pub(crate) fn load_on(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
+    let graph = open_for(engine, path);
     let weights = weights(&graph, store);
-    RtenEngine::new(Some(1)).load(&graph, weights.leases).unwrap()
+    engine.load(&graph, weights.leases).unwrap()
+}
+
+pub(crate) fn open_for(engine: &dyn Engine, path: &Path) -> Graph {
+    let mut graph = Graph::open(path).unwrap();
+    if engine.capabilities().widens_floats {
+        graph.widen();
+    }
+    graph
 }
 
 /// Opens the graph as the engine does by itself.

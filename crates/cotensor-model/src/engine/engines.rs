@@ -1,0 +1,151 @@
+use super::api::Engine;
+use super::registry::{names, open};
+use cotensor_core::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// The name that chooses the engine for each graph.
+pub const AUTO: &str = "auto";
+
+/// The variable that names the engine when a program does not.
+const VARIABLE: &str = "COTENSOR_ENGINE";
+
+/// The engines of a runtime, best first. Each graph runs on the first one that supports it.
+#[derive(Clone)]
+pub struct Engines {
+    engines: Vec<Arc<dyn Engine>>,
+    /// For each better engine that cannot be used on this machine: its name and the reason.
+    absent: Vec<String>,
+}
+
+impl Engines {
+    /// The engine `name`, or those of [`auto`](Self::auto) for [`AUTO`]. `threads` is the number of threads of each;
+    /// `None` lets the engine choose.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(name: &str, threads: Option<usize>) -> Result<Self> {
+        if name == AUTO {
+            return Ok(Self::auto(threads));
+        }
+        match open(name, threads) {
+            Ok(engine) => Ok(engine.into()),
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                let known = names().collect::<Vec<_>>().join(", ");
+                Err(Error::invalid(format!("{name:?} is not an engine; engines: {AUTO}, {known}")).in_field("engine"))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`open`](Self::open) with the name in `COTENSOR_ENGINE`, or [`AUTO`] if the variable is not set.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn of_environment(threads: Option<usize>) -> Result<Self> {
+        let name = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
+        let name = name.as_ref().map_or(AUTO.into(), |name| name.to_string_lossy());
+        Self::open(&name, threads)
+    }
+
+    /// Every engine that can be used on this machine, the fastest first.
+    ///
+    /// # Panics
+    /// Never: one engine is part of every build.
+    pub fn auto(threads: Option<usize>) -> Self {
+        let mut all = Self { engines: Vec::new(), absent: Vec::new() };
+        for name in names() {
+            match open(name, threads) {
+                Ok(engine) => all.engines.push(engine),
+                Err(error) if all.engines.is_empty() => all.absent.push(format!("{name}: {error}")),
+                Err(_) => {}
+            }
+        }
+        assert!(!all.engines.is_empty(), "rten is part of every build");
+        all
+    }
+
+    /// The engine that a graph gets if it supports the graph.
+    pub fn first(&self) -> &Arc<dyn Engine> {
+        &self.engines[0]
+    }
+
+    /// For each better engine that cannot be used on this machine: its name and the reason.
+    pub fn absent(&self) -> &[String] {
+        &self.absent
+    }
+
+    /// Calls `load` with one engine after the other until one does not answer `Unsupported`. `load` also gets the reason
+    /// of each better engine.
+    ///
+    /// # Errors
+    /// The first error of `load` of another kind; if no engine supports the graph, the error of the first.
+    pub(crate) fn place<T>(&self, mut load: impl FnMut(&Arc<dyn Engine>, &[String]) -> Result<T>) -> Result<T> {
+        let mut refusals: Vec<Error> = Vec::new();
+        let mut reasons = self.absent.clone();
+        for engine in &self.engines {
+            match load(engine, &reasons) {
+                Err(error) if error.kind() == ErrorKind::Unsupported => {
+                    reasons.push(format!("{}: {error}", engine.name()));
+                    refusals.push(error);
+                }
+                loaded => return loaded,
+            }
+        }
+        Err(refusals.swap_remove(0))
+    }
+}
+
+impl From<Arc<dyn Engine>> for Engines {
+    fn from(engine: Arc<dyn Engine>) -> Self {
+        Self { engines: vec![engine], absent: Vec::new() }
+    }
+}
+
+impl<E: Engine + 'static> From<Arc<E>> for Engines {
+    fn from(engine: Arc<E>) -> Self {
+        Self::from(engine as Arc<dyn Engine>)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::RtenEngine;
+
+    fn two() -> Engines {
+        let engine = || Arc::new(RtenEngine::new(Some(1))) as Arc<dyn Engine>;
+        Engines { engines: vec![engine(), engine()], absent: vec!["ort: absent".to_owned()] }
+    }
+
+    #[test]
+    fn graph_that_an_engine_refuses_goes_to_the_next() {
+        let mut calls = 0;
+        let reasons = two().place(|_, reasons| {
+            calls += 1;
+            if calls == 1 { Err(Error::unsupported("cubic")) } else { Ok(reasons.to_vec()) }
+        });
+        let reasons = reasons.unwrap();
+        assert_eq!(reasons[0], "ort: absent");
+        assert!(reasons[1].starts_with("rten: ") && reasons[1].contains("cubic"), "{reasons:?}");
+    }
+
+    #[test]
+    fn other_errors_end_the_search_and_the_first_refusal_is_reported() {
+        let mut calls = 0;
+        let corrupt = two().place(|_, _| -> Result<()> {
+            calls += 1;
+            Err(Error::corrupt("bad"))
+        });
+        assert_eq!((corrupt.err().unwrap().kind(), calls), (ErrorKind::Corrupt, 1));
+        let mut names = ["a", "b"].into_iter();
+        let refused = two().place(|_, _| -> Result<()> { Err(Error::unsupported(names.next().unwrap())) });
+        assert_eq!(refused.err().unwrap().message(), "a");
+    }
+
+    #[test]
+    fn auto_always_has_an_engine_and_unknown_names_are_listed() {
+        assert!(names().any(|name| name == Engines::open(AUTO, Some(1)).unwrap().first().name()));
+        let error = Engines::open("torch", None).err().unwrap();
+        assert!(error.to_string().contains("auto, "), "{error}");
+    }
+}

@@ -1,0 +1,11 @@
+//! The fast engine: onnxruntime, whose library is found at run time. Weights are read from the segments of the store.
+
+mod convert;
+mod engine;
+mod graph;
+mod library;
+mod native;
+mod shapes;
+
+pub use engine::OrtEngine;
+pub use library::search_python;

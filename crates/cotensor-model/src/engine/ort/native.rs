@@ -1,0 +1,258 @@
+// The only file of this engine with unsafe code: it lends memory of the store to onnxruntime, which takes raw pointers.
+#![allow(unsafe_code)]
+
+use cotensor_store::Lease;
+use ort::environment::Environment;
+use ort::memory::{Allocator, MemoryInfo};
+use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
+use ort::sys;
+use ort::value::{DynValue, Outlet, TensorElementType};
+use ort::{AsPointer, Error, ortsys};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::marker::PhantomData;
+use std::path::Path;
+use std::ptr::{NonNull, null, null_mut};
+
+type Result<T> = ort::Result<T>;
+
+/// The version of the library in `path`, such as `1.32.0`; `None` when the file is another library.
+///
+/// # Errors
+/// The reason why the file cannot be loaded.
+pub(super) fn version_of(path: &Path) -> std::result::Result<Option<String>, String> {
+    // SAFETY: loading a library runs its constructors. The user chose this file, as a variable or as an installed
+    // package.
+    let library = unsafe { libloading::Library::new(path) }.map_err(|error| error.to_string())?;
+    type Base = unsafe extern "C" fn() -> *const sys::OrtApiBase;
+    // SAFETY: every release of onnxruntime exports this function with this type.
+    let Ok(base) = (unsafe { library.get::<Base>(b"OrtGetApiBase\0") }) else { return Ok(None) };
+    // SAFETY: as above. The returned table and its strings are constants of the library, which is still loaded.
+    let version = unsafe { base().as_ref().map(|base| CStr::from_ptr((base.GetVersionString)())) };
+    Ok(version.map(|version| version.to_string_lossy().into_owned()))
+}
+
+/// Keeps the library from reporting its use to its vendor, unless the user set the variable.
+pub(super) fn disable_telemetry() {
+    const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: Rust code reads the environment under a lock. C code of another thread could read it at this moment;
+        // the variable is set once, before the library is loaded, so its own threads do not exist yet. The library
+        // offers no other way to disable its reports before it sends the first.
+        unsafe { std::env::set_var(VARIABLE, "1") };
+    }
+}
+
+/// How a session is built.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SessionOptions {
+    /// Threads inside an operator; `None` lets onnxruntime choose.
+    pub(super) threads: Option<usize>,
+    /// Whether weights are copied into the layout of the kernels.
+    pub(super) prepacks: bool,
+}
+
+impl SessionOptions {
+    fn builder(&self, environment: &Environment) -> Result<SessionBuilder> {
+        let mut builder = ort::session::Session::builder(environment)?
+            .with_auto_device(AutoDevicePolicy::PreferCPU)?
+            .with_prepacking(self.prepacks)?
+            // Threads that wait for the next run leave the cores to the other sessions and processes.
+            .with_config_entry("session.force_spinning_stop", "1")?;
+        if let Some(threads) = self.threads {
+            builder = builder.with_intra_threads(threads.max(1))?;
+        }
+        Ok(builder)
+    }
+}
+
+/// A weight in memory of the store that the host can address.
+pub(super) struct Weight<'a> {
+    pub(super) name: &'a str,
+    pub(super) dtype: TensorElementType,
+    pub(super) shape: &'a [usize],
+    pub(super) lease: Lease,
+}
+
+/// A session with the memory that it reads. Fields are dropped in the order of their declaration.
+pub(super) struct Session {
+    /// Reads the bytes of `_weights`, so it is dropped first.
+    session: ort::session::Session,
+    /// Holds the bytes that `session` reads. Dropped last.
+    _weights: Vec<Lease>,
+}
+
+impl Session {
+    /// Opens a model file with onnxruntime's own means.
+    pub(super) fn of_file(environment: &Environment, options: &SessionOptions, path: &Path) -> Result<Self> {
+        let session = options.builder(environment)?.commit_from_file(path)?;
+        Ok(Self { session, _weights: Vec::new() })
+    }
+
+    /// Opens a model whose weights are inputs of the graph, and makes them constants in memory of the store. `inputs`
+    /// are the names of the true inputs, `operator_sets` domains and versions that the model imports. `weights` comes
+    /// first: an error drops the session before the parameters.
+    pub(super) fn of_memory(
+        weights: Vec<Weight<'_>>,
+        environment: &Environment,
+        options: &SessionOptions,
+        model: &[u8],
+        operator_sets: &[(String, u32)],
+        inputs: &[&str],
+    ) -> Result<Self> {
+        let mut builder = options.builder(environment)?;
+        if weights.is_empty() {
+            let session = builder.commit_from_memory(model)?;
+            return Ok(Self { session, _weights: Vec::new() });
+        }
+        let mut graph = ort::editor::Graph::new()?;
+        for weight in &weights {
+            add_weight(&mut graph, weight)?;
+        }
+        let mut session = builder.edit_from_memory(model)?;
+        let outlets = session.inputs().iter().filter(|input| inputs.contains(&input.name()));
+        graph.set_inputs(outlets.map(|input| Outlet::new(input.name(), input.dtype().clone())).collect::<Vec<_>>())?;
+        let sets = operator_sets.iter().map(|(domain, version)| ort::editor::Opset::new(domain, *version));
+        let mut addition = ort::editor::Model::new(sets.collect::<Result<Vec<_>>>()?)?;
+        addition.set_graph(graph)?;
+        session.apply_model(&addition)?;
+        let session = session.into_session()?;
+        Ok(Self { session, _weights: weights.into_iter().map(|weight| weight.lease).collect() })
+    }
+
+    /// The inputs and outputs as onnxruntime found them. A session with weights lists them as inputs, too.
+    pub(super) fn outlets(&self) -> (&[Outlet], &[Outlet]) {
+        (self.session.inputs(), self.session.outputs())
+    }
+
+    /// Runs the graph. Returns one tensor for each of `outputs`: the given one, filled, or a new one.
+    ///
+    /// onnxruntime allows concurrent runs of a session.
+    pub(super) fn run<'o>(
+        &self,
+        inputs: &[(&CStr, &Tensor<'_>)],
+        outputs: Vec<(&CStr, Option<Tensor<'o>>)>,
+    ) -> Result<Vec<Tensor<'o>>> {
+        let input_names: Vec<*const c_char> = inputs.iter().map(|(name, _)| name.as_ptr()).collect();
+        let input_values: Vec<*const sys::OrtValue> = inputs.iter().map(|(_, tensor)| tensor.value.ptr()).collect();
+        let output_names: Vec<*const c_char> = outputs.iter().map(|(name, _)| name.as_ptr()).collect();
+        let given =
+            |tensor: &Option<Tensor<'o>>| tensor.as_ref().map_or(null_mut(), |tensor| tensor.value.ptr().cast_mut());
+        let mut values: Vec<*mut sys::OrtValue> = outputs.iter().map(|(_, tensor)| given(tensor)).collect();
+        // SAFETY: every pointer is valid for the whole call: names and values are borrowed. The counts are the lengths
+        // of the arrays. A given output is a tensor over memory that it borrows mutably, so nothing else reads or
+        // writes it. `OrtSession` is documented to run on several threads at a time.
+        ortsys![
+            unsafe Run(
+                self.session.ptr().cast_mut(),
+                null(),
+                input_names.as_ptr(),
+                input_values.as_ptr(),
+                input_values.len(),
+                output_names.as_ptr(),
+                output_names.len(),
+                values.as_mut_ptr()
+            )?
+        ];
+        let made = values.into_iter().zip(outputs).map(|(value, (_, given))| match given {
+            Some(tensor) => Ok(tensor),
+            // SAFETY: a run that succeeded made a value for every output that was null. This is its only owner.
+            None => unsafe { Tensor::adopt(value) },
+        });
+        made.collect()
+    }
+}
+
+/// Adds a weight to the graph without a copy of its bytes.
+fn add_weight(graph: &mut ort::editor::Graph, weight: &Weight<'_>) -> Result<()> {
+    let name = CString::new(weight.name)?;
+    let bytes = weight.lease.bytes().ok_or_else(|| Error::new("the host cannot address a weight"))?;
+    let tensor = Tensor::read(weight.dtype, weight.shape, bytes)?;
+    let mut tensor = std::mem::ManuallyDrop::new(tensor);
+    let value = tensor.value.ptr_mut();
+    let mut add = || -> Result<()> {
+        // SAFETY: the value is a tensor over the bytes of a weight. onnxruntime takes the value, and reads the bytes
+        // until the session ends. The bytes belong to the segment of the lease, which never moves or changes them.
+        // `Session` ends its session before it drops the leases; until then, `of_memory` holds them.
+        ortsys![@editor: unsafe AddInitializerToGraph(graph.ptr_mut(), name.as_ptr(), value, true)?];
+        Ok(())
+    };
+    let added = add();
+    if added.is_err() {
+        drop(std::mem::ManuallyDrop::into_inner(tensor));
+    }
+    added
+}
+
+/// A tensor of onnxruntime: over memory that is borrowed for `'m`, or with memory of its own.
+pub(super) struct Tensor<'m> {
+    value: DynValue,
+    _memory: PhantomData<&'m mut [u8]>,
+}
+
+impl<'m> Tensor<'m> {
+    /// A tensor that onnxruntime only reads: an input or a weight.
+    pub(super) fn read(dtype: TensorElementType, shape: &[usize], bytes: &'m [u8]) -> Result<Self> {
+        Self::over(dtype, shape, bytes.as_ptr().cast_mut().cast(), bytes.len())
+    }
+
+    /// A tensor that onnxruntime fills: an output.
+    pub(super) fn write(dtype: TensorElementType, shape: &[usize], bytes: &'m mut [u8]) -> Result<Self> {
+        Self::over(dtype, shape, bytes.as_mut_ptr().cast(), bytes.len())
+    }
+
+    fn over(dtype: TensorElementType, shape: &[usize], data: *mut c_void, len: usize) -> Result<Self> {
+        let shape: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();
+        let mut value = null_mut();
+        let memory = MemoryInfo::default();
+        // SAFETY: `data` is valid for `len` bytes and for `'m`. onnxruntime checks that the shape fits the bytes.
+        ortsys![
+            unsafe CreateTensorWithDataAsOrtValue(
+                memory.ptr(),
+                data,
+                len,
+                shape.as_ptr(),
+                shape.len(),
+                dtype.into(),
+                &mut value
+            )?
+        ];
+        // SAFETY: the call above made the value, and this is its only owner.
+        unsafe { Self::adopt(value) }
+    }
+
+    /// # Safety
+    /// `value` is null or a value without another owner, whose memory is valid for `'m`.
+    unsafe fn adopt(value: *mut sys::OrtValue) -> Result<Self> {
+        let value = NonNull::new(value).ok_or_else(|| Error::new("onnxruntime made no value"))?;
+        // SAFETY: the caller owns the value.
+        let value = unsafe { DynValue::from_ptr(value, Some(&Allocator::default())) };
+        Ok(Self { value, _memory: PhantomData })
+    }
+
+    /// Element type and dimensions; `None` for a value that is not a tensor.
+    pub(super) fn description(&self) -> Option<(TensorElementType, Vec<usize>)> {
+        let kind = self.value.dtype();
+        let shape = kind.tensor_shape()?.iter().map(|&dim| usize::try_from(dim).ok()).collect::<Option<_>>()?;
+        Some((kind.tensor_type()?, shape))
+    }
+
+    /// The elements, `len` bytes.
+    ///
+    /// # Errors
+    /// For a tensor of another size or one that the host cannot address.
+    pub(super) fn bytes(&self, len: usize) -> Result<&[u8]> {
+        let fits =
+            self.description().is_some_and(|(dtype, shape)| dtype.byte_size(shape.iter().product()) == Some(len));
+        if !fits {
+            return Err(Error::new(format!("the value is not a tensor of {len} bytes")));
+        }
+        if len == 0 {
+            return Ok(&[]);
+        }
+        let mut data = null_mut();
+        // SAFETY: the value is a tensor. Only the CPU's execution provider is used, so the host can address it.
+        ortsys![unsafe GetTensorMutableData(self.value.ptr().cast_mut(), &mut data)?];
+        // SAFETY: the tensor has `len` bytes by its type and shape, and keeps them while it is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts(data.cast_const().cast(), len) })
+    }
+}

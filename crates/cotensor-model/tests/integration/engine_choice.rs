@@ -1,0 +1,85 @@
+//! Each graph runs on the first engine that computes it rightly, and the explanation says which one and why.
+
+use crate::support::onnx::{engines, f32_tensor, int_attribute, node, string_attribute};
+use crate::support::{copy, edit, inputs, tiny, user};
+use cotensor_core::ErrorKind;
+use cotensor_model::Runtime;
+use cotensor_model::engine::{AUTO, Engines, RtenEngine};
+use cotensor_model::pipeline::{Pipeline, explain, run_user};
+use cotensor_store::EmbeddedStore;
+use std::path::Path;
+use std::sync::Arc;
+
+fn runtime(engines: impl Into<Engines>) -> Arc<Runtime> {
+    Runtime::new(EmbeddedStore::builder().build(), engines)
+}
+
+/// A ViT whose pixels first go through a cubic Resize to the same size, which changes nothing.
+fn cubic(folder: &Path) {
+    copy(&tiny("vit"), folder);
+    edit(&folder.join("onnx/model.onnx"), |model| {
+        let graph = model.graph.as_mut().unwrap();
+        for used in graph.node.iter_mut().flat_map(|node| &mut node.input).filter(|name| *name == "pixel_values") {
+            "resized".clone_into(used);
+        }
+        let mode = vec![string_attribute("mode", "cubic"), int_attribute("exclude_outside", 0)];
+        graph.node.insert(0, node("Resize", &["pixel_values", "", "unit_scales"], &["resized"], mode));
+        graph.initializer.push(f32_tensor("unit_scales", &[4], &[1.0; 4]));
+    });
+}
+
+#[test]
+fn cubic_resize_is_refused_on_rten_and_runs_on_the_other_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    cubic(folder.path());
+    let task = user("one", "vit", "image-embedding");
+    let run = |runtime: &Arc<Runtime>, folder: &Path| {
+        run_user(&*runtime.open(folder)?, &task, &inputs(), &runtime.store().holder("one"))
+    };
+    let rten = runtime(Arc::new(RtenEngine::new(Some(1))));
+    let error = run(&rten, folder.path()).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("node \"Resize node\"")), "{error}");
+    let expected = run(&rten, &tiny("vit")).unwrap();
+    for engine in engines().into_iter().filter(|engine| engine.name() != RtenEngine::NAME) {
+        let given = run(&runtime(engine), folder.path()).unwrap();
+        assert!(given.outputs[0].max_abs_diff(&expected.outputs[0]) < 1e-4);
+    }
+}
+
+#[test]
+fn explanation_names_the_engine_of_each_stage() {
+    let pipeline = "[[user]]\nname = 'one'\nmodel = 'bert'\ntask = 'sentence-embedding'\n";
+    let pipeline = Pipeline::parse(pipeline).unwrap();
+    let models = tiny("bert");
+    let models = models.parent().unwrap();
+    for engine in engines() {
+        let (name, version) = (engine.name(), engine.version());
+        let stage = explain(&pipeline, models, &runtime(engine)).unwrap().stages.remove(0);
+        assert_eq!(stage.engine, format!("{name} {version}"));
+        assert!(stage.engine_reasons.is_empty(), "{:?}", stage.engine_reasons);
+    }
+    let auto = Engines::open(AUTO, Some(1)).unwrap();
+    let stage = explain(&pipeline, models, &runtime(auto.clone())).unwrap().stages.remove(0);
+    assert!(stage.engine.starts_with(auto.first().name()), "{}", stage.engine);
+    assert_eq!(stage.engine_reasons, auto.absent());
+    // Without its library, the reason has the command that installs it.
+    assert!(auto.absent().iter().all(|reason| reason.contains("pip install")), "{:?}", auto.absent());
+}
+
+/// Results of one engine are not given to another: they may round differently.
+#[test]
+fn engines_do_not_exchange_results() {
+    let store = EmbeddedStore::builder().build();
+    let task = user("one", "bert", "sentence-embedding");
+    let mut embeddings = Vec::new();
+    for engine in engines() {
+        let runtime = Runtime::new(store.clone(), engine);
+        let model = runtime.open(&tiny("bert")).unwrap();
+        let report = run_user(&model, &task, &inputs(), &runtime.store().holder("one")).unwrap();
+        assert!(report.stages.iter().all(|stage| stage.computed), "{:?}", report.stages);
+        embeddings.push((report.stages[0].space.clone(), report.outputs[0].clone()));
+    }
+    let (space, embedding) = &embeddings[0];
+    assert!(embeddings.iter().all(|(other, _)| other == space), "the numbers mean the same");
+    assert!(embeddings.iter().all(|(_, other)| other.max_abs_diff(embedding) < 1e-5));
+}
