@@ -40,8 +40,8 @@ class ResourcePoolBridgeIntegration:
     ``models`` is the folder with the models' folders: by default ``COTENSOR_MODELS``, else the current folder. At most
     ``max_connections`` calls run at a time; others wait. ``store`` keeps weights and results. With ``cotensor.connect()``, all
     processes that run the same model share them. ``threads`` is the number of threads of the engine.
-    ``engine`` is ``"ort"`` (onnxruntime, if it is installed), ``"rten"``, or ``"auto"`` for the fastest one that supports a model; by
-    default ``COTENSOR_ENGINE``, else ``"auto"``.
+    ``engine`` is ``"ort"`` (onnxruntime, if it is installed), ``"rten"``, or ``"auto"`` for the fastest one that supports a
+    model; by default ``COTENSOR_ENGINE``, else ``"auto"``.
     """
 
     def __init__(
