@@ -25,7 +25,7 @@ macro_rules! variables {
 variables! {
     CACHE "COTENSOR_CACHE" "--cache" "the user's cache folder" "Folder for weights and the demo's models.";
     THREADS "COTENSOR_THREADS" "--threads" "one per core" "Number of engine threads.";
-    ENGINE "COTENSOR_ENGINE" "--engine" "auto" "Engine that runs graphs: auto, ort or rten.";
+    ENGINE "COTENSOR_ENGINE" "--engine" "auto" "Engine that runs graphs: auto, ort, ort-shared or rten.";
     MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "Memory budget of the store, in MiB: the daemon's, where each tensor counts 1 KiB more than its size, or that of an embedded store.";
     MAX_DEVICE_MEMORY "COTENSOR_MAX_DEVICE_MEMORY" "--max-device-memory" "host memory only" "Devices whose memory clients of the daemon may share, each with its budget in MiB, separated by commas: cuda:0=40960.";
     MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "no limit" "Memory that one client of the daemon may lease and reserve, in MiB.";

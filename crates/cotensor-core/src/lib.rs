@@ -9,6 +9,7 @@
 //! | [`SegmentMut`]: one writer, not yet visible | [`Segment`] behind `Arc`: immutable, many readers | `&[u8]` from [`Segment::bytes`] |
 
 mod blob_cache;
+mod derived_files;
 mod device;
 mod dtype;
 mod error;
@@ -23,6 +24,7 @@ pub mod testing;
 mod units;
 
 pub use blob_cache::{BlobCache, BlobLocation, PackMut};
+pub use derived_files::DerivedFiles;
 pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};

@@ -23,7 +23,9 @@ pub use cotensor_store::{
     TensorView,
 };
 
+use cotensor_core::DerivedFiles;
 use cotensor_memory::PackCache;
+use cotensor_model::engine::EngineOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -58,10 +60,13 @@ impl LocalOptions {
         if let Some(bytes) = self.max_memory_bytes {
             builder = builder.max_memory_bytes(bytes);
         }
+        let mut engine = EngineOptions::from(self.threads);
         if let Some(folder) = &self.cache {
-            builder = builder.cache(Arc::new(PackCache::open(folder)?));
+            let cache = Arc::new(PackCache::open(folder)?);
+            engine.derived = Some(Arc::clone(&cache) as Arc<dyn DerivedFiles>);
+            builder = builder.cache(cache);
         }
-        Runtime::with_engine(builder.build(), self.engine.as_deref(), self.threads)
+        Runtime::with_engine(builder.build(), self.engine.as_deref(), engine)
     }
 }
 

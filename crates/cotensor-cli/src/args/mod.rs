@@ -81,7 +81,8 @@ pub(crate) struct Common {
 #[derive(Args)]
 pub(crate) struct EngineArgs {
     /// Engine that runs graphs: ort (onnxruntime, whose library is searched in ORT_DYLIB_PATH and in Python
-    /// environments), rten, or auto for the fastest one that supports a graph [default: auto].
+    /// environments), ort-shared (the same without copies of weights for its kernels), rten, or auto for the fastest one
+    /// that supports a graph [default: auto].
     #[arg(long, env = environment::ENGINE, value_name = "NAME", value_parser = engine_names(), hide_possible_values = true)]
     pub(crate) engine: Option<String>,
 }
@@ -141,7 +142,8 @@ pub(crate) struct RunArgs {
     /// Audio input (WAV, FLAC, MP3, Ogg Vorbis).
     #[arg(long, value_name = "FILE")]
     pub(crate) audio: Option<PathBuf>,
-    /// Also run without sharing, and print the largest difference of the outputs. Exit code 1 when they differ.
+    /// Also run without sharing, and print the largest difference of the outputs. Exit code 1 when they differ (on ort, by more than
+    /// rounding: 0.00001).
     #[arg(long)]
     pub(crate) compare: bool,
     #[command(flatten)]

@@ -1,5 +1,6 @@
 //! The cache that a process opens.
 
+use super::derived::DerivedFolders;
 use super::folder::{private_folder, refused, remove_abandoned, temporary_name};
 use super::format::plan;
 use super::index::{PackIndex, pack_files};
@@ -7,7 +8,7 @@ use super::notes::Notes;
 use super::verified::VerifiedPacks;
 use super::writer::PackWriter;
 use crate::host::MappedFileMut;
-use cotensor_core::{BlobCache, BlobLocation, ContentHash, Error, Hasher, PackMut, Result};
+use cotensor_core::{BlobCache, BlobLocation, ContentHash, DerivedFiles, Error, Hasher, PackMut, Result};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ pub struct PackCache {
     packs: PathBuf,
     index: Arc<Mutex<PackIndex>>,
     notes: Notes,
+    derived: DerivedFolders,
 }
 
 impl PackCache {
@@ -35,13 +37,13 @@ impl PackCache {
     /// `Refused` when the folder belongs to another user, is writable for other users, or its subfolders are accessible
     /// to other users; `Io`.
     pub fn open(folder: &Path) -> Result<Self> {
-        let (packs, notes) = (folder.join("packs"), folder.join("notes"));
+        let (packs, notes, derived) = (folder.join("packs"), folder.join("notes"), folder.join("derived"));
         // The user chose `folder`, which may be a link. Its subfolders are the cache's own and are not.
         let found = private_folder(folder, |path| std::fs::metadata(path))?;
         if found.mode() & 0o022 != 0 {
             return Err(refused("other users can write to this folder", &found).in_file(folder));
         }
-        for part in [&packs, &notes] {
+        for part in [&packs, &notes, &derived] {
             let found = private_folder(part, |path| std::fs::symlink_metadata(path))?;
             if found.mode() & 0o077 != 0 {
                 return Err(refused("other users can access this folder", &found).in_file(part));
@@ -51,7 +53,8 @@ impl PackCache {
         let notes = Notes::new(notes);
         let mut index = PackIndex::new(packs.clone(), VerifiedPacks::new(notes.clone()));
         index.scan();
-        Ok(Self { packs, index: Arc::new(Mutex::new(index)), notes })
+        let derived = DerivedFolders::new(derived, VerifiedPacks::new(notes.clone()));
+        Ok(Self { packs, index: Arc::new(Mutex::new(index)), notes, derived })
     }
 
     /// The default folder: `$XDG_CACHE_HOME/cotensor` or `$HOME/.cache/cotensor`.
@@ -71,9 +74,12 @@ impl PackCache {
         self.index().problems()
     }
 
-    /// The number of packs and their bytes on the disk.
+    /// The number of packs and folders of derived files, and their bytes on the disk.
     pub fn usage(&self) -> (usize, u64) {
-        pack_files(&self.packs).fold((0, 0), |(count, bytes), (_, id)| (count + 1, bytes + id.len()))
+        let packs = pack_files(&self.packs).map(|(_, id)| id.len());
+        packs
+            .chain(self.derived.all().map(|(_, bytes)| bytes))
+            .fold((0, 0), |(count, all), bytes| (count + 1, all + bytes))
     }
 
     /// Hashes every blob and removes damaged packs. Returns the number of undamaged blobs, and an error for each
@@ -82,8 +88,8 @@ impl PackCache {
         self.index().verify_all()
     }
 
-    /// Removes packs and notes that no process has used for `unused_for`. Returns the number of removed packs and their
-    /// bytes on the disk. The bytes of a mapped pack are freed when the processes that map it end.
+    /// Removes packs, derived files and notes that no process has used for `unused_for`. Returns the number of removed
+    /// packs and folders of derived files, and their bytes on the disk. The bytes of a mapped pack are freed when the processes that map it end.
     ///
     /// A pack is used when it is written or mapped. File systems record the use about once a day.
     ///
@@ -106,6 +112,10 @@ impl PackCache {
             remove(&path)?;
             (count, bytes) = (count + 1, bytes + id.len());
         }
+        for (folder, len) in self.derived.all().filter(|(folder, _)| is_unused(&DerivedFolders::used(folder))) {
+            std::fs::remove_dir_all(&folder).map_err(|error| Error::io("cannot remove", &error).in_file(&folder))?;
+            (count, bytes) = (count + 1, bytes + len);
+        }
         self.notes.paths().filter(|path| is_unused(path)).try_for_each(|path| remove(&path))?;
         self.index().scan();
         Ok((count, bytes))
@@ -113,6 +123,16 @@ impl PackCache {
 
     fn index(&self) -> MutexGuard<'_, PackIndex> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DerivedFiles for PackCache {
+    fn find_files(&self, key: &ContentHash) -> Option<PathBuf> {
+        self.derived.find_files(key)
+    }
+
+    fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
+        self.derived.make_files(key, fill)
     }
 }
 

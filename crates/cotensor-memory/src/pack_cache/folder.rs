@@ -44,7 +44,10 @@ pub(super) fn remove_abandoned(folder: &Path) {
         let abandoned = |age| age > ABANDONED_AFTER || age > UNLOCKED_AFTER && unlocked();
         if entry.file_name().to_string_lossy().starts_with(".tmp-") && age.is_some_and(abandoned) {
             // Another process may have removed it.
-            let _ = std::fs::remove_file(entry.path());
+            let _ = match entry.path().is_dir() {
+                true => std::fs::remove_dir_all(entry.path()),
+                false => std::fs::remove_file(entry.path()),
+            };
         }
     }
 }

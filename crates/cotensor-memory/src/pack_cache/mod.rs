@@ -2,6 +2,7 @@
 //! by its hash.
 
 mod cache;
+mod derived;
 mod folder;
 mod format;
 mod index;

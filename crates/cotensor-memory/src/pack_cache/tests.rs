@@ -4,7 +4,7 @@ use super::format::{plan, write_table};
 use super::index::pack_files;
 use super::notes::NOTE_BYTES_MAX;
 use crate::process::range_at;
-use cotensor_core::{BlobCache, ContentHash, ErrorKind, PackMut};
+use cotensor_core::{BlobCache, ContentHash, DerivedFiles, Error, ErrorKind, PackMut, Result};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -288,4 +288,71 @@ fn committed_pack_is_on_the_disk() {
     let on_disk = rustix::fs::statfs(folder.path()).unwrap().f_type != 0x0102_1994;
     // A tmpfs has no disk, so its pages stay dirty.
     assert!(mapping.dirty_bytes == 0 || !on_disk, "{mapping:?}");
+}
+
+/// Makes a folder with two files and returns it; counts the calls that fill it.
+fn derive(cache: &PackCache, key: &ContentHash, fills: &mut usize) -> Result<PathBuf> {
+    cache.make_files(key, &mut |folder| {
+        *fills += 1;
+        std::fs::write(folder.join("a"), [1; 5000]).unwrap();
+        std::fs::write(folder.join("b"), b"two").unwrap();
+        Ok(())
+    })
+}
+
+fn derived_names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.join("derived")).unwrap().map(|entry| entry.unwrap().file_name());
+    entries.map(|name| name.into_string().unwrap()).filter(|name| !name.starts_with(".lock-")).collect()
+}
+
+#[test]
+fn derived_files_are_made_once_and_damaged_ones_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
+    let key = ContentHash::of(b"key");
+    assert_eq!(one.find_files(&key), None);
+    let mut fills = 0;
+    let made = derive(&one, &key, &mut fills).unwrap();
+    assert_eq!((derive(&other, &key, &mut fills).unwrap(), fills), (made.clone(), 1));
+    assert_eq!(other.find_files(&key), Some(made.clone()));
+    assert_eq!(one.usage().0, 1);
+    // Another file, the same length and other times.
+    std::fs::write(made.join("b"), b"six").unwrap();
+    assert_eq!(other.find_files(&key), None);
+    derive(&other, &key, &mut fills).unwrap();
+    assert_eq!((fills, std::fs::read(made.join("b")).unwrap()), (2, b"two".to_vec()));
+    std::fs::write(made.join("manifest"), "0000 ../../packs/x\n").unwrap();
+    assert_eq!(one.find_files(&key), None);
+    derive(&one, &key, &mut fills).unwrap();
+    assert_eq!(one.prune(Duration::ZERO).unwrap().0, 1);
+    assert_eq!((one.find_files(&key), derived_names(folder.path())), (None, vec![]));
+}
+
+#[test]
+fn failed_derivation_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let failed = cache.make_files(&ContentHash::of(b"key"), &mut |folder| {
+        std::fs::write(folder.join("half"), b"half").unwrap();
+        Err(Error::unsupported("no"))
+    });
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(derived_names(folder.path()).is_empty());
+}
+
+#[test]
+fn concurrent_makers_fill_a_folder_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let key = ContentHash::of(b"key");
+    let fills: usize = std::thread::scope(|scope| {
+        let make = || {
+            let mut fills = 0;
+            derive(&cache, &key, &mut fills).unwrap();
+            fills
+        };
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(fills, 1);
 }

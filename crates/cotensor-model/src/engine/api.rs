@@ -1,7 +1,7 @@
 use super::output::{Output, OutputAllocator, OwnMemory};
 use crate::graph::{Graph, Port};
 use crate::tensor::{Array, TensorRef};
-use cotensor_core::{DType, Device, Result};
+use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Result};
 use cotensor_store::Lease;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,12 +35,43 @@ pub trait Engine: Send + Sync {
     /// for an inconsistent graph.
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>>;
 
+    /// As [`load`](Engine::load) for a graph with this [fingerprint](Graph::fingerprint), by which an engine finds files
+    /// that it derived from the graph and its weights before. The loaded graph may read these instead of the weights.
+    ///
+    /// # Errors
+    /// As [`load`](Engine::load).
+    fn load_derived(
+        &self,
+        graph: &Graph,
+        weights: Vec<Lease>,
+        fingerprint: &ContentHash,
+    ) -> Result<Arc<dyn LoadedGraph>> {
+        let _ = fingerprint;
+        self.load(graph, weights)
+    }
+
     /// Loads a graph from its file as a program without Cotensor would. The demo and the benchmarks compare against
     /// this.
     ///
     /// # Errors
     /// As [`load`](Engine::load), and `Io`.
     fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>>;
+}
+
+/// How an engine is opened.
+#[derive(Clone, Default)]
+pub struct EngineOptions {
+    /// The number of threads of the engine's own; `None` lets the engine choose.
+    pub threads: Option<usize>,
+    /// Keeps weights in the layout of the engine's kernels, for engines that are faster with them. `None`: such an
+    /// engine reads the weights of the store.
+    pub derived: Option<Arc<dyn DerivedFiles>>,
+}
+
+impl From<Option<usize>> for EngineOptions {
+    fn from(threads: Option<usize>) -> Self {
+        Self { threads, derived: None }
+    }
 }
 
 /// How [`Engine::load_file`] reads the weights.
@@ -68,6 +99,9 @@ pub struct Capabilities {
     pub writes_outputs_in_place: bool,
     /// The engine computes with `float32` for every floating-point type: [`Graph::widen`] before loading.
     pub widens_floats: bool,
+    /// A graph of [`Engine::load_file`] gives the same bits as one of [`Engine::load`]. Otherwise they differ by
+    /// rounding, because the engine optimizes them differently.
+    pub is_reproducible: bool,
 }
 
 /// A graph that is ready to run, on any thread.
@@ -99,6 +133,11 @@ pub trait LoadedGraph: Send + Sync {
     /// The element type in which the engine computes, part of every stage key: float16 gives other numbers than
     /// float32.
     fn precision(&self) -> DType;
+
+    /// The kind of kernels, part of every stage key; empty for the engine's only kind. Two kinds may round differently.
+    fn variant(&self) -> &'static str {
+        ""
+    }
 
     /// The inputs, in the order of the graph.
     fn inputs(&self) -> &[Port];

@@ -1,4 +1,4 @@
-use super::api::Engine;
+use super::api::{Engine, EngineOptions};
 use super::registry::{names, open};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -18,16 +18,17 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// The engine `name`, or those of [`auto`](Self::auto) for [`AUTO`]. `threads` is the number of threads of each;
-    /// `None` lets the engine choose.
+    /// The engine `name`, or those of [`auto`](Self::auto) for [`AUTO`]. `options` may be a number
+    /// of threads alone.
     ///
     /// # Errors
     /// As [`open`].
-    pub fn open(name: &str, threads: Option<usize>) -> Result<Self> {
+    pub fn open(name: &str, options: impl Into<EngineOptions>) -> Result<Self> {
+        let options = options.into();
         if name == AUTO {
-            return Ok(Self::auto(threads));
+            return Ok(Self::auto(options));
         }
-        match open(name, threads) {
+        match open(name, options) {
             Ok(engine) => Ok(engine.into()),
             Err(error) if error.kind() == ErrorKind::Invalid => {
                 let known = names().collect::<Vec<_>>().join(", ");
@@ -41,20 +42,21 @@ impl Engines {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn of_environment(threads: Option<usize>) -> Result<Self> {
+    pub fn of_environment(options: impl Into<EngineOptions>) -> Result<Self> {
         let name = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
         let name = name.as_ref().map_or(AUTO.into(), |name| name.to_string_lossy());
-        Self::open(&name, threads)
+        Self::open(&name, options)
     }
 
     /// Every engine that can be used on this machine, the fastest first.
     ///
     /// # Panics
     /// Never: one engine is part of every build.
-    pub fn auto(threads: Option<usize>) -> Self {
+    pub fn auto(options: impl Into<EngineOptions>) -> Self {
+        let options = options.into();
         let mut all = Self { engines: Vec::new(), absent: Vec::new() };
         for name in names() {
-            match open(name, threads) {
+            match open(name, options.clone()) {
                 Ok(engine) => all.engines.push(engine),
                 Err(error) if all.engines.is_empty() => all.absent.push(format!("{name}: {error}")),
                 Err(_) => {}

@@ -11,7 +11,7 @@ mod output;
 mod registry;
 mod rten;
 
-pub use api::{Capabilities, Engine, FileMode, LoadedGraph};
+pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
 pub use engines::{AUTO, Engines};
 #[cfg(feature = "onnxruntime")]
 pub use ort::{OrtEngine, search_python};

@@ -267,7 +267,7 @@ impl Model {
             StageSource::Private(engines, mode) => engines.place(|engine, reasons| {
                 let start = Instant::now();
                 let graph = engine.load_file(path, *mode)?;
-                let runs_on = RunsOn::new(&**engine, reasons);
+                let runs_on = RunsOn::new(&**engine, &*graph, reasons);
                 Ok(Arc::new(Stage::new(role, kind, path, graph, None, runs_on, start.elapsed())))
             }),
         };

@@ -1,5 +1,5 @@
 use super::open_model::{Model, StageSource};
-use crate::engine::Engines;
+use crate::engine::{EngineOptions, Engines};
 use crate::graph::Graph;
 use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::load_weights;
@@ -41,8 +41,16 @@ impl Runtime {
     ///
     /// # Errors
     /// As [`Engines::open`].
-    pub fn with_engine(store: Arc<dyn Store>, engine: Option<&str>, threads: Option<usize>) -> Result<Arc<Self>> {
-        let engines = engine.map_or_else(|| Engines::of_environment(threads), |name| Engines::open(name, threads));
+    pub fn with_engine(
+        store: Arc<dyn Store>,
+        engine: Option<&str>,
+        options: impl Into<EngineOptions>,
+    ) -> Result<Arc<Self>> {
+        let options = options.into();
+        let engines = match engine {
+            Some(name) => Engines::open(name, options),
+            None => Engines::of_environment(options),
+        };
         Ok(Self::new(store, engines?))
     }
 
@@ -104,7 +112,8 @@ impl Runtime {
             let holder = self.store.holder(producer);
             let weights = load_weights(&graph, &*self.store, &holder, producer)?;
             let mut hasher = Hasher::new("cotensor space v1");
-            hasher.field(graph.fingerprint(&weights.hashes).as_bytes());
+            let fingerprint = graph.fingerprint(&weights.hashes);
+            hasher.field(fingerprint.as_bytes());
             for part in preprocessing {
                 hasher.field(part.as_bytes());
             }
@@ -122,8 +131,8 @@ impl Runtime {
                 engine: (engine.name(), engine.version()),
                 weights: sizes.collect(),
             };
-            let runs_on = RunsOn::new(&**engine, reasons);
-            let loaded = engine.load(&graph, weights.leases)?;
+            let loaded = engine.load_derived(&graph, weights.leases, &fingerprint)?;
+            let runs_on = RunsOn::new(&**engine, &*loaded, reasons);
             let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
             let stage = Arc::new(stage);
             stages.retain(|_, stage| stage.strong_count() > 0);

@@ -32,8 +32,9 @@ pub struct RunsOn {
 }
 
 impl RunsOn {
-    pub(crate) fn new(engine: &dyn Engine, reasons: &[String]) -> Self {
-        Self { engine: format!("{} {}", engine.name(), engine.version()), reasons: reasons.to_vec() }
+    pub(crate) fn new(engine: &dyn Engine, graph: &dyn LoadedGraph, reasons: &[String]) -> Self {
+        let engine = [engine.name(), engine.version(), graph.variant()].join(" ");
+        Self { engine: engine.trim_end().to_owned(), reasons: reasons.to_vec() }
     }
 }
 
@@ -108,7 +109,7 @@ impl Stage {
     /// The key of the result for these inputs; `None` for a private copy.
     pub fn key(&self, inputs: &[(&str, &Value)], outputs: &[&str]) -> Option<Key> {
         let sharing = self.sharing.as_ref()?;
-        let mut hasher = sharing.key_hasher("cotensor stage v1", self.graph.precision());
+        let mut hasher = sharing.key_hasher("cotensor stage v1", self.graph.precision(), self.graph.variant());
         let mut inputs = inputs.to_vec();
         inputs.sort_by_key(|(name, _)| *name);
         hasher.number(inputs.len() as u64);
@@ -151,7 +152,7 @@ impl Stage {
     ) -> Result<StageRun> {
         let start = Instant::now();
         let key = self.sharing.as_ref().map(|sharing| {
-            let mut hasher = sharing.key_hasher(label, self.graph.precision());
+            let mut hasher = sharing.key_hasher(label, self.graph.precision(), self.graph.variant());
             for part in extra {
                 hasher.field(part.as_bytes());
             }
@@ -186,10 +187,13 @@ impl Stage {
 }
 
 impl Sharing {
-    fn key_hasher(&self, domain: &str, precision: DType) -> Hasher {
+    fn key_hasher(&self, domain: &str, precision: DType, variant: &str) -> Hasher {
         let mut hasher = Hasher::new(domain);
         hasher.field(self.space.0.as_bytes()).field(self.engine.0.as_bytes()).field(self.engine.1.as_bytes());
         hasher.field(precision.name().as_bytes());
+        if !variant.is_empty() {
+            hasher.field(variant.as_bytes());
+        }
         hasher
     }
 }
@@ -200,16 +204,21 @@ mod tests {
     use cotensor_store::EmbeddedStore;
 
     #[test]
-    fn engine_and_precision_are_part_of_the_key() {
-        let key = |engine, precision| {
+    fn engine_precision_and_kernels_are_part_of_the_key() {
+        let key = |engine, precision, variant| {
             let space = Space(ContentHash::of(b"space"));
             let store = EmbeddedStore::builder().build();
             let sharing = Sharing { store, space, engine, weights: Vec::new() };
-            sharing.key_hasher("stage", precision).finish()
+            sharing.key_hasher("stage", precision, variant).finish()
         };
-        let rten = key(("rten", "1"), DType::F32);
-        assert_eq!(rten, key(("rten", "1"), DType::F32));
-        for other in [key(("rten", "1"), DType::F16), key(("rten", "2"), DType::F32), key(("ort", "1"), DType::F32)] {
+        let rten = key(("rten", "1"), DType::F32, "");
+        assert_eq!(rten, key(("rten", "1"), DType::F32, ""));
+        for other in [
+            key(("rten", "1"), DType::F16, ""),
+            key(("rten", "2"), DType::F32, ""),
+            key(("ort", "1"), DType::F32, ""),
+            key(("rten", "1"), DType::F32, "prepacked"),
+        ] {
             assert_ne!(rten, other);
         }
     }

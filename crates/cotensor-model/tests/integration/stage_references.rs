@@ -52,7 +52,7 @@ fn load(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGr
     let graph = open_for(engine, path);
     let weights = load_weights(&graph, store, &store.holder("test"), "test").unwrap();
     assert!(!weights.leases.is_empty() || path.ends_with("head.onnx") || path.ends_with("head.entities.onnx"));
-    engine.load(&graph, weights.leases).unwrap()
+    engine.load_derived(&graph, weights.leases, &graph.fingerprint(&weights.hashes)).unwrap()
 }
 
 /// Runs all cases of a family and returns its stages with the number of cases of each.

@@ -1,12 +1,13 @@
 use super::convert::{dtype, element_type, error};
 use super::graph::OrtGraph;
 use super::library::{Library, library};
-use super::native::{Session, SessionOptions, Weight};
-use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
+use super::native::{OpenModel, Session, SessionOptions};
+use super::prepacked;
+use crate::engine::api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
 use crate::engine::checks::weight_bytes;
 use crate::engine::guard::guarded;
 use crate::graph::{Graph, Port};
-use cotensor_core::{DType, Device, Error, Result};
+use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Error, ErrorKind, Result};
 use cotensor_store::Lease;
 use ort::value::Outlet;
 use std::path::Path;
@@ -14,21 +15,36 @@ use std::sync::Arc;
 
 /// Runs graphs with onnxruntime, whose library is loaded when the first engine is opened.
 pub struct OrtEngine {
+    name: &'static str,
     library: &'static Library,
     options: SessionOptions,
+    derived: Option<Arc<dyn DerivedFiles>>,
 }
 
 impl OrtEngine {
     /// The name in the list of [engines](crate::engine::names).
     pub const NAME: &str = "ort";
 
-    /// An engine whose operators use `threads` threads, at least one; `None` lets onnxruntime choose.
+    /// The name of the engine that reads the weights of the store only.
+    pub const SHARED: &str = "ort-shared";
+
+    /// An engine that keeps weights in the layout of its kernels in the derived files of `options`. Without these, it
+    /// reads the weights of the store.
     ///
     /// # Errors
     /// `NotFound` without the library, `Unsupported` for a library that cannot be used; the message names the command
     /// that installs it.
-    pub fn new(threads: Option<usize>) -> Result<Self> {
-        Ok(Self { library: library()?, options: SessionOptions { threads, prepacks: false } })
+    pub fn new(options: &EngineOptions) -> Result<Self> {
+        let session = SessionOptions { threads: options.threads, ..SessionOptions::default() };
+        Ok(Self { name: Self::NAME, library: library()?, options: session, derived: options.derived.clone() })
+    }
+
+    /// An engine that reads the weights of the store: one copy of the original bytes, with slower kernels.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn shared(threads: Option<usize>) -> Result<Self> {
+        Ok(Self { name: Self::SHARED, ..Self::new(&threads.into())? })
     }
 
     /// The path of the loaded library.
@@ -36,25 +52,45 @@ impl OrtEngine {
         &self.library.path
     }
 
-    fn open(&self, graph: &Graph, leases: Vec<Lease>) -> Result<Session> {
-        weight_bytes("onnxruntime", graph, &leases)?;
+    /// Opens the derived files of a graph, and makes them if they do not exist. `None` without such files.
+    fn open_derived(&self, graph: &Graph, leases: &[Lease], fingerprint: &ContentHash) -> Result<Option<Session>> {
+        let Some(derived) = &self.derived else { return Ok(None) };
+        let key = prepacked::key(self.library, fingerprint).filter(|_| !leases.is_empty());
+        let Some(key) = key else { return Ok(None) };
+        let folder = match derived.find_files(&key) {
+            Some(folder) => folder,
+            None => derived.make_files(&key, &mut |folder| {
+                let saves = Some((folder.join(prepacked::MODEL), prepacked::DATA));
+                let options = SessionOptions { prepacks: true, saves, ..self.options.clone() };
+                let model = self.describe(graph, leases)?;
+                let saved = Session::save(leases, &self.library.environment, &options, &model);
+                saved.map_err(|failure| error(&failure))
+            })?,
+        };
+        let options = SessionOptions { prepacks: true, is_optimized: true, ..self.options.clone() };
+        let session = Session::of_file(&self.library.environment, &options, &folder.join(prepacked::MODEL));
+        session.map(Some).map_err(|failure| error(&failure))
+    }
+
+    fn describe<'g>(&self, graph: &'g Graph, leases: &[Lease]) -> Result<OpenModel<'g>> {
+        weight_bytes("onnxruntime", graph, leases)?;
         if !leases.is_empty() && graph.inputs().is_empty() {
             return Err(Error::unsupported("onnxruntime takes shared weights for graphs with inputs only"));
         }
-        let model = graph.encode_with_weights_as_inputs()?;
-        let inputs: Vec<&str> = graph.inputs().iter().map(|port| port.name.as_str()).collect();
-        let weights = graph.weights().iter().zip(leases).map(|(weight, lease)| {
-            Ok(Weight { name: &weight.name, dtype: element_type(weight.dtype)?, shape: &weight.shape, lease })
-        });
-        let (environment, sets) = (&self.library.environment, graph.operator_sets());
-        Session::of_memory(weights.collect::<Result<_>>()?, environment, &self.options, &model, &sets, &inputs)
-            .map_err(|failure| error(&failure))
+        let weights = graph.weights().iter();
+        let weights = weights.map(|weight| Ok((&*weight.name, element_type(weight.dtype)?, &*weight.shape)));
+        Ok(OpenModel {
+            graph: graph.encode_with_weights_as_inputs()?,
+            operator_sets: graph.operator_sets(),
+            inputs: graph.inputs().iter().map(|port| port.name.as_str()).collect(),
+            weights: weights.collect::<Result<_>>()?,
+        })
     }
 }
 
 impl Engine for OrtEngine {
     fn name(&self) -> &'static str {
-        Self::NAME
+        self.name
     }
 
     fn version(&self) -> &'static str {
@@ -68,28 +104,50 @@ impl Engine for OrtEngine {
             borrows_inputs: true,
             writes_outputs_in_place: true,
             widens_floats: false,
+            is_reproducible: false,
         }
     }
 
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
-        let session = guarded("loading", || self.open(graph, weights)).map_err(|error| error.in_file(graph.path()))?;
-        let half = graph.weights().iter().any(|weight| weight.dtype == DType::F16);
-        let precision = if half { DType::F16 } else { DType::F32 };
-        OrtGraph::open(session, graph.inputs().to_vec(), graph.outputs().to_vec(), precision)
+        let open = || {
+            let model = self.describe(graph, &weights)?;
+            let session = Session::of_memory(weights, &self.library.environment, &self.options, &model);
+            session.map_err(|failure| error(&failure))
+        };
+        let session = guarded("loading", open).map_err(|error| error.in_file(graph.path()))?;
+        OrtGraph::of_graph(session, graph, "")
     }
 
-    /// onnxruntime maps external data in both modes. It uses the same kernels as for shared weights.
+    fn load_derived(
+        &self,
+        graph: &Graph,
+        weights: Vec<Lease>,
+        fingerprint: &ContentHash,
+    ) -> Result<Arc<dyn LoadedGraph>> {
+        match guarded("loading", || self.open_derived(graph, &weights, fingerprint)) {
+            // The session maps its own form of the weights, so the leases end.
+            Ok(Some(session)) => OrtGraph::of_graph(session, graph, prepacked::VARIANT),
+            Ok(None) => self.load(graph, weights),
+            // Without room for the files, the weights of the store are enough.
+            Err(error) if error.kind() == ErrorKind::Io => self.load(graph, weights),
+            Err(error) => Err(error.in_file(graph.path())),
+        }
+    }
+
+    /// onnxruntime maps external data in both modes. It uses the same kernels as for shared graphs.
     fn load_file(&self, path: &Path, _mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
+        let prepacks = self.derived.is_some();
+        let options = SessionOptions { prepacks, ..self.options.clone() };
         let open = || {
             if !path.is_file() {
                 return Err(Error::not_found("no such file"));
             }
-            Session::of_file(&self.library.environment, &self.options, path).map_err(|failure| error(&failure))
+            Session::of_file(&self.library.environment, &options, path).map_err(|failure| error(&failure))
         };
         let session = guarded("loading", open).map_err(|error| error.in_file(path))?;
         let (inputs, outputs) = session.outlets();
         let (inputs, outputs) = (inputs.iter().map(port).collect(), outputs.iter().map(port).collect());
-        OrtGraph::open(session, inputs, outputs, DType::F32)
+        OrtGraph::open(session, inputs, outputs, DType::F32, "")
     }
 }
 

@@ -5,7 +5,7 @@ use crate::engine::api::LoadedGraph;
 use crate::engine::checks::{check_shape, input_positions, output_positions};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator, OutputSpec};
-use crate::graph::Port;
+use crate::graph::{Graph, Port};
 use crate::tensor::{Array, TensorRef};
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
 use cotensor_store::{CopyReason, Reservation};
@@ -25,14 +25,22 @@ pub(super) struct OrtGraph {
     /// Whether the shapes that the graph declares for its outputs were right so far.
     predicts: AtomicBool,
     precision: DType,
+    variant: &'static str,
 }
 
 impl OrtGraph {
+    pub(super) fn of_graph(session: Session, graph: &Graph, variant: &'static str) -> Result<Arc<dyn LoadedGraph>> {
+        let half = graph.weights().iter().any(|weight| weight.dtype == DType::F16);
+        let precision = if half { DType::F16 } else { DType::F32 };
+        Self::open(session, graph.inputs().to_vec(), graph.outputs().to_vec(), precision, variant)
+    }
+
     pub(super) fn open(
         session: Session,
         inputs: Vec<Port>,
         outputs: Vec<Port>,
         precision: DType,
+        variant: &'static str,
     ) -> Result<Arc<dyn LoadedGraph>> {
         let names = |ports: &[Port]| {
             let name = |port: &Port| CString::new(port.name.as_str());
@@ -44,7 +52,7 @@ impl OrtGraph {
         };
         let shapes = Shapes::of(session.outlets());
         let predicts = AtomicBool::new(true);
-        Ok(Arc::new(Self { session, inputs, outputs, input_names, output_names, shapes, predicts, precision }))
+        Ok(Arc::new(Self { session, inputs, outputs, input_names, output_names, shapes, predicts, precision, variant }))
     }
 
     /// An input with the element type that the graph takes, in place if it has that type already.
@@ -178,6 +186,10 @@ impl LoadedGraph for OrtGraph {
 
     fn precision(&self) -> DType {
         self.precision
+    }
+
+    fn variant(&self) -> &'static str {
+        self.variant
     }
 
     fn inputs(&self) -> &[Port] {

@@ -5,6 +5,7 @@ mod engine;
 mod graph;
 mod library;
 mod native;
+mod prepacked;
 mod shapes;
 
 pub use engine::OrtEngine;

@@ -4,13 +4,14 @@
 use cotensor_store::Lease;
 use ort::environment::Environment;
 use ort::memory::{Allocator, MemoryInfo};
-use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
+use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
 use ort::sys;
 use ort::value::{DynValue, Outlet, TensorElementType};
 use ort::{AsPointer, Error, ortsys};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::marker::PhantomData;
-use std::path::Path;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null, null_mut};
 
 type Result<T> = ort::Result<T>;
@@ -49,6 +50,11 @@ pub(super) struct SessionOptions {
     pub(super) threads: Option<usize>,
     /// Whether weights are copied into the layout of the kernels.
     pub(super) prepacks: bool,
+    /// Whether the graph was optimized when it was written: a second optimization could choose other kernels.
+    pub(super) is_optimized: bool,
+    /// Writes the optimized graph to the first path, and its weights and their copies to a file of the second name
+    /// beside it.
+    pub(super) saves: Option<(PathBuf, &'static str)>,
 }
 
 impl SessionOptions {
@@ -58,6 +64,16 @@ impl SessionOptions {
             .with_prepacking(self.prepacks)?
             // Threads that wait for the next run leave the cores to the other sessions and processes.
             .with_config_entry("session.force_spinning_stop", "1")?;
+        if self.is_optimized {
+            builder = builder.with_optimization_level(GraphOptimizationLevel::Disable)?;
+        }
+        if let Some((path, data)) = &self.saves {
+            builder = builder
+                .with_optimized_model_path(path)?
+                .with_config_entry("session.optimized_model_external_initializers_file_name", data)?
+                .with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")?
+                .with_config_entry("session.save_external_prepacked_constant_initializers", "1")?;
+        }
         if let Some(threads) = self.threads {
             builder = builder.with_intra_threads(threads.max(1))?;
         }
@@ -65,12 +81,16 @@ impl SessionOptions {
     }
 }
 
-/// A weight in memory of the store that the host can address.
-pub(super) struct Weight<'a> {
-    pub(super) name: &'a str,
-    pub(super) dtype: TensorElementType,
-    pub(super) shape: &'a [usize],
-    pub(super) lease: Lease,
+/// A model whose weights are inputs of its graph.
+pub(super) struct OpenModel<'a> {
+    /// The graph as an ONNX file.
+    pub(super) graph: Vec<u8>,
+    /// The operator sets that it imports: domain and version.
+    pub(super) operator_sets: Vec<(String, u32)>,
+    /// The names of the true inputs.
+    pub(super) inputs: Vec<&'a str>,
+    /// The weights: name, element type and shape.
+    pub(super) weights: Vec<(&'a str, TensorElementType, &'a [usize])>,
 }
 
 /// A session with the memory that it reads. Fields are dropped in the order of their declaration.
@@ -88,35 +108,28 @@ impl Session {
         Ok(Self { session, _weights: Vec::new() })
     }
 
-    /// Opens a model whose weights are inputs of the graph, and makes them constants in memory of the store. `inputs`
-    /// are the names of the true inputs, `operator_sets` domains and versions that the model imports. `weights` comes
-    /// first: an error drops the session before the parameters.
+    /// Opens `model` with its weights in memory of the store. `leases` has a lease for each of the weights, which the
+    /// host can address.
     pub(super) fn of_memory(
-        weights: Vec<Weight<'_>>,
+        leases: Vec<Lease>,
         environment: &Environment,
         options: &SessionOptions,
-        model: &[u8],
-        operator_sets: &[(String, u32)],
-        inputs: &[&str],
+        model: &OpenModel<'_>,
     ) -> Result<Self> {
-        let mut builder = options.builder(environment)?;
-        if weights.is_empty() {
-            let session = builder.commit_from_memory(model)?;
-            return Ok(Self { session, _weights: Vec::new() });
-        }
-        let mut graph = ort::editor::Graph::new()?;
-        for weight in &weights {
-            add_weight(&mut graph, weight)?;
-        }
-        let mut session = builder.edit_from_memory(model)?;
-        let outlets = session.inputs().iter().filter(|input| inputs.contains(&input.name()));
-        graph.set_inputs(outlets.map(|input| Outlet::new(input.name(), input.dtype().clone())).collect::<Vec<_>>())?;
-        let sets = operator_sets.iter().map(|(domain, version)| ort::editor::Opset::new(domain, *version));
-        let mut addition = ort::editor::Model::new(sets.collect::<Result<Vec<_>>>()?)?;
-        addition.set_graph(graph)?;
-        session.apply_model(&addition)?;
-        let session = session.into_session()?;
-        Ok(Self { session, _weights: weights.into_iter().map(|weight| weight.lease).collect() })
+        // The session ends before the leases do: in `Self` by the order of the fields.
+        let session = build(&leases, environment, options, model)?;
+        Ok(Self { session, _weights: leases })
+    }
+
+    /// Writes the files that `options` name, for `model` with the weights in `leases`.
+    pub(super) fn save(
+        leases: &[Lease],
+        environment: &Environment,
+        options: &SessionOptions,
+        model: &OpenModel<'_>,
+    ) -> Result<()> {
+        // The session ends here, while the leases are borrowed.
+        build(leases, environment, options, model).map(drop)
     }
 
     /// The inputs and outputs as onnxruntime found them. A session with weights lists them as inputs, too.
@@ -162,23 +175,47 @@ impl Session {
     }
 }
 
+/// A session that reads the bytes of `leases`; the caller ends it before the leases end.
+fn build(
+    leases: &[Lease],
+    environment: &Environment,
+    options: &SessionOptions,
+    model: &OpenModel<'_>,
+) -> Result<ort::session::Session> {
+    let mut builder = options.builder(environment)?;
+    if leases.is_empty() {
+        return builder.commit_from_memory(&model.graph);
+    }
+    let mut graph = ort::editor::Graph::new()?;
+    for (&(name, dtype, shape), lease) in model.weights.iter().zip(leases) {
+        let bytes = lease.bytes().ok_or_else(|| Error::new("the host cannot address a weight"))?;
+        add_weight(&mut graph, name, Tensor::read(dtype, shape, bytes)?)?;
+    }
+    let mut session = builder.edit_from_memory(&model.graph)?;
+    let inputs = session.inputs().iter().filter(|input| model.inputs.contains(&input.name()));
+    graph.set_inputs(inputs.map(|input| Outlet::new(input.name(), input.dtype().clone())).collect::<Vec<_>>())?;
+    let sets = model.operator_sets.iter().map(|(domain, version)| ort::editor::Opset::new(domain, *version));
+    let mut addition = ort::editor::Model::new(sets.collect::<Result<Vec<_>>>()?)?;
+    addition.set_graph(graph)?;
+    session.apply_model(&addition)?;
+    session.into_session()
+}
+
 /// Adds a weight to the graph without a copy of its bytes.
-fn add_weight(graph: &mut ort::editor::Graph, weight: &Weight<'_>) -> Result<()> {
-    let name = CString::new(weight.name)?;
-    let bytes = weight.lease.bytes().ok_or_else(|| Error::new("the host cannot address a weight"))?;
-    let tensor = Tensor::read(weight.dtype, weight.shape, bytes)?;
-    let mut tensor = std::mem::ManuallyDrop::new(tensor);
+fn add_weight(graph: &mut ort::editor::Graph, name: &str, tensor: Tensor<'_>) -> Result<()> {
+    let name = CString::new(name)?;
+    let mut tensor = ManuallyDrop::new(tensor);
     let value = tensor.value.ptr_mut();
     let mut add = || -> Result<()> {
         // SAFETY: the value is a tensor over the bytes of a weight. onnxruntime takes the value, and reads the bytes
-        // until the session ends. The bytes belong to the segment of the lease, which never moves or changes them.
-        // `Session` ends its session before it drops the leases; until then, `of_memory` holds them.
+        // until the session ends. The bytes belong to the segment of a lease, which never moves or changes them, and
+        // both callers of `build` end the session before the lease.
         ortsys![@editor: unsafe AddInitializerToGraph(graph.ptr_mut(), name.as_ptr(), value, true)?];
         Ok(())
     };
     let added = add();
     if added.is_err() {
-        drop(std::mem::ManuallyDrop::into_inner(tensor));
+        drop(ManuallyDrop::into_inner(tensor));
     }
     added
 }

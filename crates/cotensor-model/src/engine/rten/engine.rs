@@ -86,6 +86,7 @@ impl Engine for RtenEngine {
             borrows_inputs: true,
             writes_outputs_in_place: false,
             widens_floats: true,
+            is_reproducible: true,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Small ONNX files and stores for the tests of graphs and engines.
 
-use cotensor_model::engine::{self, Engine, FileMode, LoadedGraph, RtenEngine};
+use cotensor_core::{ContentHash, DerivedFiles, Result};
+use cotensor_model::engine::{self, Engine, EngineOptions, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
 use cotensor_model::tensor::{Array, TensorRef};
 use cotensor_model::weights::{LoadedWeights, load_weights};
@@ -161,7 +162,9 @@ pub(crate) fn weights(graph: &Graph, store: &dyn Store) -> LoadedWeights {
 /// The engines of this build that can be used on this machine. An engine whose library is missing is skipped, unless
 /// ORT_DYLIB_PATH names the library.
 pub(crate) fn engines() -> Vec<Arc<dyn Engine>> {
-    let opened = engine::names().filter_map(|name| match engine::open(name, Some(1)) {
+    let derived = Arc::new(TemporaryFiles(tempfile::tempdir().unwrap()));
+    let options = EngineOptions { threads: Some(1), derived: Some(derived) };
+    let opened = engine::names().filter_map(|name| match engine::open(name, options.clone()) {
         Ok(engine) => Some(engine),
         Err(error) => {
             assert!(std::env::var_os("ORT_DYLIB_PATH").is_none(), "{error}");
@@ -183,7 +186,23 @@ pub(crate) fn load(path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
 pub(crate) fn load_on(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
     let graph = open_for(engine, path);
     let weights = weights(&graph, store);
-    engine.load(&graph, weights.leases).unwrap()
+    engine.load_derived(&graph, weights.leases, &graph.fingerprint(&weights.hashes)).unwrap()
+}
+
+/// Derived files in a folder of one process.
+struct TemporaryFiles(tempfile::TempDir);
+
+impl DerivedFiles for TemporaryFiles {
+    fn find_files(&self, key: &ContentHash) -> Option<PathBuf> {
+        Some(self.0.path().join(key.to_string())).filter(|folder| folder.is_dir())
+    }
+
+    fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
+        let folder = self.0.path().join(key.to_string());
+        std::fs::create_dir(&folder).unwrap();
+        fill(&folder)?;
+        Ok(folder)
+    }
 }
 
 pub(crate) fn open_for(engine: &dyn Engine, path: &Path) -> Graph {

@@ -1,0 +1,16 @@
+use crate::{ContentHash, Result};
+use std::path::{Path, PathBuf};
+
+/// Keeps folders of files that are derived from blobs for one machine, such as weights in the layout of an engine's
+/// kernels. Processes map the same files.
+pub trait DerivedFiles: Send + Sync {
+    /// The folder with this key, if it is complete and undamaged. Its files never change.
+    fn find_files(&self, key: &ContentHash) -> Option<PathBuf>;
+
+    /// Makes the folder with this key: `fill` writes files into an empty folder. Of several processes, one fills it and
+    /// the others wait. If another process made it, `fill` is not called.
+    ///
+    /// # Errors
+    /// The errors of `fill`, or [`ErrorKind::Io`](crate::ErrorKind::Io); no part of the folder remains.
+    fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf>;
+}
