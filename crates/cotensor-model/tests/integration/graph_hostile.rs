@@ -2,7 +2,7 @@
 
 use crate::support::onnx::*;
 use cotensor_core::{Error, ErrorKind};
-use cotensor_model::engine::{Engine, RtenEngine};
+use cotensor_model::engine::Engine;
 use cotensor_model::graph::{DEPTH_MAX, Graph};
 use cotensor_model::tensor::TensorRef;
 use cotensor_model::weights::load_weights;
@@ -13,12 +13,19 @@ use std::path::Path;
 const DIMS: [i64; 2] = [SIZE as i64, SIZE as i64];
 const WEIGHT_BYTES: usize = SIZE * SIZE * 4;
 
-/// Opens, loads and runs the file.
+/// Opens, loads and runs the file on every engine.
 fn use_file(path: &Path) -> Result<(), Error> {
+    Graph::open(path)?;
+    // Each engine gets the file, even if another one refuses it.
+    let used: Vec<_> = engines().iter().map(|engine| use_on(&**engine, path)).collect();
+    used.into_iter().collect()
+}
+
+fn use_on(engine: &dyn Engine, path: &Path) -> Result<(), Error> {
     let graph = Graph::open(path)?;
     let store = store();
     let weights = load_weights(&graph, &*store, &store.holder("test"), "test")?;
-    let loaded = RtenEngine::new(Some(1)).load(&graph, weights.leases)?;
+    let loaded = engine.load(&graph, weights.leases)?;
     let outputs: Vec<_> = loaded.outputs().iter().map(|port| port.name.as_str()).collect();
     let x = noise(SIZE, 3);
     loaded.run_alone(&[("x", TensorRef::f32(&[1, SIZE], &x)?)], &outputs).map(drop)
