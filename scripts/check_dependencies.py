@@ -18,7 +18,8 @@ ALLOWED = {
     "cotensor-sharing": {"cotensor-core", "cotensor-store"},
     "cotensor-memory": {"cotensor-core"},
     "cotensor-preprocess": {"cotensor-core"},
-    "cotensor-model": {"cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"},
+    "cotensor-hub": {"cotensor-core", "cotensor-preprocess"},
+    "cotensor-model": {"cotensor-core", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"},
     "cotensor-rpc": {"cotensor-core"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc"},
     "cotensor-formats": {"cotensor-core", "cotensor-store"},
@@ -28,7 +29,7 @@ ALLOWED = {
     "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
     "cotensor": {
         "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-formats",
-        "cotensor-functions", "cotensor-serving"
+        "cotensor-functions", "cotensor-hub", "cotensor-serving"
     },
     "cotensor-demo": {"cotensor"},
     "cotensor-inspect": {"cotensor-core", "cotensor-memory", "cotensor-client"},

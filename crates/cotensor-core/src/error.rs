@@ -100,6 +100,13 @@ impl Error {
         self
     }
 
+    /// Adds a text and a colon before the explanation.
+    #[must_use]
+    pub fn prefixed(mut self, text: impl fmt::Display) -> Self {
+        self.0.message = format!("{text}: {}", self.0.message);
+        self
+    }
+
     /// The kind, for matching.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

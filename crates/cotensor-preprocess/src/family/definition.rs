@@ -67,6 +67,15 @@ pub struct EncoderFields {
 }
 
 impl StageDef {
+    /// The file of the graph: the first candidate for which `has_file` is true, in `variant` (`fp16`: `model_fp16.onnx`).
+    pub fn graph_file(&self, variant: Option<&str>, has_file: impl Fn(&str) -> bool) -> Option<String> {
+        let files = self.files.iter().map(|file| match (variant, file.strip_suffix(".onnx")) {
+            (Some(variant), Some(stem)) => format!("{stem}_{variant}.onnx"),
+            _ => file.clone(),
+        });
+        files.into_iter().find(|file| has_file(file))
+    }
+
     /// The name of the first output in a graph; `has_output` tells whether the graph has an output of a name.
     pub fn trunk_output(&self, has_output: impl Fn(&str) -> bool) -> Option<&str> {
         let names = self.outputs.first().into_iter().chain(&self.output_aliases);

@@ -49,14 +49,25 @@ pub fn kinds_by_name(model: &str) -> Vec<Kind> {
 }
 
 impl Family {
+    /// The tasks of the family's models.
+    pub fn tasks(&self) -> impl Iterator<Item = &'static Task> {
+        tasks().iter().filter(|task| task.family.contains(&self.name))
+    }
+
+    /// Whether a task reads the input of type `medium`: `text`, `image` or `audio`.
+    pub fn reads(&self, task: &Task, medium: &str) -> bool {
+        let stages = task.stages.iter().filter_map(|role| self.stage(role).ok());
+        let mut sources = stages.flat_map(|stage| stage.inputs.values());
+        sources.any(|source| source.split('.').next() == Some(medium))
+    }
+
     /// The task of this name, in the variant for this family.
     ///
     /// # Errors
     /// `Invalid`; the message lists the family's tasks.
     pub fn task(&self, name: &str) -> Result<&'static Task> {
-        let mine = || tasks().iter().filter(|task| task.family.contains(&self.name));
-        mine().find(|task| task.name == name).ok_or_else(|| {
-            let known: Vec<&str> = mine().map(|task| task.name.as_str()).collect();
+        self.tasks().find(|task| task.name == name).ok_or_else(|| {
+            let known: Vec<&str> = self.tasks().map(|task| task.name.as_str()).collect();
             let known = if known.is_empty() { "none yet".to_owned() } else { known.join(", ") };
             Error::invalid(format!("{} cannot do {name:?}; it can do: {known}", self.title))
         })

@@ -1,0 +1,26 @@
+//! The cache of the hub on this machine, in the layout that `huggingface_hub` writes, so that both programs use the same
+//! files:
+//!
+//! ```text
+//! models--OWNER--NAME/
+//!     refs/REVISION            the commit of a branch or tag
+//!     trees/COMMIT.json        the list of the repository's files at a commit
+//!     snapshots/COMMIT/FILE    a symbolic link to the file's blob
+//!     blobs/ETAG               a file's bytes; the name is their hash
+//! .locks/models--OWNER--NAME/ETAG.lock
+//! ```
+
+mod repository;
+mod snapshot;
+mod tree;
+
+pub(crate) use repository::{Repository, read};
+pub use snapshot::{blob_folders, name_of_snapshot};
+pub(crate) use tree::{FILES_MAX, RepoFile};
+
+/// The start of a model's folder in the cache.
+const MODEL_FOLDER: &str = "models--";
+/// The folder of the snapshots in a model's folder.
+const SNAPSHOTS: &str = "snapshots";
+/// The folder of the blobs in a model's folder, and of the blobs that models share in the cache.
+const BLOBS: &str = "blobs";

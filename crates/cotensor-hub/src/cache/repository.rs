@@ -1,0 +1,142 @@
+use super::tree::{self, RepoFile};
+use super::{BLOBS, MODEL_FOLDER, SNAPSHOTS};
+use crate::id::{ModelId, is_commit};
+use cotensor_core::{Error, Result};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// The most bytes of a file in refs/.
+const REF_BYTES_MAX: u64 = 256;
+/// The most bytes of a list of files.
+const TREE_BYTES_MAX: u64 = 16 << 20;
+
+/// The folder of a model in the cache.
+#[derive(Clone, Debug)]
+pub(crate) struct Repository {
+    folder: PathBuf,
+    locks: PathBuf,
+}
+
+impl Repository {
+    /// The folder of the model in `cache`. It may not exist.
+    pub(crate) fn of(cache: &Path, id: &ModelId) -> Self {
+        let name = format!("{MODEL_FOLDER}{}", id.name().replace('/', "--"));
+        Self { folder: cache.join(&name), locks: cache.join(".locks").join(name) }
+    }
+
+    /// The commit of the id's revision, as far as the cache knows it.
+    ///
+    /// # Errors
+    /// `Corrupt` for a file in refs/ that contains no commit, or `Io`.
+    pub(crate) fn commit(&self, id: &ModelId) -> Result<Option<String>> {
+        if let Some(commit) = id.commit() {
+            return Ok(Some(commit.to_owned()));
+        }
+        let file = self.reference(id);
+        let Some(bytes) = read(&file, REF_BYTES_MAX)? else { return Ok(None) };
+        let text = String::from_utf8(bytes).unwrap_or_default();
+        match text.trim() {
+            commit if is_commit(commit) => Ok(Some(commit.to_owned())),
+            _ => Err(Error::corrupt("the file contains no commit; `cotensor pull` writes it again").in_file(file)),
+        }
+    }
+
+    fn reference(&self, id: &ModelId) -> PathBuf {
+        self.folder.join("refs").join(id.revision())
+    }
+
+    /// Records the commit of the id's revision.
+    pub(crate) fn set_commit(&self, id: &ModelId, commit: &str) -> Result<()> {
+        match id.commit() {
+            Some(_) => Ok(()),
+            None => write(&self.reference(id), commit.as_bytes()),
+        }
+    }
+
+    /// The folder with the files of a commit.
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.folder.join(SNAPSHOTS).join(commit)
+    }
+
+    /// The blob of a file.
+    pub(crate) fn blob(&self, file: &RepoFile) -> PathBuf {
+        self.folder.join(BLOBS).join(file.etag())
+    }
+
+    /// The lock of a file's download.
+    pub(crate) fn lock(&self, file: &RepoFile) -> PathBuf {
+        self.locks.join(format!("{}.lock", file.etag()))
+    }
+
+    fn tree(&self, commit: &str) -> PathBuf {
+        self.folder.join("trees").join(format!("{commit}.json"))
+    }
+
+    /// The files of a commit, if the cache has their list.
+    pub(crate) fn files(&self, commit: &str) -> Result<Option<Vec<RepoFile>>> {
+        Ok(read(&self.tree(commit), TREE_BYTES_MAX)?.and_then(|bytes| tree::decode(&bytes)))
+    }
+
+    /// Records the files of a commit.
+    pub(crate) fn set_files(&self, commit: &str, files: &[RepoFile]) -> Result<()> {
+        write(&self.tree(commit), &tree::encode(files))
+    }
+
+    /// Whether the snapshot of a commit has a file with all its bytes.
+    pub(crate) fn has(&self, commit: &str, file: &RepoFile) -> bool {
+        let found = std::fs::metadata(self.snapshot(commit).join(&file.path));
+        found.is_ok_and(|found| found.is_file() && found.len() == file.size)
+    }
+
+    /// Adds the link to a file's blob to the snapshot of a commit.
+    pub(crate) fn link(&self, commit: &str, file: &RepoFile) -> Result<()> {
+        let link = self.snapshot(commit).join(&file.path);
+        let folder = link.parent().unwrap_or(&self.folder);
+        let io = |error: std::io::Error| Error::io("cannot link a file of the hub's cache", &error).in_file(&link);
+        std::fs::create_dir_all(folder).map_err(io)?;
+        let up = "../".repeat(2 + file.path.matches('/').count());
+        let target = PathBuf::from(format!("{up}{BLOBS}/{}", file.etag()));
+        if std::fs::read_link(&link).is_ok_and(|found| found == target) {
+            return Ok(());
+        }
+        // A link under another name that is renamed replaces a wrong one without a time at which there is none.
+        let beside = beside(&link);
+        std::os::unix::fs::symlink(&target, &beside).map_err(io)?;
+        std::fs::rename(&beside, &link).inspect_err(|_| drop(std::fs::remove_file(&beside))).map_err(io)
+    }
+}
+
+/// The bytes of a file of at most `bytes_max` bytes. `None` when it does not exist or is longer.
+pub(crate) fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
+    let file = match std::fs::File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        opened => opened,
+    };
+    let mut bytes = Vec::new();
+    let read = file.and_then(|file| file.take(bytes_max + 1).read_to_end(&mut bytes));
+    read.map_err(|error| Error::io("cannot read the hub's cache", &error).in_file(path))?;
+    Ok((bytes.len() as u64 <= bytes_max).then_some(bytes))
+}
+
+/// Writes a file under another name and renames it, so that no program reads a part of it.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let beside = beside(path);
+    let written = std::fs::create_dir_all(path.parent().unwrap_or(path)).and_then(|()| {
+        let mut file = std::fs::File::create(&beside)?;
+        file.write_all(bytes)?;
+        std::fs::rename(&beside, path)
+    });
+    written.map_err(|error| {
+        drop(std::fs::remove_file(&beside));
+        Error::io("cannot write the hub's cache", &error).in_file(path)
+    })
+}
+
+/// A name beside `path` that no other process and no other thread uses.
+fn beside(path: &Path) -> PathBuf {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    path.with_file_name(format!(".{name}.{process}-{next}.tmp"))
+}

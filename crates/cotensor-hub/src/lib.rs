@@ -1,0 +1,19 @@
+//! Models by name: the cache of the model hub on this machine, shared with every other program of the hub, and downloads
+//! into it.
+//!
+//! [`Hub::folder`] finds the folder of a model by path or by id. [`Hub::pull`] downloads the files of a model that this
+//! program reads: the configuration and the graphs of its family.
+
+mod cache;
+mod download;
+mod hub;
+mod id;
+mod needed;
+mod settings;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+pub use cache::{blob_folders, name_of_snapshot};
+pub use hub::{Hub, Pulled};
+pub use id::ModelId;
+pub use settings::{Limits, Settings};

@@ -1,0 +1,7 @@
+//! The hub's cache and downloads into it, against a small hub on a loopback port.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cache;
+mod downloads;
+mod failures;
+mod support;
