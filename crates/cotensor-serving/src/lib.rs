@@ -6,7 +6,8 @@
 //! | `model.run` | `model`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `max_new_tokens`, `min_new_tokens` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //!
-//! `model` is a reference or a folder. A folder whose files changed is opened again; a reference keeps its version.
+//! `model` is a reference, the absolute path of a folder, or the name of a model on the hub. A folder whose files changed
+//! is opened again; a reference keeps its version.
 //! `image` and `audio` are the absolute path of a file, its bytes, or a `uint8` tensor of its bytes.
 
 mod arguments;
@@ -34,12 +35,12 @@ pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> Provi
         .function(
             "model.open",
             Options::new(
-                "Opens a model, which stays open while the result is kept. Arguments: folder (an absolute path).",
+                "Opens a model, which stays open while the result is kept. Arguments: folder (an absolute path, or the model's \
+                 name on the hub).",
             ),
             move |arguments, _| {
                 let arguments = NamedArguments::new(arguments, &["folder"])?;
-                let model =
-                    open.runtime.open(arguments::absolute(arguments.required("folder")?.as_str()?, "folder")?)?;
+                let model = open.open(arguments.required("folder")?.as_str()?, "folder")?;
                 Ok(Object::new(OpenModel { model, service: Arc::clone(&open) }).into())
             },
         )
@@ -77,11 +78,11 @@ impl Managed for OpenModel {
 }
 
 /// Descriptions for lists of functions. They name every argument of [`RUN`] and [`STAGE`].
-const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, or the result of model.open), \
-    task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
+const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, a name on the hub, or the \
+    result of model.open), task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
     texts (labels), head, max_new_tokens, min_new_tokens.";
-const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, or the result of \
-    model.open), role, inputs (tensors by name).";
+const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, a name on the \
+    hub, or the result of model.open), role, inputs (tensors by name).";
 const RUN: &[&str] = &["task", "text", "image", "audio", "texts", "head", "max_new_tokens", "min_new_tokens"];
 const STAGE: &[&str] = &["role", "inputs"];
 
@@ -99,13 +100,25 @@ impl Service {
     /// The model of a reference or a folder.
     fn model(&self, arguments: &NamedArguments<'_>) -> Result<Arc<Model>> {
         match arguments.required("model")? {
-            Value::String(folder) => self.recent(arguments::absolute(folder, "model")?),
+            Value::String(model) => Ok(self.recent(self.open(model, "model")?)),
             other => Ok(Arc::clone(&other.as_object::<OpenModel>().map_err(|error| error.in_field("model"))?.model)),
         }
     }
 
-    fn recent(&self, folder: &Path) -> Result<Arc<Model>> {
-        let model = self.runtime.open(folder)?;
+    /// Opens a model by the absolute path of its folder, or by its name on the hub. A relative path is refused: processes
+    /// have different working directories.
+    fn open(&self, model: &str, field: &str) -> Result<Arc<Model>> {
+        let path = Path::new(model);
+        if path.is_absolute() {
+            return self.runtime.open(path);
+        }
+        self.runtime.open_named(model).map_err(|error| {
+            error.prefixed(format_args!("{model:?} is no absolute path of a folder; by name")).in_field(field)
+        })
+    }
+
+    /// Keeps a model open that was run by its folder or name.
+    fn recent(&self, model: Arc<Model>) -> Arc<Model> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         // Removes a version from before the folder changed.
         recent.retain(|known| known.folder() != model.folder());
@@ -116,7 +129,7 @@ impl Service {
         };
         drop(recent);
         drop(gone);
-        Ok(model)
+        model
     }
 
     fn run_with(&self, model: &Model, arguments: &NamedArguments<'_>, context: &Context) -> Result<Value, Failure> {

@@ -7,6 +7,7 @@ pub use cotensor_client as client;
 pub use cotensor_core as core;
 pub use cotensor_formats as formats;
 pub use cotensor_functions as functions;
+pub use cotensor_hub as hub;
 pub use cotensor_memory as memory;
 pub use cotensor_model as model;
 pub use cotensor_serving as serving;

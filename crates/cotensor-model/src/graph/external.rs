@@ -63,12 +63,13 @@ impl<'a> Folder<'a> {
         };
         let missing = |error| Error::io(format!("external data {location:?}"), &error);
         let file = folder.join(relative).canonicalize().map_err(missing)?;
-        // Hub caches link the graph and its data into one folder of blobs, so the folder of the linked graph is
-        // allowed, too.
+        // Caches link the graph and its data into one folder of blobs, so the folder of the linked graph is allowed, too.
+        // The hub's cache also has blobs that several models share.
         let real = self.model()?;
-        let real_folder = real.parent().unwrap_or(Path::new("/"));
+        let real_folder = real.parent().unwrap_or(Path::new("/")).to_path_buf();
         let folder = folder.canonicalize().map_err(missing)?;
-        if !file.starts_with(folder) && !file.starts_with(real_folder) {
+        let blobs = cotensor_hub::blob_folders(&folder);
+        if ![folder, real_folder].iter().chain(&blobs).any(|allowed| file.starts_with(allowed)) {
             return Err(escapes());
         }
         let metadata = file.metadata().map_err(missing)?;

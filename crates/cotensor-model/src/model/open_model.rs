@@ -82,11 +82,11 @@ impl Model {
         ModelFolder::new(&self.folder)
     }
 
-    /// The display name: the name of the folder.
+    /// The display name: the name on the hub, for a folder of its cache; else the name of the folder.
     pub fn name(&self) -> String {
-        self.folder
-            .file_name()
-            .map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+        let of_folder = || self.folder.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = cotensor_hub::name_of_snapshot(&self.folder).or_else(of_folder);
+        name.unwrap_or_else(|| self.folder.display().to_string())
     }
 
     /// The family.
@@ -227,8 +227,8 @@ impl Model {
     }
 
     fn graph_file(&self, def: &StageDef) -> Result<PathBuf> {
-        let path = def.files.iter().map(|file| self.folder.join(file)).find(|path| path.is_file());
-        path.ok_or_else(|| {
+        let file = def.graph_file(None, |file| self.folder.join(file).is_file());
+        file.map(|file| self.folder.join(file)).ok_or_else(|| {
             let expected = def.files.join(" or ");
             Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
         })

@@ -4,6 +4,7 @@ use crate::graph::Graph;
 use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::load_weights;
 use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
+use cotensor_hub::{Hub, ModelId};
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::time::Instant;
 pub struct Runtime {
     store: Arc<dyn Store>,
     engines: Engines,
+    hub: Hub,
     models: Mutex<HashMap<PathBuf, Weak<Model>>>,
     /// Loaded graphs by space: two folders with equal content load one graph.
     stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
@@ -24,10 +26,16 @@ pub struct Runtime {
 type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
 
 impl Runtime {
-    /// A runtime over `store` that runs each graph on the first of `engines` that supports it.
+    /// A runtime over `store` that runs each graph on the first of `engines` that supports it. Models are found by the hub
+    /// of the environment.
     pub fn new(store: Arc<dyn Store>, engines: impl Into<Engines>) -> Arc<Self> {
-        let engines = engines.into();
-        Arc::new(Self { store, engines, models: Mutex::default(), stages: Mutex::default(), observer: OnceLock::new() })
+        Self::with_hub(store, engines, Hub::from_env())
+    }
+
+    /// As [`new`](Self::new), with another hub.
+    pub fn with_hub(store: Arc<dyn Store>, engines: impl Into<Engines>, hub: Hub) -> Arc<Self> {
+        let (engines, models, stages, observer) = (engines.into(), Mutex::default(), Mutex::default(), OnceLock::new());
+        Arc::new(Self { store, engines, hub, models, stages, observer })
     }
 
     /// A runtime over `store` with the engines of [`Engines::auto`]. `threads` is the number of threads of the engine;
@@ -64,6 +72,11 @@ impl Runtime {
         &self.engines
     }
 
+    /// The hub that finds models by name.
+    pub fn hub(&self) -> &Hub {
+        &self.hub
+    }
+
     /// Sets the observer of loads: it is called with the role and the model when a stage begins to load. A second call
     /// has no effect.
     pub fn observe_loads(&self, observer: impl Fn(&str, &str) + Send + Sync + 'static) {
@@ -71,12 +84,33 @@ impl Runtime {
         let _ = self.observer.set(Box::new(observer));
     }
 
-    /// The model in `folder`: the open copy, or a new one if none is open or the size or times of a file changed. An
-    /// open model never changes. Graphs are loaded at their first use.
+    /// The model `model`: the open copy, or a new one if none is open or the size or times of a file changed. An open
+    /// model never changes. Graphs are loaded at their first use. `model` is a folder, or the id of a model on the hub
+    /// (`openai/whisper-base`), whose files are downloaded if the hub's cache lacks them.
     ///
     /// # Errors
-    /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`; the error names file and field.
-    pub fn open(self: &Arc<Self>, folder: &Path) -> Result<Arc<Model>> {
+    /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`; the error names file and field. By name, as [`Hub::find`].
+    pub fn open(self: &Arc<Self>, model: &Path) -> Result<Arc<Model>> {
+        self.open_relative(model, Path::new(""))
+    }
+
+    /// As [`open`](Self::open), with a folder that is relative to `base`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_relative(self: &Arc<Self>, model: &Path, base: &Path) -> Result<Arc<Model>> {
+        self.open_folder(&self.hub.folder(model, base, None)?)
+    }
+
+    /// As [`open`](Self::open), for the id of a model only.
+    ///
+    /// # Errors
+    /// `Invalid` for a text that is no id; as [`Hub::find`].
+    pub fn open_named(self: &Arc<Self>, id: &str) -> Result<Arc<Model>> {
+        self.open_folder(&self.hub.find(&ModelId::parse(id)?, None)?)
+    }
+
+    fn open_folder(self: &Arc<Self>, folder: &Path) -> Result<Arc<Model>> {
         let path = crate::folder::canonical_folder(folder)?;
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = models.get(&path).and_then(Weak::upgrade)

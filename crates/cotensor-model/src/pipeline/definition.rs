@@ -32,7 +32,7 @@ pub struct Pipeline {
 pub struct User {
     /// The name, unique in the pipeline.
     pub name: String,
-    /// The folder of the model, relative to the pipeline file.
+    /// The folder of the model, relative to the pipeline file, or its name on the hub.
     pub model: String,
     /// The task.
     pub task: String,
@@ -71,6 +71,14 @@ impl Pipeline {
         pipeline.validated()
     }
 
+    /// A pipeline of one user.
+    ///
+    /// # Errors
+    /// `Invalid` for a value out of bounds.
+    pub fn of(user: User) -> Result<Self> {
+        Self { name: user.model.clone(), users: vec![user] }.validated()
+    }
+
     fn validated(self) -> Result<Self> {
         let invalid = |field: String, message: String| Err(Error::invalid(message).in_field(field));
         if self.users.is_empty() || self.users.len() > USERS_MAX {
@@ -83,7 +91,7 @@ impl Pipeline {
                 return invalid(field("name"), format!("{:?} is empty or taken", user.name));
             }
             if user.model.is_empty() {
-                return invalid(field("model"), "a folder is required".into());
+                return invalid(field("model"), "a folder or a name is required".into());
             }
             user.check_limits(&format!("user[{index}]"))?;
         }
@@ -101,10 +109,7 @@ impl User {
             TextLimit::One => self.texts.len() == 1,
             TextLimit::Many => !self.texts.is_empty(),
         };
-        let stages = task.stages.iter().filter_map(|role| family.stage(role).ok());
-        let mut sources = stages.flat_map(|stage| stage.inputs.values());
-        let reads = sources.any(|source| source.split('.').next() == Some(medium));
-        reads && !(own_texts && medium == "text")
+        family.reads(task, medium) && !(own_texts && medium == "text")
     }
 
     /// Checks the bounds of lists and counts. `field` names the user in errors.

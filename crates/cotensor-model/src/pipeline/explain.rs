@@ -78,14 +78,14 @@ impl<'a> Use<'a> {
     }
 }
 
-/// Opens every model of `pipeline` (folders relative to `base`) and compares their stages.
+/// Opens every model of `pipeline` (folders relative to `base`, or names) and compares their stages.
 ///
 /// # Errors
 /// As [`Runtime::open`] and [`Model::stage`]; `Invalid` for a task that a family does not have.
 pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<Explanation> {
     let mut uses = Vec::new();
     for user in &pipeline.users {
-        let model = runtime.open(&base.join(&user.model))?;
+        let model = runtime.open_relative(Path::new(&user.model), base)?;
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         user.check_task(task)?;
         for role in &task.stages {

@@ -1,6 +1,7 @@
 //! Pipelines: several users, each a model and a task, on the same input.
 
 mod answer;
+mod default_task;
 mod definition;
 mod explain;
 pub mod generate;
@@ -12,6 +13,7 @@ mod run;
 mod task;
 
 pub use answer::{Answer, Output};
+pub use default_task::default_task;
 pub use definition::{Pipeline, User};
 pub use explain::{Explanation, StageUse, explain};
 pub use inputs::Inputs;

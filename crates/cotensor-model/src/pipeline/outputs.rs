@@ -33,14 +33,24 @@ pub(super) fn head_output(stage: &Stage) -> Result<String> {
     }
 }
 
+/// The classes of the checkpoint, according to config.json.
+fn architectures(model: &Model) -> Vec<&str> {
+    let named = model.config().get("architectures").and_then(serde_json::Value::as_array);
+    named.into_iter().flatten().filter_map(serde_json::Value::as_str).collect()
+}
+
+/// Whether a class of the checkpoint has a head for the task.
+pub(super) fn has_class_of(model: &Model, task: &Task) -> bool {
+    let fits = |name: &str| task.architectures.iter().any(|end| name.ends_with(end.as_str()));
+    architectures(model).into_iter().any(fits)
+}
+
 /// Refuses a checkpoint whose own head is for another task, according to config.json.
 pub(super) fn check_architecture(model: &Model, task: &Task) -> Result<()> {
-    let named = model.config().get("architectures").and_then(serde_json::Value::as_array);
-    let named: Vec<&str> = named.into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
-    let fits = |name: &&str| task.architectures.iter().any(|end| name.ends_with(end.as_str()));
+    let named = architectures(model);
     // The class of a trunk does not describe the head in the graph.
     let is_trunk = |name: &&str| name.ends_with("Model") && !name.ends_with("LMHeadModel");
-    if named.iter().all(is_trunk) || named.iter().any(fits) {
+    if named.iter().all(is_trunk) || has_class_of(model, task) {
         return Ok(());
     }
     let message = format!("the head of {} is for another task than {}", named.join(", "), task.name);

@@ -18,7 +18,7 @@ pub struct ResourcePool {
 }
 
 impl ResourcePool {
-    /// A pool over `runtime`. Model names are folders in `models`.
+    /// A pool over `runtime`. Model names are folders in `models`, or ids of models on the hub.
     ///
     /// # Errors
     /// `Invalid` for zero connections.
@@ -61,7 +61,7 @@ impl ResourcePool {
         if !name.components().all(|part| matches!(part, std::path::Component::Normal(_))) || model_name.is_empty() {
             return Err(Error::invalid(format!("{model_name:?} leads out of the pool's folder")).in_field("model_name"));
         }
-        let model = self.runtime.open(&self.models.join(name))?;
+        let model = self.runtime.open_relative(name, &self.models)?;
         let family = model.family();
         let of_type = family.name == model_type
             || family_of(model_type).is_ok_and(|wanted| wanted.name == family.name)

@@ -347,6 +347,33 @@ fn hub_cache_with_linked_graph_and_data_loads() {
     assert_eq!(linked, plain);
 }
 
+/// `huggingface_hub` keeps a file that several models have in `blobs/` of the whole cache.
+#[test]
+fn blobs_that_models_of_a_hub_cache_share_load() {
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let cache = tempfile::tempdir().unwrap();
+    let model = cache.path().join("models--owner--name");
+    let snapshot = model.join("snapshots").join(commit).join("onnx");
+    let folders = [cache.path().join("blobs/aa"), cache.path().join("blobs/bb"), model.join("blobs"), snapshot.clone()];
+    folders.iter().for_each(|folder| std::fs::create_dir_all(folder).unwrap());
+    save(&folders[0], "aaaa", &external_linear(&[("location", "model.onnx_data")]));
+    std::fs::write(folders[1].join("bbbb"), f32_bytes(&noise(SIZE * SIZE, 1))).unwrap();
+    for (name, blob) in [("model.onnx", "aa/aaaa"), ("model.onnx_data", "bb/bbbb")] {
+        let own = model.join("blobs").join(&blob[3..]);
+        std::os::unix::fs::symlink(format!("../../blobs/{blob}"), &own).unwrap();
+        std::os::unix::fs::symlink(format!("../../../blobs/{}", &blob[3..]), snapshot.join(name)).unwrap();
+    }
+    let linked = run_linear(&*load(&snapshot.join("model.onnx"), &*store()));
+    let plain = run_linear(&*load_plain(&save(cache.path(), "plain.onnx", &embedded_linear())));
+    assert_eq!(linked, plain);
+    // A link out of the cache is no blob.
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::write(outside.path().join("x"), f32_bytes(&noise(SIZE * SIZE, 1))).unwrap();
+    std::fs::remove_file(snapshot.join("model.onnx_data")).unwrap();
+    std::os::unix::fs::symlink(outside.path().join("x"), snapshot.join("model.onnx_data")).unwrap();
+    assert_eq!(Graph::open(&snapshot.join("model.onnx")).map(drop).unwrap_err().kind(), ErrorKind::Invalid);
+}
+
 #[test]
 fn data_that_shrinks_after_opening_is_a_conflict() {
     let (folder, graph) = external(&[("location", "weights.data")], WEIGHT_BYTES);

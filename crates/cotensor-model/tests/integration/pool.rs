@@ -1,6 +1,7 @@
 //! The resource pool: one loaded copy, a bounded number of concurrent calls, devices by preference, tensors by name.
 
 use cotensor_core::{DType, Device, ErrorKind, Result};
+use cotensor_hub::{Hub, Settings};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{Capabilities, Engine, FileMode, LoadedGraph, Output, OutputAllocator, RtenEngine};
 use cotensor_model::graph::{Graph, Port};
@@ -18,7 +19,9 @@ fn models() -> PathBuf {
 }
 
 fn pool(max_connections: usize) -> ResourcePool {
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+    // A name that is no folder must not reach a hub.
+    let hub = Hub::new(Settings { offline: true, ..Settings::from_env() });
+    let runtime = Runtime::with_hub(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
     ResourcePool::new(runtime, models(), max_connections).unwrap()
 }
 
