@@ -85,13 +85,14 @@ class ResourcePoolBridgeIntegration:
         model_name: str,
         hardware_preferences: Optional[Mapping[str, Any]] = None,
     ) -> "Model":
-        """Loads the model in the folder ``model_name``, once for all callers.
+        """Loads the model in the folder ``model_name``, once for all callers. Without such a folder, ``model_name`` is a name on
+        the hub (``"openai/whisper-base"``): files that the hub's cache lacks are downloaded, unless ``HF_HUB_OFFLINE`` is set.
 
         ``model_type`` is a kind (``"text_embedding"``), a modality (``"text"``, ``"vision"``, ``"audio"``) or a family
         (``"bert"``), which the model has to match. ``hardware_preferences["priority_list"]`` lists devices, the best first. The
         model's ``skipped`` has the unavailable devices, each with the reason.
 
-        Raises :class:`NotFoundError` without such a folder, :class:`InvalidError` for a model of another type,
+        Raises :class:`NotFoundError` without such a folder or name, :class:`InvalidError` for a model of another type,
         :class:`UnsupportedError` if no preferred device is available, or for an unknown preference.
         """
         preferences = dict(hardware_preferences or {})

@@ -22,6 +22,9 @@ from cotensor.client import SharedTensorClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+# A model's name that is no folder must not reach a hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 
 @functools.cache
 def command() -> tuple[str, ...]:

@@ -55,7 +55,7 @@ impl ResourcePool {
         TensorSharingManager::over(py, self.store.clone_ref(py), max_memory_mb)
     }
 
-    /// The model in the folder ``model_name``, on the first available device of ``priority_list``. ``model_type`` is a
+    /// The model in the folder ``model_name``, or of this name on the hub, on the first available device of ``priority_list``. ``model_type`` is a
     /// kind (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to match.
     #[pyo3(signature = (model_type, model_name, priority_list=None))]
     fn get_model(

@@ -3,11 +3,13 @@
 mod cache;
 mod calls;
 mod daemon;
+mod models;
 mod sharing;
 
 pub(crate) use cache::*;
 pub(crate) use calls::*;
 pub(crate) use daemon::*;
+pub(crate) use models::*;
 pub(crate) use sharing::*;
 
 use crate::environment;
@@ -28,8 +30,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Measure several users of one model with and without sharing.
     Demo(DemoArgs),
-    /// Run a pipeline: several users on the same input.
     Run(RunArgs),
+    Pull(PullArgs),
     /// List which stages of a pipeline are shared by which users, and why others are not.
     Explain(ExplainArgs),
     /// List the model families: supported ones and planned ones.
@@ -114,40 +116,6 @@ pub(crate) struct DemoArgs {
     /// Write a page with charts of memory and time.
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) common: Common,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no
-    /// cache folder is used.
-    #[arg(long)]
-    pub(crate) daemon: bool,
-    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
-    /// /tmp/cotensor-UID].
-    // Not read from COTENSOR_SOCKET here: the variable alone must not require --daemon. The client reads it.
-    #[arg(long, value_name = "PATH", requires = "daemon")]
-    pub(crate) socket: Option<PathBuf>,
-    /// TOML file of the pipeline.
-    pub(crate) pipeline: PathBuf,
-    /// Text input.
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) text: Option<String>,
-    /// Image input (PNG, JPEG, WebP, BMP).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) image: Option<PathBuf>,
-    /// Audio input (WAV, FLAC, MP3, Ogg Vorbis).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) audio: Option<PathBuf>,
-    /// Also run without sharing, and print the largest difference of the outputs. Exit code 1 when they differ (on ort, by more than
-    /// rounding: 0.00001).
-    #[arg(long)]
-    pub(crate) compare: bool,
-    #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
 }
 
 #[derive(Args)]

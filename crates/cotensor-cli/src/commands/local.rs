@@ -1,10 +1,13 @@
 //! The store and the engine inside this process, from the common options.
 
 use crate::args::{Common, EngineArgs};
+use crate::output::Steps;
 use cotensor::core::{Error, Result};
+use cotensor::hub::Hub;
 use cotensor::{LocalOptions, Runtime, SharingConfig, memory};
+use cotensor_demo::Progress;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(super) fn cache_folder(common: &Common) -> Result<PathBuf> {
     match &common.cache {
@@ -14,14 +17,30 @@ pub(super) fn cache_folder(common: &Common) -> Result<PathBuf> {
 }
 
 pub(super) fn runtime(common: &Common, engine: &EngineArgs, sharing: SharingConfig) -> Result<Arc<Runtime>> {
-    LocalOptions {
+    let options = LocalOptions {
         cache: Some(cache_folder(common)?),
         max_memory_bytes: budget_bytes(common)?,
         threads: common.threads.map(usize::from),
         engine: engine.engine.clone(),
         sharing,
-    }
-    .runtime()
+    };
+    let runtime = options.runtime()?;
+    show_downloads(runtime.hub());
+    Ok(runtime)
+}
+
+/// Shows the progress of downloads on standard error.
+pub(super) fn show_downloads(hub: &Hub) {
+    let shown = Mutex::new(None);
+    hub.observe(move |done, total, what| {
+        let mut steps = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if done < total {
+            steps.get_or_insert_with(Steps::new).step(done, total, what);
+        } else if let Some(ended) = steps.take() {
+            // Dropped, which removes the bar. The next download has another.
+            ended.step(done, total, what);
+        }
+    });
 }
 
 pub(super) fn budget_bytes(common: &Common) -> Result<Option<u64>> {

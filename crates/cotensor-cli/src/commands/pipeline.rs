@@ -13,8 +13,8 @@ pub(super) fn in_pipeline(error: Error, file: &Path) -> Error {
     if error.kind() == ErrorKind::Invalid { error.in_file(file) } else { error }
 }
 
-/// Opens each model folder of `pipeline`, relative to `base`, once, so that all users of a folder run the same files
-/// even while they are written. The keys are the folder names in the pipeline.
+/// Opens each model of `pipeline`, a folder relative to `base` or a name, once, so that all users of a folder run the
+/// same files even while they are written. The keys are the folders and names in the pipeline.
 pub(super) fn open_models(
     pipeline: &Pipeline,
     base: &Path,
@@ -23,7 +23,7 @@ pub(super) fn open_models(
     let mut models = HashMap::new();
     for user in &pipeline.users {
         if !models.contains_key(&user.model) {
-            models.insert(user.model.clone(), runtime.open(&base.join(&user.model))?);
+            models.insert(user.model.clone(), runtime.open_relative(Path::new(&user.model), base)?);
         }
     }
     Ok(models)

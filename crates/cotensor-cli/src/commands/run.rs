@@ -1,5 +1,6 @@
-use super::local::runtime;
-use super::pipeline::{in_pipeline, open_models, progress};
+use super::local::{runtime, show_downloads};
+use super::pipeline::{open_models, progress};
+use super::target::Target;
 use crate::args::RunArgs;
 use crate::output::{print, print_json};
 use cotensor::Runtime;
@@ -12,7 +13,6 @@ use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Maximum number of labels printed per answer.
@@ -31,10 +31,9 @@ struct Report {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let pipeline = Pipeline::open(&args.pipeline)?;
-    let base = args.pipeline.parent().unwrap_or(Path::new("."));
+    let target = Target::of(args)?;
     let mut inputs = Inputs::default();
-    if let Some(text) = &args.text {
+    if let [text] = args.text.as_slice() {
         inputs = inputs.with_text(text);
     }
     if let Some(path) = &args.image {
@@ -51,10 +50,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         }
         true => {
             let store = ClientStore::connect(args.socket.as_deref(), "cotensor run")?;
-            Runtime::with_engine(store, args.engine.engine.as_deref(), args.common.threads.map(usize::from))?
+            let threads = args.common.threads.map(usize::from);
+            let runtime = Runtime::with_engine(store, args.engine.engine.as_deref(), threads)?;
+            show_downloads(runtime.hub());
+            runtime
         }
     };
-    let models = open_models(&pipeline, base, &runtime)?;
+    let pipeline = target.pipeline(args, &runtime)?;
+    let models = open_models(&pipeline, target.base(), &runtime)?;
     refuse_unread_inputs(args, &pipeline, &models)?;
     let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
     let steps = progress(&pipeline, &models, &runtime, runs);
@@ -62,7 +65,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     for user in &pipeline.users {
         steps.next(&format!("running {}", user.name));
         let report = run_user(&models[&user.model], user, &inputs, &runtime.store().holder(&user.name));
-        users.push(report.map_err(|error| in_pipeline(error, &args.pipeline))?);
+        users.push(report.map_err(|error| target.in_file(error))?);
     }
     let mut max_abs_diff = None;
     if args.compare {
@@ -70,7 +73,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         for user in &pipeline.users {
             steps.next(&format!("running {} without sharing", user.name));
             let source = StageSource::Private(runtime.engines().clone(), FileMode::Read);
-            let model = Model::open(&base.join(&user.model), source)?;
+            let model = Model::open(models[&user.model].folder(), source)?;
             alone.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
         }
         max_abs_diff = Some(largest_difference(&alone, [&users[..]])?);
@@ -101,7 +104,7 @@ fn compared(difference: Option<f64>, tolerance: f64) -> Result<()> {
 
 /// Refuses an input that no user of the pipeline reads.
 fn refuse_unread_inputs(args: &RunArgs, pipeline: &Pipeline, models: &HashMap<String, Arc<Model>>) -> Result<()> {
-    let given = [("text", args.text.is_some()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
+    let given = [("text", args.text.len() == 1), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
     for (medium, _) in given.into_iter().filter(|(_, given)| *given) {
         if !pipeline.users.iter().any(|user| user.reads(models[&user.model].family(), medium)) {
             let message = format!("no user of this pipeline reads an input of type {medium}");

@@ -8,6 +8,7 @@ mod daemon;
 mod demo;
 mod embedded;
 mod hostile;
+mod hub;
 mod mistakes;
 mod models;
 mod serve;

@@ -74,6 +74,7 @@ impl Daemon {
             .env_remove("COTENSOR_ALLOW_HOST")
             .env_remove("COTENSOR_TOKEN_FILE")
             .env_remove("COTENSOR_LOG");
+        super::without_network(&mut command, &self.path("hub"));
         command.args(arguments);
         command
     }

@@ -4,4 +4,4 @@ mod daemon;
 mod workspace;
 
 pub(crate) use daemon::Daemon;
-pub(crate) use workspace::{BERT, Workspace, copy, fixtures};
+pub(crate) use workspace::{BERT, Workspace, copy, fixtures, without_network};

@@ -44,10 +44,16 @@ impl Workspace {
         self.root.path().join(name)
     }
 
-    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+    /// The command in this folder, which does not use the network.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cotensor"));
         command.current_dir(self.root.path()).env("COTENSOR_CACHE", self.path("cache")).args(arguments);
-        command.output().unwrap()
+        without_network(&mut command, &self.path("hub"));
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
     }
 
     /// Runs a command that must fail with exit code 2 and an error that contains all of `names`.
@@ -67,6 +73,11 @@ impl Workspace {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
     }
+}
+
+/// Gives a command a hub's cache of its own, and no network.
+pub(crate) fn without_network(command: &mut Command, cache: &Path) {
+    command.env("HF_HUB_CACHE", cache).env("HF_HUB_OFFLINE", "1").env_remove("HF_TOKEN").env_remove("HF_ENDPOINT");
 }
 
 /// Copies a folder recursively.

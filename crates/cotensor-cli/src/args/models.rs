@@ -1,0 +1,96 @@
+//! Arguments of the commands for models.
+
+use super::{Common, EngineArgs, SharingArgs};
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Args, Command};
+use cotensor::model::family::tasks;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+/// Run a pipeline: several users of models on the same input. Or run one task of a model.
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no
+    /// cache folder is used.
+    #[arg(long)]
+    pub(crate) daemon: bool,
+    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
+    /// /tmp/cotensor-UID].
+    // Not read from COTENSOR_SOCKET here: the variable alone must not require --daemon. The client reads it.
+    #[arg(long, value_name = "PATH", requires = "daemon")]
+    pub(crate) socket: Option<PathBuf>,
+    /// TOML file of a pipeline; or a model: its folder, or its name on the hub (OWNER/NAME or OWNER/NAME@REVISION), which
+    /// is downloaded if the hub's cache lacks it.
+    #[arg(value_name = "PIPELINE.toml|MODEL")]
+    pub(crate) target: PathBuf,
+    /// Task of the model [default: the task of the model's class, else the first that reads the given inputs].
+    #[arg(value_parser = TaskName, hide_possible_values = true)]
+    pub(crate) task: Option<String>,
+    /// Text input. Repeatable for a task that ranks texts.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) text: Vec<String>,
+    /// Image input (PNG, JPEG, WebP, BMP).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Audio input (WAV, FLAC, MP3, Ogg Vorbis).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audio: Option<PathBuf>,
+    /// Head of the model: its graph onnx/NAME.onnx.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) head: Option<String>,
+    /// Maximum number of tokens to decode.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// Number of tokens to decode before the end token counts.
+    #[arg(long, value_name = "N")]
+    pub(crate) min_new_tokens: Option<usize>,
+    /// Also run without sharing, and print the largest difference of the outputs. Exit code 1 when they differ (on ort, by more than
+    /// rounding: 0.00001).
+    #[arg(long)]
+    pub(crate) compare: bool,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
+}
+
+/// Download a model from the hub into its cache.
+///
+/// Only the files that this program reads are downloaded: configuration, tokenizer and ONNX graphs. Other programs of the
+/// hub, such as transformers, use the same cache (HF_HUB_CACHE, HF_HOME). HF_ENDPOINT is the hub's address, HF_TOKEN
+/// the token for private and gated models; with HF_HUB_OFFLINE=1, the network is not used.
+#[derive(Args)]
+pub(crate) struct PullArgs {
+    /// Name of the model: OWNER/NAME or OWNER/NAME@REVISION.
+    pub(crate) model: String,
+    /// Branch, tag or commit [default: main].
+    #[arg(long, value_name = "REVISION")]
+    pub(crate) revision: Option<String>,
+    /// Variant of the graphs, such as fp16, quantized or q4 [default: the graphs without a variant].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) variant: Option<String>,
+    /// Print one JSON object on standard output and nothing else.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Accepts any task, because the error for an unknown one lists the tasks of the model. Completions offer all tasks.
+#[derive(Clone)]
+struct TaskName;
+
+impl TypedValueParser for TaskName {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue>>> {
+        let mut names: Vec<&str> = tasks().iter().map(|task| task.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        Some(Box::new(names.into_iter().map(PossibleValue::new)))
+    }
+}

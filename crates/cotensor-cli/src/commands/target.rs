@@ -1,0 +1,103 @@
+//! What `run` runs: a pipeline's file, or one task of a model.
+
+use super::pipeline::in_pipeline;
+use crate::args::RunArgs;
+use cotensor::core::{Error, Result};
+use cotensor::model::model::Model;
+use cotensor::model::pipeline::default_task;
+use cotensor::{Pipeline, Runtime, User};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The name of the only user of a model's task, in reports.
+const USER: &str = "answer";
+
+/// What `run` runs.
+pub(super) enum Target<'a> {
+    Pipeline {
+        file: &'a Path,
+        pipeline: Pipeline,
+    },
+    /// A folder, or a name on the hub.
+    Model(&'a Path),
+}
+
+impl<'a> Target<'a> {
+    /// A file, and a name that ends in `.toml`, is a pipeline; anything else is a model.
+    ///
+    /// # Errors
+    /// As [`Pipeline::open`]; `Invalid` for options that only a model's task has.
+    pub(super) fn of(args: &'a RunArgs) -> Result<Self> {
+        let path = args.target.as_path();
+        let is_toml = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("toml")) && !path.is_dir();
+        if !is_toml && !path.is_file() {
+            return Ok(Self::Model(path));
+        }
+        let options = [
+            ("TASK", args.task.is_some()),
+            ("--head", args.head.is_some()),
+            ("--max-new-tokens", args.max_new_tokens.is_some()),
+            ("--min-new-tokens", args.min_new_tokens.is_some()),
+        ];
+        if let Some((option, _)) = options.into_iter().find(|(_, given)| *given) {
+            return Err(Error::invalid("the users of a pipeline state this in its file").in_field(option));
+        }
+        if args.text.len() > 1 {
+            return Err(Error::invalid("a pipeline reads one text").in_field("--text"));
+        }
+        Ok(Self::Pipeline { file: path, pipeline: Pipeline::open(path)? })
+    }
+
+    /// The pipeline; for a model, its task with the options as the only user.
+    ///
+    /// # Errors
+    /// `Invalid` for a task that the model does not have; as [`Runtime::open`].
+    pub(super) fn pipeline(&self, args: &RunArgs, runtime: &Arc<Runtime>) -> Result<Pipeline> {
+        match self {
+            Self::Pipeline { pipeline, .. } => Ok(pipeline.clone()),
+            Self::Model(path) => {
+                let model = path.to_str().ok_or_else(|| Error::invalid("not UTF-8").in_file(path))?;
+                Pipeline::of(User {
+                    name: USER.to_owned(),
+                    model: model.to_owned(),
+                    task: task(args, &*runtime.open(path)?)?,
+                    head: args.head.clone(),
+                    // One text is the input; several are labels or captions to choose from.
+                    texts: if args.text.len() > 1 { args.text.clone() } else { Vec::new() },
+                    max_new_tokens: args.max_new_tokens,
+                    min_new_tokens: args.min_new_tokens,
+                })
+            }
+        }
+    }
+
+    /// The folder to which the models' folders are relative.
+    pub(super) fn base(&self) -> &Path {
+        match self {
+            Self::Pipeline { file, .. } => file.parent().unwrap_or(Path::new("")),
+            Self::Model(_) => Path::new(""),
+        }
+    }
+
+    /// Adds the pipeline's file to an `Invalid` error.
+    pub(super) fn in_file(&self, error: Error) -> Error {
+        match self {
+            Self::Pipeline { file, .. } => in_pipeline(error, file),
+            Self::Model(_) => error,
+        }
+    }
+}
+
+/// The task that the arguments name, or that the inputs mean.
+fn task(args: &RunArgs, model: &Model) -> Result<String> {
+    let found = match &args.task {
+        Some(name) => model.family().task(name).map_err(|error| error.in_field("TASK"))?,
+        None => {
+            let given =
+                [("text", !args.text.is_empty()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
+            let given: Vec<&str> = given.into_iter().filter(|(_, given)| *given).map(|(medium, _)| medium).collect();
+            default_task(model, &given)?
+        }
+    };
+    Ok(found.name.clone())
+}
