@@ -422,6 +422,7 @@ class PooledModel:
         audio: Optional[Union[_Path, bytes]] = None,
         texts: Optional[Sequence[str]] = None,
         head: Optional[str] = None,
+        prompt_name: Optional[str] = None,
         max_new_tokens: Optional[int] = None,
         min_new_tokens: Optional[int] = None,
     ) -> dict[str, Any]: ...

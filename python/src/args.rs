@@ -32,8 +32,7 @@ macro_rules! arguments {
 
 arguments! {
     "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
-        view_name, model_type, task, user, text, head, dtype,
-        engine;
+        view_name, model_type, task, user, text, head, prompt_name, dtype, engine;
     "True or False": keep, from_device, enable_shared_tensors, verbose;
     "a number of seconds": recompute_seconds, timeout;
     "a non-negative number of bytes": offset;

@@ -153,6 +153,9 @@ fn in_words(answer: &Answer) -> String {
             let best: Vec<String> = texts.iter().map(|(text, cosine, _)| format!("{text:?} {cosine:.3}")).collect();
             best.join(", ")
         }
+        Answer::Scores { texts } => {
+            texts.iter().map(|(text, score)| format!("{text:?} {score:.3}")).collect::<Vec<_>>().join(", ")
+        }
         Answer::Embedding { width } => format!("an embedding of {width} dimensions"),
         Answer::Transcript { text, tokens } => format!("{text:?} ({tokens} tokens)"),
         Answer::Language { language, probability } => format!("{language} ({:.1} %)", 100.0 * probability),

@@ -1,9 +1,9 @@
 //! Finds the end of an encoder in a graph by the structure of encoder blocks.
 //!
-//! A transformer block multiplies two values that depend on the input twice (queries by keys, weights by values), adds
-//! the result to the residual stream, and adds a feed-forward part. Two normalizations follow the last such product:
-//! one around the feed-forward part, and one at the end of the encoder. A normalization of the head comes later and
-//! adds no residual, so it is not the end.
+//! A transformer block multiplies two values that depend on the elements of the input twice (queries by keys, weights
+//! by values), adds the result to the residual stream, and adds a feed-forward part. Two normalizations follow the last
+//! such product: one around the feed-forward part, and one at the end of the encoder. A normalization of the head comes
+//! later and adds no residual, so it is not the end.
 
 use super::proto::{normal_domain, tensor_bytes};
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
@@ -102,10 +102,11 @@ impl<'g> Walk<'g> {
         Self { graph, constants, flow, makers: graph.node.iter().flat_map(makes).collect(), readers }
     }
 
-    /// The number of products of two varying values that a node computes.
+    /// The number of products of two values with data of the inputs that a node computes. A product with a table of
+    /// positions is none: at most the size of the table depends on the inputs.
     fn products(&self, node: usize) -> usize {
         let node = &self.graph.node[node];
-        let varying = || node.input.iter().filter(|name| self.flow.varying.contains(name.as_str())).count() >= 2;
+        let varying = || node.input.iter().filter(|name| self.flow.data.contains(name.as_str())).count() >= 2;
         match operator(node) {
             "MatMul" | "Einsum" | "Gemm" if varying() => 1,
             "Attention" => 2,
@@ -214,6 +215,8 @@ fn crossings(graph: &GraphProto, flow: &Flow<'_>) -> Vec<Option<String>> {
 struct Flow<'g> {
     inputs: Vec<&'g str>,
     varying: HashSet<&'g str>,
+    /// The varying values that depend on elements, not on shapes alone.
+    data: HashSet<&'g str>,
 }
 
 impl<'g> Flow<'g> {
@@ -222,7 +225,7 @@ impl<'g> Flow<'g> {
         let names = graph.input.iter().filter_map(|input| input.name.as_deref());
         let inputs: Vec<&str> = names.filter(|name| !constants.contains_key(name)).collect();
         let mut varying: HashSet<&str> = inputs.iter().copied().collect();
-        let mut defined = varying.clone();
+        let (mut defined, mut data) = (varying.clone(), varying.clone());
         for node in &graph.node {
             let known = |name: &String| {
                 name.is_empty() || defined.contains(name.as_str()) || constants.contains_key(name.as_str())
@@ -231,6 +234,8 @@ impl<'g> Flow<'g> {
                 return None;
             }
             let varies = node.input.iter().any(|name| varying.contains(name.as_str()));
+            let measures = matches!(operator(node), "Shape" | "Size");
+            let carries = !measures && node.input.iter().any(|name| data.contains(name.as_str()));
             for name in node.output.iter().map(String::as_str).filter(|name| !name.is_empty()) {
                 if !defined.insert(name) {
                     return None;
@@ -238,9 +243,12 @@ impl<'g> Flow<'g> {
                 if varies {
                     varying.insert(name);
                 }
+                if carries {
+                    data.insert(name);
+                }
             }
         }
-        Some(Self { inputs, varying })
+        Some(Self { inputs, varying, data })
     }
 }
 

@@ -5,7 +5,9 @@ use crate::graph::{EncoderSize, Graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, Kind, Result};
 use cotensor_preprocess::family::{Family, LOGITS, StageDef, family_of};
-use cotensor_preprocess::{AudioProcessor, ImageProcessor, SentenceProcessor, TextProcessor, find_json};
+use cotensor_preprocess::{
+    AudioProcessor, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor, find_json,
+};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -39,6 +41,7 @@ pub struct Model {
     text: OnceLock<TextProcessor>,
     image: OnceLock<ImageProcessor>,
     audio: OnceLock<AudioProcessor>,
+    ctc: OnceLock<CtcDecoder>,
     sentence: OnceLock<(SentenceProcessor, TextProcessor)>,
     json: Mutex<HashMap<String, Option<Arc<serde_json::Value>>>>,
 }
@@ -68,6 +71,7 @@ impl Model {
             text: OnceLock::new(),
             image: OnceLock::new(),
             audio: OnceLock::new(),
+            ctc: OnceLock::new(),
             sentence: OnceLock::new(),
             json: Mutex::default(),
         })
@@ -214,7 +218,9 @@ impl Model {
     fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
         let fields =
             def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is not an encoder", def.role)))?;
-        let number = |field: &String| {
+        let number = |fields: &[String]| {
+            let field = fields.iter().find(|field| self.config.get(field.as_str()).is_some()).or(fields.first());
+            let field = field.map_or("", String::as_str);
             let value =
                 self.config.get(field).and_then(serde_json::Value::as_u64).and_then(|n| usize::try_from(n).ok());
             value.filter(|&value| value > 0).ok_or_else(|| {
@@ -295,6 +301,23 @@ impl Model {
         })
     }
 
+    /// The function from the logit of a reranker to its score.
+    ///
+    /// # Errors
+    /// As [`ScoreFunction::open`].
+    pub(crate) fn score_function(&self) -> Result<ScoreFunction> {
+        self.check_unchanged()?;
+        ScoreFunction::open(&self.files(), &self.config)
+    }
+
+    /// The decoder of connectionist temporal classification.
+    ///
+    /// # Errors
+    /// As [`CtcDecoder::open`].
+    pub(crate) fn ctc(&self) -> Result<&CtcDecoder> {
+        self.opened(&self.ctc, || CtcDecoder::open(&self.files()))
+    }
+
     /// The image preprocessing.
     ///
     /// # Errors
@@ -308,7 +331,7 @@ impl Model {
     /// # Errors
     /// As [`AudioProcessor::open`].
     pub fn audio(&self) -> Result<&AudioProcessor> {
-        self.opened(&self.audio, || AudioProcessor::open(&self.files()))
+        self.opened(&self.audio, || AudioProcessor::open(&self.files(), self.family.audio_processor.as_deref()))
     }
 
     /// Fingerprints of the preprocessing of the inputs of `def`: part of its space.

@@ -35,6 +35,11 @@ pub enum Answer {
         /// Text, cosine similarity, probability.
         texts: Vec<(String, f32, f32)>,
     },
+    /// The texts, each with its score for the input text, best first.
+    Scores {
+        /// Text and score.
+        texts: Vec<(String, f32)>,
+    },
     /// A vector.
     Embedding {
         /// The number of dimensions.
@@ -119,6 +124,11 @@ pub(crate) fn best(logits: &[f32]) -> Result<(usize, f32)> {
         .enumerate()
         .max_by(|a, b| a.1.total_cmp(&b.1))
         .ok_or_else(|| Error::corrupt("the head has no labels"))
+}
+
+/// The index of the highest number; of several, the lowest.
+pub(crate) fn argmax(values: &[f32]) -> usize {
+    (0..values.len()).max_by(|&a, &b| values[a].total_cmp(&values[b]).then(b.cmp(&a))).unwrap_or(0)
 }
 
 /// Softmax of one row.

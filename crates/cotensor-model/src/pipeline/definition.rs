@@ -42,6 +42,10 @@ pub struct User {
     /// The user's own texts: labels to choose from, captions to rank. Without any, the task reads the input text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<String>,
+    /// The name of a prompt in the model's config_sentence_transformers.json, for sentence embeddings: `query`,
+    /// `document`. Without a name, the file's default prompt applies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_name: Option<String>,
     /// The most tokens to decode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_new_tokens: Option<usize>,
@@ -107,7 +111,8 @@ impl User {
         let own_texts = match task.text_limit() {
             TextLimit::None => false,
             TextLimit::One => self.texts.len() == 1,
-            TextLimit::Many => !self.texts.is_empty(),
+            // A reranker reads the input text beside the user's texts.
+            TextLimit::Many => !self.texts.is_empty() && task.answer != AnswerKind::Scores,
         };
         family.reads(task, medium) && !(own_texts && medium == "text")
     }
@@ -141,6 +146,12 @@ impl User {
         let decodes = task.answer == AnswerKind::Transcript;
         if (self.max_new_tokens.is_some() || self.min_new_tokens.is_some()) && !decodes {
             return refuse("max_new_tokens", "decodes no text");
+        }
+        if self.prompt_name.is_some() && task.answer != AnswerKind::Sentence {
+            return refuse("prompt_name", "reads no prompt");
+        }
+        if self.texts.is_empty() && task.answer == AnswerKind::Scores {
+            return refuse("texts", "needs texts, which it scores against the input text");
         }
         match task.text_limit() {
             _ if self.texts.is_empty() => Ok(()),

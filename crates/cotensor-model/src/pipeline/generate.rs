@@ -1,6 +1,6 @@
 //! Greedy decoding with a key-value cache, for the two decoder graphs of Whisper.
 
-use super::answer::{Answer, Output, numbers, softmax};
+use super::answer::{Answer, Output, argmax, numbers, softmax};
 use super::definition::{NEW_TOKENS_MAX, User};
 use super::generation_config::Special;
 use super::inputs::Inputs;
@@ -224,10 +224,6 @@ fn likeliest(logits: &Array, allowed: impl Fn(i64) -> bool) -> Result<i64> {
         }
     }
     best.map(|(token, _)| token).ok_or_else(|| Error::corrupt("no token is allowed"))
-}
-
-fn argmax(values: &[f32]) -> usize {
-    (0..values.len()).max_by(|&a, &b| values[a].total_cmp(&values[b]).then(b.cmp(&a))).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ impl Inputs {
     /// # Errors
     /// As [`Inputs::pixels`].
     pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<(Value, bool, Vec<String>)> {
-        let file = self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))?;
+        let file = self.audio_file()?;
         let processor = model.audio()?;
         let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
             // Only the part that the model reads is resampled. The length of the filter is far below a second.
@@ -127,6 +127,23 @@ impl Inputs {
             notices.push(format!("of {seconds:.1} s of audio, the model reads the first {} s", processor.seconds()));
         }
         Ok((features, computed, notices))
+    }
+
+    /// Whether the audio is longer than a window of `model`, as an input of a graph: `bool` `[1, 1]`.
+    ///
+    /// # Errors
+    /// `Invalid` without an audio file, `Unsupported` for a model without windows.
+    pub(crate) fn is_longer(&self, model: &Model) -> Result<Value> {
+        let file = self.audio_file()?;
+        let length = audio_length(&file.bytes).map_err(|error| error.in_file(&file.path))?;
+        let longer = model.audio()?.is_longer(length)?;
+        longer
+            .map(Value::from)
+            .ok_or_else(|| Error::unsupported("the model's audio has no windows").in_field("is_longer"))
+    }
+
+    fn audio_file(&self) -> Result<&InputFile> {
+        self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))
     }
 }
 

@@ -9,6 +9,7 @@ mod generation_config;
 mod inputs;
 mod outputs;
 mod report;
+mod rerank;
 mod run;
 mod task;
 

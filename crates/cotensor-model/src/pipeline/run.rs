@@ -68,7 +68,14 @@ impl<'a> Run<'a> {
                     let (features, computed, notices) = inputs.features(self.model, self.holder)?;
                     self.note_prepared("audio", "audio", computed, start);
                     self.notices.extend(notices);
+                    self.values.insert("audio.features".into(), features.clone());
                     features
+                }
+                "audio.longer" => inputs.is_longer(self.model)?,
+                // The features of one sound are not padded.
+                "audio.mask" if self.values.contains_key("audio.features") => {
+                    let shape = self.values["audio.features"].shape();
+                    Value::from(Array::i64(shape, vec![1; shape.iter().product()])?)
                 }
                 source => self.values.get(source).cloned().ok_or_else(|| {
                     Error::invalid(format!("stage {:?} needs {source}, which no stage made", def.role))
@@ -99,7 +106,7 @@ impl<'a> Run<'a> {
         let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage))?;
         let mut all = Vec::new();
         for text in &user.texts {
-            self.encode_texts(task, def, stage, &[text])?;
+            self.encode_texts(task, user, def, stage, &[text])?;
             let row = self.run_stage(def, stage, inputs, output)?;
             all.extend_from_slice(&read(&row, &task.name, None)?.1);
         }
@@ -111,15 +118,20 @@ impl<'a> Run<'a> {
     }
 
     /// Tokenizes texts for a stage, with the limits of the task and the number of tokens that the graph reads.
-    pub(super) fn encode_texts(&mut self, task: &Task, def: &StageDef, stage: &Stage, texts: &[&str]) -> Result<Text> {
+    pub(super) fn encode_texts(
+        &mut self,
+        task: &Task,
+        user: &User,
+        def: &StageDef,
+        stage: &Stage,
+        texts: &[&str],
+    ) -> Result<Text> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
-        let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
-        let port = stage.graph().inputs().iter().find(|port| port.name == ids);
-        let length = port.and_then(|port| port.dims.as_ref()?.get(1).copied().flatten());
+        let length = fixed_length(def, stage);
         let (batch, prompt_tokens) = if task.answer == AnswerKind::Sentence {
             let (sentence, tokenizer) = self.model.sentence()?;
-            let prompt = sentence.prompt();
+            let prompt = sentence.prompt(user.prompt_name.as_deref())?;
             let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
             let prompted: Vec<&str> = prompted.iter().map(String::as_str).collect();
             let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
@@ -127,16 +139,30 @@ impl<'a> Run<'a> {
         } else {
             (tokenizer.encode_to(texts, length)?, 0)
         };
+        self.note_texts(texts, texts, &batch, start);
+        Ok(Text { batch, prompt_tokens })
+    }
+
+    /// Tokenizes two texts into one row for a stage.
+    pub(super) fn encode_pair(&mut self, def: &StageDef, stage: &Stage, query: &str, text: &str) -> Result<()> {
+        let tokenizer = self.tokenizer()?;
+        let start = Instant::now();
+        let batch = tokenizer.encode_pairs(&[(query, text)], fixed_length(def, stage))?;
+        self.note_texts(&[query, text], &[text], &batch, start);
+        Ok(())
+    }
+
+    /// Reports tokenized texts and sets them as the next input. `rows` names each row of the batch in notices.
+    fn note_texts(&mut self, texts: &[&str], rows: &[&str], batch: &TokenBatch, start: Instant) {
         let signature = format!("text:{}", ContentHash::of(texts.join("\n").as_bytes()).short());
         self.note_prepared("text", &signature, true, start);
-        for (text, _) in texts.iter().zip(&batch.truncated).filter(|(_, truncated)| **truncated) {
+        for (text, _) in rows.iter().zip(&batch.truncated).filter(|(_, truncated)| **truncated) {
             let start: String = text.chars().take(32).collect();
             self.notice(format!("the text {start:?}… is longer than the model reads and was truncated"));
         }
         self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
         self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
         self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
-        Ok(Text { batch, prompt_tokens })
     }
 
     /// Adds a notice about a change of the inputs.
@@ -211,6 +237,13 @@ impl<'a> Run<'a> {
         report.computed = run.computed;
         report.run_ms = milliseconds(run.time);
     }
+}
+
+/// The number of tokens that a graph reads, if it is fixed.
+fn fixed_length(def: &StageDef, stage: &Stage) -> Option<usize> {
+    let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
+    let port = stage.graph().inputs().iter().find(|port| port.name == ids)?;
+    port.dims.as_ref()?.get(1).copied().flatten()
 }
 
 /// A tokenized text.

@@ -1,6 +1,6 @@
 //! Runs the task of a user: the stages in order. A stage runs only if the store does not have its result.
 
-use super::answer::{Answer, Output, best, labelled, numbers, read, softmax};
+use super::answer::{Answer, Output, argmax, best, labelled, numbers, read, softmax};
 use super::definition::User;
 use super::generate;
 use super::inputs::Inputs;
@@ -48,6 +48,7 @@ pub fn run_user_keeping(
     let (answer, outputs) = match task.answer {
         AnswerKind::Transcript => generate::transcribe(&mut run, user, inputs)?,
         AnswerKind::Language => generate::identify_language(&mut run, inputs)?,
+        AnswerKind::Scores => run.rerank(task, user, inputs)?,
         _ => run.encode_and_answer(task, user, inputs)?,
     };
     let kept = model.family().stages.iter().filter_map(|def| {
@@ -82,7 +83,7 @@ impl Run<'_> {
                     last = Some((self.encode_each(task, def, &stage, user, inputs)?, output));
                     continue;
                 }
-                batch = Some(self.encode_texts(task, def, &stage, &texts_of(user, inputs)?)?);
+                batch = Some(self.encode_texts(task, user, def, &stage, &texts_of(user, inputs)?)?);
             }
             last = Some((self.run_stage(def, &stage, inputs, output)?, output));
         }
@@ -91,11 +92,7 @@ impl Run<'_> {
         let head = user.head.as_deref().unwrap_or(OWN_HEAD);
         if task.head && output != LOGITS {
             let stage = self.load_head(user, task)?;
-            let [input] = stage.graph().inputs() else {
-                return Err(Error::invalid("a head has exactly one input").in_field(head));
-            };
-            let (input, of_head) = (input.name.clone(), head_output(&stage)?);
-            last = self.one(&stage, &[(&input, &last)], &of_head, user.name.as_str())?;
+            last = self.run_head(&stage, user, &last)?;
             output = LOGITS;
         }
         if task.head && user.head.is_none() && !self.model.has_head_file() {
@@ -104,8 +101,17 @@ impl Run<'_> {
         self.answer(task, user, inputs, head, (output, &last), batch.as_ref())
     }
 
+    /// The logits of a head on the result of the trunk.
+    pub(super) fn run_head(&mut self, head: &Stage, user: &User, trunk: &Value) -> Result<Value> {
+        let [input] = head.graph().inputs() else {
+            return Err(Error::invalid("a head has exactly one input").in_field(&head.role));
+        };
+        let (input, output) = (input.name.clone(), head_output(head)?);
+        self.one(head, &[(&input, trunk)], &output, user.name.as_str())
+    }
+
     /// The head that the user names, or the model's own head.
-    fn load_head(&mut self, user: &User, task: &Task) -> Result<Arc<Stage>> {
+    pub(super) fn load_head(&mut self, user: &User, task: &Task) -> Result<Arc<Stage>> {
         let start = Instant::now();
         let stage = match &user.head {
             Some(name) => self.model.head(name)?,
@@ -166,16 +172,33 @@ impl Run<'_> {
                 };
                 embedding("sentence_embedding", vector)
             }
+            AnswerKind::Ctc => {
+                let (width, logits) = read(Some(None))?;
+                self.ctc_text(width, &logits)?
+            }
             AnswerKind::FirstToken => {
                 let (width, rows) = read(Some(None))?;
                 embedding("embedding", normalized(&rows[..width]))
             }
             AnswerKind::Embedding => embedding("embedding", normalized(&read(None)?.1)),
             AnswerKind::Similarity => self.similarity(task, user, inputs)?,
-            AnswerKind::Transcript | AnswerKind::Language => {
-                return Err(Error::invalid("a decoding task has its own loop"));
+            AnswerKind::Transcript | AnswerKind::Language | AnswerKind::Scores => {
+                return Err(Error::invalid("this task has a loop of its own"));
             }
         })
+    }
+
+    /// The text of the best token of each frame. `logits` has `width` numbers for each frame.
+    fn ctc_text(&self, width: usize, logits: &[f32]) -> Result<(Answer, Vec<Output>)> {
+        let decoder = self.model.ctc()?;
+        if decoder.size() > width {
+            let message = format!("the vocabulary has {} tokens, the graph gives {width} numbers", decoder.size());
+            return Err(Error::invalid(message).in_file(self.model.folder()).in_field("vocab_size"));
+        }
+        let frames: Vec<u32> = logits.chunks_exact(width).map(|row| argmax(row) as u32).collect();
+        let (text, ids) = decoder.decode(&frames);
+        let values: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
+        Ok((Answer::Transcript { text, tokens: ids.len() }, vec![Output::new("tokens", &[values.len()], &values)]))
     }
 
     fn similarity(&self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {

@@ -1,36 +1,20 @@
 //! The export forms of models (fixtures/forms): each gives the right answer, or an error with the reason.
 
 use crate::support::onnx::engines;
-use crate::support::{copy, fixtures, tiny, user};
+use crate::support::{self, fixtures, runtime, user};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::{Answer, Inputs, UserReport, run_user};
 use cotensor_store::EmbeddedStore;
 use safetensors::SafeTensors;
 use std::fs;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const TEXT: &str = "The Harbour wakes before the city does.";
 
 /// A form's folder with its graphs unpacked and the tiny BERT's tokenizer.
 fn unpacked(form: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    copy(&fixtures().join("forms").join(form), folder.path());
-    for inner in [folder.path().to_path_buf(), folder.path().join("onnx")] {
-        let Ok(entries) = fs::read_dir(inner) else { continue };
-        let packed = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "gz");
-        for path in entries.map(|entry| entry.unwrap().path()).filter(packed) {
-            let mut bytes = Vec::new();
-            flate2::read::GzDecoder::new(fs::File::open(&path).unwrap()).read_to_end(&mut bytes).unwrap();
-            fs::write(path.with_extension(""), bytes).unwrap();
-            fs::remove_file(path).unwrap();
-        }
-    }
-    for name in ["tokenizer.json", "tokenizer_config.json"] {
-        fs::copy(tiny("bert").join(name), folder.path().join(name)).unwrap();
-    }
-    folder
+    support::unpacked(&fixtures().join("forms").join(form))
 }
 
 /// Runs the task on every engine: all agree, on the numbers or on the kind of the error.
@@ -168,6 +152,31 @@ fn pooling_files_take_effect_as_in_sentence_transformers() {
     refused(pooling("mean".into()), &["module 3 (Dense)"]);
     add("../elsewhere", "sentence_transformers.models.Normalize");
     refused(pooling("mean".into()), &["plain folder name"]);
+}
+
+#[test]
+fn prompts_are_chosen_by_name_as_in_sentence_transformers() {
+    let folder = unpacked("pooled");
+    let write = |name: &str, value: serde_json::Value| fs::write(folder.path().join(name), value.to_string()).unwrap();
+    write("sentence_bert_config.json", serde_json::json!({"max_seq_length": 32, "do_lower_case": true}));
+    let prompts = serde_json::json!({"query": "who wakes: ", "passage": "a text: "});
+    write("config_sentence_transformers.json", serde_json::json!({"prompts": prompts, "default_prompt_name": null}));
+    let run = |prompt: Option<&str>| {
+        let mut user = user("one", "model", "sentence-embedding");
+        user.prompt_name = prompt.map(str::to_owned);
+        let runtime = runtime(EmbeddedStore::builder());
+        let inputs = Inputs::default().with_text(TEXT);
+        run_user(&*runtime.open(folder.path())?, &user, &inputs, &runtime.store().holder("one"))
+    };
+    for (includes, name) in [(true, "pooled.query"), (false, "pooled.query.without_prompt")] {
+        write("1_Pooling/config.json", serde_json::json!({"pooling_mode": "mean", "include_prompt": includes}));
+        matches_reference(&run(Some("query")).unwrap(), name, 1e-5);
+    }
+    let values = |prompt| run(prompt).unwrap().outputs.remove(0).values;
+    // The third name of a document's prompt; a user without a name gets none.
+    assert_eq!(values(Some("document")), values(Some("passage")));
+    assert_ne!(values(Some("document")), values(None));
+    refused(run(Some("summary")), &["summary", "passage, query"]);
 }
 
 #[test]

@@ -12,6 +12,8 @@ mod greedy_decoding;
 mod pipeline;
 mod pipeline_inputs;
 mod pool;
+mod relatives;
+mod sounds;
 mod stage_references;
 mod support;
 mod trunk_and_head;

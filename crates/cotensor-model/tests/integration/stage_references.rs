@@ -1,12 +1,12 @@
 //! Compares each stage of each family, on each engine, with the outputs of the reference implementation for the same weights and inputs.
 
 use crate::support::onnx::{engines, open_for};
+use crate::support::{array, difference};
 use cotensor_model::engine::{Engine, LoadedGraph};
-use cotensor_model::tensor::{Array, TensorRef};
+use cotensor_model::tensor::TensorRef;
 use cotensor_model::weights::load_weights;
 use cotensor_store::{EmbeddedStore, Store};
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,32 +20,6 @@ fn folder(family: &str) -> PathBuf {
 
 fn graph_path(folder: &Path, stage: &str) -> PathBuf {
     folder.join(format!("onnx/{stage}.onnx"))
-}
-
-fn array(tensor: &TensorView<'_>) -> Array {
-    let shape = tensor.shape().to_vec();
-    match tensor.dtype() {
-        Dtype::F32 => {
-            let values = tensor.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
-            Array::f32(shape, values.collect()).unwrap()
-        }
-        Dtype::I64 => {
-            let values = tensor.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes));
-            Array::i64(shape, values.collect()).unwrap()
-        }
-        other => panic!("a reference of {other:?}"),
-    }
-}
-
-/// max |a - b| / std(reference)
-fn difference(given: &[f32], reference: &[f32]) -> f64 {
-    // A maximum ignores NaN.
-    assert!(given.iter().all(|value| value.is_finite()), "not finite");
-    let count = reference.len() as f64;
-    let mean = reference.iter().map(|&value| f64::from(value)).sum::<f64>() / count;
-    let variance = reference.iter().map(|&value| (f64::from(value) - mean).powi(2)).sum::<f64>() / count;
-    let largest = given.iter().zip(reference).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
-    largest / variance.sqrt()
 }
 
 fn load(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {

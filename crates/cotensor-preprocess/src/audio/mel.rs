@@ -1,128 +1,96 @@
-//! Log-mel features, as Whisper reads them.
+//! Mel spectrograms: powers of the Fourier transforms of overlapping windows, summed by triangular filters.
 
-use super::sound::Audio;
-use crate::array::Array;
-use crate::files::ModelFiles;
-use crate::processor_config;
-use cotensor_core::{ContentHash, Error, Hasher, Result};
+use cotensor_core::{Error, Result};
 use realfft::RealFftPlanner;
-use serde_json::Value;
 
 /// The smallest power whose logarithm is taken.
-const POWER_FLOOR: f64 = 1e-10;
-/// The range of the features below the largest one, in powers of ten.
-const RANGE: f64 = 8.0;
-
-/// The most samples of a model's input.
-const SAMPLES_MAX: usize = 1 << 26;
-/// The most features of a model's input.
-const FEATURES_MAX: usize = 1 << 24;
-
+pub(super) const POWER_FLOOR: f64 = 1e-10;
 /// The most samples that all transforms of one input may read in total: fifty times the number of Whisper.
 const TRANSFORMED_MAX: usize = 1 << 26;
+/// The most features of an input.
+const FEATURES_MAX: usize = 1 << 24;
 
-/// The supported feature extractor class.
-const CLASS: &str = "WhisperFeatureExtractor";
-
-/// The audio preprocessing of a model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AudioProcessor {
-    mel_bins: usize,
-    sample_rate_hz: u32,
-    hop: usize,
-    window: usize,
-    /// Samples of the model's input; shorter sounds are padded, longer sounds are cut.
-    samples: usize,
-    padding: f32,
+/// A scale of perceived pitch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum MelScale {
+    /// Slaney's: linear to 1 kHz, logarithmic above. Each filter has the area 1.
+    Slaney,
+    /// That of the Hidden Markov Model Toolkit: logarithmic. Each filter has the height 1.
+    Htk,
 }
 
-impl AudioProcessor {
-    /// Reads the audio part of processor_config.json, or preprocessor_config.json. A missing field has the default of
-    /// `WhisperFeatureExtractor` in transformers.
-    ///
-    /// # Errors
-    /// `NotFound` without either file, `Invalid` for a field out of bounds, `Unsupported` for another extractor class.
-    pub fn open(files: &dyn ModelFiles) -> Result<Self> {
-        let (config, path) = processor_config::read(files, "feature_extractor")?;
-        Self::parse(&config).map_err(|error| error.in_file(&path))
+impl MelScale {
+    fn of(self, hz: f64) -> f64 {
+        match self {
+            Self::Slaney if hz < 1000.0 => hz * 3.0 / 200.0,
+            Self::Slaney => 15.0 + (hz / 1000.0).ln() * 27.0 / 6.4f64.ln(),
+            Self::Htk => 2595.0 * (1.0 + hz / 700.0).log10(),
+        }
     }
 
-    fn parse(config: &Value) -> Result<Self> {
-        let class = config.get("feature_extractor_type").and_then(Value::as_str).unwrap_or(CLASS);
-        if class != CLASS {
-            let message = format!("{class} is not known; known: {CLASS}");
-            return Err(Error::unsupported(message).in_field("feature_extractor_type"));
+    fn hz(self, mel: f64) -> f64 {
+        match self {
+            Self::Slaney if mel < 15.0 => mel * 200.0 / 3.0,
+            Self::Slaney => 1000.0 * ((mel - 15.0) * 6.4f64.ln() / 27.0).exp(),
+            Self::Htk => 700.0 * (10f64.powf(mel / 2595.0) - 1.0),
         }
-        let number = |field: &str, missing: u64, range: std::ops::RangeInclusive<u64>| {
-            let value = config.get(field).map_or(Some(missing), Value::as_u64).filter(|value| range.contains(value));
-            value.map(|value| value as usize).ok_or_else(|| {
-                Error::invalid(format!("a number from {} to {} is required", range.start(), range.end()))
-                    .in_field(field)
-            })
-        };
-        let sample_rate = number("sampling_rate", 16_000, 1000..=768_000)?;
-        let window = number("n_fft", 400, 2..=65_536)?;
-        let mel_bins = number("feature_size", 80, 1..=1024)?;
-        let hop = number("hop_length", 160, 1..=window as u64)?;
-        let samples = number("chunk_length", 30, 1..=600)? * sample_rate;
+    }
+}
+
+/// The parameters of a mel spectrogram.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MelSpectrogram {
+    /// The number of filters.
+    pub(super) bins: usize,
+    pub(super) sample_rate_hz: u32,
+    /// Samples from one window to the next.
+    pub(super) hop: usize,
+    /// Samples of a window.
+    pub(super) window: usize,
+    pub(super) scale: MelScale,
+    /// The lowest and the highest frequency of the filters, in Hz.
+    pub(super) frequencies_hz: (f64, f64),
+}
+
+impl MelSpectrogram {
+    /// Refuses a spectrogram of `samples` samples that is too large or too much work.
+    ///
+    /// # Errors
+    /// `Invalid`, in `length_field` or `window_field`.
+    pub(super) fn check(&self, samples: usize, length_field: &str, window_field: &str) -> Result<()> {
+        let Self { bins, hop, window, .. } = self;
+        let frames = samples / hop;
         // `usize` has 32 bits in a browser.
-        let features = mel_bins.checked_mul(samples / hop);
-        if samples > SAMPLES_MAX || features.is_none_or(|features| features > FEATURES_MAX) {
-            let message = format!("{samples} samples in steps of {hop} by {mel_bins} bins are too many");
-            return Err(Error::invalid(message).in_field("chunk_length"));
+        if bins.checked_mul(frames).is_none_or(|features| features > FEATURES_MAX) {
+            let message = format!("{samples} samples in steps of {hop} by {bins} bins are too many");
+            return Err(Error::invalid(message).in_field(length_field));
         }
-        if window.checked_mul(samples / hop).is_none_or(|transformed| transformed > TRANSFORMED_MAX) {
+        if window.checked_mul(frames).is_none_or(|transformed| transformed > TRANSFORMED_MAX) {
             let message = format!("{window} samples every {hop} of {samples} are too much work");
-            return Err(Error::invalid(message).in_field("n_fft"));
+            return Err(Error::invalid(message).in_field(window_field));
         }
-        Ok(Self {
-            mel_bins,
-            sample_rate_hz: sample_rate as u32,
-            hop,
-            window,
-            samples,
-            padding: config.get("padding_value").and_then(Value::as_f64).unwrap_or(0.0) as f32,
-        })
+        Ok(())
     }
 
-    /// The sample rate of the model's input, in Hz.
-    pub fn sample_rate_hz(&self) -> u32 {
-        self.sample_rate_hz
-    }
-
-    /// The length of the model's input, in seconds.
-    pub fn seconds(&self) -> f64 {
-        self.samples as f64 / f64::from(self.sample_rate_hz)
-    }
-
-    /// Log-mel features `[1, mel bins, frames]`, `float32`: Hann window, power spectrum, Slaney's mel filters, base-10
-    /// logarithm; clamped and scaled as in Radford et al., "Robust Speech Recognition via Large-Scale Weak
-    /// Supervision".
+    /// The powers of `frames` windows from window `first` on, at least [`POWER_FLOOR`]: row-major `[bins, frames]`. Windows
+    /// are centred on multiples of the hop; the samples are reflected by half a window at both ends.
     ///
     /// # Errors
-    /// `Invalid` for a sound with another sample rate or without samples.
-    pub fn process(&self, audio: &Audio) -> Result<Array> {
-        if audio.sample_rate_hz != self.sample_rate_hz {
-            let message = format!("{} Hz; the model reads {} Hz", audio.sample_rate_hz, self.sample_rate_hz);
-            return Err(Error::invalid(message).in_field("audio"));
-        }
-        if audio.samples.is_empty() {
-            return Err(Error::invalid("the audio is empty").in_field("audio"));
-        }
-        let padded = self.padded(&audio.samples);
-        let frames = self.samples / self.hop;
+    /// `Invalid` when the Fourier transform refuses the window.
+    pub(super) fn powers(&self, samples: &[f32], first: usize, frames: usize) -> Result<Vec<f64>> {
         let filters = self.filters();
-        let mut features = vec![0f64; self.mel_bins * frames];
+        let mut features = vec![0f64; self.bins * frames];
         let fft = RealFftPlanner::<f64>::new().plan_fft_forward(self.window);
         let hann = |i: usize| 0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / self.window as f64).cos();
         let hann: Vec<f64> = (0..self.window).map(hann).collect();
         let (mut frame, mut spectrum, mut scratch) =
             (fft.make_input_vec(), fft.make_output_vec(), fft.make_scratch_vec());
         let mut powers = vec![0f64; spectrum.len()];
+        let half = self.window / 2;
         for at in 0..frames {
-            let samples = &padded[at * self.hop..at * self.hop + self.window];
-            for ((value, sample), weight) in frame.iter_mut().zip(samples).zip(&hann) {
-                *value = sample * weight;
+            let start = (first + at) * self.hop;
+            for (offset, (value, weight)) in frame.iter_mut().zip(&hann).enumerate() {
+                *value = f64::from(reflected(samples, start + offset, half)) * weight;
             }
             fft.process_with_scratch(&mut frame, &mut spectrum, &mut scratch)
                 .map_err(|error| Error::invalid(error.to_string()).in_field("n_fft"))?;
@@ -130,37 +98,26 @@ impl AudioProcessor {
             for (mel, filter) in filters.iter().enumerate() {
                 let power: f64 =
                     filter.weights.iter().zip(&powers[filter.start..]).map(|(weight, power)| weight * power).sum();
-                features[mel * frames + at] = power.max(POWER_FLOOR).log10();
+                features[mel * frames + at] = power.max(POWER_FLOOR);
             }
         }
-        let loudest = features.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let scaled = features.iter().map(|feature| ((feature.max(loudest - RANGE) + 4.0) / 4.0) as f32).collect();
-        Array::f32([1, self.mel_bins, frames], scaled)
+        Ok(features)
     }
 
-    /// The samples, cut or padded to the input length and reflected by half a window at both ends.
-    fn padded(&self, samples: &[f32]) -> Vec<f64> {
-        let at = |index: usize| f64::from(*samples.get(index).unwrap_or(&self.padding));
-        let half = self.window / 2;
-        let before = (1..=half).rev().map(at);
-        let after = (0..half).map(|i| at(self.samples.saturating_sub(2 + i)));
-        before.chain((0..self.samples).map(at)).chain(after).collect()
-    }
-
-    /// Triangular filters with Slaney's scale and normalisation, without their zeros.
+    /// Triangular filters without their zeros.
     fn filters(&self) -> Vec<Filter> {
         let bins = self.window / 2 + 1;
-        let nyquist = f64::from(self.sample_rate_hz) / 2.0;
-        // Whisper's filters end at 8 kHz for every sample rate.
-        let top = to_mel(8000.0);
-        let edges: Vec<f64> =
-            (0..self.mel_bins + 2).map(|i| from_mel(top * i as f64 / (self.mel_bins + 1) as f64)).collect();
+        let nyquist = f64::from(self.sample_rate_hz / 2);
+        let (low, high) = (self.scale.of(self.frequencies_hz.0), self.scale.of(self.frequencies_hz.1));
+        let edge = |i: usize| self.scale.hz(low + (high - low) * i as f64 / (self.bins + 1) as f64);
+        let edges: Vec<f64> = (0..self.bins + 2).map(edge).collect();
         let frequency = |bin: usize| nyquist * bin as f64 / (bins - 1) as f64;
         let filter = |edge: &[f64]| {
+            let height = if self.scale == MelScale::Slaney { 2.0 / (edge[2] - edge[0]) } else { 1.0 };
             let weight = |bin: usize| {
                 let rising = (frequency(bin) - edge[0]) / (edge[1] - edge[0]);
                 let falling = (edge[2] - frequency(bin)) / (edge[2] - edge[1]);
-                rising.min(falling).max(0.0) * 2.0 / (edge[2] - edge[0])
+                rising.min(falling).max(0.0) * height
             };
             let start = (0..bins).find(|&bin| weight(bin) > 0.0).unwrap_or(0);
             let end = (start..bins).rfind(|&bin| weight(bin) > 0.0).map_or(start, |bin| bin + 1);
@@ -168,24 +125,18 @@ impl AudioProcessor {
         };
         edges.windows(3).map(filter).collect()
     }
+}
 
-    /// Hash of every parameter that affects the result.
-    pub fn fingerprint(&self) -> ContentHash {
-        Hasher::new("cotensor log-mel v1").field(format!("{self:?}").as_bytes()).finish()
-    }
+/// The sample at `index` of the sequence that begins `half` samples before the first one and reflects both ends.
+fn reflected(samples: &[f32], index: usize, half: usize) -> f32 {
+    let last = samples.len().saturating_sub(1);
+    let at = index.abs_diff(half);
+    let at = if at > last { (2 * last).saturating_sub(at) } else { at };
+    samples.get(at).copied().unwrap_or(0.0)
 }
 
 struct Filter {
     /// The first bin with a weight above zero.
     start: usize,
     weights: Vec<f64>,
-}
-
-/// Slaney's mel scale: linear to 1 kHz, logarithmic above.
-fn to_mel(hz: f64) -> f64 {
-    if hz < 1000.0 { hz * 3.0 / 200.0 } else { 15.0 + (hz / 1000.0).ln() * 27.0 / 6.4f64.ln() }
-}
-
-fn from_mel(mel: f64) -> f64 {
-    if mel < 15.0 { mel * 200.0 / 3.0 } else { 1000.0 * ((mel - 15.0) * 6.4f64.ln() / 27.0).exp() }
 }

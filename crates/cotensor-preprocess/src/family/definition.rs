@@ -21,6 +21,9 @@ pub struct Family {
     /// The image processor class whose defaults apply when the model's configuration names no class.
     #[serde(default)]
     pub image_processor: Option<String>,
+    /// The feature extractor class of audio when the model's configuration names none.
+    #[serde(default)]
+    pub audio_processor: Option<String>,
     /// The stages; empty for a family that is known but cannot run yet.
     #[serde(default, rename = "stage")]
     pub stages: Vec<StageDef>,
@@ -56,14 +59,16 @@ pub struct StageDef {
     pub encoder: Option<EncoderFields>,
 }
 
-/// Fields of config.json.
+/// Fields of config.json. Of several names, the first that a configuration has is used.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EncoderFields {
     /// The field with the number of blocks.
-    pub layers: String,
+    #[serde(deserialize_with = "one_or_more")]
+    pub layers: Vec<String>,
     /// The field with the number of elements of a hidden state.
-    pub width: String,
+    #[serde(deserialize_with = "one_or_more")]
+    pub width: Vec<String>,
 }
 
 impl StageDef {
@@ -99,6 +104,20 @@ impl Family {
     pub fn may_share_with(&self, other: &Family) -> bool {
         self.kinds.iter().any(|kind| other.kinds.contains(kind))
     }
+}
+
+/// A string, or a list of strings.
+fn one_or_more<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        One(String),
+        More(Vec<String>),
+    }
+    Ok(match Names::deserialize(deserializer)? {
+        Names::One(name) => vec![name],
+        Names::More(names) => names,
+    })
 }
 
 fn kind<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {

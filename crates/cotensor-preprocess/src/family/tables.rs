@@ -82,7 +82,7 @@ impl Task {
         let reads_text = |stage: &StageDef| stage.inputs.values().any(|source| source.starts_with("text."));
         match stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
             false => TextLimit::None,
-            true if self.answer == AnswerKind::Similarity => TextLimit::Many,
+            true if matches!(self.answer, AnswerKind::Similarity | AnswerKind::Scores) => TextLimit::Many,
             true => TextLimit::One,
         }
     }
@@ -138,6 +138,8 @@ mod tests {
         assert_eq!(kinds_by_name("clip-vit")[0], Kind::VisionEmbedding);
         assert_eq!(kinds_by_name("Salesforce/blip-image-captioning-base"), [Kind::VisionTextJoint]);
         assert_eq!(kinds_by_name("facebook/wav2vec2-base-960h"), [Kind::AudioEmbedding]);
+        assert_eq!(kinds_by_name("cross-encoder/ms-marco-DistilBERT-base"), [Kind::TextEmbedding]);
+        assert_eq!(kinds_by_name("FacebookAI/xlm-roberta-base"), [Kind::TextEmbedding]);
         assert!(kinds_by_name("bert/roberto").is_empty() && kinds_by_name("").is_empty());
         assert!(family("vit").may_share_with(family("clip")));
         assert!(!family("bert").may_share_with(family("whisper")));

@@ -32,6 +32,8 @@ pub enum AnswerKind {
     Label,
     /// Logits `[1, tokens, labels]`: the best label of each token.
     LabelPerToken,
+    /// Logits `[1, 1]` of each pair of the input text and a text of the user: scores.
+    Scores,
     /// Hidden states `[1, tokens, width]`, pooled as the sentence-transformers files of the model specify.
     Sentence,
     /// Hidden states `[1, tokens, width]`: the first token's.
@@ -40,6 +42,8 @@ pub enum AnswerKind {
     Embedding,
     /// Image and text embeddings: cosine similarities and their softmax over the texts.
     Similarity,
+    /// Logits `[1, frames, tokens]` of connectionist temporal classification: text.
+    Ctc,
     /// Greedy decoding to text.
     Transcript,
     /// The language whose token has the highest logit.

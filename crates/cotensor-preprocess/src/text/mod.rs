@@ -1,9 +1,14 @@
-//! Texts: tokenization, and the pooling of hidden states to sentence embeddings.
+//! Texts: tokenization, the pooling of hidden states to sentence embeddings, the scores of cross-encoders, and
+//! the text of connectionist temporal classification.
 
+mod ctc;
 mod pooling;
+mod score;
 mod sentence;
 mod tokenizer;
 
+pub use ctc::CtcDecoder;
 pub use pooling::normalized;
+pub use score::ScoreFunction;
 pub use sentence::SentenceProcessor;
 pub use tokenizer::{TextProcessor, TokenBatch};

@@ -2,10 +2,13 @@ use super::pooling::{POOLINGS, Pooling, normalized, pool_once};
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 const MODULES_FILE: &str = "modules.json";
 /// The most modules in a modules.json.
 const MODULES_MAX: usize = 64;
+/// The most prompts of a model.
+const PROMPTS_MAX: usize = 1024;
 /// The folder of the pooling configuration, unless modules.json names another.
 const POOLING_FOLDER: &str = "1_Pooling";
 
@@ -18,7 +21,9 @@ pub struct SentenceProcessor {
     normalizes: bool,
     /// A module that is not supported. It is an error unless the graph has the embedding as an output.
     unknown_module: Option<String>,
-    prompt: String,
+    prompts: BTreeMap<String, String>,
+    /// The name of the prompt that applies when the user names none.
+    default_prompt: Option<String>,
     pools_prompt: bool,
     /// The length that sentence_bert_config.json sets, in tokens.
     max_tokens: Option<usize>,
@@ -39,7 +44,8 @@ impl SentenceProcessor {
             poolings: vec![Pooling::Mean],
             normalizes: true,
             unknown_module: None,
-            prompt: String::new(),
+            prompts: BTreeMap::new(),
+            default_prompt: None,
             pools_prompt: true,
             max_tokens: None,
             positions: None,
@@ -57,7 +63,7 @@ impl SentenceProcessor {
                 this.positions = positions.and_then(|positions| usize::try_from(positions).ok());
             }
         }
-        this.read_prompt(files)?;
+        this.read_prompts(files)?;
         Ok(this)
     }
 
@@ -75,9 +81,24 @@ impl SentenceProcessor {
         self.lowercases
     }
 
-    /// The prompt before each text.
-    pub fn prompt(&self) -> &str {
-        &self.prompt
+    /// The text before each text: the prompt of this name in config_sentence_transformers.json, or its default prompt.
+    /// As in sentence-transformers, each model has the prompts `query` and `document`; `document` is also found as
+    /// `passage` or `corpus`. They are empty unless the file has them.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that the file does not have; the message lists the names.
+    pub fn prompt(&self, name: Option<&str>) -> Result<&str> {
+        let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok("") };
+        let candidates: &[&str] = if name == "document" { &["document", "passage", "corpus"] } else { &[name] };
+        match candidates.iter().find_map(|name| self.prompts.get(*name)) {
+            Some(prompt) => Ok(prompt),
+            None if ["query", "document"].contains(&name) => Ok(""),
+            None => {
+                let known: Vec<&str> = self.prompts.keys().map(String::as_str).take(PROMPTS_MAX).collect();
+                let message = format!("the model has no prompt {name:?}; it has: {}", known.join(", "));
+                Err(Error::invalid(message).in_field("prompt_name"))
+            }
+        }
     }
 
     /// The embedding of one text. `rows` has a row of `width` elements for each token; rows with a `mask` of 0 are
@@ -183,18 +204,26 @@ impl SentenceProcessor {
         Ok(())
     }
 
-    fn read_prompt(&mut self, files: &dyn ModelFiles) -> Result<()> {
+    fn read_prompts(&mut self, files: &dyn ModelFiles) -> Result<()> {
         const FILE: &str = "config_sentence_transformers.json";
         let Some(config) = find_json(files, FILE)? else { return Ok(()) };
         let path = files.path(FILE);
+        let invalid = |field: &str, message: String| Error::invalid(message).in_file(&path).in_field(field);
         self.truncate_dim = count(&config, "truncate_dim").map_err(|error| error.in_file(&path))?;
-        let Some(name) = config.get("default_prompt_name").and_then(Value::as_str) else { return Ok(()) };
-        let prompt = config.get("prompts").and_then(|prompts| prompts.get(name)).and_then(Value::as_str);
-        let prompt = prompt.ok_or_else(|| {
-            Error::invalid(format!("the file has no prompt {name:?}")).in_file(&path).in_field("default_prompt_name")
-        })?;
-        prompt.clone_into(&mut self.prompt);
-        Ok(())
+        let prompts = config.get("prompts").and_then(Value::as_object);
+        if prompts.is_some_and(|prompts| prompts.len() > PROMPTS_MAX) {
+            return Err(invalid("prompts", format!("at most {PROMPTS_MAX} prompts are supported")));
+        }
+        for (name, prompt) in prompts.into_iter().flatten() {
+            let prompt = match prompt {
+                Value::Null => String::new(),
+                Value::String(prompt) => prompt.clone(),
+                _ => return Err(invalid("prompts", format!("the prompt {name:?} is not a string"))),
+            };
+            self.prompts.insert(name.clone(), prompt);
+        }
+        self.default_prompt = config.get("default_prompt_name").and_then(Value::as_str).map(str::to_owned);
+        self.prompt(None).map(drop).map_err(|error| invalid("default_prompt_name", error.message().to_owned()))
     }
 }
 

@@ -2,7 +2,7 @@ use crate::array::Array;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
-use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams};
+use tokenizers::{EncodeInput, Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams};
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -61,7 +61,8 @@ impl TextProcessor {
             let truncation = TruncationParams { max_length: length as usize, direction, ..TruncationParams::default() };
             truncate(&mut tokenizer, truncation).map_err(|error| refused(error, "model_max_length"))?;
         } else if let Some(truncation) = tokenizer.get_truncation() {
-            check_truncation(&tokenizer, truncation).map_err(|error| error.in_file(&path).in_field("truncation"))?;
+            check_truncation(&tokenizer, truncation, false)
+                .map_err(|error| error.in_file(&path).in_field("truncation"))?;
         }
         configure_bert(&mut tokenizer, &config);
         let named_pad = config.get("pad_token").and_then(|pad| pad.as_str().or_else(|| pad.get("content")?.as_str()));
@@ -114,6 +115,24 @@ impl TextProcessor {
     /// # Errors
     /// As [`encode`](Self::encode); `Invalid` when a row needs padding and no padding token is configured.
     pub fn encode_to(&self, texts: &[&str], length: Option<usize>) -> Result<TokenBatch> {
+        self.encode_inputs(texts.iter().map(|text| EncodeInput::from(*text)).collect(), length)
+    }
+
+    /// As [`encode_to`](Self::encode_to), with a row for each pair of texts. From a pair that is too long, tokens of
+    /// the longer text are removed first.
+    ///
+    /// # Errors
+    /// As [`encode_to`](Self::encode_to); `Invalid` when the length limit leaves no room for a pair.
+    pub fn encode_pairs(&self, pairs: &[(&str, &str)], length: Option<usize>) -> Result<TokenBatch> {
+        let known = self.tokenizer.get_truncation();
+        if let Some(max_length) = known.map(|known| known.max_length).into_iter().chain(length).min() {
+            let truncation = TruncationParams { max_length, ..known.cloned().unwrap_or_default() };
+            check_truncation(&self.tokenizer, &truncation, true)?;
+        }
+        self.encode_inputs(pairs.iter().map(|pair| EncodeInput::from(*pair)).collect(), length)
+    }
+
+    fn encode_inputs(&self, texts: Vec<EncodeInput<'_>>, length: Option<usize>) -> Result<TokenBatch> {
         if let Some(length) = length.filter(|&length| length as u64 > LENGTH_MAX) {
             return Err(Error::unsupported(format!(
                 "the graph reads {length} tokens; at most {LENGTH_MAX} are supported"
@@ -130,10 +149,10 @@ impl TextProcessor {
             (None, _) => None,
         };
         let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
-        let encode = |text: &&str| {
-            tokenizer.encode(*text, true).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")))
-        };
-        let encodings: Vec<Encoding> = texts.iter().map(encode).collect::<Result<_>>()?;
+        let count = texts.len();
+        let encode =
+            |text| tokenizer.encode(text, true).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")));
+        let encodings: Vec<Encoding> = texts.into_iter().map(encode).collect::<Result<_>>()?;
         let longest = encodings.iter().map(Encoding::len).max().unwrap_or(0);
         if longest == 0 {
             return Err(Error::invalid("the text has no token").in_field("text"));
@@ -143,7 +162,7 @@ impl TextProcessor {
             let message = format!("the graph reads exactly {longest} tokens, and no padding token is configured");
             return Err(Error::invalid(message).in_field("pad_token"));
         }
-        let shape = [texts.len(), longest];
+        let shape = [count, longest];
         let row = |encoding: &Encoding, of: fn(&Encoding) -> &[u32], pad: u32| {
             let padding = std::iter::repeat_n(pad, longest - encoding.len());
             let given = of(encoding).iter().copied();
@@ -198,16 +217,17 @@ impl TextProcessor {
 
 /// Sets the truncation, after [`check_truncation`].
 fn truncate(tokenizer: &mut Tokenizer, truncation: TruncationParams) -> Result<()> {
-    check_truncation(tokenizer, &truncation)?;
+    check_truncation(tokenizer, &truncation, false)?;
     tokenizer.with_truncation(Some(truncation)).map_err(|error| Error::invalid(error.to_string()))?;
     Ok(())
 }
 
-/// BERT's tokenizer classes take three settings from tokenizer_config.json, which override those in tokenizer.json.
+/// The tokenizer classes of BERT and DistilBERT take three settings from tokenizer_config.json, which override those in
+/// tokenizer.json.
 fn configure_bert(tokenizer: &mut Tokenizer, config: &serde_json::Value) {
     let class = config.get("tokenizer_class").and_then(serde_json::Value::as_str).unwrap_or("BertTokenizer");
     let Some(NormalizerWrapper::BertNormalizer(known)) = tokenizer.get_normalizer() else { return };
-    if !class.starts_with("Bert") {
+    if !["Bert", "DistilBert"].iter().any(|known| class.starts_with(known)) {
         return;
     }
     let mut bert = *known;
@@ -231,8 +251,8 @@ fn lowercases(normalizer: &NormalizerWrapper) -> bool {
 
 /// Refuses a length without room for text: the `tokenizers` crate subtracts the special tokens and the stride without a
 /// check.
-fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams) -> Result<()> {
-    let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams, pair: bool) -> Result<()> {
+    let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(pair));
     if truncation.max_length > special.saturating_add(truncation.stride) {
         return Ok(());
     }

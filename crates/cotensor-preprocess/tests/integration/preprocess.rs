@@ -1,7 +1,9 @@
 //! Preprocessing against what transformers makes of the same inputs (fixtures/tiny/*/preprocess.*).
 
 use crate::support::{fixture, folder};
-use cotensor_preprocess::{Audio, AudioProcessor, ImageProcessor, TextProcessor, decode_audio, decode_image};
+use cotensor_preprocess::{
+    Audio, AudioLength, AudioProcessor, ImageProcessor, TextProcessor, decode_audio, decode_image,
+};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -54,6 +56,34 @@ fn tokens_are_equal() {
         assert!(batch.truncated.iter().any(|truncated| *truncated) || family == "whisper");
     }
     assert!(checked > 30);
+}
+
+#[test]
+fn pairs_of_texts_are_equal() {
+    let files = folder("tiny/bert");
+    let processor = TextProcessor::open(&files).unwrap();
+    let cases = cases("bert");
+    let text = |index: &Value| {
+        let case = &cases["text"]["cases"][index.as_u64().unwrap() as usize];
+        case["text"].as_str().unwrap().to_owned()
+    };
+    let pairs = cases["pairs"].as_array().unwrap();
+    for pair in pairs {
+        let (first, second) = (text(&pair["texts"][0]), text(&pair["texts"][1]));
+        let batch = processor.encode_pairs(&[(&first, &second)], None).unwrap();
+        let row = |field: &str| pair[field].as_array().unwrap().iter().map(|n| n.as_i64().unwrap()).collect::<Vec<_>>();
+        assert_eq!(batch.ids.as_i64().unwrap(), row("input_ids"), "{pair}");
+        assert_eq!(batch.type_ids.as_i64().unwrap(), row("token_type_ids"), "{pair}");
+        assert_eq!(batch.truncated, [row("input_ids").len() == 64], "{pair}");
+    }
+    assert!(pairs.len() >= 4);
+    // A limit that has room for one text, and none for two.
+    let mut short = files;
+    short.insert("tokenizer_config.json".into(), br#"{"model_max_length": 3}"#.to_vec());
+    let short = TextProcessor::open(&short).unwrap();
+    assert!(short.encode(&["harbour"]).is_ok());
+    assert!(short.encode_pairs(&[("harbour", "city")], None).unwrap_err().to_string().contains("no room"));
+    assert!(processor.encode_pairs(&[("harbour", "city")], Some(3)).is_err());
 }
 
 #[test]
@@ -142,7 +172,7 @@ fn summary(differences: impl Iterator<Item = f64>) -> (f64, f64) {
 fn audio_features_are_equal() {
     let files = folder("tiny/whisper");
     let tensors = SafeTensors::deserialize(&files["preprocess.safetensors"]).unwrap();
-    let processor = AudioProcessor::open(&files).unwrap();
+    let processor = AudioProcessor::open(&files, None).unwrap();
     let clip = decode_audio(fixture("media/speech.wav")).unwrap().samples;
     // Doubled to 16 kHz as the reference was: every sample, then the mean of it and its successor.
     let doubled: Vec<f32> =
@@ -166,8 +196,55 @@ fn audio_features_are_equal() {
 }
 
 #[test]
+fn features_of_clap_are_equal() {
+    let references = fixture("sounds/reference.safetensors");
+    let tensors = SafeTensors::deserialize(references).unwrap();
+    let config: Value = serde_json::from_slice(fixture("sounds/clap-features/preprocessor_config.json")).unwrap();
+    let clip = decode_audio(fixture("media/speech.wav")).unwrap();
+    let names: Vec<&str> = tensors.names().into_iter().filter(|name| name.starts_with("clap-features.")).collect();
+    let mut checked = 0;
+    for name in names.iter().filter(|name| !name.ends_with(".is_longer")) {
+        let [_, truncation, padding, case] = name.split('.').collect::<Vec<_>>()[..] else { panic!("{name}") };
+        let mut config = config.clone();
+        config["truncation"] = truncation.into();
+        config["padding"] = padding.into();
+        let files = HashMap::from([("preprocessor_config.json".to_owned(), config.to_string().into_bytes())]);
+        let processor = AudioProcessor::open(&files, None).unwrap();
+        let count = match case {
+            "long" => clip.samples.len(),
+            "corner" => 16_040,
+            "window" => 16_000,
+            _ => 6_000,
+        };
+        let audio = Audio { sample_rate_hz: 8000, samples: clip.samples[..count].to_vec() };
+        let features = processor.process(&audio).unwrap();
+        let expected = tensors.tensor(name).unwrap();
+        let [channels, frames, bins] = *expected.shape() else { panic!("{name}") };
+        let &[1, all_channels, all_frames, all_bins] = features.shape() else { panic!("{:?}", features.shape()) };
+        assert_eq!((all_frames.div_ceil(8), all_bins), (frames, bins), "{name}");
+        assert_eq!(all_channels, if truncation == "fusion" { 4 } else { 1 }, "{name}");
+        let given = features.as_f32().unwrap();
+        let plane = all_frames * bins;
+        for (index, expected) in floats(&tensors, name).iter().enumerate() {
+            let (channel, frame, bin) = (index / (frames * bins), index / bins % frames, index % bins);
+            let given = given[channel * plane + 8 * frame * bins + bin];
+            assert!((given - expected).abs() <= 1e-3, "{name} [{channel}, {frame}, {bin}]: {given} dB for {expected}");
+        }
+        // The recorded channel stands for all that follow it.
+        let repeated = (channels..all_channels).all(|channel| given[channel * plane..][..plane] == given[..plane]);
+        assert!(repeated, "{name}");
+        let length = AudioLength { sample_rate_hz: 8000, frames: count as u64 };
+        let longer = processor.is_longer(length).unwrap().unwrap();
+        assert_eq!(f32::from(longer.bytes()[0]), floats(&tensors, &format!("{name}.is_longer"))[0], "{name}");
+        checked += 1;
+    }
+    assert_eq!(checked, 12);
+}
+
+#[test]
 fn bad_configurations_name_file_and_field() {
     const FILE: &str = "preprocessor_config.json";
+    const WHISPER: Option<&str> = Some("WhisperFeatureExtractor");
     let with = |config: &str| HashMap::from([(FILE.to_owned(), config.into())]);
     for (config, field) in [
         (r#"{"do_resize": true}"#, "size"),
@@ -187,10 +264,24 @@ fn bad_configurations_name_file_and_field() {
         let error = ImageProcessor::open(&with(config), None).unwrap_err();
         assert_eq!((error.field(), error.file()), (Some(field), Some(Path::new(FILE))), "{error}");
     }
+    let unknown = r#"{"feature_extractor_type": "SeamlessM4TFeatureExtractor"}"#;
+    assert_eq!(AudioProcessor::open(&with(unknown), WHISPER).unwrap_err().field(), Some("feature_extractor_type"));
+    assert_eq!(AudioProcessor::open(&with("{}"), None).unwrap_err().field(), Some("feature_extractor_type"));
+    for (config, class, field) in [
+        (r#"{"truncation": "middle"}"#, "ClapFeatureExtractor", "truncation"),
+        (r#"{"padding": "mirror"}"#, "ClapFeatureExtractor", "padding"),
+        (r#"{"max_length_s": 0}"#, "ClapFeatureExtractor", "max_length_s"),
+        (r#"{"frequency_min": 2000, "frequency_max": 1000}"#, "ClapFeatureExtractor", "frequency_max"),
+        (r#"{"do_normalize": 1}"#, "Wav2Vec2FeatureExtractor", "do_normalize"),
+        (r#"{"feature_size": 80}"#, "Wav2Vec2FeatureExtractor", "feature_size"),
+    ] {
+        let error = AudioProcessor::open(&with(config), Some(class)).unwrap_err();
+        assert_eq!((error.field(), error.file()), (Some(field), Some(Path::new(FILE))), "{error}");
+    }
     let negative = r#"{"feature_size": 80, "sampling_rate": -3}"#;
-    assert_eq!(AudioProcessor::open(&with(negative)).unwrap_err().field(), Some("sampling_rate"));
+    assert_eq!(AudioProcessor::open(&with(negative), WHISPER).unwrap_err().field(), Some("sampling_rate"));
     let hours = r#"{"feature_size": 1, "sampling_rate": 16000, "n_fft": 65536, "hop_length": 1, "chunk_length": 30}"#;
-    assert_eq!(AudioProcessor::open(&with(hours)).unwrap_err().field(), Some("n_fft"));
+    assert_eq!(AudioProcessor::open(&with(hours), WHISPER).unwrap_err().field(), Some("n_fft"));
     assert!(ImageProcessor::open(&with("{"), None).unwrap_err().to_string().contains(FILE));
     assert!(TextProcessor::open(&with("{}")).err().unwrap().to_string().contains("tokenizer.json"));
     assert!(decode_image(b"").is_err() && decode_image(b"GIF89a no").is_err());

@@ -19,6 +19,8 @@ const FIXTURES: &[(&str, &[u8])] = fixtures! {
     "media": ["photo.png", "speech.wav"],
     "skeletons/clip-vit-b16": ["preprocess.safetensors", "preprocessor_config.json"],
     "skeletons/vit-base": ["preprocess.safetensors", "preprocessor_config.json"],
+    "sounds": ["reference.safetensors"],
+    "sounds/clap-features": ["preprocessor_config.json"],
     "tiny/audio": ["speech.flac", "speech.mp3", "speech.ogg"],
     "tiny/bert": ["config.json", "preprocess.json", "tokenizer.json", "tokenizer_config.json"],
     "tiny/clip": [

@@ -1,0 +1,46 @@
+//! Scores texts against the input text with a cross-encoder.
+
+use super::answer::{Answer, Output, read};
+use super::definition::User;
+use super::inputs::Inputs;
+use super::outputs::{check_architecture, output_of};
+use super::run::Run;
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::family::{LOGITS, Task};
+
+impl Run<'_> {
+    /// Scores each text of the user against the input text. Each pair runs by itself: users with different lists share
+    /// the results of equal pairs, and no pair needs padding.
+    pub(super) fn rerank(&mut self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+        let query = inputs.text()?;
+        let function = self.model.score_function()?;
+        let [role] = task.stages.as_slice() else {
+            return Err(Error::invalid(format!("task {:?} needs one stage", task.name)));
+        };
+        let def = self.model.family().stage(role)?;
+        let stage = self.load(role, |model| model.stage(role))?;
+        let own_head = user.head.is_none() && !self.model.has_head_file();
+        let output = output_of(task, def, &stage, own_head)?;
+        let head = if output == LOGITS { None } else { Some(self.load_head(user, task)?) };
+        if own_head {
+            check_architecture(self.model, task)?;
+        }
+        let mut scores = Vec::with_capacity(user.texts.len());
+        for text in &user.texts {
+            self.encode_pair(def, &stage, query, text)?;
+            let mut last = self.run_stage(def, &stage, inputs, output)?;
+            if let Some(head) = &head {
+                last = self.run_head(head, user, &last)?;
+            }
+            let (width, logits) = read(&last, &task.name, None)?;
+            if width != 1 {
+                let message = format!("a reranker gives one number for a pair of texts; this model gives {width}");
+                return Err(Error::unsupported(message).in_field(LOGITS));
+            }
+            scores.push(function.score(logits[0]));
+        }
+        let mut ranked: Vec<(String, f32)> = user.texts.iter().cloned().zip(scores.iter().copied()).collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Ok((Answer::Scores { texts: ranked }, vec![Output::new("scores", &[scores.len()], &scores)]))
+    }
+}

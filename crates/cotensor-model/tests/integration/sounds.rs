@@ -1,0 +1,131 @@
+//! Models of sounds (fixtures/sounds): features, stages and answers equal those of the reference implementation.
+
+use crate::support::{References, difference, fixtures, runtime, runtimes, unpacked, user};
+use cotensor_core::ErrorKind;
+use cotensor_model::model::Model;
+use cotensor_model::pipeline::{Answer, Inputs, run_user};
+use cotensor_model::preprocess::{Audio, decode_audio};
+use cotensor_model::tensor::{Array, Value};
+use cotensor_store::{EmbeddedStore, Holder};
+use std::fs;
+use std::io::Cursor;
+
+const TOLERANCE: f64 = 1e-4;
+/// The samples of each case.
+const CASES: [(&str, usize); 2] = [("whole", 8000), ("half", 4000)];
+
+fn references() -> References {
+    References::open(&fixtures().join("sounds/reference.safetensors"))
+}
+
+/// The beginning of the speech clip.
+fn speech(samples: usize) -> Audio {
+    let mut audio = decode_audio(&fs::read(fixtures().join("media/speech.wav")).unwrap()).unwrap();
+    audio.samples.truncate(samples);
+    audio
+}
+
+/// As a WAV file; the clip has 16 bits.
+fn wav(audio: &Audio) -> Inputs {
+    let mut bytes = Cursor::new(Vec::new());
+    let spec = hound::WavSpec {
+        channels: 1,
+        sample_rate: audio.sample_rate_hz,
+        bits_per_sample: 16,
+        sample_format: hound::SampleFormat::Int,
+    };
+    let mut writer = hound::WavWriter::new(&mut bytes, spec).unwrap();
+    audio.samples.iter().for_each(|&sample| writer.write_sample((sample * 32768.0) as i16).unwrap());
+    writer.finalize().unwrap();
+    Inputs::default().with_audio_bytes(bytes.into_inner()).unwrap()
+}
+
+fn close(given: &Value, expected: &Array, what: &str) {
+    assert_eq!(given.shape(), expected.shape(), "{what}");
+    let error = difference(&given.to_f32().unwrap(), expected.as_f32().unwrap());
+    assert!(error <= TOLERANCE, "{what}: {error:e}");
+}
+
+/// The trunk and the head of a model, at two lengths.
+fn check_stages(name: &str, model: &Model, holder: &Holder) {
+    let references = references();
+    let (trunk, head) = (model.stage("encoder").unwrap(), model.own_head("encoder").unwrap().expect("it is cut"));
+    for (case, count) in CASES {
+        let expected = |what: &str| references.array(&format!("{name}.{case}.{what}"));
+        let features = Value::from(model.audio().unwrap().process(&speech(count)).unwrap());
+        let sampled: Vec<f32> = features.to_f32().unwrap().iter().copied().step_by(16).collect();
+        let error = difference(&sampled, expected("features").as_f32().unwrap());
+        assert!(error <= 1e-5, "{name} {case} features: {error:e}");
+        let mask = Value::from(Array::i64([1, count], vec![1; count]).unwrap());
+        let mut inputs = vec![("input_values", &features)];
+        if trunk.graph().inputs().iter().any(|port| port.name == "attention_mask") {
+            inputs.push(("attention_mask", &mask));
+        }
+        let hidden = trunk.run(&inputs, &["last_hidden_state"], holder).unwrap().outputs.remove(0);
+        close(&hidden, &expected("last_hidden_state"), &format!("{name} {case}"));
+        let logits = head.run(&[("last_hidden_state", &hidden)], &["logits"], holder).unwrap().outputs.remove(0);
+        close(&logits, &expected("logits"), &format!("{name} {case} logits"));
+    }
+}
+
+#[test]
+fn wav2vec2_stages_match_the_reference_at_two_lengths() {
+    for name in ["wav2vec2-ctc", "wav2vec2-stable", "wav2vec2-classification"] {
+        let folder = unpacked(&fixtures().join("sounds").join(name));
+        for runtime in runtimes() {
+            check_stages(name, &runtime.open(folder.path()).unwrap(), &runtime.store().holder("test"));
+        }
+    }
+}
+
+#[test]
+fn wav2vec2_transcribes_as_transformers_does() {
+    let references = references();
+    for name in ["wav2vec2-ctc", "wav2vec2-stable"] {
+        let folder = unpacked(&fixtures().join("sounds").join(name));
+        let runtime = runtime(EmbeddedStore::builder());
+        let model = runtime.open(folder.path()).unwrap();
+        for (case, count) in CASES {
+            let user = user(case, "model", "transcription");
+            let report = run_user(&model, &user, &wav(&speech(count)), &runtime.store().holder(case)).unwrap();
+            let Answer::Transcript { text, tokens } = &report.answer else { panic!("{:?}", report.answer) };
+            let expected = references.array(&format!("{name}.{case}.text"));
+            assert_eq!(text.as_bytes(), expected.bytes(), "{name} {case}");
+            assert!(*tokens > 12, "{text:?}");
+        }
+        let error = run_user(
+            &model,
+            &user("one", "model", "audio-classification"),
+            &wav(&speech(8000)),
+            &runtime.store().holder("one"),
+        )
+        .unwrap_err();
+        assert!(error.to_string().contains("Wav2Vec2ForCTC"), "{error}");
+    }
+}
+
+#[test]
+fn wav2vec2_classifies_sounds() {
+    let folder = unpacked(&fixtures().join("sounds/wav2vec2-classification"));
+    let runtime = runtime(EmbeddedStore::builder());
+    let model = runtime.open(folder.path()).unwrap();
+    let user = user("one", "model", "audio-classification");
+    let report = run_user(&model, &user, &wav(&speech(8000)), &runtime.store().holder("one")).unwrap();
+    let logits = references().array("wav2vec2-classification.whole.logits");
+    let logits = logits.as_f32().unwrap();
+    let best = (0..3).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+    let Answer::Label { label, .. } = &report.answer else { panic!("{:?}", report.answer) };
+    assert_eq!(*label, ["quiet", "speech", "music"][best]);
+}
+
+#[test]
+fn vocabulary_of_another_model_is_refused() {
+    let folder = unpacked(&fixtures().join("sounds/wav2vec2-ctc"));
+    let vocabulary: serde_json::Map<_, _> = (0..40).map(|id| (format!("t{id}"), id.into())).collect();
+    fs::write(folder.path().join("vocab.json"), serde_json::Value::from(vocabulary).to_string()).unwrap();
+    let runtime = runtime(EmbeddedStore::builder());
+    let model = runtime.open(folder.path()).unwrap();
+    let user = user("one", "model", "transcription");
+    let error = run_user(&model, &user, &wav(&speech(4000)), &runtime.store().holder("one")).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("40 tokens"), "{error}");
+}
