@@ -4,7 +4,7 @@ use crate::support::{References, difference, fixtures, runtime, runtimes, unpack
 use cotensor_core::ErrorKind;
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Answer, Inputs, run_user};
-use cotensor_model::preprocess::{Audio, decode_audio};
+use cotensor_model::preprocess::{Audio, decode_audio, normalized};
 use cotensor_model::tensor::{Array, Value};
 use cotensor_store::{EmbeddedStore, Holder};
 use std::fs;
@@ -116,6 +116,44 @@ fn wav2vec2_classifies_sounds() {
     let best = (0..3).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
     let Answer::Label { label, .. } = &report.answer else { panic!("{:?}", report.answer) };
     assert_eq!(*label, ["quiet", "speech", "music"][best]);
+}
+
+/// The labels of the reference.
+const LABELS: [&str; 3] = ["a dog that barks", "someone reads a text", "rain"];
+
+#[test]
+fn towers_of_clap_match_the_reference_where_the_engine_has_cubic_resize() {
+    let references = references();
+    // A second is 64 frames in "clap-even", as the model reads; in "clap", 63 frames are resized.
+    for (name, resizes) in [("clap-even", false), ("clap", true)] {
+        let folder = unpacked(&fixtures().join("sounds").join(name));
+        for runtime in runtimes() {
+            let (model, holder) = (runtime.open(folder.path()).unwrap(), runtime.store().holder("test"));
+            let text = model.stage("text_tower").unwrap();
+            let expected = references.array(&format!("{name}.text_embeds"));
+            let rows = LABELS.iter().flat_map(|label| {
+                let batch = model.text().unwrap().encode(&[label]).unwrap();
+                let (ids, mask) = (Value::from(batch.ids), Value::from(batch.mask));
+                let inputs = [("input_ids", &ids), ("attention_mask", &mask)];
+                let row = text.run(&inputs, &["text_embeds"], &holder).unwrap().outputs.remove(0);
+                row.to_f32().unwrap().into_owned()
+            });
+            let error = difference(&rows.collect::<Vec<_>>(), expected.as_f32().unwrap());
+            assert!(error <= TOLERANCE, "{name} texts: {error:e}");
+            for (case, count) in [("whole", 8000), ("short", 3000)] {
+                let user = user(case, "model", "audio-embedding");
+                let answered = run_user(&model, &user, &wav(&speech(count)), &holder);
+                if resizes && runtime.engines().first().name() == "rten" {
+                    let error = answered.unwrap_err();
+                    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("cubic"), "{error}");
+                    continue;
+                }
+                let expected = normalized(references.array(&format!("{name}.{case}.audio_embeds")).as_f32().unwrap());
+                let error = difference(&answered.unwrap().outputs[0].values, &expected);
+                assert!(error <= TOLERANCE, "{name} {case}: {error:e}");
+            }
+        }
+    }
 }
 
 #[test]
