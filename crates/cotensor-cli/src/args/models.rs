@@ -30,7 +30,7 @@ pub(crate) struct RunArgs {
     /// Task of the model [default: the task of the model's class, else the first that reads the given inputs].
     #[arg(value_parser = TaskName, hide_possible_values = true)]
     pub(crate) task: Option<String>,
-    /// Text input. Repeatable for a task that ranks texts.
+    /// Text input. Repeatable for a task that ranks texts: labels and captions, or for a reranker the query and then the texts.
     #[arg(long, value_name = "TEXT")]
     pub(crate) text: Vec<String>,
     /// Image input (PNG, JPEG, WebP, BMP).
@@ -42,6 +42,9 @@ pub(crate) struct RunArgs {
     /// Head of the model: its graph onnx/NAME.onnx.
     #[arg(long, value_name = "NAME")]
     pub(crate) head: Option<String>,
+    /// Name of a prompt of the model, for sentence embeddings [default: the model's default prompt].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prompt_name: Option<String>,
     /// Maximum number of tokens to decode.
     #[arg(long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,

@@ -33,9 +33,6 @@ struct Report {
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let target = Target::of(args)?;
     let mut inputs = Inputs::default();
-    if let [text] = args.text.as_slice() {
-        inputs = inputs.with_text(text);
-    }
     if let Some(path) = &args.image {
         inputs = inputs.with_image(path)?;
     }
@@ -57,8 +54,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         }
     };
     let pipeline = target.pipeline(args, &runtime)?;
+    let text = target.input_text(args, &pipeline);
+    if let Some(text) = text {
+        inputs = inputs.with_text(text);
+    }
     let models = open_models(&pipeline, target.base(), &runtime)?;
-    refuse_unread_inputs(args, &pipeline, &models)?;
+    let given = [("text", text.is_some()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
+    refuse_unread_inputs(given, &pipeline, &models)?;
     let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
     let steps = progress(&pipeline, &models, &runtime, runs);
     let mut users = Vec::new();
@@ -83,7 +85,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if args.common.json {
         print_json(&report)?
     } else {
-        print(&text(&report))?
+        print(&in_text(&report))?
     }
     let exact = runtime.engines().first().capabilities().is_reproducible;
     compared(report.max_abs_diff, if exact { 0.0 } else { ROUNDING_MAX })
@@ -103,8 +105,11 @@ fn compared(difference: Option<f64>, tolerance: f64) -> Result<()> {
 }
 
 /// Refuses an input that no user of the pipeline reads.
-fn refuse_unread_inputs(args: &RunArgs, pipeline: &Pipeline, models: &HashMap<String, Arc<Model>>) -> Result<()> {
-    let given = [("text", args.text.len() == 1), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
+fn refuse_unread_inputs(
+    given: [(&str, bool); 3],
+    pipeline: &Pipeline,
+    models: &HashMap<String, Arc<Model>>,
+) -> Result<()> {
     for (medium, _) in given.into_iter().filter(|(_, given)| *given) {
         if !pipeline.users.iter().any(|user| user.reads(models[&user.model].family(), medium)) {
             let message = format!("no user of this pipeline reads an input of type {medium}");
@@ -114,7 +119,7 @@ fn refuse_unread_inputs(args: &RunArgs, pipeline: &Pipeline, models: &HashMap<St
     Ok(())
 }
 
-fn text(report: &Report) -> String {
+fn in_text(report: &Report) -> String {
     let mut text = String::new();
     for user in &report.users {
         let _ = writeln!(text, "{} ({} on {}): {}", user.user, user.task, user.model, in_words(&user.answer));

@@ -3,6 +3,7 @@
 use super::pipeline::in_pipeline;
 use crate::args::RunArgs;
 use cotensor::core::{Error, Result};
+use cotensor::model::family::{AnswerKind, Task};
 use cotensor::model::model::Model;
 use cotensor::model::pipeline::default_task;
 use cotensor::{Pipeline, Runtime, User};
@@ -36,6 +37,7 @@ impl<'a> Target<'a> {
         let options = [
             ("TASK", args.task.is_some()),
             ("--head", args.head.is_some()),
+            ("--prompt-name", args.prompt_name.is_some()),
             ("--max-new-tokens", args.max_new_tokens.is_some()),
             ("--min-new-tokens", args.min_new_tokens.is_some()),
         ];
@@ -56,19 +58,35 @@ impl<'a> Target<'a> {
         match self {
             Self::Pipeline { pipeline, .. } => Ok(pipeline.clone()),
             Self::Model(path) => {
-                let model = path.to_str().ok_or_else(|| Error::invalid("not UTF-8").in_file(path))?;
+                let name = path.to_str().ok_or_else(|| Error::invalid("not UTF-8").in_file(path))?;
+                let model = runtime.open(path)?;
+                let task = task(args, &model)?;
+                let own_texts = match (&task.answer, args.text.as_slice()) {
+                    (AnswerKind::Scores, [_query, texts @ ..]) => texts,
+                    (_, [] | [_]) => &[],
+                    (_, labels) => labels,
+                };
                 Pipeline::of(User {
                     name: USER.to_owned(),
-                    model: model.to_owned(),
-                    task: task(args, &*runtime.open(path)?)?,
+                    model: name.to_owned(),
+                    task: task.name.clone(),
                     head: args.head.clone(),
-                    // One text is the input; several are labels or captions to choose from.
-                    texts: if args.text.len() > 1 { args.text.clone() } else { Vec::new() },
+                    texts: own_texts.to_vec(),
+                    prompt_name: args.prompt_name.clone(),
                     max_new_tokens: args.max_new_tokens,
                     min_new_tokens: args.min_new_tokens,
                 })
             }
         }
+    }
+
+    /// The text that the users of `pipeline` read as input: the texts of the arguments without those of the model's user.
+    pub(super) fn input_text<'b>(&self, args: &'b RunArgs, pipeline: &Pipeline) -> Option<&'b str> {
+        let own_texts = match self {
+            Self::Pipeline { .. } => 0,
+            Self::Model(_) => pipeline.users.iter().map(|user| user.texts.len()).sum(),
+        };
+        if own_texts < args.text.len() { args.text.first().map(String::as_str) } else { None }
     }
 
     /// The folder to which the models' folders are relative.
@@ -89,15 +107,14 @@ impl<'a> Target<'a> {
 }
 
 /// The task that the arguments name, or that the inputs mean.
-fn task(args: &RunArgs, model: &Model) -> Result<String> {
-    let found = match &args.task {
-        Some(name) => model.family().task(name).map_err(|error| error.in_field("TASK"))?,
+fn task<'a>(args: &RunArgs, model: &'a Model) -> Result<&'a Task> {
+    match &args.task {
+        Some(name) => model.family().task(name).map_err(|error| error.in_field("TASK")),
         None => {
             let given =
                 [("text", !args.text.is_empty()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
             let given: Vec<&str> = given.into_iter().filter(|(_, given)| *given).map(|(medium, _)| medium).collect();
-            default_task(model, &given)?
+            default_task(model, &given)
         }
-    };
-    Ok(found.name.clone())
+    }
 }
