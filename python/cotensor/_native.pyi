@@ -425,6 +425,7 @@ class PooledModel:
         prompt_name: Optional[str] = None,
         max_new_tokens: Optional[int] = None,
         min_new_tokens: Optional[int] = None,
+        threshold: Optional[float] = None,
     ) -> dict[str, Any]: ...
 
 @final

@@ -25,14 +25,14 @@ from .errors import InvalidError, UnsupportedError
 #: The default task for each combination of inputs, if the model supports it.
 _TASKS = {
     frozenset({"text"}): ("sentence-embedding",),
-    frozenset({"image"}): ("image-embedding",),
+    frozenset({"image"}): ("image-embedding", "object-detection"),
     frozenset({"image", "text"}): ("image-text-retrieval",),
     frozenset({"image", "texts"}): ("zero-shot-image-classification",),
     frozenset({"audio"}): ("transcription",),
     frozenset({"text", "texts"}): ("rerank",),
 }
 _INPUTS = ("text", "image", "audio", "texts")
-_OPTIONS = ("task", "head", "prompt_name", "max_new_tokens", "min_new_tokens")
+_OPTIONS = ("task", "head", "prompt_name", "max_new_tokens", "min_new_tokens", "threshold")
 
 
 class ResourcePoolBridgeIntegration:
@@ -188,7 +188,7 @@ class Model:
 
         An image is the path or bytes of a file (PNG, JPEG, WebP, BMP), a PIL image, or a uint8 array [height, width, 3]. Audio is
         the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``; it is required where the inputs
-        allow several. ``head``, ``prompt_name``, ``max_new_tokens`` and ``min_new_tokens`` are options of the task.
+        allow several. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the task.
 
         The result has ``answer``, ``outputs`` (the numbers behind the answer), ``stages`` (which ran and which were reused),
         ``notices``, ``device``, and ``output_tensors``: the stages' outputs by kind, as shared tensors. Waits while

@@ -38,6 +38,7 @@ arguments! {
     "a non-negative number of bytes": offset;
     "a non-negative integer": max_memory_mb, max_shared_tensor_size, nbytes, count, max_connections, threads, max_new_tokens,
         min_new_tokens;
+    "a number": threshold;
     "a list of strings": allowed_types, consumer_models, priority_list, texts;
     "a list of non-negative integers": offsets "offset", size, shape, strides;
     "a path": socket, cache, models;

@@ -3,7 +3,7 @@
 use crate::cache::RepoFile;
 use crate::id::ModelId;
 use cotensor_core::{Error, Result, size};
-use cotensor_preprocess::family::{Family, family_of};
+use cotensor_preprocess::family::{Family, StageDef, family_of};
 use serde_json::Value;
 
 /// The file that names the model's family.
@@ -52,11 +52,19 @@ pub(crate) fn graphs<'a>(
     variant: Option<&str>,
 ) -> Result<Vec<&'a RepoFile>> {
     let named = |path: &str| files.iter().find(|file| file.path == path);
-    let of_stages = family.stages.iter().filter_map(|stage| {
-        let path = stage.graph_file(variant, |path| named(path).is_some());
-        named(&path.or_else(|| stage.graph_file(None, |path| named(path).is_some()))?)
-    });
-    let mut graphs: Vec<&RepoFile> = of_stages.collect();
+    let of_stage = |stage: &StageDef| {
+        let found = |variant| stage.graph_file(variant, |path| named(path).is_some());
+        named(&found(variant).or_else(|| found(None))?.0)
+    };
+    // The graph of a whole model has its towers and, unlike their graphs, the scale of similarities.
+    let whole = family.similarity.as_ref().filter(|_| variant.is_none());
+    let whole = whole.and_then(|similarity| similarity.files.iter().find_map(|path| named(path)));
+    let mut graphs: Vec<&RepoFile> = match whole {
+        Some(graph) => vec![graph],
+        None => family.stages.iter().filter_map(of_stage).collect(),
+    };
+    graphs.sort_by_key(|graph| &graph.path);
+    graphs.dedup();
     if graphs.is_empty() {
         return Err(without_graphs(id, family, files));
     }

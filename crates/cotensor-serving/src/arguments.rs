@@ -64,6 +64,11 @@ impl<'a> NamedArguments<'a> {
         count.map(Some).map_err(|error| error.in_field(name))
     }
 
+    pub(super) fn number(&self, name: &str) -> Result<Option<f32>> {
+        let number = self.optional(name).map(|value| value.as_float().map(|number| number as f32));
+        number.transpose().map_err(|error| error.in_field(name))
+    }
+
     /// The given text, image and audio.
     pub(super) fn inputs(&self) -> Result<Inputs> {
         let mut inputs = Inputs::default();

@@ -3,7 +3,7 @@
 //! | function | arguments | result |
 //! |---|---|---|
 //! | `model.open` | `folder` | a reference, which keeps the model open |
-//! | `model.run` | `model`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `max_new_tokens`, `min_new_tokens` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
+//! | `model.run` | `model`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `max_new_tokens`, `min_new_tokens`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //!
 //! `model` is a reference, the absolute path of a folder, or the name of a model on the hub. A folder whose files changed
@@ -80,11 +80,21 @@ impl Managed for OpenModel {
 /// Descriptions for lists of functions. They name every argument of [`RUN`] and [`STAGE`].
 const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, a name on the hub, or the \
     result of model.open), task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
-    texts (labels, texts to rank), head, prompt_name, max_new_tokens, min_new_tokens.";
+    texts (labels, texts to rank), head, prompt_name, max_new_tokens, min_new_tokens, threshold.";
 const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, a name on the \
     hub, or the result of model.open), role, inputs (tensors by name).";
-const RUN: &[&str] =
-    &["task", "text", "image", "audio", "texts", "head", "prompt_name", "max_new_tokens", "min_new_tokens"];
+const RUN: &[&str] = &[
+    "task",
+    "text",
+    "image",
+    "audio",
+    "texts",
+    "head",
+    "prompt_name",
+    "max_new_tokens",
+    "min_new_tokens",
+    "threshold",
+];
 const STAGE: &[&str] = &["role", "inputs"];
 
 impl Service {
@@ -143,6 +153,7 @@ impl Service {
             prompt_name: arguments.text("prompt_name")?,
             max_new_tokens: arguments.count("max_new_tokens")?,
             min_new_tokens: arguments.count("min_new_tokens")?,
+            threshold: arguments.number("threshold")?,
         };
         let inputs = arguments.inputs()?;
         context.check()?;

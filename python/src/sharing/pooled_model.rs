@@ -67,7 +67,7 @@ impl PooledModel {
 
     /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``image`` and ``audio`` are the
     /// paths or the bytes of files.
-    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, max_new_tokens=None, min_new_tokens=None))]
+    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, max_new_tokens=None, min_new_tokens=None, threshold=None))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn run<'py>(
         &self,
@@ -82,12 +82,22 @@ impl PooledModel {
         #[pyo3(from_py_with = args::prompt_name)] prompt_name: Option<String>,
         #[pyo3(from_py_with = args::max_new_tokens)] max_new_tokens: Option<usize>,
         #[pyo3(from_py_with = args::min_new_tokens)] min_new_tokens: Option<usize>,
+        #[pyo3(from_py_with = args::threshold)] threshold: Option<f32>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.get(py, "model")?;
         let (image, audio) = (image.map(File::of).transpose()?, audio.map(File::of).transpose()?);
         let texts = texts.unwrap_or_default();
-        let user =
-            User { name: user, model: self.name(), task, head, texts, prompt_name, max_new_tokens, min_new_tokens };
+        let user = User {
+            name: user,
+            model: self.name(),
+            task,
+            head,
+            texts,
+            prompt_name,
+            max_new_tokens,
+            min_new_tokens,
+            threshold,
+        };
         // The run can wait for a connection of the pool, or for another caller that computes the same result.
         let model = model.clone();
         let ran = run_interruptible(py, "cotensor-model", move |is_wanted| {

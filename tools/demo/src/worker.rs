@@ -132,10 +132,16 @@ impl Run {
         for (user, model) in self.users.iter().zip(&self.models) {
             let roles: BTreeSet<&str> = user.stages.iter().map(|stage| stage.role.as_str()).collect();
             for role in roles {
+                let family = model.family();
+                if family.stages.iter().filter_map(|def| def.blocks.as_ref()).any(|blocks| blocks.role == role) {
+                    // The stage that continues these blocks counts them.
+                    continue;
+                }
                 // A role that is not a stage of the family is a head.
-                let of_family = model.family().stage(role).is_ok();
+                let of_family = family.stage(role).is_ok();
                 let stage = if of_family { model.stage(role)? } else { model.head(role)? };
-                for &(hash, bytes) in stage.weights() {
+                let before = stage.before().map_or(&[][..], |(before, _)| before.weights());
+                for &(hash, bytes) in stage.weights().iter().chain(before) {
                     opened_bytes += bytes as u64;
                     contents.insert(hash, bytes as u64);
                 }

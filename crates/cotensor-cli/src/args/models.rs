@@ -51,6 +51,9 @@ pub(crate) struct RunArgs {
     /// Number of tokens to decode before the end token counts.
     #[arg(long, value_name = "N")]
     pub(crate) min_new_tokens: Option<usize>,
+    /// Score above which an object counts, from 0 to 1 [default: 0.5].
+    #[arg(long, value_name = "SCORE")]
+    pub(crate) threshold: Option<f32>,
     /// Also run without sharing, and print the largest difference of the outputs. Exit code 1 when they differ (on ort, by more than
     /// rounding: 0.00001).
     #[arg(long)]

@@ -127,6 +127,9 @@ fn in_text(report: &Report) -> String {
             let what = if stage.computed { "ran" } else { "shared" };
             let _ = writeln!(text, "  {:20} {what:7} {:8.1} ms", stage.role, stage.load_ms + stage.run_ms);
         }
+        for constant in &user.constants {
+            let _ = writeln!(text, "  {} {} from {}", constant.name, constant.value, constant.file);
+        }
         for notice in &user.notices {
             let _ = writeln!(text, "  notice: {notice}");
         }
@@ -160,6 +163,14 @@ fn in_words(answer: &Answer) -> String {
         }
         Answer::Scores { texts } => {
             texts.iter().map(|(text, score)| format!("{text:?} {score:.3}")).collect::<Vec<_>>().join(", ")
+        }
+        Answer::Objects { objects } if objects.is_empty() => "no object".to_owned(),
+        Answer::Objects { objects } => {
+            let shown = objects.iter().map(|object| {
+                let [left, top, right, bottom] = object.bounds.map(|edge| edge.round());
+                format!("{} ({:.1} %) at {left}, {top} to {right}, {bottom}", object.label, 100.0 * object.score)
+            });
+            shown.collect::<Vec<_>>().join("; ")
         }
         Answer::Embedding { width } => format!("an embedding of {width} dimensions"),
         Answer::Transcript { text, tokens } => format!("{text:?} ({tokens} tokens)"),

@@ -40,6 +40,7 @@ impl<'a> Target<'a> {
             ("--prompt-name", args.prompt_name.is_some()),
             ("--max-new-tokens", args.max_new_tokens.is_some()),
             ("--min-new-tokens", args.min_new_tokens.is_some()),
+            ("--threshold", args.threshold.is_some()),
         ];
         if let Some((option, _)) = options.into_iter().find(|(_, given)| *given) {
             return Err(Error::invalid("the users of a pipeline state this in its file").in_field(option));
@@ -75,6 +76,7 @@ impl<'a> Target<'a> {
                     prompt_name: args.prompt_name.clone(),
                     max_new_tokens: args.max_new_tokens,
                     min_new_tokens: args.min_new_tokens,
+                    threshold: args.threshold,
                 })
             }
         }

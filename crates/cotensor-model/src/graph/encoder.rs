@@ -5,7 +5,7 @@
 //! such product: one around the feed-forward part, and one at the end of the encoder. A normalization of the head comes
 //! later and adds no residual, so it is not the end.
 
-use super::proto::{normal_domain, tensor_bytes};
+use super::proto::{operator, tensor_bytes};
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
 
@@ -23,15 +23,16 @@ pub struct EncoderSize {
 pub(super) struct Cut {
     pub(super) node: usize,
     pub(super) value: String,
-    /// For each node, whether it is independent of the inputs of the graph.
+    /// For each node, whether the part after the cut may compute it again: it does not depend on the inputs of the graph,
+    /// or on their shapes only.
     pub(super) constant: Vec<bool>,
 }
 
 /// A layer normalization: one node or a sequence of nodes.
-struct Norm<'g> {
-    end: usize,
-    input: &'g str,
-    output: &'g str,
+pub(super) struct Norm<'g> {
+    pub(super) end: usize,
+    pub(super) input: &'g str,
+    pub(super) output: &'g str,
 }
 
 /// Finds the end of the last encoder block.
@@ -44,8 +45,7 @@ pub(super) fn find(graph: &GraphProto, size: EncoderSize) -> Result<Cut, String>
     let flow = Flow::of(graph, &constants).ok_or("the graph has subgraphs, or its nodes are out of order")?;
     let walk = Walk::new(graph, &constants, &flow);
 
-    let products: Vec<usize> =
-        (0..graph.node.len()).flat_map(|node| std::iter::repeat_n(node, walk.products(node))).collect();
+    let products = walk.all_products();
     let (wanted, count) = (size.layers.saturating_mul(2), products.len());
     let (Some(&last), true) = (products.last(), count == wanted) else {
         return Err(format!("{} encoder blocks have {wanted} attention products, the graph has {count}", size.layers));
@@ -82,7 +82,7 @@ pub(super) fn find(graph: &GraphProto, size: EncoderSize) -> Result<Cut, String>
 }
 
 /// A graph with indexes of its values.
-struct Walk<'g> {
+pub(super) struct Walk<'g> {
     graph: &'g GraphProto,
     constants: &'g HashMap<&'g str, &'g TensorProto>,
     flow: &'g Flow<'g>,
@@ -93,13 +93,22 @@ struct Walk<'g> {
 }
 
 impl<'g> Walk<'g> {
-    fn new(graph: &'g GraphProto, constants: &'g HashMap<&'g str, &'g TensorProto>, flow: &'g Flow<'g>) -> Self {
+    pub(super) fn new(
+        graph: &'g GraphProto,
+        constants: &'g HashMap<&'g str, &'g TensorProto>,
+        flow: &'g Flow<'g>,
+    ) -> Self {
         let makes = |node: &'g NodeProto| node.output.iter().map(move |name| (name.as_str(), node));
         let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
         for (at, node) in graph.node.iter().enumerate() {
             node.input.iter().for_each(|name| readers.entry(name).or_default().push(at));
         }
         Self { graph, constants, flow, makers: graph.node.iter().flat_map(makes).collect(), readers }
+    }
+
+    /// The nodes with the products of attentions, in order; a node with two products is there twice.
+    pub(super) fn all_products(&self) -> Vec<usize> {
+        (0..self.graph.node.len()).flat_map(|node| std::iter::repeat_n(node, self.products(node))).collect()
     }
 
     /// The number of products of two values with data of the inputs that a node computes. A product with a table of
@@ -115,7 +124,7 @@ impl<'g> Walk<'g> {
     }
 
     /// The normalization that starts at a node.
-    fn norm(&self, start: usize) -> Option<Norm<'g>> {
+    pub(super) fn norm(&self, start: usize) -> Option<Norm<'g>> {
         let node = &self.graph.node[start];
         let (input, first) = (node.input.first()?, node.output.first()?);
         if operator(node) == "LayerNormalization" {
@@ -147,7 +156,7 @@ impl<'g> Walk<'g> {
     }
 
     /// The value of which `name` is a copy, possibly with another element type.
-    fn origin<'a>(&self, mut name: &'a str) -> &'a str
+    pub(super) fn origin<'a>(&self, mut name: &'a str) -> &'a str
     where
         'g: 'a,
     {
@@ -162,7 +171,7 @@ impl<'g> Walk<'g> {
     }
 
     /// The two varying summands of a value.
-    fn sum(&self, name: &str) -> Option<(&'g str, &'g str)> {
+    pub(super) fn sum(&self, name: &str) -> Option<(&'g str, &'g str)> {
         let name = self.origin(name);
         let node = self.makers.get(name).filter(|node| operator(node) == "Add")?;
         match node.input.as_slice() {
@@ -172,7 +181,7 @@ impl<'g> Walk<'g> {
     }
 
     /// All values after node `from` that depend on `name`, including `name`.
-    fn depending_on(&self, name: &'g str, from: usize) -> HashSet<&'g str> {
+    pub(super) fn depending_on(&self, name: &'g str, from: usize) -> HashSet<&'g str> {
         let mut found = HashSet::from([name]);
         for node in &self.graph.node[from..] {
             if node.input.iter().any(|input| found.contains(input.as_str())) {
@@ -180,14 +189,6 @@ impl<'g> Walk<'g> {
             }
         }
         found
-    }
-}
-
-/// The name of an operator in ONNX's own domain; empty for other domains.
-fn operator(node: &NodeProto) -> &str {
-    match normal_domain(node.domain.as_deref()) {
-        "" => node.op_type.as_deref().unwrap_or_default(),
-        _ => "",
     }
 }
 
@@ -212,16 +213,16 @@ fn crossings(graph: &GraphProto, flow: &Flow<'_>) -> Vec<Option<String>> {
 }
 
 /// The values that depend on the inputs of the graph.
-struct Flow<'g> {
-    inputs: Vec<&'g str>,
-    varying: HashSet<&'g str>,
+pub(super) struct Flow<'g> {
+    pub(super) inputs: Vec<&'g str>,
+    pub(super) varying: HashSet<&'g str>,
     /// The varying values that depend on elements, not on shapes alone.
     data: HashSet<&'g str>,
 }
 
 impl<'g> Flow<'g> {
     /// `None` for nodes out of order, names that are defined twice, and subgraphs, which may read any outer value.
-    fn of(graph: &'g GraphProto, constants: &HashMap<&str, &TensorProto>) -> Option<Self> {
+    pub(super) fn of(graph: &'g GraphProto, constants: &HashMap<&str, &TensorProto>) -> Option<Self> {
         let names = graph.input.iter().filter_map(|input| input.name.as_deref());
         let inputs: Vec<&str> = names.filter(|name| !constants.contains_key(name)).collect();
         let mut varying: HashSet<&str> = inputs.iter().copied().collect();

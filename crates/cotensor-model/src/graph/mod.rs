@@ -2,6 +2,8 @@
 //!
 //! Opening a graph reads its structure only. Weights stay in their files until a store has memory for them.
 
+mod affine;
+mod block;
 mod cut;
 mod encoder;
 mod external;
@@ -15,6 +17,7 @@ mod transpose;
 mod types;
 mod wire;
 
+pub use block::BlockEnd;
 pub use encoder::EncoderSize;
 pub use limits::{
     DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,

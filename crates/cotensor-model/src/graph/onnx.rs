@@ -174,7 +174,7 @@ impl Graph {
         initializer::detach(graph, &self.weights);
     }
 
-    fn graph(&self) -> &GraphProto {
+    pub(super) fn graph(&self) -> &GraphProto {
         self.model.graph.as_ref().expect("an opened model has a graph")
     }
 }

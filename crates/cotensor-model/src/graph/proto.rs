@@ -63,6 +63,14 @@ pub(super) fn normal_domain(domain: Option<&str>) -> &str {
     }
 }
 
+/// The name of an operator in ONNX's own domain; empty for other domains.
+pub(super) fn operator(node: &NodeProto) -> &str {
+    match normal_domain(node.domain.as_deref()) {
+        "" => node.op_type.as_deref().unwrap_or_default(),
+        _ => "",
+    }
+}
+
 /// The elements of a tensor in little-endian order, from any of its data fields.
 pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
     if let Some(raw) = &tensor.raw_data {

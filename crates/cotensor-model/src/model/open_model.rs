@@ -1,10 +1,11 @@
+use super::logit_scale::LogitScale;
 use super::runtime::Runtime;
 use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
-use crate::graph::{EncoderSize, Graph};
+use crate::graph::{BlockEnd, EncoderSize, Graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, Kind, Result};
-use cotensor_preprocess::family::{Family, LOGITS, StageDef, family_of};
+use cotensor_preprocess::family::{BlockFields, Family, LOGITS, StageDef, family_of};
 use cotensor_preprocess::{
     AudioProcessor, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor, find_json,
 };
@@ -42,6 +43,7 @@ pub struct Model {
     image: OnceLock<ImageProcessor>,
     audio: OnceLock<AudioProcessor>,
     ctc: OnceLock<CtcDecoder>,
+    logit_scale: OnceLock<LogitScale>,
     sentence: OnceLock<(SentenceProcessor, TextProcessor)>,
     json: Mutex<HashMap<String, Option<Arc<serde_json::Value>>>>,
 }
@@ -72,6 +74,7 @@ impl Model {
             image: OnceLock::new(),
             audio: OnceLock::new(),
             ctc: OnceLock::new(),
+            logit_scale: OnceLock::new(),
             sentence: OnceLock::new(),
             json: Mutex::default(),
         })
@@ -132,16 +135,67 @@ impl Model {
     pub fn stage(&self, role: &str) -> Result<Arc<Stage>> {
         let def = self.family.stage(role)?;
         self.loaded(role, || {
-            let path = self.graph_file(def)?;
+            let (path, whole) = self.graph_file(def)?;
             let preprocessing = self.preprocessing_of(def)?;
+            if let Some(stage) = self.continuation(def, &path, whole, &preprocessing)? {
+                return Ok(stage);
+            }
             self.load(role, def.kind, &path, &preprocessing, |graph| match (&def.encoder, def.outputs.first()) {
                 (Some(_), Some(output)) if !has_result(def, &graph) => {
                     let size = self.encoder_size(def)?;
                     graph.trunk(output, size)
                 }
+                _ if whole => Ok(graph.part(&result_names(def).collect::<Vec<_>>())),
                 _ => Ok(graph),
             })
         })
+    }
+
+    /// A shared stage that is cut after a block: the part after the block, which continues the part before. `None` for a
+    /// stage that is not cut there, and for a graph in which the place cannot be proved.
+    fn continuation(
+        &self,
+        def: &StageDef,
+        path: &Path,
+        whole: bool,
+        preprocessing: &[ContentHash],
+    ) -> Result<Option<Arc<Stage>>> {
+        let (Some(blocks), StageSource::Shared(_)) = (&def.blocks, &self.source) else { return Ok(None) };
+        let Some(place) = self.block_end(blocks) else { return Ok(None) };
+        let output = blocks.output.as_str();
+        let names: Vec<&str> = result_names(def).collect();
+        let of_stage = |graph: Graph| if whole { graph.part(&names) } else { graph };
+        if of_stage(Graph::open(path)?).blocks_before(output, place).is_err() {
+            return Ok(None);
+        }
+        let before = self.load(&blocks.role, blocks.kind, path, preprocessing, |graph| {
+            of_stage(graph).blocks_before(output, place)
+        })?;
+        // The results depend on both parts.
+        let space: Vec<ContentHash> = before.space().iter().map(|space| space.0).collect();
+        let after =
+            self.load(&def.role, def.kind, path, &space, |graph| of_stage(graph).blocks_after(output, place))?;
+        Ok(Some(Arc::new(after.continuing(before, output))))
+    }
+
+    /// The place at which a stage is cut, from config.json.
+    fn block_end(&self, blocks: &BlockFields) -> Option<BlockEnd> {
+        let value = |field: &str| field.split('.').try_fold(&self.config, |value, name| value.get(name));
+        let number = |field: &str| usize::try_from(value(field)?.as_u64()?).ok();
+        let (layers, width) = (number(&blocks.layers)?, number(&blocks.width)?);
+        match &blocks.hidden_state {
+            // Hidden state 0 is the input of the first block, -1 the result of the last.
+            Some(field) => {
+                let index = value(field)?.as_i64()?;
+                let before = if index < 0 {
+                    (layers + 1).checked_sub(usize::try_from(-index).ok()?)?
+                } else {
+                    usize::try_from(index).ok()?
+                };
+                Some(BlockEnd { blocks: before, before, width })
+            }
+            None => Some(BlockEnd { blocks: layers, before: layers.checked_sub(1)?, width }),
+        }
     }
 
     /// The error for a missing head. It lists the heads of the model: the graphs in `onnx/` that are not stages of the
@@ -196,7 +250,7 @@ impl Model {
         let (Some(_), Some(output), StageSource::Shared(_)) = (&def.encoder, def.outputs.first(), &self.source) else {
             return self.head(OWN_HEAD).map(Some);
         };
-        let path = self.graph_file(def)?;
+        let (path, _) = self.graph_file(def)?;
         let stage = self.loaded(OWN_HEAD, || {
             self.load(OWN_HEAD, Kind::Other, &path, &[], |graph| {
                 if has_result(def, &graph) {
@@ -232,9 +286,10 @@ impl Model {
         Ok(EncoderSize { layers: number(&fields.layers)?, width: number(&fields.width)? })
     }
 
-    fn graph_file(&self, def: &StageDef) -> Result<PathBuf> {
-        let file = def.graph_file(None, |file| self.folder.join(file).is_file());
-        file.map(|file| self.folder.join(file)).ok_or_else(|| {
+    /// The file of a stage's graph, and whether it holds the whole model.
+    fn graph_file(&self, def: &StageDef) -> Result<(PathBuf, bool)> {
+        let found = def.graph_file(None, |file| self.folder.join(file).is_file());
+        found.map(|(file, is_whole)| (self.folder.join(file), is_whole)).ok_or_else(|| {
             let expected = def.files.join(" or ");
             Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
         })
@@ -323,7 +378,9 @@ impl Model {
     /// # Errors
     /// As [`ImageProcessor::open`].
     pub fn image(&self) -> Result<&ImageProcessor> {
-        self.opened(&self.image, || ImageProcessor::open(&self.files(), self.family.image_processor.as_deref()))
+        let model_type = self.config.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default();
+        let class = self.family.image_processors.get(model_type);
+        self.opened(&self.image, || ImageProcessor::open(&self.files(), class.map(String::as_str)))
     }
 
     /// The audio preprocessing.
@@ -332,6 +389,15 @@ impl Model {
     /// As [`AudioProcessor::open`].
     pub fn audio(&self) -> Result<&AudioProcessor> {
         self.opened(&self.audio, || AudioProcessor::open(&self.files(), self.family.audio_processor.as_deref()))
+    }
+
+    /// The scale and the bias of similarities, from the files of the model.
+    ///
+    /// # Errors
+    /// `Unsupported` for a family without similarities, `NotFound` when no file has them, or as
+    /// [`Graph::open`].
+    pub(crate) fn logit_scale(&self) -> Result<&LogitScale> {
+        self.opened(&self.logit_scale, || LogitScale::of(&self.folder, &self.config, self.family))
     }
 
     /// Fingerprints of the preprocessing of the inputs of `def`: part of its space.
@@ -376,11 +442,12 @@ impl Model {
     }
 }
 
+/// The names that graphs give the result of the stage.
+fn result_names(def: &StageDef) -> impl Iterator<Item = &str> {
+    def.outputs.iter().chain(&def.output_aliases).chain(&def.outputs_optional).map(String::as_str)
+}
+
 /// Whether the graph has the result of the stage as an output, under any of its names. Such a graph is not cut.
 fn has_result(def: &StageDef, graph: &Graph) -> bool {
-    let names = || graph.outputs().iter().map(|output| output.name.as_str());
-    names().any(|name| {
-        let known = def.outputs.iter().chain(&def.output_aliases).chain(&def.outputs_optional);
-        known.into_iter().any(|known| known == name)
-    })
+    result_names(def).any(|name| graph.outputs().iter().any(|output| output.name == name))
 }

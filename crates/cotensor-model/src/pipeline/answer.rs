@@ -40,6 +40,11 @@ pub enum Answer {
         /// Text and score.
         texts: Vec<(String, f32)>,
     },
+    /// Objects in an image, in the order in which the model gives them.
+    Objects {
+        /// The objects whose score is above the threshold.
+        objects: Vec<Object>,
+    },
     /// A vector.
     Embedding {
         /// The number of dimensions.
@@ -59,6 +64,18 @@ pub enum Answer {
         /// Its probability among the languages, 0 to 1.
         probability: f32,
     },
+}
+
+/// An object in an image.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Object {
+    /// What it is.
+    pub label: String,
+    /// The probability, 0 to 1.
+    pub score: f32,
+    /// Left, top, right and bottom in pixels of the image. A model may place an edge slightly outside of the image.
+    #[serde(rename = "box")]
+    pub bounds: [f32; 4],
 }
 
 /// The numbers behind an answer, for bitwise comparisons of runs.
@@ -99,15 +116,14 @@ impl Output {
 /// `Corrupt` without logits.
 pub(crate) fn labelled(logits: &[f32], labels: Labels) -> Result<Answer> {
     let named = |values: Vec<f32>| labels.names.iter().cloned().zip(values).collect::<Vec<_>>();
-    let sigmoid = || logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect::<Vec<f32>>();
     let (index, probability) = best(logits)?;
     Ok(match labels.problem {
         Problem::SingleLabel => Answer::Label { label: labels.names[index].clone(), probability },
         Problem::MultiLabel if logits.len() == 1 => {
-            Answer::Label { label: labels.names[0].clone(), probability: sigmoid()[0] }
+            Answer::Label { label: labels.names[0].clone(), probability: sigmoid(logits)[0] }
         }
         Problem::MultiLabel => {
-            let mut labels = named(sigmoid());
+            let mut labels = named(sigmoid(logits));
             labels.sort_by(|a, b| b.1.total_cmp(&a.1));
             Answer::Labels { labels }
         }
@@ -129,6 +145,11 @@ pub(crate) fn best(logits: &[f32]) -> Result<(usize, f32)> {
 /// The index of the highest number; of several, the lowest.
 pub(crate) fn argmax(values: &[f32]) -> usize {
     (0..values.len()).max_by(|&a, &b| values[a].total_cmp(&values[b]).then(b.cmp(&a))).unwrap_or(0)
+}
+
+/// Sigmoid of each element.
+pub(crate) fn sigmoid(logits: &[f32]) -> Vec<f32> {
+    logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect()
 }
 
 /// Softmax of one row.

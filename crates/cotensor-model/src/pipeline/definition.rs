@@ -52,6 +52,9 @@ pub struct User {
     /// The fewest tokens to decode before the end token counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_new_tokens: Option<usize>,
+    /// The score above which an object is part of the answer, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f32>,
 }
 
 impl Pipeline {
@@ -123,6 +126,10 @@ impl User {
             let message = format!("{} texts; at most {TEXTS_MAX}", self.texts.len());
             return Err(Error::invalid(message).in_field(format!("{field}.texts")));
         }
+        if let Some(threshold) = self.threshold.filter(|threshold| !(0.0..=1.0).contains(threshold)) {
+            let message = format!("{threshold} is not between 0 and 1");
+            return Err(Error::invalid(message).in_field(format!("{field}.threshold")));
+        }
         let (min, max) = (self.min_new_tokens.unwrap_or(0), self.max_new_tokens.unwrap_or(NEW_TOKENS_MAX));
         if max == 0 || max > NEW_TOKENS_MAX {
             let message = format!("{max} tokens; 1 to {NEW_TOKENS_MAX} are supported");
@@ -153,6 +160,9 @@ impl User {
         if self.texts.is_empty() && task.answer == AnswerKind::Scores {
             return refuse("texts", "needs texts, which it scores against the input text");
         }
+        if self.threshold.is_some() && task.answer != AnswerKind::Objects {
+            return refuse("threshold", "finds no objects");
+        }
         match task.text_limit() {
             _ if self.texts.is_empty() => Ok(()),
             TextLimit::None => refuse("texts", "reads no text"),
@@ -179,6 +189,8 @@ mod tests {
             (&format!("{good}max_new_tokens=0\n")[..], "max_new_tokens"),
             (&format!("{good}max_new_tokens=-1\n")[..], "max_new_tokens"),
             (&format!("{good}max_new_tokens=3\nmin_new_tokens=4\n")[..], "min_new_tokens"),
+            (&format!("{good}threshold=1.5\n")[..], "user[0].threshold"),
+            (&format!("{good}threshold=nan\n")[..], "user[0].threshold"),
             ("[[user", "TOML"),
         ] {
             let error = Pipeline::parse(bad).unwrap_err().to_string();

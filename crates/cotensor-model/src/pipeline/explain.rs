@@ -73,7 +73,7 @@ impl<'a> Use<'a> {
 
     /// Whether the two are similar: they have a common source, or both are heads.
     fn is_comparable(&self, other: &Use<'_>) -> bool {
-        let head = |each: &Use<'_>| each.model.family().stage(&each.stage.role).is_err();
+        let head = |each: &Use<'_>| each.sources.iter().any(|source| source.ends_with(".output"));
         head(self) && head(other) || self.sources.iter().any(|source| other.sources.contains(source))
     }
 }
@@ -89,8 +89,13 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         user.check_task(task)?;
         for role in &task.stages {
-            let sources = model.family().stage(role)?.inputs.values().cloned().collect();
-            uses.push(Use::new(user, &model, model.stage(role)?, sources, &uses));
+            let mut sources: Vec<String> = model.family().stage(role)?.inputs.values().cloned().collect();
+            let stage = model.stage(role)?;
+            if let Some((before, input)) = stage.before() {
+                uses.push(Use::new(user, &model, Arc::clone(before), sources, &uses));
+                sources = vec![format!("{}.{input}", before.role)];
+            }
+            uses.push(Use::new(user, &model, stage, sources, &uses));
         }
         if task.head {
             let trunk = task.stages.last().map_or("", String::as_str);

@@ -2,12 +2,15 @@ use crate::model::{Model, StageSource};
 use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Kind, Result, size};
-use cotensor_preprocess::{audio_length, decode_audio_start, decode_image, resample};
+use cotensor_preprocess::{audio_length, decode_audio_start, decode_image, image_size, resample};
 use cotensor_store::{Holder, Key};
 use std::path::{Path, PathBuf};
 
 /// The most bytes of an input file.
 const INPUT_BYTES_MAX: u64 = 1 << 30;
+
+/// The most pixels of a mask whose size a graph fixes.
+const MASK_PIXELS_MAX: usize = 1 << 24;
 
 /// The inputs of all users of a pipeline. Each file is read once.
 #[derive(Clone, Debug, Default)]
@@ -97,11 +100,46 @@ impl Inputs {
     /// # Errors
     /// `Invalid` without an image, `Corrupt` when it cannot be decoded.
     pub(crate) fn pixels(&self, model: &Model, holder: &Holder) -> Result<(Value, bool)> {
-        let file = self.image.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))?;
-        let processor = model.image()?;
+        let (file, processor) = (self.image_file()?, model.image()?);
         prepared(model, holder, file, "image", processor.fingerprint(), || {
             processor.process(&decode_image(&file.bytes)?)
         })
+    }
+
+    fn image_file(&self) -> Result<&InputFile> {
+        self.image.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))
+    }
+
+    /// Width and height of the image before preprocessing, in pixels.
+    ///
+    /// # Errors
+    /// As [`Inputs::pixels`].
+    pub(crate) fn image_size(&self) -> Result<(u32, u32)> {
+        let file = self.image_file()?;
+        image_size(&file.bytes).map_err(|error| error.in_file(&file.path))
+    }
+
+    /// Which pixels of [`pixels`](Self::pixels) are the image: `[1, height, width]`, or the shape `dims` that the graph
+    /// declares. Some exports fix a size for the mask that is not the size of the image.
+    ///
+    /// # Errors
+    /// As [`Inputs::pixels`]; `Unsupported` when the image has padding and the graph reads a mask of another size.
+    pub(crate) fn mask(&self, model: &Model, dims: Option<&[Option<usize>]>) -> Result<Value> {
+        let mask = model.image()?.mask(self.image_size()?)?;
+        let wanted: Vec<usize> = match dims {
+            Some(dims) if dims.len() == 3 => {
+                dims.iter().zip(mask.shape()).map(|(wanted, &given)| wanted.unwrap_or(given)).collect()
+            }
+            _ => return Ok(mask.into()),
+        };
+        if wanted == mask.shape() {
+            return Ok(mask.into());
+        }
+        if wanted[0] != 1 || mask.as_i64()?.contains(&0) || wanted.iter().product::<usize>() > MASK_PIXELS_MAX {
+            let message = format!("the graph reads a mask of shape {wanted:?}, the image has {:?}", mask.shape());
+            return Err(Error::unsupported(message).in_field("pixel_mask"));
+        }
+        Ok(Array::i64(wanted.as_slice(), vec![1; wanted.iter().product()])?.into())
     }
 
     /// The features of the audio for `model`, `[1, mel bins, frames]`, whether this call computed them, and notices

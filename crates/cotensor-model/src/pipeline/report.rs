@@ -22,6 +22,20 @@ pub struct UserReport {
     pub report_ms: f64,
     /// Changes of the inputs: a truncated text, resampled audio.
     pub notices: Vec<String>,
+    /// Numbers of the checkpoint that the answer depends on beside the stages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub constants: Vec<Constant>,
+}
+
+/// A number of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Constant {
+    /// The name of the checkpoint's tensor: `logit_scale`.
+    pub name: String,
+    /// The number. Of a scale: the factor, not its logarithm.
+    pub value: f32,
+    /// The file that has it, relative to the model's folder.
+    pub file: String,
 }
 
 /// The report of one stage in a run.

@@ -4,7 +4,7 @@ use super::answer::read;
 use super::definition::User;
 use super::inputs::Inputs;
 use super::outputs::lacks;
-use super::report::StageReport;
+use super::report::{Constant, StageReport};
 use crate::model::Model;
 use crate::stage::{Stage, StageRun};
 use crate::tensor::{Array, Value};
@@ -26,6 +26,7 @@ pub(super) struct Run<'a> {
     pub(super) stages: Vec<StageReport>,
     pub(super) report_ms: f64,
     pub(super) notices: Vec<String>,
+    pub(super) constants: Vec<Constant>,
 }
 
 impl<'a> Run<'a> {
@@ -38,6 +39,7 @@ impl<'a> Run<'a> {
             stages: Vec::new(),
             report_ms: 0.0,
             notices: Vec::new(),
+            constants: Vec::new(),
         }
     }
 
@@ -48,7 +50,8 @@ impl<'a> Run<'a> {
         self.run_stage(def, &stage, inputs, output)
     }
 
-    /// Runs a stage on the values that its definition names; returns `output`.
+    /// Runs a stage on the values that its definition names; returns `output`. If that is the result of the stage, the
+    /// stage gives the other outputs of its definition in the same run.
     pub(super) fn run_stage(&mut self, def: &StageDef, stage: &Stage, inputs: &Inputs, output: &str) -> Result<Value> {
         let optional = def
             .inputs_optional
@@ -77,6 +80,10 @@ impl<'a> Run<'a> {
                     let shape = self.values["audio.features"].shape();
                     Value::from(Array::i64(shape, vec![1; shape.iter().product()])?)
                 }
+                "image.mask" => {
+                    let port = stage.graph().inputs().iter().find(|port| port.name == *name);
+                    inputs.mask(self.model, port.and_then(|port| port.dims.as_deref()))?
+                }
                 source => self.values.get(source).cloned().ok_or_else(|| {
                     Error::invalid(format!("stage {:?} needs {source}, which no stage made", def.role))
                 })?,
@@ -84,13 +91,20 @@ impl<'a> Run<'a> {
             bound.push((name.as_str(), value));
         }
         let bound: Vec<(&str, &Value)> = bound.iter().map(|(name, value)| (*name, value)).collect();
-        let value = self.one(stage, &bound, output, "")?;
-        if let Some(first) = def.outputs.first()
-            && def.trunk_output(|name| stage.has_output(name)) == Some(output)
-        {
-            self.values.insert(format!("{}.{first}", def.role), value.clone());
+        let is_result = def.trunk_output(|name| stage.has_output(name)) == Some(output);
+        let others = def.outputs.iter().skip(1).map(String::as_str).filter(|_| is_result);
+        let wanted: Vec<&str> = std::iter::once(output).chain(others).collect();
+        if let Some(missing) = wanted.iter().find(|name| !stage.has_output(name)) {
+            let message = format!("the graph gives {} and no {missing}", stage.output_names());
+            return Err(Error::unsupported(message).in_field(*missing));
         }
-        Ok(value)
+        let values = self.several(stage, &bound, &wanted, "")?;
+        if is_result {
+            for (name, value) in def.outputs.iter().zip(&values) {
+                self.values.insert(format!("{}.{name}", def.role), value.clone());
+            }
+        }
+        values.into_iter().next().ok_or_else(|| Error::corrupt(format!("stage {:?} did not give {output}", def.role)))
     }
 
     /// Runs a text stage on each text of the user separately: users with different lists share the results of equal
@@ -128,7 +142,14 @@ impl<'a> Run<'a> {
     ) -> Result<Text> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
-        let length = fixed_length(def, stage);
+        let mut length = fixed_length(def, stage);
+        if def.fills_texts && length.is_none() {
+            length = Some(tokenizer.max_tokens().ok_or_else(|| {
+                Error::invalid("a number is required: this family reads texts that are filled up to this length")
+                    .in_file(self.model.folder().join("tokenizer_config.json"))
+                    .in_field("model_max_length")
+            })?);
+        }
         let (batch, prompt_tokens) = if task.answer == AnswerKind::Sentence {
             let (sentence, tokenizer) = self.model.sentence()?;
             let prompt = sentence.prompt(user.prompt_name.as_deref())?;
@@ -207,12 +228,24 @@ impl<'a> Run<'a> {
 
     /// Runs a stage for one output. `part` distinguishes stages of the same role on the same input.
     pub(super) fn one(&mut self, stage: &Stage, inputs: &[(&str, &Value)], output: &str, part: &str) -> Result<Value> {
-        let mut run = stage.run(inputs, &[output], self.holder)?;
+        let mut values = self.several(stage, inputs, &[output], part)?;
+        values.pop().ok_or_else(|| Error::corrupt(format!("stage {:?} did not give {output}", stage.role)))
+    }
+
+    /// Runs a stage for several outputs. `part` is as in [`one`](Self::one).
+    fn several(
+        &mut self,
+        stage: &Stage,
+        inputs: &[(&str, &Value)],
+        outputs: &[&str],
+        part: &str,
+    ) -> Result<Vec<Value>> {
+        let run = stage.run(inputs, outputs, self.holder)?;
         let start = Instant::now();
         let input = inputs.iter().map(|(_, value)| value.identity().short()).collect::<Vec<_>>().join("+");
         self.report_ms += milliseconds(start.elapsed());
-        self.note(stage, &run, &format!("{}:{part}:{output}:{input}", stage.role));
-        run.outputs.pop().ok_or_else(|| Error::corrupt(format!("stage {:?} did not give {output}", stage.role)))
+        self.note(stage, &run, &format!("{}:{part}:{}:{input}", stage.role, outputs.join("+")));
+        Ok(run.outputs)
     }
 
     /// Reports a run together with the load of the stage, or separately if the load has a run already.
@@ -235,7 +268,11 @@ impl<'a> Run<'a> {
         };
         report.signature = signature.to_owned();
         report.computed = run.computed;
-        report.run_ms = milliseconds(run.time);
+        let before = run.before.as_deref().zip(stage.before());
+        report.run_ms = milliseconds(run.time - before.map_or(Duration::ZERO, |(run, _)| run.time));
+        if let Some((run, (stage, _))) = before {
+            self.note(stage, run, &format!("{} of {signature}", stage.role));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Runs the task of a user: the stages in order. A stage runs only if the store does not have its result.
 
-use super::answer::{Answer, Output, argmax, best, labelled, numbers, read, softmax};
+use super::answer::{Answer, Output, argmax, best, labelled, read};
 use super::definition::User;
 use super::generate;
 use super::inputs::Inputs;
@@ -10,16 +10,13 @@ use super::run::{Run, Text};
 use crate::model::{Labels, Model, OWN_HEAD};
 use crate::stage::Stage;
 use crate::tensor::Value;
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, Kind, Result};
 use cotensor_preprocess::family::{AnswerKind, LOGITS, Task};
 use cotensor_preprocess::normalized;
 use cotensor_store::{Holder, Lease};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The logit scale of CLIP's published checkpoints: training clamps it at 100.
-const CLIP_LOGIT_SCALE: f32 = 100.0;
 
 /// Runs the task of `user` with `model` on `inputs`. `holder` holds the leases.
 ///
@@ -51,7 +48,7 @@ pub fn run_user_keeping(
         AnswerKind::Scores => run.rerank(task, user, inputs)?,
         _ => run.encode_and_answer(task, user, inputs)?,
     };
-    let kept = model.family().stages.iter().filter_map(|def| {
+    let kept = model.family().stages.iter().filter(|def| def.kind != Kind::Other).filter_map(|def| {
         let value = run.values.get(&format!("{}.{}", def.role, def.outputs.first()?))?;
         Some(value.lease()?.try_clone().map(|lease| (def.kind.name(), lease)))
     });
@@ -66,6 +63,7 @@ pub fn run_user_keeping(
         stages: run.stages,
         report_ms: run.report_ms,
         notices: run.notices,
+        constants: run.constants,
     };
     Ok((report, kept))
 }
@@ -78,7 +76,7 @@ impl Run<'_> {
             let def = self.model.family().stage(role)?;
             let stage = self.load(role, |model| model.stage(role))?;
             let output = output_of(task, def, &stage, user.head.is_none() && !self.model.has_head_file())?;
-            if def.inputs.values().any(|source| source.starts_with("text.")) {
+            if def.reads("text") {
                 if user.texts.len() > 1 {
                     last = Some((self.encode_each(task, def, &stage, user, inputs)?, output));
                     continue;
@@ -126,7 +124,7 @@ impl Run<'_> {
     }
 
     fn answer(
-        &self,
+        &mut self,
         task: &Task,
         user: &User,
         inputs: &Inputs,
@@ -182,6 +180,7 @@ impl Run<'_> {
             }
             AnswerKind::Embedding => embedding("embedding", normalized(&read(None)?.1)),
             AnswerKind::Similarity => self.similarity(task, user, inputs)?,
+            AnswerKind::Objects => self.objects(task, user, inputs)?,
             AnswerKind::Transcript | AnswerKind::Language | AnswerKind::Scores => {
                 return Err(Error::invalid("this task has a loop of its own"));
             }
@@ -200,44 +199,10 @@ impl Run<'_> {
         let values: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
         Ok((Answer::Transcript { text, tokens: ids.len() }, vec![Output::new("tokens", &[values.len()], &values)]))
     }
-
-    fn similarity(&self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
-        let value = |source: &str| {
-            self.values.get(source).ok_or_else(|| Error::invalid(format!("a similarity needs {source}")))
-        };
-        let (width, image) = read(value("vision_tower.image_embeds")?, &task.name, None)?;
-        let text_embeds = value("text_tower.text_embeds")?;
-        let (&[_, text_width], texts) = (text_embeds.shape(), text_embeds.to_f32()?) else {
-            let message = format!("text embeddings of shape {:?}; [texts, N] is required", text_embeds.shape());
-            return Err(Error::unsupported(message));
-        };
-        numbers(&texts)?;
-        if width != text_width {
-            return Err(Error::corrupt(format!(
-                "image embeddings have {width} dimensions, text embeddings {text_width}"
-            )));
-        }
-        let image = normalized(&image);
-        let cosine = |row: &[f32]| normalized(row).iter().zip(&image).map(|(a, b)| a * b).sum::<f32>();
-        let cosines: Vec<f32> = texts.chunks_exact(width).map(cosine).collect();
-        let scaled: Vec<f32> = cosines.iter().map(|cosine| cosine * CLIP_LOGIT_SCALE).collect();
-        let names = texts_of(user, inputs)?;
-        let mut ranking: Vec<(String, f32, f32)> = names
-            .iter()
-            .zip(cosines.iter().zip(softmax(&scaled)))
-            .map(|(name, (&cosine, probability))| ((*name).to_owned(), cosine, probability))
-            .collect();
-        ranking.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let outputs = vec![
-            Output::new("image_embeds", &[width], &image),
-            Output::new("cosine_similarity", &[cosines.len()], &cosines),
-        ];
-        Ok((Answer::Ranking { texts: ranking }, outputs))
-    }
 }
 
 /// The texts of the user, or the input text if the user has none.
-fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
+pub(super) fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
     match user.texts.as_slice() {
         [] => Ok(vec![inputs.text()?]),
         texts => Ok(texts.iter().map(String::as_str).collect()),

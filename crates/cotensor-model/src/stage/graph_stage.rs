@@ -2,7 +2,7 @@ use super::compute::compute_once;
 use super::outputs::Computation;
 use crate::engine::{Engine, LoadedGraph, Output, OutputAllocator, OwnMemory};
 use crate::tensor::Value;
-use cotensor_core::{ContentHash, DType, Hasher, Kind, Result, Space};
+use cotensor_core::{ContentHash, DType, Error, Hasher, Kind, Result, Space};
 use cotensor_store::{Holder, Key, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,8 @@ pub struct Stage {
     graph: Arc<dyn LoadedGraph>,
     sharing: Option<Sharing>,
     runs_on: RunsOn,
+    /// The stage whose result this one reads, and the name of the input.
+    before: Option<(Arc<Stage>, String)>,
     load_time: Duration,
 }
 
@@ -39,6 +41,7 @@ impl RunsOn {
 }
 
 /// The store of a shared stage, and what identifies its results.
+#[derive(Clone)]
 pub(crate) struct Sharing {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) space: Space,
@@ -56,6 +59,8 @@ pub struct StageRun {
     pub computed: bool,
     /// Wall time of the call.
     pub time: Duration,
+    /// The run of the stage before, if this call asked for its result.
+    pub before: Option<Box<StageRun>>,
 }
 
 impl Stage {
@@ -68,12 +73,31 @@ impl Stage {
         runs_on: RunsOn,
         load_time: Duration,
     ) -> Self {
-        Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, runs_on, load_time }
+        Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, runs_on, before: None, load_time }
     }
 
     /// The engine that runs the stage.
     pub fn runs_on(&self) -> &RunsOn {
         &self.runs_on
+    }
+
+    /// This stage as the continuation of `before`, whose result is the input `input`. Callers give the inputs of both.
+    pub(crate) fn continuing(&self, before: Arc<Stage>, input: &str) -> Self {
+        Self {
+            role: self.role.clone(),
+            kind: self.kind,
+            path: self.path.clone(),
+            graph: Arc::clone(&self.graph),
+            sharing: self.sharing.clone(),
+            runs_on: self.runs_on.clone(),
+            load_time: before.load_time + self.load_time,
+            before: Some((before, input.to_owned())),
+        }
+    }
+
+    /// The stage that this one continues, and the name of the input that reads its result.
+    pub fn before(&self) -> Option<(&Arc<Stage>, &str)> {
+        self.before.as_ref().map(|(stage, input)| (stage, input.as_str()))
     }
 
     /// The space of the outputs; `None` for a private copy.
@@ -110,6 +134,13 @@ impl Stage {
     pub fn key(&self, inputs: &[(&str, &Value)], outputs: &[&str]) -> Option<Key> {
         let sharing = self.sharing.as_ref()?;
         let mut hasher = sharing.key_hasher("cotensor stage v1", self.graph.precision(), self.graph.variant());
+        if let Some((stage, _)) = &self.before
+            && let Some(sharing) = &stage.sharing
+        {
+            // The space holds the stage before, but not its engine.
+            hasher.field(sharing.engine.0.as_bytes()).field(sharing.engine.1.as_bytes());
+            hasher.field(stage.graph.precision().name().as_bytes());
+        }
         let mut inputs = inputs.to_vec();
         inputs.sort_by_key(|(name, _)| *name);
         hasher.number(inputs.len() as u64);
@@ -123,6 +154,7 @@ impl Stage {
     }
 
     /// Runs the graph on `inputs`, unless the store has the result. Concurrent calls with equal inputs compute it once.
+    /// A continuation first gets the result of the stage before, unless `inputs` has it.
     ///
     /// # Errors
     /// As [`LoadedGraph::run`] and [`ComputationStore::claim`](cotensor_store::ComputationStore::claim); `OverBudget`
@@ -130,12 +162,28 @@ impl Stage {
     pub fn run(&self, inputs: &[(&str, &Value)], outputs: &[&str], holder: &Holder) -> Result<StageRun> {
         let start = Instant::now();
         let labels: Vec<String> = outputs.iter().map(|output| format!("{}.{output}", self.role)).collect();
+        let mut before = None;
         let compute = |allocator: &dyn OutputAllocator| {
-            let tensors =
-                inputs.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<Vec<_>>>()?;
+            let mut given = inputs.to_vec();
+            if let Some((stage, input)) =
+                self.before().filter(|(_, input)| inputs.iter().all(|(name, _)| name != input))
+            {
+                let run = before.insert(Box::new(stage.run(&stage.known(inputs), &[input], holder)?));
+                let made = run.outputs.first();
+                given.push((input, made.ok_or_else(|| Error::not_found("the store lost a result").in_field(input))?));
+                given = self.known(&given);
+            }
+            let tensors = given.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<Vec<_>>>()?;
             self.graph.run(&tensors, outputs, allocator)
         };
-        self.compute(self.key(inputs, outputs), &labels, holder, start, compute)
+        let run = self.compute(self.key(inputs, outputs), &labels, holder, start, compute)?;
+        Ok(StageRun { before, ..run })
+    }
+
+    /// The inputs that the graph has.
+    fn known<'v>(&self, inputs: &[(&'v str, &'v Value)]) -> Vec<(&'v str, &'v Value)> {
+        let known = |name: &str| self.graph.inputs().iter().any(|port| port.name == name);
+        inputs.iter().copied().filter(|(name, _)| known(name)).collect()
     }
 
     /// Computes a result that takes several runs, such as a decoding loop, once per `extra` and engine. A private copy
@@ -182,7 +230,7 @@ impl Stage {
                 (values.collect::<Result<_>>()?, true)
             }
         };
-        Ok(StageRun { outputs, computed, time: start.elapsed() })
+        Ok(StageRun { outputs, computed, time: start.elapsed(), before: None })
     }
 }
 

@@ -16,13 +16,17 @@ fn three_users(family: &str) -> [User; 3] {
         "bert" => ["text-classification", "token-classification", "sentence-embedding"],
         "vit" => ["image-classification", "image-embedding", "image-embedding"],
         "clip" => ["zero-shot-image-classification", "image-text-retrieval", "image-embedding"],
+        "deit" => ["image-embedding", "image-embedding", "image-embedding"],
+        "siglip" => ["zero-shot-image-classification", "image-text-retrieval", "image-embedding"],
+        "detr" => ["object-detection", "object-detection", "object-detection"],
         "whisper" => ["transcription", "language-identification", "audio-classification"],
         other => panic!("{other} has no tiny model"),
     };
     let mut users = [0, 1, 2].map(|index| user(&format!("user {index}"), family, tasks[index]));
     match family {
         "bert" => users[1].head = Some("head.entities".to_owned()),
-        "clip" => users[0].texts = ["a cat", "a dog", "a harbour"].map(str::to_owned).to_vec(),
+        "clip" | "siglip" => users[0].texts = ["a cat", "a dog", "a harbour"].map(str::to_owned).to_vec(),
+        "detr" => (users[0].threshold, users[1].threshold) = (Some(0.0), Some(0.9)),
         "whisper" => (users[0].min_new_tokens, users[0].max_new_tokens) = (Some(6), Some(6)),
         _ => {}
     }
@@ -51,13 +55,14 @@ fn same_bits(a: &UserReport, b: &UserReport) {
 
 /// Whether the user computed the stage that all users of its family share.
 fn computed_encoder(report: &UserReport) -> bool {
-    let encoder = report.stages.iter().find(|stage| ["encoder", "vision_tower"].contains(&stage.role.as_str()));
+    let encoder =
+        report.stages.iter().find(|stage| ["encoder", "vision_tower", "detector"].contains(&stage.role.as_str()));
     encoder.unwrap().computed
 }
 
 #[test]
 fn later_users_share_the_encoder_and_every_output_is_bit_equal() {
-    for family in ["bert", "vit", "clip", "whisper"] {
+    for family in ["bert", "vit", "deit", "clip", "siglip", "detr", "whisper"] {
         let runtime = runtime(EmbeddedStore::builder());
         let users = three_users(family);
         let reports = users.each_ref().map(|user| run(&runtime, &tiny(family), user));

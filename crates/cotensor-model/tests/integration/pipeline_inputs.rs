@@ -66,6 +66,8 @@ fn options_that_a_task_does_not_read_are_refused() {
     refused("vit", "image-embedding", &|user| user.texts = vec!["a".into()], "one.texts");
     refused("bert", "sentence-embedding", &|user| user.texts = vec!["a".into(), "b".into()], "one.texts");
     refused("clip", "image-text-retrieval", &|user| user.texts = vec!["a".into(); 100_000], "one.texts");
+    refused("clip", "image-text-retrieval", &|user| user.threshold = Some(0.5), "one.threshold");
+    refused("detr", "object-detection", &|user| user.threshold = Some(-0.5), "one.threshold");
     refused("whisper", "transcription", &|user| user.min_new_tokens = Some(446), "one.max_new_tokens");
     refused("whisper", "transcription", &|user| user.max_new_tokens = Some(0), "one.max_new_tokens");
 }

@@ -103,3 +103,26 @@ fn clip_stages_match_the_reference() {
 fn whisper_stages_match_the_reference() {
     check("whisper", &["encoder_model", "decoder_model", "decoder_with_past_model", "head"]);
 }
+
+#[test]
+fn deit_and_dinov2_stages_match_the_reference() {
+    check("deit", &["model"]);
+    check("dinov2", &["model"]);
+}
+
+#[test]
+fn siglip_stages_match_the_reference() {
+    check("siglip", &["vision_model", "text_model"]);
+    check("siglip-whole", &["model"]);
+}
+
+#[test]
+fn detr_stages_match_the_reference() {
+    check("detr", &["model"]);
+}
+
+#[test]
+fn image_sides_of_blip_and_llava_match_the_reference() {
+    check("blip", &["vision_model"]);
+    check("llava", &["vision_encoder"]);
+}

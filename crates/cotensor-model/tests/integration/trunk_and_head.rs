@@ -1,12 +1,14 @@
 //! Graphs that hold trunk and head, as on most hubs: models share the trunk, and the answers are unchanged.
 
 use crate::support::onnx::*;
+use crate::support::tiny;
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::graph::{EncoderSize, Graph};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
+use cotensor_model::tensor::{Array, Value};
 use cotensor_store::Holder;
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::fs;
@@ -197,4 +199,36 @@ fn graph_without_a_provable_end_of_the_encoder_is_refused_with_the_reason() {
                 .for_each(|known| "hidden".clone_into(known));
         }
     });
+}
+
+#[test]
+fn classifier_of_dinov2_is_cut_at_the_end_of_its_encoder() {
+    let folder = tiny("dinov2");
+    let references = fs::read(folder.join("trunk.safetensors")).unwrap();
+    let references = safetensors::SafeTensors::deserialize(&references).unwrap();
+    let runtime = Runtime::new(store(), Arc::new(RtenEngine::new(Some(1))));
+    let holder = runtime.store().holder("test");
+    let model = runtime.open(&folder).unwrap();
+    for case in ["b1", "b3"] {
+        let tensor = |name: &str| {
+            let tensor = references.tensor(&format!("{case}.{name}")).unwrap();
+            let values = tensor.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+            Array::f32(tensor.shape().to_vec(), values.collect()).unwrap()
+        };
+        let pixels = Value::from(tensor("pixel_values"));
+        let stage = model.stage("encoder").unwrap();
+        let run = stage.run(&[("pixel_values", &pixels)], &["last_hidden_state"], &holder).unwrap();
+        let (given, wanted) = (run.outputs[0].to_f32().unwrap(), tensor("last_hidden_state"));
+        assert_eq!(run.outputs[0].shape(), wanted.shape());
+        let far = given.iter().zip(wanted.as_f32().unwrap()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // The layer normalization at the end makes the deviation about 1.
+        assert!(far <= 1e-4, "{case}: {far}");
+    }
+    let of_photo = || Inputs::default().with_image(&crate::support::fixtures().join("media/photo.png")).unwrap();
+    let report = run_user(&model, &user("sky", "image-classification"), &of_photo(), &holder).unwrap();
+    assert_eq!(report.stages.iter().map(|stage| stage.role.as_str()).collect::<Vec<_>>(), ["encoder", "head"]);
+    let private = StageSource::Private(Arc::new(RtenEngine::new(Some(1))).into(), FileMode::Read);
+    let alone = Model::open(&folder, private).unwrap();
+    let alone = run_user(&alone, &user("sky", "image-classification"), &of_photo(), &holder).unwrap();
+    assert_eq!((alone.answer, alone.stages.len()), (report.answer, 1));
 }

@@ -18,12 +18,16 @@ pub struct Family {
     /// The kinds of its tensors.
     #[serde(deserialize_with = "kinds")]
     pub kinds: Vec<Kind>,
-    /// The image processor class whose defaults apply when the model's configuration names no class.
+    /// For each model type, the image processor class whose defaults apply when the model's configuration names no
+    /// class.
     #[serde(default)]
-    pub image_processor: Option<String>,
+    pub image_processors: BTreeMap<String, String>,
     /// The feature extractor class of audio when the model's configuration names none.
     #[serde(default)]
     pub audio_processor: Option<String>,
+    /// How similarities become probabilities, for families with two towers of one space.
+    #[serde(default)]
+    pub similarity: Option<Similarity>,
     /// The stages; empty for a family that is known but cannot run yet.
     #[serde(default, rename = "stage")]
     pub stages: Vec<StageDef>,
@@ -37,6 +41,10 @@ pub struct StageDef {
     pub role: String,
     /// Candidates for the graph's file, relative to the model's folder. The first file that exists is used.
     pub files: Vec<String>,
+    /// Candidates that hold the whole model, used when none of `files` exists. The stage is the part of the graph that
+    /// gives its outputs.
+    #[serde(default)]
+    pub whole_files: Vec<String>,
     /// The kind of the outputs.
     #[serde(deserialize_with = "kind")]
     pub kind: Kind,
@@ -57,6 +65,44 @@ pub struct StageDef {
     /// encoder of this size ends.
     #[serde(default)]
     pub encoder: Option<EncoderFields>,
+    /// A place after an inner block, at which a shared stage is cut: models that read other layers of the same encoder
+    /// share the blocks before it.
+    #[serde(default)]
+    pub blocks: Option<BlockFields>,
+    /// Whether texts are filled up to the most tokens that the tokenizer gives, as the family was trained.
+    #[serde(default)]
+    pub fills_texts: bool,
+}
+
+/// How the cosine similarity of two embeddings becomes a probability: of the logit `cosine * exp(scale) + bias`. Scale
+/// and bias are trained, so a file of the model has them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Similarity {
+    /// The output with the logits in a graph of the whole model.
+    pub logits: String,
+    /// Candidates for the file of that graph.
+    pub files: Vec<String>,
+    /// The checkpoint's tensor with the scale's logarithm.
+    pub scale: String,
+    /// The checkpoint's tensor with the bias, in families that have one.
+    #[serde(default)]
+    pub bias: Option<String>,
+    /// The field of config.json with the value of `scale` before training.
+    #[serde(default)]
+    pub scale_before_training: Option<String>,
+    /// The function of the logits.
+    pub probability: Probability,
+}
+
+/// How logits of several texts become probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Probability {
+    /// One of the texts fits: softmax over the texts.
+    Softmax,
+    /// Each text fits or not by itself: sigmoid.
+    Sigmoid,
 }
 
 /// Fields of config.json. Of several names, the first that a configuration has is used.
@@ -71,14 +117,43 @@ pub struct EncoderFields {
     pub width: Vec<String>,
 }
 
+/// The blocks that a stage begins with. Fields of config.json may be in an inner object: `vision_config.hidden_size`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockFields {
+    /// The role of the part up to the place.
+    pub role: String,
+    /// The kind of its output.
+    #[serde(deserialize_with = "kind")]
+    pub kind: Kind,
+    /// The name of its output.
+    pub output: String,
+    /// The field with the number of blocks.
+    pub layers: String,
+    /// The field with the number of elements of a hidden state.
+    pub width: String,
+    /// The field with the number of the hidden state at which the graph's blocks end; 0 is the state before the first
+    /// block, -1 the last. Without a field, the graph has all blocks and the place is before the last one.
+    #[serde(default)]
+    pub hidden_state: Option<String>,
+}
+
 impl StageDef {
-    /// The file of the graph: the first candidate for which `has_file` is true, in `variant` (`fp16`: `model_fp16.onnx`).
-    pub fn graph_file(&self, variant: Option<&str>, has_file: impl Fn(&str) -> bool) -> Option<String> {
-        let files = self.files.iter().map(|file| match (variant, file.strip_suffix(".onnx")) {
-            (Some(variant), Some(stem)) => format!("{stem}_{variant}.onnx"),
-            _ => file.clone(),
+    /// Whether the stage reads an input of type `medium`: `text`, `image` or `audio`.
+    pub fn reads(&self, medium: &str) -> bool {
+        self.inputs.values().any(|source| source.split('.').next() == Some(medium))
+    }
+
+    /// The file of the graph, and whether it holds the whole model: the first candidate for which `has_file` is true, in
+    /// `variant` (`fp16`: `model_fp16.onnx`).
+    pub fn graph_file(&self, variant: Option<&str>, has_file: impl Fn(&str) -> bool) -> Option<(String, bool)> {
+        let candidates = self.files.iter().map(|file| (file, false));
+        let candidates = candidates.chain(self.whole_files.iter().map(|file| (file, true)));
+        let files = candidates.map(|(file, is_whole)| match (variant, file.strip_suffix(".onnx")) {
+            (Some(variant), Some(stem)) => (format!("{stem}_{variant}.onnx"), is_whole),
+            _ => (file.clone(), is_whole),
         });
-        files.into_iter().find(|file| has_file(file))
+        files.into_iter().find(|(file, _)| has_file(file))
     }
 
     /// The name of the first output in a graph; `has_output` tells whether the graph has an output of a name.
@@ -98,6 +173,15 @@ impl Family {
             .iter()
             .find(|stage| stage.role == role)
             .ok_or_else(|| Error::unsupported(format!("the {} family has no stage {role:?}", self.title)))
+    }
+
+    /// How similarities become probabilities.
+    ///
+    /// # Errors
+    /// `Unsupported` for a family that compares nothing with texts.
+    pub fn similarity(&self) -> Result<&Similarity> {
+        let found = self.similarity.as_ref();
+        found.ok_or_else(|| Error::unsupported(format!("the {} family has no similarity to texts", self.title)))
     }
 
     /// Whether both families have a kind in common. Their models can share tensors only if their spaces are equal, too.

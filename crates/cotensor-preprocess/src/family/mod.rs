@@ -4,6 +4,6 @@ mod definition;
 mod tables;
 mod task;
 
-pub use definition::{EncoderFields, Family, LOGITS, StageDef};
+pub use definition::{BlockFields, EncoderFields, Family, LOGITS, Probability, Similarity, StageDef};
 pub use tables::{families, family_of, kinds_by_name, tasks};
 pub use task::{AnswerKind, Task, TextLimit};

@@ -40,10 +40,12 @@ pub enum AnswerKind {
     FirstToken,
     /// `[1, width]`, scaled to length 1.
     Embedding,
-    /// Image and text embeddings: cosine similarities and their softmax over the texts.
+    /// Embeddings of an image, or of a sound, and of texts: cosine similarities and their probabilities.
     Similarity,
     /// Logits `[1, frames, tokens]` of connectionist temporal classification: text.
     Ctc,
+    /// Logits `[1, queries, labels + 1]` and boxes `[1, queries, 4]`: objects in an image.
+    Objects,
     /// Greedy decoding to text.
     Transcript,
     /// The language whose token has the highest logit.

@@ -16,10 +16,39 @@ const DECODED_BYTES_MAX: u64 = 1 << 29;
 /// # Errors
 /// `Corrupt` when the file cannot be decoded, `Invalid` for an image past the limits or without pixels.
 pub fn decode_image(bytes: &[u8]) -> Result<RgbImage> {
+    let (mut decoder, mut limits) = decoder(bytes)?;
+    limits.reserve(decoder.total_bytes()).map_err(wrong)?;
+    decoder.set_limits(limits).map_err(wrong)?;
+    let orientation = orientation(&mut decoder);
+    let mut image = DynamicImage::ImageRgb8(DynamicImage::from_decoder(decoder).map_err(wrong)?.into_rgb8());
+    image.apply_orientation(orientation);
+    let image = image.into_rgb8();
+    if image.width() == 0 || image.height() == 0 {
+        return Err(Error::invalid("the image has no pixels").in_field("image"));
+    }
+    Ok(image)
+}
+
+/// Width and height of the image that [`decode_image`] gives, in pixels. Reads the beginning of the file only.
+///
+/// # Errors
+/// As [`decode_image`].
+pub fn image_size(bytes: &[u8]) -> Result<(u32, u32)> {
+    let (mut decoder, _) = decoder(bytes)?;
+    let (width, height) = decoder.dimensions();
+    // The orientations from 5 on exchange the sides.
+    Ok(if orientation(&mut decoder).to_exif() >= 5 { (height, width) } else { (width, height) })
+}
+
+fn wrong(error: image::ImageError) -> Error {
+    Error::corrupt(format!("not an image: {error}")).in_field("image")
+}
+
+/// A decoder that has read the header, and the limits of decoding.
+fn decoder(bytes: &[u8]) -> Result<(impl ImageDecoder, Limits)> {
     if bytes.is_empty() {
         return Err(Error::invalid("the image is empty").in_field("image"));
     }
-    let wrong = |error: image::ImageError| Error::corrupt(format!("not an image: {error}")).in_field("image");
     let mut reader = ImageReader::new(Cursor::new(bytes))
         .with_guessed_format()
         .map_err(|error| Error::io("cannot read the image", &error))?;
@@ -31,17 +60,7 @@ pub fn decode_image(bytes: &[u8]) -> Result<RgbImage> {
     if reader.format() == Some(ImageFormat::Jpeg) && jpeg_ends_early(bytes) {
         return Err(Error::corrupt("not a whole image: the JPEG ends early").in_field("image"));
     }
-    let mut decoder = reader.into_decoder().map_err(wrong)?;
-    limits.reserve(decoder.total_bytes()).map_err(wrong)?;
-    decoder.set_limits(limits).map_err(wrong)?;
-    let orientation = orientation(&mut decoder);
-    let mut image = DynamicImage::ImageRgb8(DynamicImage::from_decoder(decoder).map_err(wrong)?.into_rgb8());
-    image.apply_orientation(orientation);
-    let image = image.into_rgb8();
-    if image.width() == 0 || image.height() == 0 {
-        return Err(Error::invalid("the image has no pixels").in_field("image"));
-    }
-    Ok(image)
+    Ok((reader.into_decoder().map_err(wrong)?, limits))
 }
 
 /// The orientation from Exif, else from XMP, as Pillow reads it. Unreadable metadata is ignored.
@@ -100,6 +119,7 @@ mod tests {
             assert!(decode_image(&whole[..len]).is_err(), "{len}");
         }
         assert_eq!(decode_image(&whole).unwrap().dimensions(), (64, 48));
+        assert_eq!(image_size(&whole).unwrap(), (64, 48));
         // Bytes that cameras append are ignored.
         let trailed = [&whole[..], &[0xff, 0xda, 0, 9]].concat();
         assert_eq!(decode_image(&trailed).unwrap(), decode_image(&whole).unwrap());

@@ -1,6 +1,6 @@
 use super::decode::SIDE_MAX;
-use super::processor_class::{CLASSES, ProcessorClass, required};
-use super::resize::{center_cropped, resized};
+use super::processor_class::{CLASSES, NumberMeans, Pad, ProcessorClass, required};
+use super::resize::{center_cropped, resized, squared};
 use super::size::{Size, size};
 use crate::array::Array;
 use crate::files::ModelFiles;
@@ -14,12 +14,16 @@ use std::borrow::Cow;
 /// The image preprocessing of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageProcessor {
+    /// The colour around an image that becomes a square before it is resized.
+    square: Option<[u8; 3]>,
     resize: Option<(Size, Option<FilterType>)>,
     /// Height and width, in pixels.
     crop: Option<(usize, usize)>,
     rescale: f32,
     /// Mean and standard deviation of each channel.
     normalize: Option<([f32; 3], [f32; 3])>,
+    /// Height and width up to which zeros are added at the bottom and at the right edge, in pixels.
+    pad: Option<(usize, usize)>,
 }
 
 impl ImageProcessor {
@@ -56,8 +60,14 @@ impl ImageProcessor {
         };
         let resize = if on("do_resize", |_| true.into())? {
             let crops = config.get("do_center_crop").and_then(Value::as_bool) == Some(true);
-            let edge = class.map_or(crops, |class| class.number_is_shortest_edge);
-            let size = size("size", &field("size", |class| class.size()), edge)?;
+            let plain = if crops { NumberMeans::ShortestEdge } else { NumberMeans::Side };
+            let number = match class.map_or(plain, |class| class.number) {
+                NumberMeans::EdgeWithin(longest) => {
+                    NumberMeans::EdgeWithin(config.get("max_size").and_then(Value::as_u64).unwrap_or(longest))
+                }
+                other => other,
+            };
+            let size = size("size", &field("size", |class| class.size()), number)?;
             let filter = match field("resample", |class| class.resample.into()) {
                 Value::Null => return Err(required("resample")),
                 value => filter(&value)?,
@@ -66,8 +76,8 @@ impl ImageProcessor {
         } else {
             None
         };
-        let crop = if on("do_center_crop", |class| class.crops.into())? {
-            match size("crop_size", &field("crop_size", |class| class.crop_size()), false)? {
+        let crop = if on("do_center_crop", |class| class.crops().into())? {
+            match size("crop_size", &field("crop_size", |class| class.crop_size()), NumberMeans::Side)? {
                 Size::Exact(height, width) => Some((height, width)),
                 _ => return Err(Error::invalid("a height and a width are required").in_field("crop_size")),
             }
@@ -90,7 +100,27 @@ impl ImageProcessor {
         } else {
             None
         };
-        Ok(Self { resize, crop, rescale: rescale as f32, normalize })
+        // Older configurations of DETR have the option under its former name.
+        let former = config.get("pad_and_return_pixel_mask").and_then(Value::as_bool);
+        let pads = match (config.get("do_pad"), former) {
+            (None | Some(Value::Null), Some(former)) => former,
+            _ => on("do_pad", |class| class.pads().into()).or_else(|error| match config.get("do_pad") {
+                // A configuration without a class need not say it.
+                None | Some(Value::Null) => Ok(false),
+                Some(_) => Err(error),
+            })?,
+        };
+        let (mut square, mut pad) = (None, None);
+        if pads && class.is_some_and(|class| class.pad == Pad::ToSquare) {
+            let mean = three("image_mean", &field("image_mean", |class| class.mean.to_vec().into()))?;
+            square = Some(mean.map(|level| (f64::from(level) * 255.0) as u8));
+        } else if pads && config.get("pad_size").is_some_and(|size| !size.is_null()) {
+            match size("pad_size", &config["pad_size"], NumberMeans::Side)? {
+                Size::Exact(height, width) => pad = Some((height, width)),
+                _ => return Err(Error::invalid("a height and a width are required").in_field("pad_size")),
+            }
+        }
+        Ok(Self { square, resize, crop, rescale: rescale as f32, normalize, pad })
     }
 
     /// The model's input: `[1, 3, height, width]`, `float32`.
@@ -99,18 +129,48 @@ impl ImageProcessor {
     /// `Invalid` for an image without pixels, or when a side of the resized image is too long.
     pub fn process(&self, image: &RgbImage) -> Result<Array> {
         let (levels, height, width) = self.levels(image)?;
-        let plane = height * width;
+        let (full_height, full_width) = self.padded((height, width))?;
+        let plane = full_height * full_width;
         let mut pixels = vec![0f32; 3 * plane];
         for (index, rgb) in levels.chunks_exact(3).enumerate() {
+            let at = index / width * full_width + index % width;
             for (channel, &level) in rgb.iter().enumerate() {
                 let scaled = f32::from(level) * self.rescale;
-                pixels[channel * plane + index] = match &self.normalize {
+                pixels[channel * plane + at] = match &self.normalize {
                     Some((mean, std)) => (scaled - mean[channel]) / std[channel],
                     None => scaled,
                 };
             }
         }
-        Array::f32([1, 3, height, width], pixels)
+        Array::f32([1, 3, full_height, full_width], pixels)
+    }
+
+    /// For an image of `(width, height)`, which pixels of [`process`](Self::process) are the image: `[1, height,
+    /// width]`, `int64`, 1 for the image and 0 for padding.
+    ///
+    /// # Errors
+    /// As [`ImageProcessor::process`].
+    pub fn mask(&self, (width, height): (u32, u32)) -> Result<Array> {
+        let mut inner = (width as usize, height as usize);
+        if self.square.is_some() {
+            inner = (inner.0.max(inner.1), inner.0.max(inner.1));
+        }
+        let resized = self.resize.map_or((inner.1, inner.0), |(size, _)| size.target(inner));
+        let (height, width) = self.crop.unwrap_or(resized);
+        let (full_height, full_width) = self.padded((height, width))?;
+        let inside = |index: usize| index / full_width < height && index % full_width < width;
+        let mask = (0..full_height * full_width).map(|index| i64::from(inside(index))).collect();
+        Array::i64([1, full_height, full_width], mask)
+    }
+
+    /// Height and width with padding.
+    fn padded(&self, (height, width): (usize, usize)) -> Result<(usize, usize)> {
+        match self.pad {
+            None => Ok((height, width)),
+            Some(pad) if pad.0 >= height && pad.1 >= width => Ok(pad),
+            Some(pad) => Err(Error::invalid(format!("the image of {width} x {height} pixels does not fit {pad:?}"))
+                .in_field("pad_size")),
+        }
     }
 
     /// The resized and cropped image as levels from 0 to 255 (interleaved RGB), with its height and width in pixels.
@@ -123,6 +183,10 @@ impl ImageProcessor {
             return Err(Error::invalid("the image has no pixels").in_field("image"));
         }
         let mut levels = Cow::Borrowed(image.as_raw().as_slice());
+        if let Some(colour) = self.square.filter(|_| width != height) {
+            levels = squared(&levels, (width, height), colour).into();
+            (width, height) = (width.max(height), width.max(height));
+        }
         if let Some((size, filter)) = self.resize {
             let (to_height, to_width) = size.target((width, height));
             if to_height.max(to_width) > SIDE_MAX as usize {

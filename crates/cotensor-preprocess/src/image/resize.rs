@@ -44,6 +44,18 @@ fn one_pass(levels: &[u8], from: (usize, usize), to: (usize, usize), filter: Opt
     Ok(target.iter().map(|level| (level + 0.5).floor().clamp(0.0, 255.0) as u8).collect())
 }
 
+/// The image in the middle of a square of a colour. The side is the image's longest edge.
+pub(super) fn squared(levels: &[u8], (width, height): (usize, usize), colour: [u8; 3]) -> Vec<u8> {
+    let side = width.max(height);
+    let (left, top) = ((side - width) / 2, (side - height) / 2);
+    let mut square = colour.repeat(side * side);
+    for (y, row) in levels.chunks_exact(width * 3).enumerate() {
+        let at = ((y + top) * side + left) * 3;
+        square[at..at + row.len()].copy_from_slice(row);
+    }
+    square
+}
+
 /// The center of the image. Where the image is smaller, the result is black.
 pub(super) fn center_cropped(
     levels: &[u8],

@@ -1,6 +1,6 @@
 //! The sizes to which a configuration resizes an image.
 
-use super::processor_class::required;
+use super::processor_class::{NumberMeans, required};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
 
@@ -31,8 +31,8 @@ impl Size {
     }
 }
 
-/// Reads a size. A single number is the shortest edge if `edge` is set, else the side of a square.
-pub(super) fn size(field: &str, value: &Value, edge: bool) -> Result<Size> {
+/// Reads a size. `number` is the meaning of a size of one number.
+pub(super) fn size(field: &str, value: &Value, number: NumberMeans) -> Result<Size> {
     let wrong = |what: &str| Error::invalid(what.to_owned()).in_field(field);
     if value.is_null() {
         return Err(required(field));
@@ -46,16 +46,20 @@ pub(super) fn size(field: &str, value: &Value, edge: bool) -> Result<Size> {
     if let Some([height, width]) = value.as_array().map(Vec::as_slice) {
         return Ok(Size::Exact(side(height)?, side(width)?));
     }
+    let edges = |shortest: usize, longest: usize| match longest < shortest {
+        true => Err(wrong("the longest edge is shorter than the shortest")),
+        false => Ok(Size::Edges { shortest, longest }),
+    };
     let Value::Object(_) = value else {
-        let side = side(value)?;
-        return Ok(if edge { Size::ShortestEdge(side) } else { Size::Exact(side, side) });
+        let shortest = side(value)?;
+        return match number {
+            NumberMeans::Side => Ok(Size::Exact(shortest, shortest)),
+            NumberMeans::ShortestEdge => Ok(Size::ShortestEdge(shortest)),
+            NumberMeans::EdgeWithin(longest) => edges(shortest, side(&longest.into())?),
+        };
     };
     if let (Some(shortest), Some(longest)) = (get("shortest_edge"), get("longest_edge")) {
-        let (shortest, longest) = (side(shortest)?, side(longest)?);
-        if longest < shortest {
-            return Err(wrong("the longest edge is shorter than the shortest"));
-        }
-        return Ok(Size::Edges { shortest, longest });
+        return edges(side(shortest)?, side(longest)?);
     }
     if let Some(shortest) = get("shortest_edge") {
         return side(shortest).map(Size::ShortestEdge);

@@ -2,7 +2,7 @@
 
 use crate::support::{fixture, folder};
 use cotensor_core::ErrorKind;
-use cotensor_preprocess::{audio_length, decode_audio, decode_audio_start, decode_image};
+use cotensor_preprocess::{audio_length, decode_audio, decode_audio_start, decode_image, image_size};
 use safetensors::SafeTensors;
 
 #[test]
@@ -19,6 +19,7 @@ fn exif_orientation_is_applied_as_transformers_applies_it() {
         // Two decoders of one JPEG differ by as much.
         let allowed = if name.ends_with("jpg") { 4 } else { 0 };
         assert!(worst <= allowed, "{name}: {worst}");
+        assert_eq!(image_size(&files[name]).unwrap(), image.dimensions(), "{name}");
         shapes.push(image.dimensions());
     }
     assert_eq!(shapes.len(), 10);

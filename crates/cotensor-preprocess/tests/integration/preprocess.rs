@@ -149,6 +149,61 @@ fn images_equal_those_of_pillow() {
     }
 }
 
+#[test]
+fn processors_of_every_class_equal_those_of_transformers() {
+    let files = folder("tiny/processors");
+    let tensors = SafeTensors::deserialize(&files["preprocess.safetensors"]).unwrap();
+    let list = cases("processors");
+    let list = list["cases"].as_array().unwrap();
+    let (mut classes, mut padded) = (std::collections::BTreeSet::new(), 0);
+    for case in list {
+        let name = case["tensor"].as_str().unwrap();
+        let config = HashMap::from([("preprocessor_config.json".to_owned(), case["config"].to_string().into_bytes())]);
+        let processor = ImageProcessor::open(&config, None).unwrap();
+        let image = decode_image(image_file(case["image"].as_str().unwrap())).unwrap();
+        let pixels = processor.process(&image).unwrap();
+        assert_eq!(pixels.shape()[1..], *tensors.tensor(name).unwrap().shape(), "{name}");
+        let expected = floats(&tensors, name);
+        // A level of 255 is at most this far from the next: the smallest deviation of a channel is 0.224.
+        let level = 1.0 / 255.0 / 0.224;
+        let difference = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) / level;
+        let (worst, mean) = summary(pixels.as_f32().unwrap().iter().zip(&expected).map(difference));
+        assert!(worst <= 2.01 && mean <= 0.1, "{name}: worst {worst}, mean {mean} of 255");
+        if let Some(name) = case["mask"].as_str() {
+            let expected: Vec<i64> = tensors
+                .tensor(name)
+                .unwrap()
+                .data()
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|&bytes| i64::from_le_bytes(bytes))
+                .collect();
+            let mask = processor.mask(image.dimensions()).unwrap();
+            assert_eq!(
+                (mask.shape(), mask.as_i64().unwrap()),
+                (&[1, pixels.shape()[2], pixels.shape()[3]][..], &*expected),
+                "{name}"
+            );
+            padded += usize::from(expected.contains(&0));
+        }
+        classes.insert(case["config"]["image_processor_type"].as_str().unwrap());
+    }
+    assert_eq!((classes.len(), padded), (6, 2));
+}
+
+#[test]
+fn image_that_does_not_fit_its_padding_is_refused() {
+    let config =
+        r#"{"image_processor_type": "DetrImageProcessor", "size": 20, "pad_size": {"height": 19, "width": 99}}"#;
+    let files = HashMap::from([("preprocessor_config.json".to_owned(), config.as_bytes().to_vec())]);
+    let processor = ImageProcessor::open(&files, None).unwrap();
+    let image = decode_image(fixture("tiny/images/tall.png")).unwrap();
+    for error in [processor.process(&image).unwrap_err(), processor.mask(image.dimensions()).unwrap_err()] {
+        assert_eq!(error.field(), Some("pad_size"), "{error}");
+    }
+}
+
 /// An image by its path from the folder of a family.
 fn image_file(path: &str) -> &'static [u8] {
     path.strip_prefix("../../").map_or_else(|| fixture(&path.replace("..", "tiny")), fixture)

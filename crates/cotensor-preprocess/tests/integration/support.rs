@@ -28,6 +28,7 @@ const FIXTURES: &[(&str, &[u8])] = fixtures! {
         "tokenizer_config.json",
     ],
     "tiny/images": ["gray.png", "rgba.png", "tall.png"],
+    "tiny/processors": ["preprocess.json", "preprocess.safetensors"],
     "tiny/vit": ["preprocess.json", "preprocess.safetensors", "preprocessor_config.json"],
     "tiny/whisper": [
         "config.json", "preprocess.json", "preprocess.safetensors", "preprocessor_config.json", "tokenizer.json",

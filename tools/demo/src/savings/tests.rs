@@ -17,6 +17,7 @@ fn user(name: &str, prepared: Vec<StageReport>, stages: Vec<StageReport>) -> Use
         stages,
         report_ms: 0.0,
         notices: vec![],
+        constants: vec![],
     }
 }
 

@@ -1,0 +1,97 @@
+//! Finds the end of an inner block of an encoder that normalizes before attention and before the feed-forward part, as
+//! CLIP does. Two models that read different layers of one tower are cut at the same block, and share the blocks before.
+
+use super::encoder::{Cut, Flow, Walk};
+use super::proto::operator;
+use rten_onnx::onnx::{GraphProto, TensorProto};
+use std::collections::{HashMap, HashSet};
+
+/// A place after a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockEnd {
+    /// The number of blocks in the graph.
+    pub blocks: usize,
+    /// The number of blocks before the place.
+    pub before: usize,
+    /// The elements of a hidden state.
+    pub width: usize,
+}
+
+/// Finds the sum that ends block number `place.before`.
+///
+/// # Errors
+/// The reason why the end cannot be proved.
+pub(super) fn find_block(graph: &GraphProto, place: BlockEnd) -> Result<Cut, String> {
+    let constants: HashMap<&str, &TensorProto> =
+        graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, tensor))).collect();
+    let flow = Flow::of(graph, &constants).ok_or("the graph has subgraphs, or its nodes are out of order")?;
+    let walk = Walk::new(graph, &constants, &flow);
+    let products = walk.all_products();
+    let (wanted, count) = (place.blocks.saturating_mul(2), products.len());
+    if count != wanted {
+        return Err(format!("{} blocks have {wanted} attention products, the graph has {count}", place.blocks));
+    }
+    let Some(&last) = (place.before.checked_mul(2)).and_then(|end| products.get(end.checked_sub(1)?)) else {
+        return Err(format!("{} blocks have no end of block {}", place.blocks, place.before));
+    };
+    // The next block begins with its attention. After the last one, anything may follow.
+    let next = products.get(place.before * 2).copied().unwrap_or(graph.node.len());
+    let norm = (last + 1..next).find_map(|node| walk.norm(node));
+    let norm = norm.ok_or("no normalization follows the attention")?;
+    let attended = walk.depending_on(graph.node[last].output.first().map_or("", String::as_str), last);
+    let fed_forward = walk.depending_on(norm.output, norm.end);
+    let residual = |name: &str| walk.origin(name) == walk.origin(norm.input);
+    if !walk.sum(norm.input).is_some_and(|(a, b)| attended.contains(a) || attended.contains(b)) {
+        return Err("the normalization after the attention is not around a residual sum, as a block's is".into());
+    }
+    let scaled = |name: &String| constants.get(name.as_str()).is_some_and(|scale| scale.dims == [place.width as i64]);
+    if !graph.node[norm.end].input.iter().any(scaled) {
+        return Err(format!("the normalization after the attention is not over {} elements", place.width));
+    }
+    let ends = |node: &usize| {
+        let sum = graph.node[*node].output.first().and_then(|name| walk.sum(name));
+        operator(&graph.node[*node]) == "Add"
+            && sum
+                .is_some_and(|(a, b)| residual(a) && fed_forward.contains(b) || residual(b) && fed_forward.contains(a))
+    };
+    let node = (norm.end + 1..next).find(ends).ok_or("no residual sum follows the feed-forward part")?;
+    let value = graph.node[node].output[0].clone();
+    if graph.output.iter().any(|output| output.name.as_ref() == Some(&value)) {
+        return Err("the block's result is an output already, under another name".into());
+    }
+    let of_shapes = of_shapes(graph, &flow);
+    let repeatable = |name: &str| !flow.varying.contains(name) || of_shapes.contains(name);
+    // What the rest reads of the part before, and what the graph gives of it.
+    let before: HashSet<&str> = graph.node[..=node].iter().flat_map(|node| &node.output).map(String::as_str).collect();
+    let data: HashSet<&str> = before.iter().copied().chain(flow.inputs.iter().copied()).collect();
+    let rest = &graph.node[node + 1..];
+    // A shape of an input may be taken again.
+    let reads = rest.iter().filter(|node| !is_shape(node) || !flow.inputs.contains(&first(node)));
+    let given = graph.output.iter().filter_map(|output| output.name.as_deref());
+    let mut crossing = reads.flat_map(|node| &node.input).map(String::as_str).chain(given);
+    if let Some(other) = crossing.find(|name| *name != value && data.contains(name) && !repeatable(name)) {
+        return Err(format!("the nodes after the block read another value, too: {other:?}"));
+    }
+    let constant = graph.node.iter().map(|node| node.output.iter().all(|name| repeatable(name)));
+    Ok(Cut { node, value, constant: constant.collect() })
+}
+
+/// The values that follow from the shapes of the graph's inputs: a part of the graph can compute them again.
+fn of_shapes<'g>(graph: &'g GraphProto, flow: &Flow<'g>) -> HashSet<&'g str> {
+    let mut known: HashSet<&str> = HashSet::new();
+    for node in &graph.node {
+        let follows = |name: &String| !flow.varying.contains(name.as_str()) || known.contains(name.as_str());
+        if is_shape(node) && flow.inputs.contains(&first(node)) || node.input.iter().all(follows) {
+            known.extend(node.output.iter().map(String::as_str));
+        }
+    }
+    known
+}
+
+fn is_shape(node: &rten_onnx::onnx::NodeProto) -> bool {
+    matches!(operator(node), "Shape" | "Size")
+}
+
+fn first(node: &rten_onnx::onnx::NodeProto) -> &str {
+    node.input.first().map_or("", String::as_str)
+}

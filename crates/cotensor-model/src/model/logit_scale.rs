@@ -1,0 +1,191 @@
+//! The scale and the bias that turn cosine similarities into logits. Both are trained, so they come from the files of
+//! the model.
+
+use crate::graph::Graph;
+use crate::tensor::convert::to_f32;
+use cotensor_core::{DType, Error, Result};
+use cotensor_preprocess::JSON_BYTES_MAX;
+use cotensor_preprocess::family::{Family, Similarity};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// The file with the weights of a checkpoint.
+const CHECKPOINT: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
+
+/// `logit = cosine * scale + bias`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LogitScale {
+    pub(crate) scale: f32,
+    pub(crate) bias: f32,
+    /// The file that has the numbers.
+    pub(crate) source: String,
+    /// Whether the scale is the one before training.
+    pub(crate) untrained: bool,
+}
+
+impl LogitScale {
+    /// The numbers of the model in `folder`: from a graph of the whole model, which computes logits with them, else from the
+    /// checkpoint, else, for families with such a field, the value before training from config.json.
+    ///
+    /// # Errors
+    /// `Unsupported` for a family without similarities, `NotFound` when no file has the numbers, `Corrupt` for a
+    /// checkpoint that is damaged, or as [`Graph::open`].
+    pub(super) fn of(folder: &Path, config: &Value, family: &Family) -> Result<Self> {
+        let names = family.similarity()?;
+        for file in names.files.iter().filter(|file| folder.join(file).is_file()) {
+            let found = Graph::open(&folder.join(file))?.scale_and_bias(&names.logits);
+            if let Some((scale, bias)) = found.filter(|(scale, bias)| scale.is_finite() && bias.is_finite()) {
+                return Ok(Self { scale, bias, source: file.clone(), untrained: false });
+            }
+        }
+        if let Some((scale, bias)) = of_checkpoint(&folder.join(CHECKPOINT), names)? {
+            return Ok(Self { scale, bias, source: CHECKPOINT.to_owned(), untrained: false });
+        }
+        let field = names.scale_before_training.as_deref();
+        if let Some(scale) = field.and_then(|field| config.get(field)).and_then(Value::as_f64) {
+            return Ok(Self { scale: scale.exp() as f32, bias: 0.0, source: CONFIG.to_owned(), untrained: true });
+        }
+        let files = names.files.join(" or ");
+        let message =
+            format!("the scale of similarities is in none of {files} (output {}) and {CHECKPOINT}", names.logits);
+        Err(Error::not_found(message).in_file(folder).in_field(&names.scale))
+    }
+}
+
+/// Scale and bias from a checkpoint, if it has them.
+fn of_checkpoint(path: &Path, names: &Similarity) -> Result<Option<(f32, f32)>> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let mut checkpoint = Checkpoint::open(path).map_err(|error| error.in_file(path))?;
+    let mut number = |name: &str| checkpoint.number(name).map_err(|error| error.in_file(path).in_field(name));
+    let Some(scale) = number(&names.scale)? else { return Ok(None) };
+    let bias = match &names.bias {
+        None => Some(0.0),
+        Some(bias) => number(bias)?,
+    };
+    Ok(bias.map(|bias| (scale.exp(), bias)))
+}
+
+/// A safetensors file: the length of its header (8 bytes, little-endian), the header (JSON), the tensors.
+struct Checkpoint {
+    file: File,
+    header: Value,
+    /// The offset of the tensors, in bytes.
+    start: u64,
+}
+
+impl Checkpoint {
+    fn open(path: &Path) -> Result<Self> {
+        let mut file = File::open(path).map_err(|error| Error::io("opening", &error))?;
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(|error| read_error(&error))?;
+        let length = u64::from_le_bytes(length);
+        if length > JSON_BYTES_MAX {
+            return Err(Error::corrupt(format!("a header of {length} bytes; at most {JSON_BYTES_MAX} are read")));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(|error| read_error(&error))?;
+        let header = serde_json::from_slice(&header).map_err(|error| Error::corrupt(error.to_string()))?;
+        Ok(Self { file, header, start: 8 + length })
+    }
+
+    /// The only element of a tensor, if the file has the tensor.
+    fn number(&mut self, name: &str) -> Result<Option<f32>> {
+        let Some(tensor) = self.header.get(name) else { return Ok(None) };
+        let text = |field: &str| tensor.get(field).and_then(Value::as_str);
+        let dtype = match text("dtype") {
+            Some("F32") => DType::F32,
+            Some("F16") => DType::F16,
+            Some("BF16") => DType::BF16,
+            Some("F64") => DType::F64,
+            other => return Err(Error::corrupt(format!("a floating-point number is required, the type is {other:?}"))),
+        };
+        let offset = |at: usize| tensor.get("data_offsets").and_then(|offsets| offsets.get(at)).and_then(Value::as_u64);
+        let (Some(begin), Some(end)) = (offset(0), offset(1)) else {
+            return Err(Error::corrupt("data_offsets has two numbers"));
+        };
+        if end.checked_sub(begin) != Some(dtype.size_bytes() as u64) {
+            return Err(Error::corrupt(format!("one {dtype} is required, the bytes are {begin} to {end}")));
+        }
+        let mut bytes = vec![0; dtype.size_bytes()];
+        let at = self.start.checked_add(begin).ok_or_else(|| Error::corrupt("data_offsets is out of range"))?;
+        self.file.seek(SeekFrom::Start(at)).map_err(|error| read_error(&error))?;
+        self.file.read_exact(&mut bytes).map_err(|error| read_error(&error))?;
+        let number = to_f32(dtype, &bytes)[0];
+        if number.is_finite() { Ok(Some(number)) } else { Err(Error::corrupt(format!("{number} is no scale"))) }
+    }
+}
+
+fn read_error(error: &std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::UnexpectedEof => Error::corrupt("the file ends early"),
+        _ => Error::io("reading", error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::ErrorKind as Kind;
+
+    fn names() -> &'static Similarity {
+        let family = cotensor_preprocess::family::family_of("siglip").unwrap();
+        family.similarity.as_ref().unwrap()
+    }
+
+    fn file(header: &str, data: &[u8]) -> Vec<u8> {
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
+    }
+
+    #[test]
+    fn numbers_of_a_checkpoint_are_read_in_every_floating_point_type() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        assert_eq!(of_checkpoint(&path, names()).unwrap(), None);
+        // 2 as BF16, -10 as F16.
+        let header = r#"{"logit_scale": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]},
+            "logit_bias": {"dtype": "F16", "shape": [], "data_offsets": [2, 4]}}"#;
+        std::fs::write(&path, file(header, &[0x00, 0x40, 0x00, 0xc9])).unwrap();
+        assert_eq!(of_checkpoint(&path, names()).unwrap(), Some((2f32.exp(), -10.0)));
+        // Without the bias, the scale alone would be wrong.
+        let header = r#"{"logit_scale": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}"#;
+        std::fs::write(&path, file(header, &1f32.to_le_bytes())).unwrap();
+        assert_eq!(of_checkpoint(&path, names()).unwrap(), None);
+    }
+
+    #[test]
+    fn damaged_checkpoint_is_an_error_that_names_file_and_tensor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let tensor = |dtype: &str, offsets: &str| {
+            let header =
+                format!(r#"{{"logit_scale": {{"dtype": "{dtype}", "shape": [], "data_offsets": {offsets}}}}}"#);
+            file(&header, &f32::NAN.to_le_bytes())
+        };
+        let cases = [
+            (vec![1, 2, 3], None),
+            (u64::MAX.to_le_bytes().to_vec(), None),
+            (file("{", b""), None),
+            (tensor("I64", "[0, 8]"), Some("logit_scale")),
+            (tensor("F32", "[0, 8]"), Some("logit_scale")),
+            (tensor("F32", "[4, 0]"), Some("logit_scale")),
+            (tensor("F32", "[2, 6]"), Some("logit_scale")),
+            (tensor("F32", "[18446744073709551611, 18446744073709551615]"), Some("logit_scale")),
+            (tensor("F32", "[0, 4]"), Some("logit_scale")),
+            (tensor("F32", "0"), Some("logit_scale")),
+        ];
+        for (index, (bytes, field)) in cases.into_iter().enumerate() {
+            std::fs::write(&path, bytes).unwrap();
+            let error = of_checkpoint(&path, names()).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.file(), error.field()),
+                (Kind::Corrupt, Some(&*path), field),
+                "case {index}"
+            );
+        }
+    }
+}
