@@ -426,6 +426,12 @@ class PooledModel:
         max_new_tokens: Optional[int] = None,
         min_new_tokens: Optional[int] = None,
         threshold: Optional[float] = None,
+        do_sample: Optional[bool] = None,
+        temperature: Optional[float] = None,
+        top_k: Optional[int] = None,
+        top_p: Optional[float] = None,
+        seed: Optional[int] = None,
+        on_text: Optional[Callable[[str], object]] = None,
     ) -> dict[str, Any]: ...
 
 @final

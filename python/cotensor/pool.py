@@ -16,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-from typing import Any, Mapping, Optional, Sequence, Union
+import queue
+import threading
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 
 from . import _checks
 from ._native import PooledModel, ResourcePool, SharedTensor, Store, TensorSharingManager
@@ -24,7 +26,7 @@ from .errors import InvalidError, UnsupportedError
 
 #: The default task for each combination of inputs, if the model supports it.
 _TASKS = {
-    frozenset({"text"}): ("sentence-embedding",),
+    frozenset({"text"}): ("sentence-embedding", "text-generation", "text2text-generation"),
     frozenset({"image"}): ("image-embedding", "object-detection"),
     frozenset({"image", "text"}): ("image-text-retrieval",),
     frozenset({"image", "texts"}): ("zero-shot-image-classification",),
@@ -32,7 +34,9 @@ _TASKS = {
     frozenset({"text", "texts"}): ("rerank",),
 }
 _INPUTS = ("text", "image", "audio", "texts")
-_OPTIONS = ("task", "head", "prompt_name", "max_new_tokens", "min_new_tokens", "threshold")
+#: Options of tasks that decode.
+_DECODING = ("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "seed", "on_text")
+_OPTIONS = ("task", "head", "prompt_name", "threshold", *_DECODING)
 
 
 class ResourcePoolBridgeIntegration:
@@ -188,7 +192,9 @@ class Model:
 
         An image is the path or bytes of a file (PNG, JPEG, WebP, BMP), a PIL image, or a uint8 array [height, width, 3]. Audio is
         the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``; it is required where the inputs
-        allow several. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the task.
+        allow several. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the task;
+        ``do_sample``, ``temperature``, ``top_k``, ``top_p`` and ``seed`` draw tokens. ``on_text`` is called with each piece of a
+        text while it is decoded; ``stream`` gives the pieces as an iterator.
 
         The result has ``answer``, ``outputs`` (the numbers behind the answer), ``stages`` (which ran and which were reused),
         ``notices``, ``device``, and ``output_tensors``: the stages' outputs by kind, as shared tensors. Waits while
@@ -207,6 +213,38 @@ class Model:
         result: dict[str, Any] = self._model.run(task, user=self.name, **given)
         result["device"] = self.device
         return result
+
+    def stream(self, inputs: Any = None, **more: Any) -> Iterator[str]:
+        """The text of a task that decodes, piece by piece, while it is decoded. Arguments are those of a call.
+
+        A result that another caller has computed comes in one piece. Closing the iterator stops the decoding.
+        """
+        pieces: queue.SimpleQueue[Union[str, BaseException, None]] = queue.SimpleQueue()
+        closed = threading.Event()
+
+        def on_text(piece: str) -> None:
+            if closed.is_set():
+                raise InterruptedError("the stream was closed")
+            pieces.put(piece)
+
+        def run() -> None:
+            try:
+                self(inputs, on_text=on_text, **more)
+                pieces.put(None)
+            except BaseException as error:
+                pieces.put(error)
+
+        threading.Thread(target=run, name="cotensor-stream", daemon=True).start()
+        try:
+            while True:
+                piece = pieces.get()
+                if piece is None:
+                    return
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+        finally:
+            closed.set()
 
     def _task(self, given: Mapping[str, Any]) -> str:
         wanted = _TASKS.get(frozenset(name for name in _INPUTS if name in given), ())

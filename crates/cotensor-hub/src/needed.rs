@@ -3,7 +3,7 @@
 use crate::cache::RepoFile;
 use crate::id::ModelId;
 use cotensor_core::{Error, Result, size};
-use cotensor_preprocess::family::{Family, StageDef, family_of};
+use cotensor_preprocess::family::{Family, StageDef, family_of, variant};
 use serde_json::Value;
 
 /// The file that names the model's family.
@@ -41,38 +41,41 @@ pub(crate) fn family(config: &Value) -> Result<&'static Family> {
     family_of(model_type).map_err(|error| error.in_field("model_type"))
 }
 
-/// The graphs of the family's stages in a variant (`fp16`), the heads, and the files with the weights of each.
+/// The graphs of the family's stages in a variant (`fp16`), the heads, and the files with the weights of each. Without a
+/// variant, each graph is that of the first variant that the repository has.
 ///
 /// # Errors
-/// `NotFound` when the repository has no graph of the family; the message names the command that makes them.
+/// `Invalid` for an unknown variant. `NotFound` when the repository has no graph of the family, or none of the variant;
+/// without any graph, the message names the command that makes them.
 pub(crate) fn graphs<'a>(
     id: &ModelId,
     family: &Family,
     files: &'a [RepoFile],
-    variant: Option<&str>,
+    name: Option<&str>,
 ) -> Result<Vec<&'a RepoFile>> {
+    let only = name.map(variant).transpose()?;
     let named = |path: &str| files.iter().find(|file| file.path == path);
-    let of_stage = |stage: &StageDef| {
-        let found = |variant| stage.graph_file(variant, |path| named(path).is_some());
-        named(&found(variant).or_else(|| found(None))?.0)
-    };
+    let find = |stage: &StageDef, only| named(&stage.graph_file(only, |path| named(path).is_some())?.0);
     // The graph of a whole model has its towers and, unlike their graphs, the scale of similarities.
-    let whole = family.similarity.as_ref().filter(|_| variant.is_none());
+    let whole = family.similarity.as_ref().filter(|_| only.is_none());
     let whole = whole.and_then(|similarity| similarity.files.iter().find_map(|path| named(path)));
     let mut graphs: Vec<&RepoFile> = match whole {
         Some(graph) => vec![graph],
-        None => family.stages.iter().filter_map(of_stage).collect(),
+        None => {
+            let has_graph = |role: &str| family.stage(role).is_ok_and(|stage| find(stage, None).is_some());
+            let stages: Vec<&StageDef> = family.stages_of_form(has_graph).collect();
+            let has = |only| stages.iter().any(|stage| find(stage, only).is_some());
+            if let Some(name) = name.filter(|_| has(None) && !has(only)) {
+                let message = format!("{id} has no graph of the variant {name:?}; it has {}", shown(files));
+                return Err(Error::not_found(message).in_field("variant"));
+            }
+            stages.into_iter().filter_map(|stage| find(stage, only).or_else(|| find(stage, None))).collect()
+        }
     };
     graphs.sort_by_key(|graph| &graph.path);
     graphs.dedup();
     if graphs.is_empty() {
         return Err(without_graphs(id, family, files));
-    }
-    let is_variant = |path: &str| variant.is_none_or(|variant| path.ends_with(&format!("_{variant}.onnx")));
-    if !graphs.iter().any(|graph| is_variant(&graph.path)) {
-        let variant = variant.unwrap_or_default();
-        let message = format!("{id} has no graph of the variant {variant:?}; it has {}", shown(files));
-        return Err(Error::not_found(message).in_field("variant"));
     }
     graphs.extend(files.iter().filter(|file| is_head(&file.path) && !graphs.contains(file)).collect::<Vec<_>>());
     let weights = files.iter().filter(|file| graphs.iter().any(|graph| is_weights_of(graph, file)));

@@ -69,6 +69,11 @@ impl<'a> NamedArguments<'a> {
         number.transpose().map_err(|error| error.in_field(name))
     }
 
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>> {
+        let flag = self.optional(name).map(Value::as_bool);
+        flag.transpose().map_err(|error| error.in_field(name))
+    }
+
     /// The given text, image and audio.
     pub(super) fn inputs(&self) -> Result<Inputs> {
         let mut inputs = Inputs::default();

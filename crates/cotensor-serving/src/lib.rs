@@ -3,7 +3,7 @@
 //! | function | arguments | result |
 //! |---|---|---|
 //! | `model.open` | `folder` | a reference, which keeps the model open |
-//! | `model.run` | `model`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `max_new_tokens`, `min_new_tokens`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
+//! | `model.run` | `model`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //!
 //! `model` is a reference, the absolute path of a folder, or the name of a model on the hub. A folder whose files changed
@@ -80,7 +80,8 @@ impl Managed for OpenModel {
 /// Descriptions for lists of functions. They name every argument of [`RUN`] and [`STAGE`].
 const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, a name on the hub, or the \
     result of model.open), task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
-    texts (labels, texts to rank), head, prompt_name, max_new_tokens, min_new_tokens, threshold.";
+    texts (labels, texts to rank), head, prompt_name, max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, seed, \
+    threshold.";
 const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, a name on the \
     hub, or the result of model.open), role, inputs (tensors by name).";
 const RUN: &[&str] = &[
@@ -93,6 +94,11 @@ const RUN: &[&str] = &[
     "prompt_name",
     "max_new_tokens",
     "min_new_tokens",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
     "threshold",
 ];
 const STAGE: &[&str] = &["role", "inputs"];
@@ -153,6 +159,11 @@ impl Service {
             prompt_name: arguments.text("prompt_name")?,
             max_new_tokens: arguments.count("max_new_tokens")?,
             min_new_tokens: arguments.count("min_new_tokens")?,
+            do_sample: arguments.flag("do_sample")?,
+            temperature: arguments.number("temperature")?,
+            top_k: arguments.count("top_k")?,
+            top_p: arguments.number("top_p")?,
+            seed: arguments.count("seed")?.map(|seed| seed as u64),
             threshold: arguments.number("threshold")?,
         };
         let inputs = arguments.inputs()?;

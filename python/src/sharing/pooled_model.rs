@@ -6,12 +6,13 @@ use crate::interrupt::run_interruptible;
 use crate::process::ProcessLocal;
 use crate::store::report::report;
 use crate::store::tensor::Tensor;
+use cotensor::core::sync::lock;
 use cotensor::model::family::tasks;
 use cotensor::{Error, ErrorKind, Inputs, User};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A model of a :class:`ResourcePool`.
 #[pyclass(frozen, weakref, module = "cotensor")]
@@ -66,8 +67,9 @@ impl PooledModel {
     }
 
     /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``image`` and ``audio`` are the
-    /// paths or the bytes of files.
-    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, max_new_tokens=None, min_new_tokens=None, threshold=None))]
+    /// paths or the bytes of files. ``on_text`` is called with each piece of a text while it is decoded; an exception stops the
+    /// decoding.
+    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, max_new_tokens=None, min_new_tokens=None, threshold=None, do_sample=None, temperature=None, top_k=None, top_p=None, seed=None, on_text=None))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn run<'py>(
         &self,
@@ -83,6 +85,12 @@ impl PooledModel {
         #[pyo3(from_py_with = args::max_new_tokens)] max_new_tokens: Option<usize>,
         #[pyo3(from_py_with = args::min_new_tokens)] min_new_tokens: Option<usize>,
         #[pyo3(from_py_with = args::threshold)] threshold: Option<f32>,
+        #[pyo3(from_py_with = args::do_sample)] do_sample: Option<bool>,
+        #[pyo3(from_py_with = args::temperature)] temperature: Option<f32>,
+        #[pyo3(from_py_with = args::top_k)] top_k: Option<usize>,
+        #[pyo3(from_py_with = args::top_p)] top_p: Option<f32>,
+        #[pyo3(from_py_with = args::seed)] seed: Option<u64>,
+        on_text: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.get(py, "model")?;
         let (image, audio) = (image.map(File::of).transpose()?, audio.map(File::of).transpose()?);
@@ -97,7 +105,14 @@ impl PooledModel {
             max_new_tokens,
             min_new_tokens,
             threshold,
+            do_sample,
+            temperature,
+            top_k,
+            top_p,
+            seed,
         };
+        let raised = Arc::new(Mutex::new(None));
+        let in_callback = Arc::clone(&raised);
         // The run can wait for a connection of the pool, or for another caller that computes the same result.
         let model = model.clone();
         let ran = run_interruptible(py, "cotensor-model", move |is_wanted| {
@@ -115,8 +130,22 @@ impl PooledModel {
                 Some(File::Path(path)) => inputs.with_audio(&path)?,
                 Some(File::Bytes(bytes)) => inputs.with_audio_bytes(bytes)?,
             };
-            model.run_while(&user, &inputs, is_wanted)
+            let mut on_text = |piece: &str| {
+                let Some(on_text) = &on_text else { return Ok(()) };
+                // An interrupted caller does not read the text.
+                if !is_wanted() {
+                    return Err(Error::new(ErrorKind::Conflict, "the decoding was interrupted"));
+                }
+                Python::attach(|py| on_text.call1(py, (piece,))).map(drop).map_err(|error| {
+                    *lock(&in_callback) = Some(error);
+                    Error::new(ErrorKind::Conflict, "on_text raised an exception")
+                })
+            };
+            model.run_streaming_while(&user, &inputs, is_wanted, &mut on_text)
         })?;
+        if let Some(error) = lock(&raised).take() {
+            return Err(error);
+        }
         let interrupted = || Error::new(ErrorKind::Conflict, "the wait for a connection was interrupted");
         let ran = ran.and_then(|ran| ran.ok_or_else(interrupted)).or_raise(py)?;
         let result = report(py, || serde_json::to_string(&ran.report))?;

@@ -45,12 +45,8 @@ pub(crate) struct RunArgs {
     /// Name of a prompt of the model, for sentence embeddings [default: the model's default prompt].
     #[arg(long, value_name = "NAME")]
     pub(crate) prompt_name: Option<String>,
-    /// Maximum number of tokens to decode.
-    #[arg(long, value_name = "N")]
-    pub(crate) max_new_tokens: Option<usize>,
-    /// Number of tokens to decode before the end token counts.
-    #[arg(long, value_name = "N")]
-    pub(crate) min_new_tokens: Option<usize>,
+    #[command(flatten)]
+    pub(crate) decoding: DecodingArgs,
     /// Score above which an object counts, from 0 to 1 [default: 0.5].
     #[arg(long, value_name = "SCORE")]
     pub(crate) threshold: Option<f32>,
@@ -60,6 +56,52 @@ pub(crate) struct RunArgs {
     pub(crate) compare: bool,
     #[command(flatten)]
     pub(crate) sharing: SharingArgs,
+}
+
+/// How a text is decoded.
+#[derive(Args)]
+pub(crate) struct DecodingArgs {
+    /// Maximum number of tokens to decode.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// Number of tokens to decode before the end token counts.
+    #[arg(long, value_name = "N")]
+    pub(crate) min_new_tokens: Option<usize>,
+    /// Draw tokens, or choose the likeliest one [default: true if an option below is given, else as the model's
+    /// generation_config.json states].
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub(crate) do_sample: Option<bool>,
+    /// Divide the scores by this number before a token is drawn.
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Draw among this number of likeliest tokens; 0 for all.
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Draw among the likeliest tokens whose probabilities sum to this number.
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Seed of the draws: equal seeds give equal texts [default: 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Print the text while it is decoded, and nothing else; notices go to standard error.
+    #[arg(long, conflicts_with_all = ["json", "compare"])]
+    pub(crate) stream: bool,
+}
+
+impl DecodingArgs {
+    /// The options with their names, and whether each is given.
+    pub(crate) fn given(&self) -> [(&'static str, bool); 8] {
+        [
+            ("--max-new-tokens", self.max_new_tokens.is_some()),
+            ("--min-new-tokens", self.min_new_tokens.is_some()),
+            ("--do-sample", self.do_sample.is_some()),
+            ("--temperature", self.temperature.is_some()),
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p.is_some()),
+            ("--seed", self.seed.is_some()),
+            ("--stream", self.stream),
+        ]
+    }
 }
 
 /// Download a model from the hub into its cache.

@@ -2,12 +2,12 @@ use super::local::{runtime, show_downloads};
 use super::pipeline::{open_models, progress};
 use super::target::Target;
 use crate::args::RunArgs;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, report as warn};
 use cotensor::Runtime;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
-use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user};
+use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user, run_user_streaming};
 use cotensor_client::ClientStore;
 use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
@@ -66,8 +66,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let mut users = Vec::new();
     for user in &pipeline.users {
         steps.next(&format!("running {}", user.name));
-        let report = run_user(&models[&user.model], user, &inputs, &runtime.store().holder(&user.name));
-        users.push(report.map_err(|error| target.in_file(error))?);
+        let (model, holder) = (&models[&user.model], runtime.store().holder(&user.name));
+        let mut on_text = |piece: &str| {
+            if args.decoding.stream {
+                steps.finish();
+                print(piece)?;
+            }
+            Ok(())
+        };
+        let report = run_user_streaming(model, user, &inputs, &holder, &mut on_text);
+        users.push(report.map_err(|error| target.in_file(error))?.0);
     }
     let mut max_abs_diff = None;
     if args.compare {
@@ -84,6 +92,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let report = Report { pipeline: pipeline.name, users, max_abs_diff };
     if args.common.json {
         print_json(&report)?
+    } else if args.decoding.stream {
+        print("\n")?;
+        report.users.iter().flat_map(|user| &user.notices).for_each(|notice| warn(&format!("notice: {notice}")));
     } else {
         print(&in_text(&report))?
     }
@@ -173,7 +184,9 @@ fn in_words(answer: &Answer) -> String {
             shown.collect::<Vec<_>>().join("; ")
         }
         Answer::Embedding { width } => format!("an embedding of {width} dimensions"),
-        Answer::Transcript { text, tokens } => format!("{text:?} ({tokens} tokens)"),
+        Answer::Text { text, tokens, .. } | Answer::Transcript { text, tokens } => {
+            format!("{text:?} ({tokens} tokens)")
+        }
         Answer::Language { language, probability } => format!("{language} ({:.1} %)", 100.0 * probability),
     }
 }

@@ -38,11 +38,9 @@ impl<'a> Target<'a> {
             ("TASK", args.task.is_some()),
             ("--head", args.head.is_some()),
             ("--prompt-name", args.prompt_name.is_some()),
-            ("--max-new-tokens", args.max_new_tokens.is_some()),
-            ("--min-new-tokens", args.min_new_tokens.is_some()),
             ("--threshold", args.threshold.is_some()),
         ];
-        if let Some((option, _)) = options.into_iter().find(|(_, given)| *given) {
+        if let Some((option, _)) = options.into_iter().chain(args.decoding.given()).find(|(_, given)| *given) {
             return Err(Error::invalid("the users of a pipeline state this in its file").in_field(option));
         }
         if args.text.len() > 1 {
@@ -62,6 +60,9 @@ impl<'a> Target<'a> {
                 let name = path.to_str().ok_or_else(|| Error::invalid("not UTF-8").in_file(path))?;
                 let model = runtime.open(path)?;
                 let task = task(args, &model)?;
+                if args.decoding.stream && !task.answer.is_decoded() {
+                    return Err(Error::invalid(format!("{} decodes no text", task.name)).in_field("--stream"));
+                }
                 let own_texts = match (&task.answer, args.text.as_slice()) {
                     (AnswerKind::Scores, [_query, texts @ ..]) => texts,
                     (_, [] | [_]) => &[],
@@ -74,9 +75,14 @@ impl<'a> Target<'a> {
                     head: args.head.clone(),
                     texts: own_texts.to_vec(),
                     prompt_name: args.prompt_name.clone(),
-                    max_new_tokens: args.max_new_tokens,
-                    min_new_tokens: args.min_new_tokens,
                     threshold: args.threshold,
+                    max_new_tokens: args.decoding.max_new_tokens,
+                    min_new_tokens: args.decoding.min_new_tokens,
+                    do_sample: args.decoding.do_sample,
+                    temperature: args.decoding.temperature,
+                    top_k: args.decoding.top_k,
+                    top_p: args.decoding.top_p,
+                    seed: args.decoding.seed,
                 })
             }
         }

@@ -95,6 +95,17 @@ impl Value {
         }
     }
 
+    /// The truth value.
+    ///
+    /// # Errors
+    /// `Invalid` for anything else.
+    pub fn as_bool(&self) -> Result<bool, Error> {
+        match self {
+            Value::Bool(truth) => Ok(*truth),
+            other => Err(other.is_not("a bool")),
+        }
+    }
+
     /// The number. Converts an integer.
     ///
     /// # Errors

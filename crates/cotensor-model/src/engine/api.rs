@@ -1,4 +1,5 @@
 use super::output::{Output, OutputAllocator, OwnMemory};
+use super::state::{Keep, RunState, keep_arrays};
 use crate::graph::{Graph, Port};
 use crate::tensor::{Array, TensorRef};
 use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Result};
@@ -121,6 +122,28 @@ pub trait LoadedGraph: Send + Sync {
         outputs: &[&str],
         allocator: &dyn OutputAllocator,
     ) -> Result<Vec<Output>>;
+
+    /// As [`run`](LoadedGraph::run), with further inputs from `state`, and with outputs that stay in the engine as
+    /// inputs of later runs, of this graph or of another graph of the engine.
+    ///
+    /// Every value of `state` that is an input of the graph and not in `inputs` is read. If the run keeps an output for
+    /// the same input, the engine gets the value and may extend it in place; otherwise the value stays. An engine that
+    /// copies a value counts its bytes in the state. After an error the state is incomplete.
+    ///
+    /// An engine without a form of its own keeps arrays, and copies them.
+    ///
+    /// # Errors
+    /// As [`run`](LoadedGraph::run); `Invalid` for a state of another engine.
+    fn run_keeping(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        state: &mut RunState,
+        keep: &[Keep<'_>],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>> {
+        keep_arrays(self, inputs, outputs, state, keep, allocator)
+    }
 
     /// Runs the graph without a store: the outputs are arrays in host memory.
     ///

@@ -10,6 +10,7 @@ mod ort;
 mod output;
 mod registry;
 mod rten;
+mod state;
 
 pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
 pub use engines::{AUTO, Engines};
@@ -18,3 +19,4 @@ pub use ort::{OrtEngine, search_python};
 pub use output::{Output, OutputAllocator, OutputSpec, OwnMemory};
 pub use registry::{names, open};
 pub use rten::RtenEngine;
+pub use state::{Keep, RunState, keep_arrays};

@@ -57,6 +57,9 @@ pub trait OutputAllocator {
 
     /// Counts the conversion of an input or output to another element type. `bytes` is the size of the result.
     fn record_conversion(&self, name: &str, bytes: usize);
+
+    /// Counts bytes that the engine copied in a [`RunState`](super::RunState).
+    fn record_state_copy(&self, bytes: u64);
 }
 
 /// An allocator that leaves every output in the memory of the engine.
@@ -80,6 +83,12 @@ impl OutputAllocator for OwnMemory<'_> {
     fn record_conversion(&self, name: &str, bytes: usize) {
         if let Some(counter) = self.counter {
             counter.record_conversion(name, bytes);
+        }
+    }
+
+    fn record_state_copy(&self, bytes: u64) {
+        if let Some(counter) = self.counter {
+            counter.record_state_copy(bytes);
         }
     }
 }

@@ -152,7 +152,13 @@ impl Graph {
             opset_import: self.model.opset_import.clone(),
             ..ModelProto::default()
         };
-        model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
+        let encoded = model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))?;
+        let mut has_subgraphs = false;
+        self.visit_nodes(&mut |node| has_subgraphs |= node.attribute.iter().any(|attribute| attribute.g.is_some()));
+        if !has_subgraphs {
+            return Ok(encoded);
+        }
+        wire::name_subgraphs(&encoded).ok_or_else(|| Error::corrupt("not a model").in_file(&self.path))
     }
 
     /// The imported operator sets: domain (empty for ONNX's own) and version.

@@ -5,7 +5,7 @@ use crate::folder::{FolderStamp, ModelFolder, changed};
 use crate::graph::{BlockEnd, EncoderSize, Graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, Kind, Result};
-use cotensor_preprocess::family::{BlockFields, Family, LOGITS, StageDef, family_of};
+use cotensor_preprocess::family::{BlockFields, Family, LOGITS, StageDef, Variant, family_of, variant};
 use cotensor_preprocess::{
     AudioProcessor, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor, find_json,
 };
@@ -37,6 +37,7 @@ pub struct Model {
     stamp: FolderStamp,
     family: &'static Family,
     config: serde_json::Value,
+    variant: Option<&'static Variant>,
     source: StageSource,
     stages: Mutex<HashMap<String, Arc<Stage>>>,
     text: OnceLock<TextProcessor>,
@@ -55,6 +56,16 @@ impl Model {
     /// `NotFound` without a config.json, `Corrupt` when it is not a JSON object, `Invalid` without a `model_type`,
     /// `Unsupported` for an unknown family.
     pub fn open(folder: &Path, source: StageSource) -> Result<Self> {
+        Self::open_variant(folder, source, None)
+    }
+
+    /// As [`open`](Self::open), with the graphs of one [variant](cotensor_preprocess::family::variants), such as `fp16`.
+    /// `None` uses for each stage the first variant whose file exists.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `Invalid` for an unknown variant.
+    pub fn open_variant(folder: &Path, source: StageSource, name: Option<&str>) -> Result<Self> {
+        let variant = name.map(variant).transpose()?;
         let path = folder.join(CONFIG_FILE);
         let stamp = FolderStamp::of(folder)?;
         let config = find_json(&ModelFolder::new(folder), CONFIG_FILE)?;
@@ -68,6 +79,7 @@ impl Model {
             stamp,
             family,
             config,
+            variant,
             source,
             stages: Mutex::default(),
             text: OnceLock::new(),
@@ -201,11 +213,12 @@ impl Model {
     /// The error for a missing head. It lists the heads of the model: the graphs in `onnx/` that are not stages of the
     /// family.
     pub(crate) fn no_head(&self) -> Error {
-        let stages: Vec<&str> = self.family.stages.iter().flat_map(|stage| &stage.files).map(String::as_str).collect();
+        let stages: Vec<String> =
+            self.family.stages.iter().flat_map(|stage| stage.candidates(None)).map(|(file, _)| file).collect();
         let files = std::fs::read_dir(self.folder.join("onnx")).into_iter().flatten().flatten();
         let names = files.filter_map(|file| file.file_name().into_string().ok());
         let mut heads: Vec<String> = names
-            .filter(|name| !stages.contains(&format!("onnx/{name}").as_str()))
+            .filter(|name| !stages.contains(&format!("onnx/{name}")))
             .filter_map(|name| name.strip_suffix(".onnx").map(str::to_owned))
             .take(HEADS_SHOWN_MAX)
             .collect();
@@ -286,11 +299,19 @@ impl Model {
         Ok(EncoderSize { layers: number(&fields.layers)?, width: number(&fields.width)? })
     }
 
+    /// Whether the folder has the graph of a stage.
+    pub(crate) fn has_graph(&self, role: &str) -> bool {
+        self.family.stage(role).is_ok_and(|def| self.graph_file(def).is_ok())
+    }
+
     /// The file of a stage's graph, and whether it holds the whole model.
     fn graph_file(&self, def: &StageDef) -> Result<(PathBuf, bool)> {
-        let found = def.graph_file(None, |file| self.folder.join(file).is_file());
+        let found = def.graph_file(self.variant, |file| self.folder.join(file).is_file());
         found.map(|(file, is_whole)| (self.folder.join(file), is_whole)).ok_or_else(|| {
-            let expected = def.files.join(" or ");
+            let expected = match self.variant {
+                None => def.files.join(" or "),
+                only => def.candidates(only).map(|(file, _)| file).collect::<Vec<_>>().join(" or "),
+            };
             Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
         })
     }

@@ -50,7 +50,16 @@ pub enum Answer {
         /// The number of dimensions.
         width: usize,
     },
-    /// Decoded text.
+    /// Text that a decoder wrote.
+    Text {
+        /// The text. A continuation does not repeat the prompt.
+        text: String,
+        /// The number of decoded tokens.
+        tokens: usize,
+        /// The number of tokens of the text that the model read.
+        prompt_tokens: usize,
+    },
+    /// The text of speech.
     Transcript {
         /// The text.
         text: String,
@@ -92,6 +101,12 @@ pub struct Output {
 impl Output {
     pub(crate) fn new(name: &str, shape: &[usize], values: &[f32]) -> Self {
         Self { name: name.to_owned(), shape: shape.to_vec(), values: values.to_vec() }
+    }
+
+    /// The decoded tokens.
+    pub(crate) fn of_tokens(tokens: &[i64]) -> Self {
+        let values: Vec<f32> = tokens.iter().map(|&token| token as f32).collect();
+        Self::new("tokens", &[tokens.len()], &values)
     }
 
     /// The largest absolute difference of an element; infinite when shapes differ or one of two elements is NaN.

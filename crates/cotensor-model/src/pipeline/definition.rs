@@ -1,3 +1,4 @@
+use super::decode::{NEW_TOKENS_MAX, Request};
 use crate::folder::read_bounded;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{AnswerKind, Family, Task, TextLimit};
@@ -11,8 +12,6 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const USERS_MAX: usize = 256;
 /// The most texts of a user.
 const TEXTS_MAX: usize = 1024;
-/// The most tokens that a user may request from a decoder.
-pub(super) const NEW_TOKENS_MAX: usize = 448;
 
 /// A pipeline, as described by a TOML file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -27,7 +26,7 @@ pub struct Pipeline {
 }
 
 /// One user of a model.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct User {
     /// The name, unique in the pipeline.
@@ -55,6 +54,22 @@ pub struct User {
     /// The score above which an object is part of the answer, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f32>,
+    /// Whether tokens are drawn. Without it, they are drawn if another option of sampling is given, or if the model's
+    /// generation_config.json wants it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub do_sample: Option<bool>,
+    /// The scores are divided by it before a token is drawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f32>,
+    /// The number of likeliest tokens among which one is drawn; 0 for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<usize>,
+    /// Tokens are drawn among the likeliest whose probabilities sum to this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f32>,
+    /// The seed of the draws; 0 if none is given. Equal seeds give equal texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
 }
 
 impl Pipeline {
@@ -120,6 +135,20 @@ impl User {
         family.reads(task, medium) && !(own_texts && medium == "text")
     }
 
+    /// What the user requests of a decoding.
+    pub(super) fn request(&self) -> Request<'_> {
+        Request {
+            user: &self.name,
+            max_new_tokens: self.max_new_tokens,
+            min_new_tokens: self.min_new_tokens,
+            do_sample: self.do_sample,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed,
+        }
+    }
+
     /// Checks the bounds of lists and counts. `field` names the user in errors.
     pub(super) fn check_limits(&self, field: &str) -> Result<()> {
         if self.texts.len() > TEXTS_MAX {
@@ -150,9 +179,16 @@ impl User {
         if self.head.is_some() && !task.head {
             return refuse("head", "has no head");
         }
-        let decodes = task.answer == AnswerKind::Transcript;
-        if (self.max_new_tokens.is_some() || self.min_new_tokens.is_some()) && !decodes {
-            return refuse("max_new_tokens", "decodes no text");
+        let of_decoding = [
+            ("max_new_tokens", self.max_new_tokens.is_some() || self.min_new_tokens.is_some()),
+            ("do_sample", self.do_sample.is_some()),
+            ("temperature", self.temperature.is_some()),
+            ("top_k", self.top_k.is_some()),
+            ("top_p", self.top_p.is_some()),
+            ("seed", self.seed.is_some()),
+        ];
+        if let Some((option, _)) = of_decoding.into_iter().find(|(_, given)| *given && !task.answer.is_decoded()) {
+            return refuse(option, "decodes no text");
         }
         if self.prompt_name.is_some() && task.answer != AnswerKind::Sentence {
             return refuse("prompt_name", "reads no prompt");

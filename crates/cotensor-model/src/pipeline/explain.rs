@@ -1,6 +1,7 @@
 //! Explains which users of a pipeline share which stages, and why other stages are not shared.
 
 use super::definition::{Pipeline, User};
+use super::writing::run_roles;
 use crate::model::{Model, Runtime};
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Hasher, Result};
@@ -88,7 +89,7 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
         let model = runtime.open_relative(Path::new(&user.model), base)?;
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         user.check_task(task)?;
-        for role in &task.stages {
+        for role in run_roles(&model, task) {
             let mut sources: Vec<String> = model.family().stage(role)?.inputs.values().cloned().collect();
             let stage = model.stage(role)?;
             if let Some((before, input)) = stage.before() {

@@ -1,11 +1,10 @@
 //! Pipelines: several users, each a model and a task, on the same input.
 
 mod answer;
+pub mod decode;
 mod default_task;
 mod definition;
 mod explain;
-pub mod generate;
-mod generation_config;
 mod inputs;
 mod objects;
 mod outputs;
@@ -13,7 +12,10 @@ mod report;
 mod rerank;
 mod run;
 mod similarity;
+mod speech;
 mod task;
+mod text;
+mod writing;
 
 pub use answer::{Answer, Object, Output};
 pub use default_task::default_task;
@@ -21,4 +23,5 @@ pub use definition::{Pipeline, User};
 pub use explain::{Explanation, StageUse, explain};
 pub use inputs::Inputs;
 pub use report::{Constant, StageReport, UserReport};
-pub use task::{run_user, run_user_keeping};
+pub use task::{run_user, run_user_keeping, run_user_streaming};
+pub use writing::OnText;

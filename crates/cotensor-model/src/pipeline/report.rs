@@ -53,12 +53,15 @@ pub struct StageReport {
     pub load_ms: f64,
     /// Milliseconds for running, or for waiting for the result.
     pub run_ms: f64,
+    /// The bytes of a decoder's cache that the engine copied between runs.
+    #[serde(default)]
+    pub cache_copied_bytes: u64,
 }
 
 impl StageReport {
     /// A report on a preparation, with zero times.
     pub(super) fn without_stage(role: &str, signature: &str, computed: bool) -> Self {
         let (role, signature) = (role.to_owned(), signature.to_owned());
-        Self { role, signature, space: None, computed, load_ms: 0.0, run_ms: 0.0 }
+        Self { role, signature, space: None, computed, load_ms: 0.0, run_ms: 0.0, cache_copied_bytes: 0 }
     }
 }

@@ -161,6 +161,7 @@ impl<'a> Run<'a> {
             (tokenizer.encode_to(texts, length)?, 0)
         };
         self.note_texts(texts, texts, &batch, start);
+        self.set_texts(&batch);
         Ok(Text { batch, prompt_tokens })
     }
 
@@ -170,10 +171,27 @@ impl<'a> Run<'a> {
         let start = Instant::now();
         let batch = tokenizer.encode_pairs(&[(query, text)], fixed_length(def, stage))?;
         self.note_texts(&[query, text], &[text], &batch, start);
+        self.set_texts(&batch);
         Ok(())
     }
 
-    /// Reports tokenized texts and sets them as the next input. `rows` names each row of the batch in notices.
+    /// The token ids of a text that a decoder continues.
+    pub(super) fn encode_text(&mut self, text: &str) -> Result<Vec<i64>> {
+        let tokenizer = self.tokenizer()?;
+        let start = Instant::now();
+        let batch = tokenizer.encode(&[text])?;
+        self.note_texts(&[text], &[text], &batch, start);
+        Ok(batch.ids.as_i64()?.to_vec())
+    }
+
+    /// Sets tokenized texts as the next input.
+    fn set_texts(&mut self, batch: &TokenBatch) {
+        self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
+        self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
+        self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
+    }
+
+    /// Reports tokenized texts. `rows` names each row of the batch in notices.
     fn note_texts(&mut self, texts: &[&str], rows: &[&str], batch: &TokenBatch, start: Instant) {
         let signature = format!("text:{}", ContentHash::of(texts.join("\n").as_bytes()).short());
         self.note_prepared("text", &signature, true, start);
@@ -181,9 +199,6 @@ impl<'a> Run<'a> {
             let start: String = text.chars().take(32).collect();
             self.notice(format!("the text {start:?}… is longer than the model reads and was truncated"));
         }
-        self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
-        self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
-        self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
     }
 
     /// Adds a notice about a change of the inputs.
@@ -223,6 +238,7 @@ impl<'a> Run<'a> {
             computed: false,
             load_ms: milliseconds(start.elapsed()),
             run_ms: 0.0,
+            cache_copied_bytes: 0,
         });
     }
 
@@ -261,6 +277,7 @@ impl<'a> Run<'a> {
                     computed: false,
                     load_ms: 0.0,
                     run_ms: 0.0,
+                    cache_copied_bytes: 0,
                 });
                 let last = self.stages.len() - 1;
                 &mut self.stages[last]
@@ -283,16 +300,26 @@ fn fixed_length(def: &StageDef, stage: &Stage) -> Option<usize> {
     port.dims.as_ref()?.get(1).copied().flatten()
 }
 
+impl Run<'_> {
+    /// Reports a decoding: its time under the stage that reads single tokens, with the bytes of the cache that the
+    /// engine copied.
+    pub(super) fn note_decoding(&mut self, [prompt, step]: [&Stage; 2], run: &StageRun, signature: &str, copied: u64) {
+        self.note(step, run, signature);
+        for report in self.stages.iter_mut().filter(|report| report.signature.is_empty() && report.role == prompt.role)
+        {
+            (report.signature, report.computed) = (signature.to_owned(), run.computed);
+        }
+        if let Some(report) = self.stages.iter_mut().rfind(|report| report.role == step.role) {
+            report.cache_copied_bytes = copied;
+        }
+    }
+}
+
 /// A tokenized text.
 pub(super) struct Text {
     pub(super) batch: TokenBatch,
     /// The number of tokens of the prompt of sentence-transformers, at the beginning.
     pub(super) prompt_tokens: usize,
-}
-
-/// Token ids as a value `[1, tokens]`.
-pub(super) fn token_value(tokens: &[i64]) -> Result<Value> {
-    Array::i64([1, tokens.len()], tokens.to_vec()).map(Value::from)
 }
 
 fn milliseconds(time: Duration) -> f64 {

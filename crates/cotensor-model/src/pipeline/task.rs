@@ -2,11 +2,12 @@
 
 use super::answer::{Answer, Output, argmax, best, labelled, read};
 use super::definition::User;
-use super::generate;
 use super::inputs::Inputs;
 use super::outputs::{check_architecture, head_output, output_of};
 use super::report::UserReport;
 use super::run::{Run, Text};
+use super::writing::OnText;
+use super::{speech, text};
 use crate::model::{Labels, Model, OWN_HEAD};
 use crate::stage::Stage;
 use crate::tensor::Value;
@@ -38,13 +39,28 @@ pub fn run_user_keeping(
     inputs: &Inputs,
     holder: &Holder,
 ) -> Result<(UserReport, BTreeMap<&'static str, Lease>)> {
+    run_user_streaming(model, user, inputs, holder, &mut |_| Ok(()))
+}
+
+/// As [`run_user_keeping`]; `on_text` gets the text of a task that decodes, piece by piece, while it is decoded.
+///
+/// # Errors
+/// As [`run_user`]; the errors of `on_text`, which stop the decoding.
+pub fn run_user_streaming(
+    model: &Model,
+    user: &User,
+    inputs: &Inputs,
+    holder: &Holder,
+    on_text: &mut OnText<'_>,
+) -> Result<(UserReport, BTreeMap<&'static str, Lease>)> {
     let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
     user.check_limits(&user.name)?;
     user.check_task(task)?;
     let mut run = Run::new(model, holder);
     let (answer, outputs) = match task.answer {
-        AnswerKind::Transcript => generate::transcribe(&mut run, user, inputs)?,
-        AnswerKind::Language => generate::identify_language(&mut run, inputs)?,
+        AnswerKind::Text => text::write(&mut run, task, user, inputs, on_text)?,
+        AnswerKind::Transcript => speech::transcribe(&mut run, task, user, inputs, on_text)?,
+        AnswerKind::Language => speech::identify_language(&mut run, task, user, inputs)?,
         AnswerKind::Scores => run.rerank(task, user, inputs)?,
         _ => run.encode_and_answer(task, user, inputs)?,
     };
@@ -181,7 +197,7 @@ impl Run<'_> {
             AnswerKind::Embedding => embedding("embedding", normalized(&read(None)?.1)),
             AnswerKind::Similarity => self.similarity(task, user, inputs)?,
             AnswerKind::Objects => self.objects(task, user, inputs)?,
-            AnswerKind::Transcript | AnswerKind::Language | AnswerKind::Scores => {
+            AnswerKind::Text | AnswerKind::Transcript | AnswerKind::Language | AnswerKind::Scores => {
                 return Err(Error::invalid("this task has a loop of its own"));
             }
         })

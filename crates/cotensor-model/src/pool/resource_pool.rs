@@ -1,7 +1,7 @@
 use super::devices::{DeviceChoice, HardwarePreferences};
 use super::permits::{Permit, Permits};
 use crate::model::{Model, Runtime};
-use crate::pipeline::{Inputs, User, UserReport, run_user_keeping};
+use crate::pipeline::{Inputs, OnText, User, UserReport, run_user_streaming};
 use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
 use cotensor_preprocess::family::{family_of, kinds_by_name};
 use cotensor_sharing::TensorSharingManager;
@@ -159,9 +159,9 @@ impl PooledModel {
     /// Runs the task of `user`. Waits for a free connection of the pool.
     ///
     /// # Errors
-    /// As [`run_user_keeping`].
+    /// As [`run_user_streaming`].
     pub fn run(&self, user: &User, inputs: &Inputs) -> Result<PooledResult> {
-        self.run_with(&self.permits.acquire(), user, inputs)
+        self.run_with(&self.permits.acquire(), user, inputs, &mut |_| Ok(()))
     }
 
     /// As [`run`](Self::run), but waits only while `wanted` returns true, and returns `None` afterwards. The pool calls
@@ -170,12 +170,32 @@ impl PooledModel {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn run_while(&self, user: &User, inputs: &Inputs, wanted: &dyn Fn() -> bool) -> Result<Option<PooledResult>> {
-        self.permits.acquire_while(wanted).map(|permit| self.run_with(&permit, user, inputs)).transpose()
+        self.run_streaming_while(user, inputs, wanted, &mut |_| Ok(()))
     }
 
-    fn run_with(&self, _permit: &Permit, user: &User, inputs: &Inputs) -> Result<PooledResult> {
+    /// As [`run_while`](Self::run_while); `on_text` gets the text of a task that decodes, piece by piece.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); the errors of `on_text`, which stop the decoding.
+    pub fn run_streaming_while(
+        &self,
+        user: &User,
+        inputs: &Inputs,
+        wanted: &dyn Fn() -> bool,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Option<PooledResult>> {
+        self.permits.acquire_while(wanted).map(|permit| self.run_with(&permit, user, inputs, on_text)).transpose()
+    }
+
+    fn run_with(
+        &self,
+        _permit: &Permit,
+        user: &User,
+        inputs: &Inputs,
+        on_text: &mut OnText<'_>,
+    ) -> Result<PooledResult> {
         let holder = self.runtime.store().holder(&user.name);
-        let (report, output_tensors) = run_user_keeping(&self.model, user, inputs, &holder)?;
+        let (report, output_tensors) = run_user_streaming(&self.model, user, inputs, &holder, on_text)?;
         Ok(PooledResult { report, output_tensors })
     }
 }

@@ -146,6 +146,11 @@ impl OutputAllocator for StoreOutputs<'_> {
     fn record_conversion(&self, name: &str, bytes: usize) {
         self.computation.store.record_copy(name, CopyReason::EngineConversion, bytes);
     }
+
+    fn record_state_copy(&self, bytes: u64) {
+        let name = self.computation.labels.first().map_or("state", String::as_str);
+        self.computation.store.record_copy(name, CopyReason::EngineState, bytes as usize);
+    }
 }
 
 /// An output on its way into the store.

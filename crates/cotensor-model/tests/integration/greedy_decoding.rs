@@ -1,18 +1,19 @@
 //! Greedy decoding gives the tokens of the reference implementation with the same weights.
 
+use cotensor_core::{Error, ErrorKind};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, OwnMemory, RtenEngine};
-use cotensor_model::pipeline::generate::{Decoder, Limits, greedy};
-use cotensor_model::tensor::Array;
-use cotensor_model::tensor::Value;
+use cotensor_model::family::family_of;
+use cotensor_model::pipeline::decode::{Decoder, DecoderGraph, Prompt, Settings, decode};
+use cotensor_model::tensor::{Array, Value};
 use cotensor_store::EmbeddedStore;
 use safetensors::SafeTensors;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Not a token of the fixture: decoding continues to the maximum.
-const NO_END: i64 = -1;
+/// The bytes of the cache that one token adds: 2 layers, keys and values, 32 elements of 4 bytes.
+const ROW_BYTES: u64 = 2 * 2 * 32 * 4;
 
 struct Fixture {
     folder: PathBuf,
@@ -39,8 +40,17 @@ fn fixture() -> Fixture {
     Fixture { folder, prompt: ids("prompt"), tokens, features }
 }
 
-fn limits(min: usize, max: usize, end: i64) -> Limits {
-    Limits { min, max, end }
+/// Whisper's decoder on two graphs.
+fn decoder<'a>(graphs: [&'a dyn LoadedGraph; 2], values: &'a HashMap<String, Value>) -> Decoder<'a> {
+    let family = family_of("whisper").unwrap();
+    let half = |graph, role| DecoderGraph { graph, def: family.stage(role).unwrap() };
+    let def = family.decoder.as_ref().unwrap();
+    let [prompt, step] = graphs;
+    Decoder { def, prompt: half(prompt, "decoder"), step: half(step, "decoder_with_past"), values, embed: None }
+}
+
+fn encoded(value: Value) -> HashMap<String, Value> {
+    HashMap::from([("encoder.last_hidden_state".to_owned(), value)])
 }
 
 #[test]
@@ -50,26 +60,96 @@ fn tokens_equal_the_reference_without_a_store() {
     let open = |name: &str| -> Arc<dyn LoadedGraph> {
         engine.load_file(&fixture.folder.join(format!("onnx/{name}.onnx")), FileMode::Read).unwrap()
     };
-    let (decoder, with_past) = (open("decoder_model"), open("decoder_with_past_model"));
+    let (prompt, step) = (open("decoder_model"), open("decoder_with_past_model"));
     let inputs = [("input_features", fixture.features.tensor().unwrap())];
-    let encoded = open("encoder_model").run_alone(&inputs, &["last_hidden_state"]).unwrap().remove(0);
-    let encoded = Value::from(encoded);
-    let decode = |limits: Limits, forbidden: &dyn Fn(usize, i64) -> bool| {
-        let graphs = Decoder { prompt: &*decoder, step: &*with_past };
-        greedy(&graphs, &fixture.prompt, &encoded, &limits, forbidden, &OwnMemory::default()).unwrap()
+    let values = encoded(open("encoder_model").run_alone(&inputs, &["last_hidden_state"]).unwrap().remove(0).into());
+    let decoder = decoder([&*prompt, &*step], &values);
+    let memory = OwnMemory::default();
+    let start = Prompt::of_ids(fixture.prompt.clone());
+    let tokens = |settings: &Settings| {
+        let (state, scores) = decoder.start(&start, 448, &memory).unwrap();
+        let mut seen = Vec::new();
+        let mut on_token = |token| {
+            seen.push(token);
+            Ok(())
+        };
+        let decoded = decode(state, scores, &start.ids, settings, &mut on_token, &memory).unwrap();
+        assert_eq!(decoded.tokens, seen, "each token is given as soon as it is chosen");
+        decoded
     };
     let all = fixture.tokens.len();
-    assert_eq!(decode(limits(0, all, NO_END), &|_, _| false), fixture.tokens);
+    let whole = tokens(&Settings::greedy(all));
+    assert_eq!(whole.tokens, fixture.tokens);
+    // The cache of the prompt gets room once. No step copies it.
+    assert_eq!(whole.copied_bytes, fixture.prompt.len() as u64 * ROW_BYTES);
 
     // Limits and forbidden tokens.
-    assert_eq!(decode(limits(0, 5, NO_END), &|_, _| false), fixture.tokens[..5]);
+    assert_eq!(tokens(&Settings::greedy(5)).tokens, fixture.tokens[..5]);
     let end = fixture.tokens[3];
-    assert_eq!(decode(limits(0, all, end), &|_, _| false), fixture.tokens[..3], "the end token is omitted");
-    let longer = decode(limits(6, all, end), &|_, _| false);
+    let ending = Settings { ends: vec![end], ..Settings::greedy(all) };
+    assert_eq!(tokens(&ending).tokens, fixture.tokens[..3], "the end token is omitted");
+    let longer = tokens(&Settings { min: 6, ..ending }).tokens;
     assert!(longer.len() >= 6 && longer[..3] == fixture.tokens[..3] && !longer.contains(&end), "{longer:?}");
     let first = fixture.tokens[0];
-    let other = decode(limits(0, 2, NO_END), &|step, token| step == 0 && token == first);
+    let other = tokens(&Settings { suppressed_first: vec![first], ..Settings::greedy(2) }).tokens;
     assert_ne!(other[0], first);
+
+    // A caller stops the decoding.
+    let (state, scores) = decoder.start(&start, 448, &memory).unwrap();
+    let mut left = 2;
+    let mut stop = |_| {
+        left -= 1;
+        if left == 0 { Err(Error::new(ErrorKind::Conflict, "stopped")) } else { Ok(()) }
+    };
+    let stopped = decode(state, scores, &start.ids, &Settings::greedy(all), &mut stop, &memory);
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Conflict);
+}
+
+#[test]
+fn cache_of_a_stored_prompt_is_continued() {
+    let fixture = fixture();
+    let engine = RtenEngine::new(Some(2));
+    let open = |name: &str| -> Arc<dyn LoadedGraph> {
+        engine.load_file(&fixture.folder.join(format!("onnx/{name}.onnx")), FileMode::Read).unwrap()
+    };
+    let (prompt, step) = (open("decoder_model"), open("decoder_with_past_model"));
+    let inputs = [("input_features", fixture.features.tensor().unwrap())];
+    let values = encoded(open("encoder_model").run_alone(&inputs, &["last_hidden_state"]).unwrap().remove(0).into());
+    let decoder = decoder([&*prompt, &*step], &values);
+    let memory = OwnMemory::default();
+    let start = Prompt::of_ids(fixture.prompt.clone());
+    let read = decoder.read_prompt(&start, &memory).unwrap();
+    let read: Vec<Value> = read.into_iter().map(|output| output.into_array().unwrap().into()).collect();
+    for _ in 0..2 {
+        let (state, scores) = decoder.resume(&read, start.rows(), 448).unwrap();
+        let settings = Settings::greedy(fixture.tokens.len());
+        let decoded = decode(state, scores, &start.ids, &settings, &mut |_| Ok(()), &memory).unwrap();
+        assert_eq!(decoded.tokens, fixture.tokens);
+        // The engine copies what it extends, and reads the encoder's part in place.
+        assert_eq!(decoded.copied_bytes, fixture.prompt.len() as u64 * ROW_BYTES);
+    }
+    assert_eq!(decoder.resume(&read[1..], 4, 448).err().unwrap().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn graphs_that_do_not_fit_are_refused() {
+    let fixture = fixture();
+    let engine = RtenEngine::new(Some(1));
+    let open = |name: &str| -> Arc<dyn LoadedGraph> {
+        engine.load_file(&fixture.folder.join(format!("onnx/{name}.onnx")), FileMode::Read).unwrap()
+    };
+    let (prompt, step) = (open("decoder_model"), open("decoder_with_past_model"));
+    let values = encoded(Array::f32([1, 3, 32], vec![0.5; 96]).unwrap().into());
+    let start = |graphs, values| {
+        let decoder = decoder(graphs, values);
+        decoder.start(&Prompt::of_ids(fixture.prompt.clone()), 448, &OwnMemory::default()).map(drop)
+    };
+    let error = start([&*prompt, &*prompt], &values).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("with past"), "{error}");
+    let error = start([&*step, &*step], &values).unwrap_err();
+    assert!(error.kind() == ErrorKind::Corrupt && error.field().unwrap().contains(".encoder."), "{error}");
+    let error = start([&*prompt, &*step], &HashMap::new()).unwrap_err();
+    assert!(error.to_string().contains("encoder.last_hidden_state"), "{error}");
 }
 
 #[test]
@@ -81,12 +161,15 @@ fn tokens_equal_the_reference_with_a_store() {
     let holder = runtime.store().holder("greedy");
     let encoder = stage("encoder");
     let mut run = encoder.run(&[("input_features", &fixture.features)], &["last_hidden_state"], &holder).unwrap();
-    let encoded = run.outputs.remove(0);
-    assert!(encoded.lease().is_some(), "the decoder reads the encoder's output in the store");
-    let (decoder, with_past) = (stage("decoder"), stage("decoder_with_past"));
-    let limits = limits(0, fixture.tokens.len(), NO_END);
-    let graphs = Decoder { prompt: &**decoder.graph(), step: &**with_past.graph() };
+    let encoder_output = run.outputs.remove(0);
+    assert!(encoder_output.lease().is_some(), "the decoder reads the encoder's output in the store");
+    let (prompt, step) = (stage("decoder"), stage("decoder_with_past"));
+    let values = encoded(encoder_output);
+    let decoder = decoder([&**prompt.graph(), &**step.graph()], &values);
     let memory = OwnMemory::default();
-    let tokens = greedy(&graphs, &fixture.prompt, &encoded, &limits, |_, _| false, &memory).unwrap();
-    assert_eq!(tokens, fixture.tokens);
+    let start = Prompt::of_ids(fixture.prompt.clone());
+    let (state, scores) = decoder.start(&start, 448, &memory).unwrap();
+    let settings = Settings::greedy(fixture.tokens.len());
+    let decoded = decode(state, scores, &start.ids, &settings, &mut |_| Ok(()), &memory).unwrap();
+    assert_eq!(decoded.tokens, fixture.tokens);
 }

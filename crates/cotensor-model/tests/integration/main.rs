@@ -19,4 +19,5 @@ mod similarity;
 mod sounds;
 mod stage_references;
 mod support;
+mod text_generation;
 mod trunk_and_head;

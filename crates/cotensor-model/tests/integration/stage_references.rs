@@ -126,3 +126,17 @@ fn image_sides_of_blip_and_llava_match_the_reference() {
     check("blip", &["vision_model"]);
     check("llava", &["vision_encoder"]);
 }
+
+#[test]
+fn text_to_text_stages_match_the_reference() {
+    for family in ["t5", "bart"] {
+        check(family, &["encoder_model", "decoder_model", "decoder_with_past_model"]);
+    }
+}
+
+#[test]
+fn causal_stages_match_the_reference() {
+    for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
+        check(family, &["model"]);
+    }
+}

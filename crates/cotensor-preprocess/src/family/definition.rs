@@ -28,6 +28,9 @@ pub struct Family {
     /// How similarities become probabilities, for families with two towers of one space.
     #[serde(default)]
     pub similarity: Option<Similarity>,
+    /// How the decoder's graphs work together, for a family that writes text.
+    #[serde(default)]
+    pub decoder: Option<DecoderDef>,
     /// The stages; empty for a family that is known but cannot run yet.
     #[serde(default, rename = "stage")]
     pub stages: Vec<StageDef>,
@@ -72,6 +75,43 @@ pub struct StageDef {
     /// Whether texts are filled up to the most tokens that the tokenizer gives, as the family was trained.
     #[serde(default)]
     pub fills_texts: bool,
+}
+
+/// The decoder of a family: its graphs, and the outputs that one run keeps for the next.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecoderDef {
+    /// The forms in which exports have the decoder, each with the roles of its graphs: one graph that reads the prompt
+    /// and later tokens, or one for the prompt and one for later tokens. The first form whose files exist is used.
+    pub forms: Vec<Vec<String>>,
+    /// The beginning of the names of inputs that read values of earlier runs.
+    #[serde(default = "past")]
+    pub past: String,
+    /// The beginning of the names of the outputs with these values; the rest of the name is equal.
+    #[serde(default = "present")]
+    pub present: String,
+    /// A part of the names of values that the first run makes and later runs only read.
+    #[serde(default = "fixed")]
+    pub fixed: String,
+    /// The role of the graph that embeds tokens, for graphs that read embeddings.
+    #[serde(default)]
+    pub embed: Option<String>,
+    /// Fields of config.json with the number of positions; the first that exists counts. Empty for a model whose
+    /// positions are not limited.
+    #[serde(default)]
+    pub positions: Vec<String>,
+}
+
+fn past() -> String {
+    "past_key_values.".to_owned()
+}
+
+fn present() -> String {
+    "present.".to_owned()
+}
+
+fn fixed() -> String {
+    ".encoder.".to_owned()
 }
 
 /// How the cosine similarity of two embeddings becomes a probability: of the logit `cosine * exp(scale) + bias`. Scale
@@ -144,18 +184,6 @@ impl StageDef {
         self.inputs.values().any(|source| source.split('.').next() == Some(medium))
     }
 
-    /// The file of the graph, and whether it holds the whole model: the first candidate for which `has_file` is true, in
-    /// `variant` (`fp16`: `model_fp16.onnx`).
-    pub fn graph_file(&self, variant: Option<&str>, has_file: impl Fn(&str) -> bool) -> Option<(String, bool)> {
-        let candidates = self.files.iter().map(|file| (file, false));
-        let candidates = candidates.chain(self.whole_files.iter().map(|file| (file, true)));
-        let files = candidates.map(|(file, is_whole)| match (variant, file.strip_suffix(".onnx")) {
-            (Some(variant), Some(stem)) => (format!("{stem}_{variant}.onnx"), is_whole),
-            _ => (file.clone(), is_whole),
-        });
-        files.into_iter().find(|(file, _)| has_file(file))
-    }
-
     /// The name of the first output in a graph; `has_output` tells whether the graph has an output of a name.
     pub fn trunk_output(&self, has_output: impl Fn(&str) -> bool) -> Option<&str> {
         let names = self.outputs.first().into_iter().chain(&self.output_aliases);
@@ -182,6 +210,39 @@ impl Family {
     pub fn similarity(&self) -> Result<&Similarity> {
         let found = self.similarity.as_ref();
         found.ok_or_else(|| Error::unsupported(format!("the {} family has no similarity to texts", self.title)))
+    }
+
+    /// The roles of the stages of a task, in order. `has_graph` tells whether the model has the graph of a role. If the
+    /// model has the decoder in another form than the task names, the roles are those of that form.
+    pub fn roles<'a>(&'a self, stages: &'a [String], has_graph: impl Fn(&str) -> bool) -> Vec<&'a str> {
+        let listed = || stages.iter().map(String::as_str);
+        match self.decoder_form(has_graph) {
+            Some(form)
+                if !listed().filter(|role| self.is_of_decoder(role)).all(|role| form.iter().any(|r| r == role)) =>
+            {
+                listed().filter(|role| !self.is_of_decoder(role)).chain(form.iter().map(String::as_str)).collect()
+            }
+            _ => listed().collect(),
+        }
+    }
+
+    /// The stages that a model runs: without those of the decoder's other forms.
+    pub fn stages_of_form(&self, has_graph: impl Fn(&str) -> bool) -> impl Iterator<Item = &StageDef> {
+        let form = self.decoder_form(has_graph);
+        self.stages
+            .iter()
+            .filter(move |stage| !self.is_of_decoder(&stage.role) || form.is_none_or(|form| form.contains(&stage.role)))
+    }
+
+    /// Whether a role is a graph of the decoder.
+    pub fn is_of_decoder(&self, role: &str) -> bool {
+        self.decoder.as_ref().is_some_and(|decoder| decoder.forms.iter().flatten().any(|known| known == role))
+    }
+
+    /// The first form of the decoder whose graphs the model has.
+    fn decoder_form(&self, has_graph: impl Fn(&str) -> bool) -> Option<&Vec<String>> {
+        let mut forms = self.decoder.iter().flat_map(|decoder| &decoder.forms);
+        forms.find(|form| form.iter().all(|role| has_graph(role)))
     }
 
     /// Whether both families have a kind in common. Their models can share tensors only if their spaces are equal, too.

@@ -1,5 +1,6 @@
 use super::definition::{Family, StageDef};
 use super::task::{AnswerKind, Task, TextLimit};
+use super::variant::Variant;
 use cotensor_core::{Error, Kind, Result};
 use serde::Deserialize;
 use std::sync::OnceLock;
@@ -9,6 +10,7 @@ use std::sync::OnceLock;
 struct Tables {
     family: Vec<Family>,
     task: Vec<Task>,
+    variant: Vec<Variant>,
 }
 
 fn tables() -> &'static Tables {
@@ -26,6 +28,11 @@ pub fn families() -> &'static [Family] {
 /// All tasks.
 pub fn tasks() -> &'static [Task] {
     &tables().task
+}
+
+/// All variants of graphs, in the order in which they are chosen.
+pub fn variants() -> &'static [Variant] {
+    &tables().variant
 }
 
 /// The family of a `model_type`.
@@ -56,9 +63,8 @@ impl Family {
 
     /// Whether a task reads the input of type `medium`: `text`, `image` or `audio`.
     pub fn reads(&self, task: &Task, medium: &str) -> bool {
-        let stages = task.stages.iter().filter_map(|role| self.stage(role).ok());
-        let mut sources = stages.flat_map(|stage| stage.inputs.values());
-        sources.any(|source| source.split('.').next() == Some(medium))
+        let mut stages = task.stages.iter().filter_map(|role| self.stage(role).ok());
+        task.prompt && medium == "text" || stages.any(|stage| stage.reads(medium))
     }
 
     /// The task of this name, in the variant for this family.
@@ -66,7 +72,9 @@ impl Family {
     /// # Errors
     /// `Invalid`; the message lists the family's tasks.
     pub fn task(&self, name: &str) -> Result<&'static Task> {
-        self.tasks().find(|task| task.name == name).ok_or_else(|| {
+        // A translation may name its languages, as in `translation_en_to_de`.
+        let plain = name.split_once('_').filter(|(_, pair)| pair.contains("_to_")).map_or(name, |(plain, _)| plain);
+        self.tasks().find(|task| task.name == plain).ok_or_else(|| {
             let known: Vec<&str> = self.tasks().map(|task| task.name.as_str()).collect();
             let known = if known.is_empty() { "none yet".to_owned() } else { known.join(", ") };
             Error::invalid(format!("{} cannot do {name:?}; it can do: {known}", self.title))
@@ -80,7 +88,7 @@ impl Task {
         let family = self.family.first().and_then(|name| families().iter().find(|family| &family.name == name));
         let stages = family.into_iter().flat_map(|family| &family.stages);
         let reads_text = |stage: &StageDef| stage.reads("text");
-        match stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
+        match self.prompt || stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
             false => TextLimit::None,
             true if matches!(self.answer, AnswerKind::Similarity | AnswerKind::Scores) => TextLimit::Many,
             true => TextLimit::One,
@@ -106,17 +114,35 @@ mod tests {
             }
         }
         for family in families() {
+            for role in family.decoder.iter().flat_map(|decoder| decoder.forms.iter().flatten()) {
+                family.stage(role).expect("known stage");
+            }
             for stage in &family.stages {
                 for source in stage.inputs.values().chain(stage.inputs_optional.values()) {
                     let (from, output) = source.split_once('.').expect("SOURCE.NAME");
                     if let Ok(before) = family.stage(from) {
                         assert!(before.outputs.iter().any(|known| known == output), "{source}");
                     } else {
-                        assert!(["text", "image", "audio", "tokens"].contains(&from), "{source}");
+                        assert!(["text", "image", "audio", "tokens", "cache"].contains(&from), "{source}");
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn decoder_roles_are_those_of_the_form_that_the_model_has() {
+        let family = family_of("t5").unwrap();
+        let task = family.task("translation_en_to_de").unwrap();
+        let roles = |there: &[&str]| family.roles(&task.stages, |role| there.contains(&role)).join(" ");
+        assert_eq!(
+            roles(&["encoder", "decoder", "decoder_with_past", "decoder_merged"]),
+            "encoder decoder decoder_with_past"
+        );
+        assert_eq!(roles(&["encoder", "decoder", "decoder_merged"]), "encoder decoder_merged");
+        // Without a complete form, opening the listed stages gives the error.
+        assert_eq!(roles(&["encoder", "decoder"]), "encoder decoder decoder_with_past");
+        assert!(family.task("transcription_en").is_err());
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub struct Task {
     /// task.
     #[serde(default)]
     pub architectures: Vec<String>,
+    /// Whether the decoder's prompt is the text itself. Otherwise the prompt has only the tokens that start a decoding.
+    #[serde(default)]
+    pub prompt: bool,
     /// The output of the last stage that is the answer itself, in graphs that have it.
     #[serde(default)]
     pub result: Option<String>,
@@ -46,10 +49,19 @@ pub enum AnswerKind {
     Ctc,
     /// Logits `[1, queries, labels + 1]` and boxes `[1, queries, 4]`: objects in an image.
     Objects,
-    /// Greedy decoding to text.
+    /// Decoded text.
+    Text,
+    /// Greedy decoding of speech to text.
     Transcript,
     /// The language whose token has the highest logit.
     Language,
+}
+
+impl AnswerKind {
+    /// Whether a decoder writes the answer.
+    pub fn is_decoded(self) -> bool {
+        matches!(self, AnswerKind::Text | AnswerKind::Transcript)
+    }
 }
 
 /// The number of texts that a user of a task may specify.

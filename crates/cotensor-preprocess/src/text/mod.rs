@@ -5,10 +5,12 @@ mod ctc;
 mod pooling;
 mod score;
 mod sentence;
+mod stream;
 mod tokenizer;
 
 pub use ctc::CtcDecoder;
 pub use pooling::normalized;
 pub use score::ScoreFunction;
 pub use sentence::SentenceProcessor;
+pub use stream::TextStream;
 pub use tokenizer::{TextProcessor, TokenBatch};

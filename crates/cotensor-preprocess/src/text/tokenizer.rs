@@ -1,3 +1,4 @@
+use super::stream::TextStream;
 use crate::array::Array;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
@@ -202,6 +203,11 @@ impl TextProcessor {
     /// `Invalid` when the tokenizer cannot decode them.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.tokenizer.decode(ids, true).map_err(|error| Error::invalid(format!("cannot decode tokens: {error}")))
+    }
+
+    /// Decodes token ids one by one, without special tokens. The text continues that of `before`.
+    pub fn stream(&self, before: Vec<u32>) -> TextStream<'_> {
+        TextStream::new(&self.tokenizer, before)
     }
 
     /// The token with this id, as the vocabulary has it.

@@ -12,6 +12,8 @@ pub enum CopyReason {
     Preprocessed,
     /// The engine needs another element type (64-bit to 32-bit integers).
     EngineConversion,
+    /// The engine copied a value that it keeps between runs, such as a decoder's cache that grew.
+    EngineState,
     /// A caller published its own bytes.
     Put,
     /// From one device to another.
@@ -31,6 +33,7 @@ impl CopyReason {
         CopyReason::EngineOutput,
         CopyReason::Preprocessed,
         CopyReason::EngineConversion,
+        CopyReason::EngineState,
         CopyReason::Put,
         CopyReason::DeviceTransfer,
         CopyReason::Network,
@@ -45,6 +48,7 @@ impl CopyReason {
             CopyReason::EngineOutput => "engine output",
             CopyReason::Preprocessed => "preprocessed input",
             CopyReason::EngineConversion => "engine conversion",
+            CopyReason::EngineState => "engine state",
             CopyReason::Put => "put",
             CopyReason::DeviceTransfer => "device transfer",
             CopyReason::Network => "network",

@@ -3,7 +3,9 @@
 use super::record::Recorder;
 use cotensor::core::sync::lock;
 use cotensor::core::{DType, Result};
-use cotensor::model::engine::{Capabilities, Engine, FileMode, LoadedGraph, Output, OutputAllocator};
+use cotensor::model::engine::{
+    Capabilities, Engine, FileMode, Keep, LoadedGraph, Output, OutputAllocator, RunState, keep_arrays,
+};
 use cotensor::model::graph::{Graph, Port};
 use cotensor::model::tensor::{Array, TensorRef};
 use cotensor::store::Lease;
@@ -97,6 +99,21 @@ impl LoadedGraph for Memoized {
             results.push(Memo { inputs, output: (*output).to_owned(), result: result.clone() });
         }
         Ok(computed.into_iter().map(Output::from).collect())
+    }
+
+    /// A program that decodes by hand keeps the cache in its engine, too. A recorded run goes through arrays.
+    fn run_keeping(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        state: &mut RunState,
+        keep: &[Keep<'_>],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>> {
+        match self.recorder {
+            None => self.graph.run_keeping(inputs, outputs, state, keep, allocator),
+            Some(_) => keep_arrays(self, inputs, outputs, state, keep, allocator),
+        }
     }
 
     fn precision(&self) -> DType {

@@ -3,7 +3,7 @@ use cotensor::model::pipeline::{Answer, Output};
 
 fn part(role: &str, signature: &str, load_ms: f64, run_ms: f64) -> StageReport {
     let (role, signature) = (role.to_owned(), signature.to_owned());
-    StageReport { role, signature, space: None, computed: true, load_ms, run_ms }
+    StageReport { role, signature, space: None, computed: true, load_ms, run_ms, cache_copied_bytes: 0 }
 }
 
 fn user(name: &str, prepared: Vec<StageReport>, stages: Vec<StageReport>) -> UserReport {

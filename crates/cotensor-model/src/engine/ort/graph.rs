@@ -5,6 +5,7 @@ use crate::engine::api::LoadedGraph;
 use crate::engine::checks::{check_shape, input_positions, output_positions};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator, OutputSpec};
+use crate::engine::state::{Keep, RunState};
 use crate::graph::{Graph, Port};
 use crate::tensor::{Array, TensorRef};
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
@@ -182,6 +183,48 @@ impl LoadedGraph for OrtGraph {
             self.predicts.store(false, Ordering::Relaxed);
             Ok(outputs)
         })
+    }
+
+    /// onnxruntime's Concat makes a new value: a value that grows is copied at each run.
+    fn run_keeping(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        state: &mut RunState,
+        keep: &[Keep<'_>],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>> {
+        let kept = state.read_by(&self.inputs, inputs);
+        let names: Vec<&str> = inputs.iter().map(|(name, _)| *name).chain(kept.iter().map(String::as_str)).collect();
+        let positions = input_positions(&self.inputs, names.iter().copied())?;
+        let requested: Vec<&str> = outputs.iter().copied().chain(keep.iter().map(|keep| keep.output)).collect();
+        let wanted = output_positions(&self.outputs, &requested)?;
+        let prepared = positions.iter().zip(inputs).map(|(&position, (name, tensor))| {
+            self.input(position, tensor, allocator).map_err(|error| error.in_field(*name))
+        });
+        let prepared = prepared.collect::<Result<Vec<_>>>()?;
+        let lent = prepared.iter().map(Input::tensor).collect::<Result<Vec<_>>>()?;
+        let mut values: Vec<&Tensor<'_>> = lent.iter().collect();
+        for (name, value) in state.values().filter(|(name, _)| kept.iter().any(|known| known == name)) {
+            let value = value.downcast_ref::<Tensor<'static>>();
+            values.push(value.ok_or_else(|| Error::invalid("the state is of another engine").in_field(name))?);
+        }
+        let named = positions.iter().map(|&position| self.input_names[position].as_c_str()).zip(values);
+        let named: Vec<_> = named.collect();
+        let targets = wanted.iter().map(|&position| (self.output_names[position].as_c_str(), None)).collect();
+        let mut made = guarded("running", || self.session.run(&named, targets).map_err(|failure| error(&failure)))?;
+        let copied = keep.iter().filter(|keep| keep.rows_max.is_some()).filter_map(|keep| {
+            let (_, value) = named.iter().zip(&names).find(|(_, name)| **name == keep.input)?.0;
+            let (kind, shape) = value.description()?;
+            kind.byte_size(shape.iter().product())
+        });
+        let copied: usize = copied.sum();
+        for (keep, value) in keep.iter().zip(made.split_off(outputs.len())) {
+            state.put(keep.input, Box::new(value));
+        }
+        state.record_copy(copied);
+        let copy = |(index, tensor): (usize, Tensor<'_>)| self.copy_out(index, wanted[index], &tensor, allocator);
+        made.into_iter().enumerate().map(copy).collect()
     }
 
     fn precision(&self) -> DType {

@@ -2,10 +2,12 @@
 #![allow(unsafe_code)]
 
 use super::convert::{input, output};
+use super::state;
 use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
 use crate::engine::checks::{input_positions, output_positions, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator};
+use crate::engine::state::{Keep, RunState};
 use crate::graph::{Graph, Port, weight_location};
 use crate::tensor::TensorRef;
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
@@ -183,29 +185,49 @@ impl LoadedGraph for RtenGraph {
         outputs: &[&str],
         allocator: &dyn OutputAllocator,
     ) -> Result<Vec<Output>> {
-        let positions = input_positions(&self.input_ports, inputs.iter().map(|(name, _)| *name))?;
-        let mut values: Vec<(NodeId, ValueOrView<'_>)> = Vec::with_capacity(inputs.len());
-        for (index, (name, tensor)) in positions.into_iter().zip(inputs) {
+        self.run_keeping(inputs, outputs, &mut RunState::new(), &[], allocator)
+    }
+
+    fn run_keeping(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        state: &mut RunState,
+        keep: &[Keep<'_>],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>> {
+        let kept = state.read_by(&self.input_ports, inputs);
+        let names: Vec<&str> = inputs.iter().map(|(name, _)| *name).chain(kept.iter().map(String::as_str)).collect();
+        let positions = input_positions(&self.input_ports, names.iter().copied())?;
+        let mut values: Vec<(NodeId, ValueOrView<'_>)> = Vec::with_capacity(names.len());
+        let mut before = Vec::new();
+        for (&index, (name, tensor)) in positions.iter().zip(inputs) {
             let port = self.inputs[index];
             let value = input(&self.input_ports[index], port.dtype, tensor, allocator);
-            values.push((port.id, value.map_err(|error| error.in_field(*name))?));
+            let mut value = value.map_err(|error| error.in_field(*name))?;
+            let extended = keep.iter().find(|keep| keep.input == *name).and_then(|keep| keep.rows_max);
+            if let Some(rows_max) = extended {
+                let owned = state::Owned::of_input(name, port.id, value, rows_max, state);
+                before.push(owned.before);
+                value = owned.value.into();
+            }
+            values.push((port.id, value));
         }
-        let indices = output_positions(&self.output_ports, outputs)?;
-        let ids: Vec<NodeId> = indices.iter().map(|&index| self.outputs[index].id).collect();
-        let options = Some(self.options.clone());
-        // A panic can leave only the plan of the graph inconsistent. The plan is behind a mutex, which the panic poisons:
-        // later runs fail, and no run is wrong.
-        let results = guarded("running", || {
-            self.model.run(values, &ids, options).map_err(|error| {
-                let kind = match error.kind() {
-                    RunErrorKind::InvalidInput => ErrorKind::Invalid,
-                    // An operator refuses the output of another operator: the graph is inconsistent.
-                    RunErrorKind::PlanningError | RunErrorKind::OperatorError => ErrorKind::Corrupt,
-                    _ => ErrorKind::Engine,
-                };
-                Error::new(kind, error.to_string())
-            })
-        })?;
+        let id_of = |name: &str| {
+            let at = kept.iter().position(|known| known == name)?;
+            Some(self.inputs[positions[inputs.len() + at]].id)
+        };
+        for owned in state::take(state, keep, id_of)? {
+            before.push(owned.before);
+            values.push((owned.id, owned.value.into()));
+        }
+        values.extend(state::views(state, id_of)?);
+        let requested: Vec<&str> = outputs.iter().copied().chain(keep.iter().map(|keep| keep.output)).collect();
+        let indices = output_positions(&self.output_ports, &requested)?;
+        let mut results = self.run_model(values, &indices)?;
+        for (keep, value) in keep.iter().zip(results.split_off(outputs.len())) {
+            state::put(state, keep, value, &before);
+        }
         // rten allocates its outputs itself, so `allocator` only counts conversions.
         let convert = |(value, index): (Value, usize)| {
             let port = &self.output_ports[index];
@@ -225,6 +247,26 @@ impl LoadedGraph for RtenGraph {
 
     fn outputs(&self) -> &[Port] {
         &self.output_ports
+    }
+}
+
+impl RtenGraph {
+    fn run_model(&self, values: Vec<(NodeId, ValueOrView<'_>)>, outputs: &[usize]) -> Result<Vec<Value>> {
+        let ids: Vec<NodeId> = outputs.iter().map(|&index| self.outputs[index].id).collect();
+        let options = Some(self.options.clone());
+        // A panic can leave only the plan of the graph inconsistent. The plan is behind a mutex, which the panic poisons:
+        // later runs fail, and no run is wrong.
+        guarded("running", || {
+            self.model.run(values, &ids, options).map_err(|error| {
+                let kind = match error.kind() {
+                    RunErrorKind::InvalidInput => ErrorKind::Invalid,
+                    // An operator refuses the output of another operator: the graph is inconsistent.
+                    RunErrorKind::PlanningError | RunErrorKind::OperatorError => ErrorKind::Corrupt,
+                    _ => ErrorKind::Engine,
+                };
+                Error::new(kind, error.to_string())
+            })
+        })
     }
 }
 

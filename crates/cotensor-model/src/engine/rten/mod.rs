@@ -2,5 +2,6 @@
 
 mod convert;
 mod engine;
+mod state;
 
 pub use engine::RtenEngine;

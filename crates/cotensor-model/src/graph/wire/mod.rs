@@ -7,6 +7,8 @@
 mod check;
 mod scan;
 mod schema;
+mod subgraph_names;
 
 pub(super) use scan::{Span, read_structure};
 pub(super) use schema::DataField;
+pub(super) use subgraph_names::name_subgraphs;

@@ -1,0 +1,67 @@
+use super::decoder::{Cached, Decoder, DecoderGraph, Prompt, last_row};
+use crate::engine::{OutputAllocator, RunState};
+use crate::tensor::Value;
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::family::LOGITS;
+
+/// A decoder that has read some tokens. Its cache is in the engine.
+pub struct DecoderState<'a> {
+    decoder: Decoder<'a>,
+    /// What runs of the step graph keep.
+    cached: Vec<Cached>,
+    /// The part of the cache that is in a store, until the engine extends it.
+    past: Vec<(String, Value)>,
+    state: RunState,
+    rows: usize,
+    rows_max: usize,
+}
+
+impl<'a> DecoderState<'a> {
+    pub(super) fn new(decoder: Decoder<'a>, past: Vec<(String, Value)>, rows: usize, rows_max: usize) -> Result<Self> {
+        let cached = decoder.cached(decoder.step, false)?;
+        Ok(Self { decoder, cached, past, state: RunState::new(), rows, rows_max })
+    }
+
+    /// Reads further tokens and returns the scores of the next one.
+    ///
+    /// # Errors
+    /// As [`LoadedGraph::run_keeping`](crate::engine::LoadedGraph::run_keeping).
+    pub fn read(&mut self, tokens: &[i64], allocator: &dyn OutputAllocator) -> Result<Vec<f32>> {
+        self.run(self.decoder.step, &Prompt::of_ids(tokens), allocator)
+    }
+
+    pub(super) fn run(
+        &mut self,
+        half: DecoderGraph<'a>,
+        tokens: &Prompt,
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<f32>> {
+        let is_first = self.rows == 0;
+        let of_prompt;
+        let cached = if is_first {
+            of_prompt = self.decoder.cached(half, true)?;
+            &of_prompt
+        } else {
+            &self.cached
+        };
+        let keep = Decoder::keeps(cached, is_first, self.rows_max);
+        let inputs = self.decoder.inputs(half, tokens, self.rows, &self.state, &self.past)?;
+        let views = inputs.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<Vec<_>>>()?;
+        let mut logits = half.graph.run_keeping(&views, &[LOGITS], &mut self.state, &keep, allocator)?;
+        // The engine has the values that it extends; the others stay in the store.
+        self.past.retain(|(input, _)| keep.iter().all(|keep| keep.input != *input));
+        self.rows += tokens.rows();
+        let logits = logits.pop().ok_or_else(|| Error::corrupt("the decoder gave no logits").in_field(LOGITS))?;
+        last_row(logits.into_array()?)
+    }
+
+    /// The number of tokens that the decoder has read.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The bytes of the cache that the engine copied so far.
+    pub fn copied_bytes(&self) -> u64 {
+        self.state.copied_bytes()
+    }
+}

@@ -1,0 +1,105 @@
+//! Whisper's tasks: the spoken language, and the transcript.
+
+use super::answer::{Answer, Output, argmax, numbers, softmax};
+use super::decode::{GenerationConfig, Prompt};
+use super::definition::User;
+use super::inputs::Inputs;
+use super::run::Run;
+use super::writing::{OnText, Shown, Writing};
+use cotensor_core::Result;
+use cotensor_preprocess::family::Task;
+
+/// The spoken language: the language token with the highest logit after one decoder step on the start token.
+pub(super) fn identify_language(
+    run: &mut Run<'_>,
+    task: &Task,
+    user: &User,
+    inputs: &Inputs,
+) -> Result<(Answer, Vec<Output>)> {
+    let config = GenerationConfig::of(run.model, &user.task)?;
+    let languages = languages(&config);
+    run.encode(run.model.family().stage("encoder")?, inputs)?;
+    let writing = Writing::load(run, task)?;
+    let (best, logits) = language(run, &writing, &config, &languages)?;
+    let probability = softmax(&logits)[best];
+    let language = languages[best].0.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
+    Ok((Answer::Language { language, probability }, vec![Output::new("language_logits", &[logits.len()], &logits)]))
+}
+
+/// The languages with their tokens; empty for a checkpoint for one language.
+fn languages(config: &GenerationConfig) -> Vec<(String, i64)> {
+    let ids = config.get("lang_to_id").and_then(serde_json::Value::as_object);
+    ids.into_iter().flatten().filter_map(|(key, id)| Some((key.clone(), id.as_i64()?))).collect()
+}
+
+/// The index of the language with the highest logit, and the logits of all languages.
+fn language(
+    run: &mut Run<'_>,
+    writing: &Writing,
+    config: &GenerationConfig,
+    languages: &[(String, i64)],
+) -> Result<(usize, Vec<f32>)> {
+    let logits = writing.scores(run, &[config.start()?])?;
+    let all = logits.to_f32()?;
+    let of_languages: Option<Vec<f32>> =
+        languages.iter().map(|(_, id)| all.get(usize::try_from(*id).ok()?).copied()).collect();
+    numbers(&all)?;
+    let of_languages = of_languages.filter(|logits| !logits.is_empty());
+    let of_languages = of_languages
+        .ok_or_else(|| config.invalid("lang_to_id", "language tokens are missing or beyond the vocabulary"))?;
+    Ok((argmax(&of_languages), of_languages))
+}
+
+/// Transcribes speech: identifies the language, a result that other users share, and decodes.
+pub(super) fn transcribe(
+    run: &mut Run<'_>,
+    task: &Task,
+    user: &User,
+    inputs: &Inputs,
+    on_text: &mut OnText<'_>,
+) -> Result<(Answer, Vec<Output>)> {
+    let config = GenerationConfig::of(run.model, &user.task)?;
+    let languages = languages(&config);
+    run.encode(run.model.family().stage("encoder")?, inputs)?;
+    let writing = Writing::load(run, task)?;
+    let mut prompt = vec![config.start()?];
+    // A checkpoint for one language has no language tokens.
+    if !languages.is_empty() {
+        let (best, _) = language(run, &writing, &config, &languages)?;
+        prompt.push(languages[best].1);
+        let transcribe = config.get("task_to_id").and_then(|tasks| tasks.get("transcribe"));
+        prompt.extend(transcribe.and_then(serde_json::Value::as_i64));
+    }
+    prompt.extend(config.token("no_timestamps_token_id")?);
+    let tokenizer = run.tokenizer()?;
+    let of_text = |token: i64| !tokenizer.token(token).is_some_and(|token| is_timestamp(&token));
+    let shown = Shown { before: &[], is_text: &of_text };
+    let written = writing.write(run, user, &config, &Prompt::of_ids(prompt), &shown, on_text)?;
+    let ids: Vec<u32> = written.iter().filter(|id| of_text(**id)).filter_map(|&id| u32::try_from(id).ok()).collect();
+    let text = tokenizer.decode(&ids)?.trim().to_owned();
+    Ok((Answer::Transcript { text, tokens: written.len() }, vec![Output::of_tokens(&written)]))
+}
+
+/// Whether a token is a timestamp of Whisper, such as `<|2.40|>`. transformers omits them, too, although they are not
+/// special tokens.
+fn is_timestamp(token: &str) -> bool {
+    let number =
+        token.strip_prefix("<|").and_then(|rest| rest.strip_suffix("|>")).and_then(|number| number.split_once('.'));
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    number.is_some_and(|(seconds, fraction)| digits(seconds) && digits(fraction))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_are_recognized() {
+        for timestamp in ["<|0.00|>", "<|29.98|>"] {
+            assert!(is_timestamp(timestamp), "{timestamp}");
+        }
+        for text in ["<|en|>", "<|0|>", "<|.5|>", "<|1.|>", "0.00", "<|1.2.3|>", "<|-1.0|>"] {
+            assert!(!is_timestamp(text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Texts that a decoder writes: continuations of a text, summaries, translations.
+
+use super::answer::{Answer, Output};
+use super::decode::{GenerationConfig, Prompt};
+use super::definition::User;
+use super::inputs::Inputs;
+use super::outputs::lacks;
+use super::run::Run;
+use super::task::texts_of;
+use super::writing::{OnText, Shown, Writing, run_roles};
+use crate::model::Model;
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::TextProcessor;
+use cotensor_preprocess::family::Task;
+
+/// Runs the encoders of the task, and decodes.
+pub(super) fn write(
+    run: &mut Run<'_>,
+    task: &Task,
+    user: &User,
+    inputs: &Inputs,
+    on_text: &mut OnText<'_>,
+) -> Result<(Answer, Vec<Output>)> {
+    let config = GenerationConfig::of(run.model, &user.task)?;
+    let mut text_ids = Vec::new();
+    for role in encoder_roles(run.model, task) {
+        let def = run.model.family().stage(role)?;
+        let stage = run.load(role, |model| model.stage(role))?;
+        if def.inputs.values().any(|source| source.starts_with("text.")) {
+            let text = text_of(&config, user, inputs)?;
+            text_ids = run.encode_texts(task, user, def, &stage, &[&text])?.batch.ids.as_i64()?.to_vec();
+        }
+        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(role, def, &stage))?;
+        run.run_stage(def, &stage, inputs, output)?;
+    }
+    let writing = Writing::load(run, task)?;
+    let ids = if task.prompt {
+        let text = text_of(&config, user, inputs)?;
+        text_ids = run.encode_text(&text)?;
+        text_ids.clone()
+    } else {
+        vec![config.start()?]
+    };
+    check_vocabulary(run.model, text_ids.iter().chain(&ids))?;
+    let before = if task.prompt { ids.as_slice() } else { &[] };
+    let shown = Shown { before, is_text: &|_| true };
+    let tokens = writing.write(run, user, &config, &Prompt::of_ids(ids.clone()), &shown, on_text)?;
+    let text = decoded(run.tokenizer()?, before, &tokens)?;
+    let answer = Answer::Text { text, tokens: tokens.len(), prompt_tokens: text_ids.len() };
+    Ok((answer, vec![Output::of_tokens(&tokens)]))
+}
+
+/// The roles of the task that run before the decoder.
+fn encoder_roles<'m>(model: &'m Model, task: &'m Task) -> Vec<&'m str> {
+    run_roles(model, task).into_iter().filter(|role| !model.family().is_of_decoder(role)).collect()
+}
+
+/// The user's text, or the input text, with the prefix of the task.
+fn text_of(config: &GenerationConfig, user: &User, inputs: &Inputs) -> Result<String> {
+    let texts = texts_of(user, inputs)?;
+    let text = texts.first().copied().unwrap_or_default();
+    Ok(format!("{}{text}", config.prefix()))
+}
+
+/// The text of `tokens` after the tokens `before`.
+fn decoded(tokenizer: &TextProcessor, before: &[i64], tokens: &[i64]) -> Result<String> {
+    let ids = |tokens: &[i64]| tokens.iter().filter_map(|&id| u32::try_from(id).ok()).collect::<Vec<_>>();
+    if !before.is_empty() {
+        let (prompt, whole) = (tokenizer.decode(&ids(before))?, tokenizer.decode(&ids(&[before, tokens].concat()))?);
+        if let Some(text) = whole.strip_prefix(prompt.as_str()) {
+            return Ok(text.to_owned());
+        }
+    }
+    tokenizer.decode(&ids(tokens))
+}
+
+/// Refuses tokens beyond the vocabulary in config.json: the tokenizer is of another model.
+fn check_vocabulary<'t>(model: &Model, mut ids: impl Iterator<Item = &'t i64>) -> Result<()> {
+    let Some(words) = model.config().get("vocab_size").and_then(serde_json::Value::as_i64) else { return Ok(()) };
+    match ids.find(|&&id| id >= words || id < 0) {
+        None => Ok(()),
+        Some(id) => {
+            let message = format!("{words} words; the tokenizer gives token {id}: it is of another model");
+            Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field("vocab_size"))
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Runs the decoder of a model: a decoding is one result, which users with equal settings share.
+
+use super::decode::{Decoded, Decoder, DecoderGraph, GenerationConfig, OnToken, Prompt, decode};
+use super::definition::User;
+use super::run::Run;
+use crate::engine::{Output, OwnMemory};
+use crate::stage::Stage;
+use crate::tensor::{Array, Value};
+use cotensor_core::{ContentHash, Error, Hasher, Result};
+use cotensor_preprocess::family::{DecoderDef, LOGITS, StageDef, Task};
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Called with each piece of text as soon as its tokens are decoded. The pieces together are the text. An error stops
+/// the decoding. A result of another caller comes in one piece.
+pub type OnText<'a> = dyn FnMut(&str) -> Result<()> + 'a;
+
+/// The stages of a decoder.
+pub(super) struct Writing {
+    def: &'static DecoderDef,
+    prompt: (Arc<Stage>, &'static StageDef),
+    step: (Arc<Stage>, &'static StageDef),
+    embed: Option<Arc<Stage>>,
+}
+
+/// Which tokens a reader gets as text.
+pub(super) struct Shown<'a> {
+    /// The tokens before the first one: they decide whether the text begins with a space.
+    pub(super) before: &'a [i64],
+    /// Whether a token is part of the text.
+    pub(super) is_text: &'a dyn Fn(i64) -> bool,
+}
+
+impl Writing {
+    /// Opens the stages of the decoder for a task.
+    ///
+    /// # Errors
+    /// `Unsupported` for a family without a decoder, or as [`Model::stage`](crate::model::Model::stage).
+    pub(super) fn load(run: &mut Run<'_>, task: &Task) -> Result<Self> {
+        let model = run.model;
+        let family = model.family();
+        let def = family.decoder.as_ref();
+        let def = def.ok_or_else(|| Error::unsupported(format!("the {} family has no decoder", family.title)))?;
+        let mut load = |role: &str| Ok::<_, Error>((run.load(role, |model| model.stage(role))?, family.stage(role)?));
+        let roles = run_roles(model, task);
+        let of_decoder = |role: &&str| family.is_of_decoder(role);
+        let mut stages = roles.into_iter().filter(of_decoder).map(&mut load).collect::<Result<Vec<_>>>()?.into_iter();
+        let prompt = stages.next().ok_or_else(|| Error::unsupported(format!("{} decodes nothing", task.name)))?;
+        let step = stages.next().unwrap_or_else(|| (Arc::clone(&prompt.0), prompt.1));
+        let embed = def.embed.as_deref().map(|role| load(role).map(|(stage, _)| stage)).transpose()?;
+        Ok(Self { def, prompt, step, embed })
+    }
+
+    /// The scores of all tokens after `ids`: a stage result of its own, which users share.
+    pub(super) fn scores(&self, run: &mut Run<'_>, ids: &[i64]) -> Result<Value> {
+        let values = run.values.clone();
+        let decoder = self.decoder(&values, None);
+        let inputs = decoder.first_inputs(&Prompt::of_ids(ids))?;
+        let inputs: Vec<(&str, &Value)> = inputs.iter().map(|(name, value)| (*name, value)).collect();
+        run.one(&self.prompt.0, &inputs, LOGITS, "start")
+    }
+
+    /// Decodes after `prompt` as the user and the model's files say. Returns the tokens.
+    ///
+    /// # Errors
+    /// As [`GenerationConfig::settings`], [`Decoder::start`] and [`decode`]; the errors of `on_text`.
+    pub(super) fn write(
+        &self,
+        run: &mut Run<'_>,
+        user: &User,
+        config: &GenerationConfig,
+        prompt: &Prompt,
+        shown: &Shown<'_>,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Vec<i64>> {
+        let request = user.request();
+        let (settings, reason) = config.settings(&request, prompt.rows(), self.positions(run))?;
+        for parameter in config.unapplied() {
+            run.notice(format!("{parameter} of the model's configuration is not applied"));
+        }
+        if let Some(sampling) = settings.sampling.filter(|_| request.seed.is_none()) {
+            run.notice(format!("tokens are drawn with seed {}; another seed gives another text", sampling.seed));
+        }
+        let values = run.values.clone();
+        let embed = self.embed.as_ref().map(|stage| move |token| embed_token(stage, token));
+        let decoder = self.decoder(&values, embed.as_ref().map(|embed| embed as &dyn Fn(i64) -> Result<Value>));
+        let rows_max = prompt.rows() + settings.max;
+        let of_prompt = self.identity(prompt, &values);
+        let step_space = self.step.0.space().map_or(ContentHash::of(b""), |space| space.0);
+        let tokenizer = run.tokenizer()?;
+        let mut stream = tokenizer.stream(shown.before.iter().filter_map(|&id| u32::try_from(id).ok()).collect());
+        let mut on_token = |token: i64| match u32::try_from(token) {
+            Ok(id) if (shown.is_text)(token) => {
+                let piece = stream.step(id)?;
+                if piece.is_empty() { Ok(()) } else { on_text(&piece) }
+            }
+            _ => Ok(()),
+        };
+        let copied = Cell::new(0);
+        let holder = run.holder;
+        let stage = &self.prompt.0;
+        let decoded = stage.run_once("decoding", &[settings.hash(), step_space, of_prompt], holder, |allocator| {
+            let memory = OwnMemory::counted_by(allocator);
+            let (state, scores) = if !self.reads_stages() {
+                // Without an encoder, the prompt's cache is a result of its own: users with an equal prompt share it.
+                let read = stage
+                    .run_once("prompt", &[of_prompt], holder, |allocator| decoder.read_prompt(prompt, allocator))?;
+                decoder.resume(&read.outputs, prompt.rows(), rows_max)?
+            } else if self.is_split() {
+                let read = decoder.read_prompt(prompt, &memory)?.into_iter().map(Output::into_array);
+                let read: Vec<Value> = read.map(|array| array.map(Value::from)).collect::<Result<_>>()?;
+                decoder.resume(&read, prompt.rows(), rows_max)?
+            } else {
+                decoder.start(prompt, rows_max, &memory)?
+            };
+            let on_token: &mut OnToken<'_> = &mut on_token;
+            let Decoded { tokens, copied_bytes } = decode(state, scores, &prompt.ids, &settings, on_token, &memory)?;
+            copied.set(copied_bytes);
+            Ok(vec![Array::i64([tokens.len()], tokens)?.into()])
+        })?;
+        let signature = format!("decoding:{}:{}", settings.hash().short(), of_prompt.short());
+        run.note_decoding([&self.prompt.0, &self.step.0], &decoded, &signature, copied.get());
+        let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i64()?.to_vec();
+        if !decoded.computed {
+            tokens.iter().try_for_each(|&token| on_token(token))?;
+        }
+        let rest = stream.finish()?;
+        if !rest.is_empty() {
+            on_text(&rest)?;
+        }
+        if tokens.len() >= settings.max {
+            let count = tokens.len();
+            run.notice(format!("decoding was stopped after {count} tokens ({reason}); the text may be incomplete"));
+        }
+        Ok(tokens)
+    }
+
+    fn decoder<'d>(
+        &'d self,
+        values: &'d HashMap<String, Value>,
+        embed: Option<&'d dyn Fn(i64) -> Result<Value>>,
+    ) -> Decoder<'d> {
+        let half = |(stage, def): &'d (Arc<Stage>, &'static StageDef)| DecoderGraph { graph: &**stage.graph(), def };
+        Decoder { def: self.def, prompt: half(&self.prompt), step: half(&self.step), values, embed }
+    }
+
+    /// The sources of other stages and of texts that the decoder's graphs read.
+    fn sources(&self) -> BTreeSet<&'static str> {
+        let halves = [&self.prompt, &self.step];
+        let sources = halves.into_iter().flat_map(|(stage, def)| {
+            let is_read = |name: &str| stage.graph().inputs().iter().any(|port| port.name == name);
+            let all = def.inputs.iter().chain(&def.inputs_optional);
+            all.filter(move |(name, _)| is_read(name)).map(|(_, source)| source.as_str())
+        });
+        sources.filter(|source| !source.starts_with("tokens.") && !source.starts_with("cache.")).collect()
+    }
+
+    fn reads_stages(&self) -> bool {
+        !self.sources().is_empty()
+    }
+
+    /// Whether the graphs run on two engines, which cannot read each other's values.
+    fn is_split(&self) -> bool {
+        self.prompt.0.runs_on().engine != self.step.0.runs_on().engine
+    }
+
+    /// What the decoder reads before its first token.
+    fn identity(&self, prompt: &Prompt, values: &HashMap<String, Value>) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor prompt v1");
+        hasher.number(prompt.ids.len() as u64);
+        prompt.ids.iter().for_each(|&id| {
+            hasher.number(id as u64);
+        });
+        if let Some(embeds) = &prompt.embeds {
+            hasher.field(embeds.identity().as_bytes());
+        }
+        for source in self.sources() {
+            hasher.field(source.as_bytes());
+            if let Some(value) = values.get(source) {
+                hasher.field(value.identity().as_bytes());
+            }
+        }
+        hasher.finish()
+    }
+
+    /// The number of positions of the model, if they are limited.
+    fn positions(&self, run: &Run<'_>) -> Option<usize> {
+        let number = |field: &String| run.model.config().get(field).and_then(serde_json::Value::as_u64);
+        self.def.positions.iter().find_map(number).and_then(|positions| usize::try_from(positions).ok())
+    }
+}
+
+/// The roles of a task, in the form in which the model has its decoder.
+pub(super) fn run_roles<'m>(model: &'m crate::model::Model, task: &'m Task) -> Vec<&'m str> {
+    model.family().roles(&task.stages, |role| model.has_graph(role))
+}
+
+fn embed_token(stage: &Stage, token: i64) -> Result<Value> {
+    let (inputs, outputs) = (stage.graph().inputs(), stage.graph().outputs());
+    let ([input], [output, ..]) = (inputs, outputs) else {
+        return Err(Error::unsupported("a graph of embeddings has one input").in_field(&stage.role));
+    };
+    let ids = [token];
+    let ids = crate::tensor::TensorRef::i64(&[1, 1], &ids)?;
+    let mut embeds = stage.graph().run_alone(&[(&input.name, ids)], &[&output.name])?;
+    embeds.pop().map(Value::from).ok_or_else(|| Error::corrupt("no embeddings").in_field(&stage.role))
+}

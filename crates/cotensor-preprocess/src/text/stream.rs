@@ -1,0 +1,55 @@
+use cotensor_core::{Error, Result};
+use tokenizers::Tokenizer;
+
+/// What a tokenizer gives for bytes that are no character, such as the first bytes of one.
+const INCOMPLETE: char = '\u{fffd}';
+
+/// Turns token ids into text one by one. The pieces together are the text of all ids: a token that is only a part of a
+/// character gives its piece with the token that completes it.
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    ids: Vec<u32>,
+    /// The first id that is decoded again: ids of the last piece decide the spaces of the next one.
+    start: usize,
+    /// The number of ids whose text was given.
+    given: usize,
+}
+
+impl<'a> TextStream<'a> {
+    /// A stream that continues the text of `before`.
+    pub(super) fn new(tokenizer: &'a Tokenizer, before: Vec<u32>) -> Self {
+        Self { tokenizer, given: before.len(), ids: before, start: 0 }
+    }
+
+    /// The text that `id` completes; empty for a special token or for a part of a character.
+    ///
+    /// # Errors
+    /// `Invalid` when the tokenizer cannot decode the ids.
+    pub fn step(&mut self, id: u32) -> Result<String> {
+        self.ids.push(id);
+        let piece = self.rest()?;
+        if piece.is_empty() || piece.ends_with(INCOMPLETE) {
+            return Ok(String::new());
+        }
+        (self.start, self.given) = (self.given, self.ids.len());
+        Ok(piece)
+    }
+
+    /// The text of the ids that completed no character.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn finish(self) -> Result<String> {
+        self.rest()
+    }
+
+    /// The text that was not given yet.
+    fn rest(&self) -> Result<String> {
+        let decode = |ids: &[u32]| {
+            let text = self.tokenizer.decode(ids, true);
+            text.map_err(|error| Error::invalid(format!("cannot decode tokens: {error}")))
+        };
+        let (given, all) = (decode(&self.ids[self.start..self.given])?, decode(&self.ids[self.start..])?);
+        Ok(all.strip_prefix(given.as_str()).unwrap_or_default().to_owned())
+    }
+}
