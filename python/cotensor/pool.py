@@ -18,7 +18,7 @@ import io
 import os
 import queue
 import threading
-from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Generator, Mapping, Optional, Sequence, Union
 
 from . import _checks
 from ._native import PooledModel, ResourcePool, SharedTensor, Store, TensorSharingManager
@@ -192,9 +192,9 @@ class Model:
 
         An image is the path or bytes of a file (PNG, JPEG, WebP, BMP), a PIL image, or a uint8 array [height, width, 3]. Audio is
         the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``; it is required where the inputs
-        allow several. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the task;
-        ``do_sample``, ``temperature``, ``top_k``, ``top_p`` and ``seed`` draw tokens. ``on_text`` is called with each piece of a
-        text while it is decoded; ``stream`` gives the pieces as an iterator.
+        allow several. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the
+        task; ``do_sample``, ``temperature``, ``top_k``, ``top_p`` and ``seed`` draw tokens. ``on_text`` is called with each piece
+        of a text while it is decoded; ``stream`` gives the pieces as an iterator.
 
         The result has ``answer``, ``outputs`` (the numbers behind the answer), ``stages`` (which ran and which were reused),
         ``notices``, ``device``, and ``output_tensors``: the stages' outputs by kind, as shared tensors. Waits while
@@ -214,7 +214,7 @@ class Model:
         result["device"] = self.device
         return result
 
-    def stream(self, inputs: Any = None, **more: Any) -> Iterator[str]:
+    def stream(self, inputs: Any = None, **more: Any) -> Generator[str, None, None]:
         """The text of a task that decodes, piece by piece, while it is decoded. Arguments are those of a call.
 
         A result that another caller has computed comes in one piece. Closing the iterator stops the decoding.

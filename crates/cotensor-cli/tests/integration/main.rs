@@ -5,6 +5,7 @@ mod cache;
 mod calls;
 mod cli;
 mod daemon;
+mod decoding;
 mod demo;
 mod embedded;
 mod hostile;
