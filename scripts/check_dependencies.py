@@ -19,7 +19,7 @@ ALLOWED = {
     "cotensor-memory": {"cotensor-core"},
     "cotensor-preprocess": {"cotensor-core"},
     "cotensor-hub": {"cotensor-core", "cotensor-preprocess"},
-    "cotensor-model": {"cotensor-core", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"},
+    "cotensor-model": {"cotensor-core", "cotensor-formats", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"},
     "cotensor-rpc": {"cotensor-core"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc"},
     "cotensor-formats": {"cotensor-core", "cotensor-store"},

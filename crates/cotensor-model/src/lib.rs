@@ -5,6 +5,7 @@
 //! [`pipeline::Pipeline`] runs several users on one input. The crate names no memory kind: it uses the trait
 //! [`cotensor_store::Store`] only.
 
+pub mod adapter;
 pub mod engine;
 mod folder;
 pub mod graph;

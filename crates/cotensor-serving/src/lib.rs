@@ -154,6 +154,7 @@ impl Service {
             name: context.client().to_owned(),
             model: model.name(),
             task: arguments.required("task")?.as_str()?.to_owned(),
+            encoder: None,
             head: arguments.text("head")?,
             texts: arguments.texts("texts")?,
             prompt_name: arguments.text("prompt_name")?,

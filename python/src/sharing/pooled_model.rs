@@ -99,6 +99,7 @@ impl PooledModel {
             name: user,
             model: self.name(),
             task,
+            encoder: None,
             head,
             texts,
             prompt_name,

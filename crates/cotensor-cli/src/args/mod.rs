@@ -1,11 +1,13 @@
 //! The definitions of the command line's arguments. `commands` implements the commands.
 
+mod adapters;
 mod cache;
 mod calls;
 mod daemon;
 mod models;
 mod sharing;
 
+pub(crate) use adapters::*;
 pub(crate) use cache::*;
 pub(crate) use calls::*;
 pub(crate) use daemon::*;
@@ -36,6 +38,7 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// List the model families: supported ones and planned ones.
     Models(ModelsArgs),
+    FitAdapter(FitAdapterArgs),
     Serve(ServeArgs),
     Put(PutArgs),
     Get(GetArgs),
@@ -77,6 +80,20 @@ pub(crate) struct Common {
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Where a command keeps weights and results.
+#[derive(Args)]
+pub(crate) struct PlaceArgs {
+    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no
+    /// cache folder is used.
+    #[arg(long)]
+    pub(crate) daemon: bool,
+    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
+    /// /tmp/cotensor-UID].
+    // Not read from COTENSOR_SOCKET here: the variable alone must not require --daemon. The client reads it.
+    #[arg(long, value_name = "PATH", requires = "daemon")]
+    pub(crate) socket: Option<PathBuf>,
 }
 
 /// The choice of an engine.

@@ -1,6 +1,6 @@
 //! Arguments of the commands for models.
 
-use super::{Common, EngineArgs, SharingArgs};
+use super::{Common, EngineArgs, PlaceArgs, SharingArgs};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Args, Command};
 use cotensor::model::family::tasks;
@@ -14,15 +14,8 @@ pub(crate) struct RunArgs {
     pub(crate) common: Common,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no
-    /// cache folder is used.
-    #[arg(long)]
-    pub(crate) daemon: bool,
-    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
-    /// /tmp/cotensor-UID].
-    // Not read from COTENSOR_SOCKET here: the variable alone must not require --daemon. The client reads it.
-    #[arg(long, value_name = "PATH", requires = "daemon")]
-    pub(crate) socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
     /// TOML file of a pipeline; or a model: its folder, or its name on the hub (OWNER/NAME or OWNER/NAME@REVISION), which
     /// is downloaded if the hub's cache lacks it.
     #[arg(value_name = "PIPELINE.toml|MODEL")]

@@ -4,7 +4,8 @@ use crate::args::ExplainArgs;
 use crate::output::{print, print_json};
 use cotensor::SharingConfig;
 use cotensor::core::Result;
-use cotensor::model::pipeline::{Explanation, Pipeline, explain as explain_pipeline};
+use cotensor::model::adapter::AdapterInfo;
+use cotensor::model::pipeline::{EncoderUse, Explanation, Pipeline, explain as explain_pipeline};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -47,6 +48,12 @@ fn text(explanation: &Explanation) -> String {
         for line in stage.condition.iter().chain(&stage.not_shared) {
             let _ = writeln!(text, "  {line}");
         }
+    }
+    for encoder in &explanation.encoders {
+        let EncoderUse { user, model, role, source, source_role, adapter } = encoder;
+        let _ = writeln!(text, "{user} / {role} ({model}): not loaded; {source_role} of {source} is read instead");
+        let how = adapter.as_ref().map_or("both have the same space".to_owned(), AdapterInfo::described);
+        let _ = writeln!(text, "  {how}");
     }
     let _ = writeln!(
         text,

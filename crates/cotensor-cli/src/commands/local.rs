@@ -1,10 +1,11 @@
 //! The store and the engine inside this process, from the common options.
 
-use crate::args::{Common, EngineArgs};
+use crate::args::{Common, EngineArgs, PlaceArgs, SharingArgs};
 use crate::output::Steps;
 use cotensor::core::{Error, Result};
 use cotensor::hub::Hub;
 use cotensor::{LocalOptions, Runtime, SharingConfig, memory};
+use cotensor_client::ClientStore;
 use cotensor_demo::Progress;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,27 @@ pub(super) fn runtime(common: &Common, engine: &EngineArgs, sharing: SharingConf
         sharing,
     };
     let runtime = options.runtime()?;
+    show_downloads(runtime.hub());
+    Ok(runtime)
+}
+
+/// The store of the daemon with `place.daemon`, else one of this process. `client` names this process to the daemon.
+pub(super) fn runtime_in(
+    place: &PlaceArgs,
+    common: &Common,
+    engine: &EngineArgs,
+    sharing: &SharingArgs,
+    client: &str,
+) -> Result<Arc<Runtime>> {
+    if !place.daemon {
+        return runtime(common, engine, sharing.config());
+    }
+    if sharing.is_given() {
+        let message = "the daemon sets the sharing options: `cotensor serve --allowed-types …`";
+        return Err(Error::invalid(message).in_field("--daemon"));
+    }
+    let store = ClientStore::connect(place.socket.as_deref(), client)?;
+    let runtime = Runtime::with_engine(store, engine.engine.as_deref(), common.threads.map(usize::from))?;
     show_downloads(runtime.hub());
     Ok(runtime)
 }

@@ -22,8 +22,10 @@ pub(super) fn open_models(
 ) -> Result<HashMap<String, Arc<Model>>> {
     let mut models = HashMap::new();
     for user in &pipeline.users {
-        if !models.contains_key(&user.model) {
-            models.insert(user.model.clone(), runtime.open_relative(Path::new(&user.model), base)?);
+        for name in [Some(&user.model), user.encoder.as_ref().map(|encoder| &encoder.model)].into_iter().flatten() {
+            if !models.contains_key(name) {
+                models.insert(name.clone(), runtime.open_relative(Path::new(name), base)?);
+            }
         }
     }
     Ok(models)

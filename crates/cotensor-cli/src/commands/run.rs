@@ -1,14 +1,12 @@
-use super::local::{runtime, show_downloads};
+use super::local::runtime_in;
 use super::pipeline::{open_models, progress};
 use super::target::Target;
 use crate::args::RunArgs;
 use crate::output::{print, print_json, report as warn};
-use cotensor::Runtime;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
-use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user, run_user_streaming};
-use cotensor_client::ClientStore;
+use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, inputs_of, run_user, run_user_streaming};
 use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -39,24 +37,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(path) = &args.audio {
         inputs = inputs.with_audio(path)?;
     }
-    let runtime = match args.daemon {
-        false => runtime(&args.common, &args.engine, args.sharing.config())?,
-        true if args.sharing.is_given() => {
-            return Err(Error::invalid("the daemon sets the sharing options: `cotensor serve --allowed-types …`")
-                .in_field("--daemon"));
-        }
-        true => {
-            let store = ClientStore::connect(args.socket.as_deref(), "cotensor run")?;
-            let threads = args.common.threads.map(usize::from);
-            let runtime = Runtime::with_engine(store, args.engine.engine.as_deref(), threads)?;
-            show_downloads(runtime.hub());
-            runtime
-        }
-    };
+    let runtime = runtime_in(&args.place, &args.common, &args.engine, &args.sharing, "cotensor run")?;
     let pipeline = target.pipeline(args, &runtime)?;
     let text = target.input_text(args, &pipeline);
     if let Some(text) = text {
         inputs = inputs.with_text(text);
+    }
+    if let Some(user) = pipeline.users.iter().find(|user| args.compare && user.encoder.is_some()) {
+        let message =
+            format!("{} reads the output of another model's encoder, which an unshared run does not", user.name);
+        return Err(Error::invalid(message).in_field("--compare"));
     }
     let models = open_models(&pipeline, target.base(), &runtime)?;
     let given = [("text", text.is_some()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
@@ -74,7 +64,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             }
             Ok(())
         };
-        let report = run_user_streaming(model, user, &inputs, &holder, &mut on_text);
+        let report = inputs_of(user, model, &inputs, target.base(), &runtime, &holder)
+            .and_then(|inputs| run_user_streaming(model, user, &inputs, &holder, &mut on_text));
         users.push(report.map_err(|error| target.in_file(error))?.0);
     }
     let mut max_abs_diff = None;

@@ -72,6 +72,7 @@ impl<'a> Target<'a> {
                     name: USER.to_owned(),
                     model: name.to_owned(),
                     task: task.name.clone(),
+                    encoder: None,
                     head: args.head.clone(),
                     texts: own_texts.to_vec(),
                     prompt_name: args.prompt_name.clone(),

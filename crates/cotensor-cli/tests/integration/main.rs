@@ -1,6 +1,7 @@
 //! Runs the `cotensor` command in separate processes, with real daemons.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapters;
 mod cache;
 mod calls;
 mod cli;

@@ -4,11 +4,12 @@ use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
 use crate::graph::{BlockEnd, EncoderSize, Graph};
 use crate::stage::{RunsOn, Stage};
-use cotensor_core::{ContentHash, Error, Kind, Result};
+use cotensor_core::{ContentHash, Error, Kind, Result, Space};
 use cotensor_preprocess::family::{BlockFields, Family, LOGITS, StageDef, Variant, family_of, variant};
 use cotensor_preprocess::{
     AudioProcessor, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor, find_json,
 };
+use cotensor_store::Store;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -139,6 +140,17 @@ impl Model {
         &self.source
     }
 
+    /// The store of the runtime.
+    ///
+    /// # Errors
+    /// `Invalid` for a private copy, which has no store.
+    pub(crate) fn store(&self) -> Result<&dyn Store> {
+        match &self.source {
+            StageSource::Shared(runtime) => Ok(&**runtime.store()),
+            StageSource::Private(..) => Err(Error::invalid("a private copy of a model has no store")),
+        }
+    }
+
     /// The stage with this role, loaded at its first use. If the graph holds trunk and head, a shared stage is the
     /// trunk only; a private copy is the whole graph.
     ///
@@ -149,45 +161,72 @@ impl Model {
         self.loaded(role, || {
             let (path, whole) = self.graph_file(def)?;
             let preprocessing = self.preprocessing_of(def)?;
-            if let Some(stage) = self.continuation(def, &path, whole, &preprocessing)? {
-                return Ok(stage);
+            if let Some((blocks, place)) = self.inner_cut(def, &path, whole)? {
+                let before = self.load(&blocks.role, blocks.kind, &path, &preprocessing, |graph| {
+                    self.part(def, graph, whole)?.blocks_before(&blocks.output, place)
+                })?;
+                // The results depend on both parts.
+                let space: Vec<ContentHash> = before.space().iter().map(|space| space.0).collect();
+                let after = self.load(role, def.kind, &path, &space, |graph| {
+                    self.part(def, graph, whole)?.blocks_after(&blocks.output, place)
+                })?;
+                return Ok(Arc::new(after.continuing(before, &blocks.output)));
             }
-            self.load(role, def.kind, &path, &preprocessing, |graph| match (&def.encoder, def.outputs.first()) {
-                (Some(_), Some(output)) if !has_result(def, &graph) => {
-                    let size = self.encoder_size(def)?;
-                    graph.trunk(output, size)
-                }
-                _ if whole => Ok(graph.part(&result_names(def).collect::<Vec<_>>())),
-                _ => Ok(graph),
-            })
+            self.load(role, def.kind, &path, &preprocessing, |graph| self.part(def, graph, whole))
         })
     }
 
-    /// A shared stage that is cut after a block: the part after the block, which continues the part before. `None` for a
-    /// stage that is not cut there, and for a graph in which the place cannot be proved.
-    fn continuation(
+    /// The space of the stage with this role. The stage is not loaded: its files are read only if the store has no note
+    /// of their content.
+    ///
+    /// # Errors
+    /// As [`stage`](Self::stage); `Invalid` for a private copy, which has no space.
+    pub fn space(&self, role: &str) -> Result<Space> {
+        let StageSource::Shared(runtime) = &self.source else {
+            return Err(Error::invalid("a private copy of a model has no space"));
+        };
+        let def = self.family.stage(role)?;
+        let loaded =
+            self.stages.lock().unwrap_or_else(PoisonError::into_inner).get(role).and_then(|stage| stage.space());
+        if let Some(space) = loaded {
+            return Ok(space);
+        }
+        self.check_unchanged()?;
+        let (path, whole) = self.graph_file(def)?;
+        let space = || {
+            let graph = || self.part(def, Graph::open(&path)?, whole);
+            let preprocessing = self.preprocessing_of(def)?;
+            let Some((blocks, place)) = self.inner_cut(def, &path, whole)? else {
+                return runtime.space(graph()?, &preprocessing);
+            };
+            let before = runtime.space(graph()?.blocks_before(&blocks.output, place)?, &preprocessing)?;
+            runtime.space(graph()?.blocks_after(&blocks.output, place)?, &[before.0])
+        };
+        space().map_err(|error| error.in_file(&path))
+    }
+
+    /// The part of a graph that is the stage: the trunk of a graph with trunk and head, or its part of the graph of a
+    /// whole model.
+    fn part(&self, def: &StageDef, graph: Graph, whole: bool) -> Result<Graph> {
+        match (&def.encoder, def.outputs.first()) {
+            (Some(_), Some(output)) if !has_result(def, &graph) => graph.trunk(output, self.encoder_size(def)?),
+            _ if whole => Ok(graph.part(&result_names(def).collect::<Vec<_>>())),
+            _ => Ok(graph),
+        }
+    }
+
+    /// The place after a block at which a shared stage is cut. `None` for a stage that is not cut there, and for a graph in
+    /// which the place cannot be proved.
+    fn inner_cut<'a>(
         &self,
-        def: &StageDef,
+        def: &'a StageDef,
         path: &Path,
         whole: bool,
-        preprocessing: &[ContentHash],
-    ) -> Result<Option<Arc<Stage>>> {
+    ) -> Result<Option<(&'a BlockFields, BlockEnd)>> {
         let (Some(blocks), StageSource::Shared(_)) = (&def.blocks, &self.source) else { return Ok(None) };
         let Some(place) = self.block_end(blocks) else { return Ok(None) };
-        let output = blocks.output.as_str();
-        let names: Vec<&str> = result_names(def).collect();
-        let of_stage = |graph: Graph| if whole { graph.part(&names) } else { graph };
-        if of_stage(Graph::open(path)?).blocks_before(output, place).is_err() {
-            return Ok(None);
-        }
-        let before = self.load(&blocks.role, blocks.kind, path, preprocessing, |graph| {
-            of_stage(graph).blocks_before(output, place)
-        })?;
-        // The results depend on both parts.
-        let space: Vec<ContentHash> = before.space().iter().map(|space| space.0).collect();
-        let after =
-            self.load(&def.role, def.kind, path, &space, |graph| of_stage(graph).blocks_after(output, place))?;
-        Ok(Some(Arc::new(after.continuing(before, output))))
+        let graph = self.part(def, Graph::open(path)?, whole)?;
+        Ok(graph.blocks_before(&blocks.output, place).is_ok().then_some((blocks, place)))
     }
 
     /// The place at which a stage is cut, from config.json.

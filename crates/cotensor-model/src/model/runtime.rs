@@ -2,7 +2,7 @@ use super::open_model::{Model, StageSource};
 use crate::engine::{EngineOptions, Engines};
 use crate::graph::Graph;
 use crate::stage::{RunsOn, Sharing, Stage};
-use crate::weights::load_weights;
+use crate::weights::{load_weights, weight_hashes};
 use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
 use cotensor_hub::{Hub, ModelId};
 use cotensor_store::Store;
@@ -145,13 +145,8 @@ impl Runtime {
             }
             let holder = self.store.holder(producer);
             let weights = load_weights(&graph, &*self.store, &holder, producer)?;
-            let mut hasher = Hasher::new("cotensor space v1");
             let fingerprint = graph.fingerprint(&weights.hashes);
-            hasher.field(fingerprint.as_bytes());
-            for part in preprocessing {
-                hasher.field(part.as_bytes());
-            }
-            let space = Space(hasher.finish());
+            let space = space_of(fingerprint, preprocessing);
             // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its own.
             let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
@@ -174,4 +169,25 @@ impl Runtime {
             Ok(stage)
         })
     }
+
+    /// The space of `graph` as a stage, without loading it.
+    pub(crate) fn space(&self, mut graph: Graph, preprocessing: &[ContentHash]) -> Result<Space> {
+        self.engines.place(|engine, _| {
+            engine.check(&graph)?;
+            if engine.capabilities().widens_floats {
+                graph.widen();
+            }
+            Ok(space_of(graph.fingerprint(&weight_hashes(&graph, &*self.store)?), preprocessing))
+        })
+    }
+}
+
+/// The space of a stage: the fingerprint of its graph with weights, and of the preprocessing of its inputs.
+fn space_of(fingerprint: ContentHash, preprocessing: &[ContentHash]) -> Space {
+    let mut hasher = Hasher::new("cotensor space v1");
+    hasher.field(fingerprint.as_bytes());
+    for part in preprocessing {
+        hasher.field(part.as_bytes());
+    }
+    Space(hasher.finish())
 }

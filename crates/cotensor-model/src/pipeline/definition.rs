@@ -4,7 +4,7 @@ use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{AnswerKind, Family, Task, TextLimit};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The most bytes of a pipeline file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -35,6 +35,10 @@ pub struct User {
     pub model: String,
     /// The task.
     pub task: String,
+    /// The encoder of another model, whose output replaces that of the task's own encoder, which is neither loaded nor
+    /// run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder: Option<EncoderOf>,
     /// The head graph, `onnx/HEAD.onnx` in the model's folder, for tasks with a head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<String>,
@@ -70,6 +74,18 @@ pub struct User {
     /// The seed of the draws; 0 if none is given. Equal seeds give equal texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
+}
+
+/// The encoder of another model.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct EncoderOf {
+    /// The folder of the model, relative to the pipeline file, or its name on the hub.
+    pub model: String,
+    /// The file of the adapter between the spaces of the two encoders, relative to the pipeline file. Without a file, the
+    /// store has the adapter. Encoders of equal spaces need none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<PathBuf>,
 }
 
 impl Pipeline {
@@ -114,6 +130,9 @@ impl Pipeline {
             }
             if user.model.is_empty() {
                 return invalid(field("model"), "a folder or a name is required".into());
+            }
+            if user.encoder.as_ref().is_some_and(|encoder| encoder.model.is_empty()) {
+                return invalid(field("encoder.model"), "a folder or a name is required".into());
             }
             user.check_limits(&format!("user[{index}]"))?;
         }
@@ -192,6 +211,9 @@ impl User {
         }
         if self.prompt_name.is_some() && task.answer != AnswerKind::Sentence {
             return refuse("prompt_name", "reads no prompt");
+        }
+        if self.encoder.is_some() && task.answer == AnswerKind::Scores {
+            return refuse("encoder", "reads pairs of texts, which no other encoder has");
         }
         if self.texts.is_empty() && task.answer == AnswerKind::Scores {
             return refuse("texts", "needs texts, which it scores against the input text");

@@ -1,5 +1,6 @@
 //! Explains which users of a pipeline share which stages, and why other stages are not shared.
 
+use super::adapted::{EncoderUse, encoder_use};
 use super::definition::{Pipeline, User};
 use super::writing::run_roles;
 use crate::model::{Model, Runtime};
@@ -15,6 +16,8 @@ use std::sync::Arc;
 pub struct Explanation {
     /// The stages of all users, in order.
     pub stages: Vec<StageUse>,
+    /// The encoders that users read instead of a stage of their model, in order.
+    pub encoders: Vec<EncoderUse>,
     /// The weight bytes if each user loads its own copy.
     pub weight_bytes_unshared: u64,
     /// The weight bytes in the store: each content once.
@@ -84,12 +87,19 @@ impl<'a> Use<'a> {
 /// # Errors
 /// As [`Runtime::open`] and [`Model::stage`]; `Invalid` for a task that a family does not have.
 pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<Explanation> {
-    let mut uses = Vec::new();
+    let (mut uses, mut encoders) = (Vec::new(), Vec::new());
     for user in &pipeline.users {
         let model = runtime.open_relative(Path::new(&user.model), base)?;
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         user.check_task(task)?;
+        let replaced = encoder_use(user, &model, base, runtime)?;
         for role in run_roles(&model, task) {
+            if let Some((encoder, source)) = replaced.as_ref().filter(|(encoder, _)| encoder.role == role) {
+                let sources = source.family().stage(&encoder.source_role)?.inputs.values().cloned().collect();
+                uses.push(Use::new(user, source, source.stage(&encoder.source_role)?, sources, &uses));
+                encoders.push(encoder.clone());
+                continue;
+            }
             let mut sources: Vec<String> = model.family().stage(role)?.inputs.values().cloned().collect();
             let stage = model.stage(role)?;
             if let Some((before, input)) = stage.before() {
@@ -114,6 +124,7 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
         weight_bytes_unshared: uses.iter().map(|each| weight_bytes(&each.stage)).sum(),
         weight_bytes_shared: contents.values().map(|&bytes| bytes as u64).sum(),
         stages: uses.iter().map(|each| describe(each, &uses)).collect(),
+        encoders,
     })
 }
 

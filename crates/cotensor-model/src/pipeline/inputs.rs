@@ -1,3 +1,4 @@
+use super::adapted::Foreign;
 use crate::model::{Model, StageSource};
 use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
@@ -5,6 +6,7 @@ use cotensor_core::{ContentHash, Error, Hasher, Kind, Result, size};
 use cotensor_preprocess::{audio_length, decode_audio_start, decode_image, image_size, resample};
 use cotensor_store::{Holder, Key};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The most bytes of an input file.
 const INPUT_BYTES_MAX: u64 = 1 << 30;
@@ -16,11 +18,12 @@ const MASK_PIXELS_MAX: usize = 1 << 24;
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
     text: Option<String>,
-    image: Option<InputFile>,
-    audio: Option<InputFile>,
+    image: Option<Arc<InputFile>>,
+    audio: Option<Arc<InputFile>>,
+    foreign: Option<Foreign>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct InputFile {
     path: PathBuf,
     bytes: Vec<u8>,
@@ -55,7 +58,7 @@ impl Inputs {
     /// # Errors
     /// `NotFound`, `Io`, or `Invalid` past the size limit.
     pub fn with_image(mut self, path: &Path) -> Result<Self> {
-        self.image = Some(InputFile::open(path)?);
+        self.image = Some(Arc::new(InputFile::open(path)?));
         Ok(self)
     }
 
@@ -64,7 +67,7 @@ impl Inputs {
     /// # Errors
     /// `Invalid` past the size limit.
     pub fn with_image_bytes(mut self, bytes: Vec<u8>) -> Result<Self> {
-        self.image = Some(InputFile::of("image", bytes)?);
+        self.image = Some(Arc::new(InputFile::of("image", bytes)?));
         Ok(self)
     }
 
@@ -73,7 +76,7 @@ impl Inputs {
     /// # Errors
     /// `Invalid` past the size limit.
     pub fn with_audio_bytes(mut self, bytes: Vec<u8>) -> Result<Self> {
-        self.audio = Some(InputFile::of("audio", bytes)?);
+        self.audio = Some(Arc::new(InputFile::of("audio", bytes)?));
         Ok(self)
     }
 
@@ -82,8 +85,19 @@ impl Inputs {
     /// # Errors
     /// As [`Inputs::with_image`].
     pub fn with_audio(mut self, path: &Path) -> Result<Self> {
-        self.audio = Some(InputFile::open(path)?);
+        self.audio = Some(Arc::new(InputFile::open(path)?));
         Ok(self)
+    }
+
+    /// Sets the output of another model's encoder.
+    #[must_use]
+    pub(super) fn with_foreign(mut self, foreign: Foreign) -> Self {
+        self.foreign = Some(foreign);
+        self
+    }
+
+    pub(super) fn foreign(&self) -> Option<&Foreign> {
+        self.foreign.as_ref()
     }
 
     /// The text.
@@ -92,6 +106,16 @@ impl Inputs {
     /// `Invalid` without a text.
     pub fn text(&self) -> Result<&str> {
         self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
+    }
+
+    /// The hash of all inputs.
+    pub(crate) fn identity(&self) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor inputs v1");
+        hasher.field(self.text.as_deref().unwrap_or_default().as_bytes());
+        for file in [&self.image, &self.audio] {
+            hasher.field(file.as_ref().map_or(&[][..], |file| file.hash.as_bytes()));
+        }
+        hasher.finish()
     }
 
     /// The image, preprocessed for `model`: `[1, 3, height, width]`, and whether this call preprocessed it. Shared like
@@ -107,7 +131,7 @@ impl Inputs {
     }
 
     fn image_file(&self) -> Result<&InputFile> {
-        self.image.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))
+        self.image.as_deref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))
     }
 
     /// Width and height of the image before preprocessing, in pixels.
@@ -181,7 +205,7 @@ impl Inputs {
     }
 
     fn audio_file(&self) -> Result<&InputFile> {
-        self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))
+        self.audio.as_deref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))
     }
 }
 

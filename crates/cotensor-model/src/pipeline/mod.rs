@@ -1,5 +1,6 @@
 //! Pipelines: several users, each a model and a task, on the same input.
 
+mod adapted;
 mod answer;
 pub mod decode;
 mod default_task;
@@ -17,9 +18,10 @@ mod task;
 mod text;
 mod writing;
 
+pub use adapted::{Encoded, EncoderUse, Medium, RowParts, Samples, encode, encoder_of, fit_adapter, inputs_of};
 pub use answer::{Answer, Object, Output};
 pub use default_task::default_task;
-pub use definition::{Pipeline, User};
+pub use definition::{EncoderOf, Pipeline, User};
 pub use explain::{Explanation, StageUse, explain};
 pub use inputs::Inputs;
 pub use report::{Constant, StageReport, UserReport};

@@ -43,8 +43,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Opens a stage of the family, runs it on the values that its definition names, and returns its first output.
+    /// Opens a stage of the family, runs it on the values that its definition names, and returns its first output; or the
+    /// output of another model's encoder in its place.
     pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Value> {
+        if let Some(value) = self.given(def, inputs)? {
+            return Ok(value);
+        }
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
         let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&def.role, def, &stage))?;
         self.run_stage(def, &stage, inputs, output)
@@ -120,7 +124,7 @@ impl<'a> Run<'a> {
         let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage))?;
         let mut all = Vec::new();
         for text in &user.texts {
-            self.encode_texts(task, user, def, stage, &[text])?;
+            self.encode_texts(task, user, def, Some(stage), &[text])?;
             let row = self.run_stage(def, stage, inputs, output)?;
             all.extend_from_slice(&read(&row, &task.name, None)?.1);
         }
@@ -131,18 +135,19 @@ impl<'a> Run<'a> {
         Ok(value)
     }
 
-    /// Tokenizes texts for a stage, with the limits of the task and the number of tokens that the graph reads.
+    /// Tokenizes texts for a stage, with the limits of the task and the number of tokens that the graph reads; `None` for a
+    /// stage that does not run.
     pub(super) fn encode_texts(
         &mut self,
         task: &Task,
         user: &User,
         def: &StageDef,
-        stage: &Stage,
+        stage: Option<&Stage>,
         texts: &[&str],
     ) -> Result<Text> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
-        let mut length = fixed_length(def, stage);
+        let mut length = stage.and_then(|stage| fixed_length(def, stage));
         if def.fills_texts && length.is_none() {
             length = Some(tokenizer.max_tokens().ok_or_else(|| {
                 Error::invalid("a number is required: this family reads texts that are filled up to this length")
@@ -185,7 +190,7 @@ impl<'a> Run<'a> {
     }
 
     /// Sets tokenized texts as the next input.
-    fn set_texts(&mut self, batch: &TokenBatch) {
+    pub(super) fn set_texts(&mut self, batch: &TokenBatch) {
         self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
         self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
         self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
@@ -322,6 +327,6 @@ pub(super) struct Text {
     pub(super) prompt_tokens: usize,
 }
 
-fn milliseconds(time: Duration) -> f64 {
+pub(super) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }

@@ -25,10 +25,17 @@ pub(super) fn write(
     let mut text_ids = Vec::new();
     for role in encoder_roles(run.model, task) {
         let def = run.model.family().stage(role)?;
+        if run.given(def, inputs)?.is_some() {
+            // The decoder reads the mask. Adapters are fitted on texts without a prefix.
+            if def.reads("text") {
+                text_ids = run.encode_texts(task, user, def, None, &[inputs.text()?])?.batch.ids.as_i64()?.to_vec();
+            }
+            continue;
+        }
         let stage = run.load(role, |model| model.stage(role))?;
-        if def.inputs.values().any(|source| source.starts_with("text.")) {
+        if def.reads("text") {
             let text = text_of(&config, user, inputs)?;
-            text_ids = run.encode_texts(task, user, def, &stage, &[&text])?.batch.ids.as_i64()?.to_vec();
+            text_ids = run.encode_texts(task, user, def, Some(&stage), &[&text])?.batch.ids.as_i64()?.to_vec();
         }
         let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(role, def, &stage))?;
         run.run_stage(def, &stage, inputs, output)?;

@@ -38,22 +38,8 @@ fn load_at(
     producer: &str,
     now: SystemTime,
 ) -> Result<LoadedWeights> {
-    let mut files = WeightFiles::default();
-    for weight in graph.weights() {
-        files.open(&weight.source.file)?;
-    }
-    let key = files.identity(graph);
+    let (files, hashes) = hashes_at(graph, store, now)?;
     let count = graph.weights().len();
-    let hashes = match store.get_note(&key).and_then(|note| read_note(&note, count)) {
-        Some(hashes) => hashes,
-        None => {
-            let hashes = hash_weights(graph.weights(), &files)?;
-            if files.settled(now) {
-                store.put_note(&key, &write_note(&hashes));
-            }
-            hashes
-        }
-    };
     let specs: Vec<BlobSpec> = graph
         .weights()
         .iter()
@@ -75,6 +61,30 @@ fn load_at(
         ));
     }
     Ok(LoadedWeights { leases, hashes })
+}
+
+/// The content hashes of the weights of `graph`, in their order: from the store's note, or by reading the files.
+///
+/// # Errors
+/// As [`load_weights`].
+pub fn weight_hashes(graph: &Graph, store: &dyn Store) -> Result<Vec<ContentHash>> {
+    hashes_at(graph, store, SystemTime::now()).map(|(_, hashes)| hashes)
+}
+
+fn hashes_at(graph: &Graph, store: &dyn Store, now: SystemTime) -> Result<(WeightFiles, Vec<ContentHash>)> {
+    let mut files = WeightFiles::default();
+    for weight in graph.weights() {
+        files.open(&weight.source.file)?;
+    }
+    let key = files.identity(graph);
+    if let Some(hashes) = store.get_note(&key).and_then(|note| read_note(&note, graph.weights().len())) {
+        return Ok((files, hashes));
+    }
+    let hashes = hash_weights(graph.weights(), &files)?;
+    if files.settled(now) {
+        store.put_note(&key, &write_note(&hashes));
+    }
+    Ok((files, hashes))
 }
 
 /// Reads weights into memory of the store.

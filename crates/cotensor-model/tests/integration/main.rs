@@ -2,6 +2,7 @@
 //! its process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapters;
 mod configuration;
 mod engine;
 mod engine_choice;

@@ -2,6 +2,7 @@ use super::stream::TextStream;
 use crate::array::Array;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
+use std::ops::Range;
 use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
 use tokenizers::{EncodeInput, Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams};
 
@@ -181,6 +182,17 @@ impl TextProcessor {
             added: added.map(|added| added != 0).collect(),
             truncated: encodings.iter().map(|encoding| !encoding.get_overflowing().is_empty()).collect(),
         })
+    }
+
+    /// The bytes of `text` that each of its tokens covers; empty for a token that the tokenizer adds.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn spans(&self, text: &str) -> Result<Vec<Range<usize>>> {
+        let encoding = self.tokenizer.encode(text, true);
+        let encoding = encoding.map_err(|error| Error::invalid(format!("cannot tokenize: {error}")))?;
+        let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
+        Ok(offsets.map(|(&(start, end), &added)| if added == 0 { start..end } else { 0..0 }).collect())
     }
 
     /// The most tokens of a text, if the configuration limits them.

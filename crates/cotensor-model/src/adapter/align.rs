@@ -1,0 +1,244 @@
+//! Alignment of the rows of two encoders that read the same input: tokens by character offsets, patches of an image by
+//! their grid, frames of audio by time.
+
+use cotensor_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// For each row of the target, a weighted mean of rows of the source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alignment {
+    /// The rows of the source with their weights, which sum to one. Never empty.
+    rows: Vec<Vec<(usize, f32)>>,
+}
+
+impl Alignment {
+    /// The number of rows of the target.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The rows of the source, `[source rows, width]`, aligned to `[target rows, width]`.
+    ///
+    /// # Panics
+    /// When `source` has fewer rows than the alignment names.
+    pub fn apply(&self, source: &[f32], width: usize) -> Vec<f32> {
+        let mut aligned = vec![0.0; self.rows.len() * width];
+        for (row, target) in self.rows.iter().zip(aligned.chunks_exact_mut(width)) {
+            for &(index, weight) in row {
+                for (target, value) in target.iter_mut().zip(&source[index * width..][..width]) {
+                    *target += weight * value;
+                }
+            }
+        }
+        aligned
+    }
+
+    /// Aligns tokens by the characters that they cover. A token of the target becomes the mean of the source's tokens,
+    /// weighted by the number of common characters. A token without characters, which a tokenizer adds, becomes the
+    /// source's first or last token by its position; a token without common characters the nearest token.
+    ///
+    /// # Errors
+    /// `Invalid` without tokens.
+    pub fn of_tokens(source: &[Range<usize>], target: &[Range<usize>]) -> Result<Self> {
+        if source.is_empty() || target.is_empty() {
+            return Err(Error::invalid("no tokens to align"));
+        }
+        // Added tokens before the first token of the text are at the beginning.
+        let text_begin = target.iter().position(|span| !span.is_empty()).unwrap_or(target.len() / 2);
+        let row = |(position, span): (usize, &Range<usize>)| {
+            if span.is_empty() {
+                return vec![(if position < text_begin { 0 } else { source.len() - 1 }, 1.0)];
+            }
+            let common = |known: &Range<usize>| known.end.min(span.end).saturating_sub(known.start.max(span.start));
+            let total: usize = source.iter().map(common).sum();
+            if total > 0 {
+                let weighted = source.iter().map(common).enumerate().filter(|(_, common)| *common > 0);
+                return weighted.map(|(index, common)| (index, common as f32 / total as f32)).collect();
+            }
+            let distance = |known: &Range<usize>| match known.is_empty() {
+                true => usize::MAX,
+                false => span.start.saturating_sub(known.end) + known.start.saturating_sub(span.end),
+            };
+            let nearest = (0..source.len()).min_by_key(|&index| distance(&source[index])).unwrap_or(0);
+            vec![(nearest, 1.0)]
+        };
+        Ok(Self { rows: target.iter().enumerate().map(row).collect() })
+    }
+
+    /// Aligns patches of an image by their position: a patch is the mean of smaller patches in its place, or is interpolated
+    /// between the centers of larger ones. A class token becomes the source's
+    /// class token in the same position, or the mean of all patches if the source has none.
+    ///
+    /// A pooled embedding is a grid with one class token and no patch.
+    pub fn of_grids(source: &Grid, target: &Grid) -> Self {
+        let mean = || (0..source.rows()).map(|index| (index, 1.0 / source.rows() as f32)).collect::<Vec<_>>();
+        let class = |index: usize| match source.class_tokens {
+            0 => mean(),
+            tokens => vec![(index.min(tokens - 1), 1.0)],
+        };
+        let mut rows: Vec<_> = (0..target.class_tokens).map(class).collect();
+        for y in 0..target.height {
+            for x in 0..target.width {
+                if source.height * source.width == 0 {
+                    rows.push(class(0));
+                    continue;
+                }
+                let mut row = Vec::with_capacity(4);
+                for (source_y, weight_y) in between(y, target.height, source.height) {
+                    for (source_x, weight_x) in between(x, target.width, source.width) {
+                        let index = source.class_tokens + source_y * source.width + source_x;
+                        row.push((index, weight_y * weight_x));
+                    }
+                }
+                rows.push(row);
+            }
+        }
+        Self { rows }
+    }
+
+    /// Aligns `target` frames to `source` frames of the same audio: a frame is the mean of shorter frames in its time, or
+    /// is interpolated between the centers of longer ones.
+    ///
+    /// # Errors
+    /// `Invalid` without frames.
+    pub fn of_frames(source: usize, target: usize) -> Result<Self> {
+        if source == 0 || target == 0 {
+            return Err(Error::invalid("no frames to align"));
+        }
+        Ok(Self { rows: (0..target).map(|frame| between(frame, target, source)).collect() })
+    }
+}
+
+/// The parts of a line in `source` equal parts that part `index` of `target` equal parts corresponds to, with their
+/// weights: the parts that it covers, by length, if they are smaller; else the two with the nearest centers.
+fn between(index: usize, target: usize, source: usize) -> Vec<(usize, f32)> {
+    let scale = source as f64 / target as f64;
+    let (first, weights) = if scale >= 1.0 {
+        let (start, end) = (index as f64 * scale, (index + 1) as f64 * scale);
+        let first = start.floor() as usize;
+        let covered = |part: usize| (end.min((part + 1) as f64) - start.max(part as f64)) / scale;
+        (first, (first..source.min(end.ceil() as usize)).map(covered).collect())
+    } else {
+        let center = ((index as f64 + 0.5) * scale - 0.5).clamp(0.0, (source - 1) as f64);
+        (center.floor() as usize, vec![1.0 - center.fract(), center.fract()])
+    };
+    let weighted = weights.into_iter().enumerate().map(|(part, weight)| (first + part, weight as f32));
+    weighted.filter(|(_, weight)| *weight > 1e-6).collect()
+}
+
+/// The rows of an image encoder: class tokens, then patches row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Grid {
+    /// Tokens before the patches: class and distillation tokens.
+    pub class_tokens: usize,
+    /// Rows of patches.
+    pub height: usize,
+    /// Columns of patches.
+    pub width: usize,
+}
+
+/// The most class tokens that an encoder may have.
+const CLASS_TOKENS_MAX: usize = 8;
+
+impl Grid {
+    /// A single row for the whole image.
+    pub const POOLED: Grid = Grid { class_tokens: 1, height: 0, width: 0 };
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.class_tokens + self.height * self.width
+    }
+
+    /// The grid of an encoder with `rows` rows that reads images of `height` by `width` pixels: square patches without
+    /// gaps, after as few class tokens as possible.
+    ///
+    /// # Errors
+    /// `Unsupported` when the rows are no such grid.
+    pub fn of_image(rows: usize, height: usize, width: usize) -> Result<Self> {
+        if rows == 1 {
+            return Ok(Self::POOLED);
+        }
+        for class_tokens in 0..=CLASS_TOKENS_MAX.min(rows - 1) {
+            for size in (2..=height.min(width)).rev() {
+                let (height, width) = (height.div_ceil(size), width.div_ceil(size));
+                match (height * width).cmp(&(rows - class_tokens)) {
+                    std::cmp::Ordering::Less => {}
+                    std::cmp::Ordering::Equal => return Ok(Self { class_tokens, height, width }),
+                    std::cmp::Ordering::Greater => break,
+                }
+            }
+        }
+        Err(Error::unsupported(format!("{rows} rows are no grid of patches of an image of {height} x {width} pixels")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_take_the_mean_of_tokens_that_cover_the_same_characters() {
+        // "unbelievable cat": [CLS] un believ able cat [SEP] beside <s> unbelieve able cat </s>.
+        let source = [0..0, 0..2, 2..8, 8..12, 13..16, 0..0];
+        let target = [0..0, 0..9, 9..12, 13..16, 0..0];
+        let alignment = Alignment::of_tokens(&source, &target).unwrap();
+        let expected: Vec<Vec<(usize, f32)>> = vec![
+            vec![(0, 1.0)],
+            vec![(1, 2.0 / 9.0), (2, 6.0 / 9.0), (3, 1.0 / 9.0)],
+            vec![(3, 1.0)],
+            vec![(4, 1.0)],
+            vec![(5, 1.0)],
+        ];
+        assert_eq!(alignment.rows, expected);
+        let aligned = alignment.apply(&[9.0, 1.0, 2.0, 10.0, 4.0, 8.0], 1);
+        let expected = [9.0, 24.0 / 9.0, 10.0, 4.0, 8.0];
+        assert!(aligned.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{aligned:?}");
+    }
+
+    #[test]
+    fn token_without_common_characters_takes_the_nearest_token() {
+        let alignment = Alignment::of_tokens(&[0..0, 0..2, 10..12], &[3..4, 8..9]).unwrap();
+        assert_eq!(alignment.rows, [vec![(1, 1.0)], vec![(2, 1.0)]]);
+        assert!(Alignment::of_tokens(&[], &[0..1, 1..2]).is_err());
+    }
+
+    #[test]
+    fn grids_are_found_from_rows_and_pixels() {
+        let grid = |rows, height, width| Grid::of_image(rows, height, width).ok();
+        let found = |class_tokens, height, width| Some(Grid { class_tokens, height, width });
+        assert_eq!(grid(197, 224, 224), found(1, 14, 14));
+        assert_eq!(grid(198, 224, 224), found(2, 14, 14));
+        assert_eq!(grid(257, 224, 224), found(1, 16, 16));
+        assert_eq!(grid(950, 800, 1216), found(0, 25, 38));
+        assert_eq!(grid(1, 224, 224), Some(Grid::POOLED));
+        assert_eq!(grid(211, 224, 224), None);
+    }
+
+    #[test]
+    fn patches_and_frames_are_interpolated() {
+        let (source, target) =
+            (Grid { class_tokens: 1, height: 2, width: 2 }, Grid { class_tokens: 2, height: 1, width: 2 });
+        let alignment = Alignment::of_grids(&source, &target);
+        assert_eq!(alignment.apply(&[7.0, 1.0, 2.0, 3.0, 4.0], 1), [7.0, 7.0, 2.0, 3.0]);
+        let pooled = Alignment::of_grids(&Grid { class_tokens: 0, height: 2, width: 2 }, &Grid::POOLED);
+        assert_eq!(pooled.apply(&[1.0, 2.0, 3.0, 6.0], 1), [3.0]);
+        let frames = Alignment::of_frames(2, 4).unwrap();
+        assert_eq!(frames.apply(&[0.0, 4.0], 1), [0.0, 1.0, 3.0, 4.0]);
+        assert_eq!(Alignment::of_frames(4, 2).unwrap().apply(&[0.0, 2.0, 4.0, 8.0], 1), [1.0, 6.0]);
+    }
+
+    #[test]
+    fn weights_of_a_row_sum_to_one() {
+        for alignment in [
+            Alignment::of_frames(7, 50).unwrap(),
+            Alignment::of_grids(&Grid::of_image(50, 70, 70).unwrap(), &Grid::of_image(197, 224, 224).unwrap()),
+        ] {
+            for row in &alignment.rows {
+                let sum: f32 = row.iter().map(|(_, weight)| weight).sum();
+                assert!((sum - 1.0).abs() < 1e-6);
+            }
+        }
+    }
+}

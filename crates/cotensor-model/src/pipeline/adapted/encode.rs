@@ -1,0 +1,56 @@
+//! The rows that a single stage makes of an input, for programs that read tensors of stages rather than answers.
+
+use super::encoded::{Encoded, Medium, RowParts};
+use crate::model::Model;
+use crate::pipeline::inputs::Inputs;
+use crate::pipeline::run::Run;
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::family::StageDef;
+use cotensor_store::Holder;
+
+/// The first stage of the model that reads `medium`.
+///
+/// # Errors
+/// `Unsupported` when no stage does.
+pub fn encoder_of(model: &Model, medium: Medium) -> Result<&'static StageDef> {
+    model.family().stages.iter().find(|stage| stage.reads(medium.name())).ok_or_else(|| {
+        Error::unsupported(format!("{} has no stage that reads {}", model.family().title, medium.name()))
+            .in_file(model.folder())
+    })
+}
+
+/// Runs the first stage of `model` that reads `medium`, unless the store has its output.
+///
+/// # Errors
+/// As [`encoder_of`]; `Invalid` for a private copy of a model; the errors of preprocessing, loading and running.
+pub fn encode(model: &Model, medium: Medium, inputs: &Inputs, holder: &Holder) -> Result<Encoded> {
+    let def = encoder_of(model, medium)?;
+    let mut run = Run::new(model, holder);
+    if medium == Medium::Text {
+        let batch = run.tokenizer()?.encode(&[inputs.text()?])?;
+        run.set_texts(&batch);
+    }
+    let value = run.encode(def, inputs)?;
+    let parts = match medium {
+        Medium::Text => text_parts(model, inputs, value.shape().len() == 2)?,
+        Medium::Image => {
+            let (pixels, _) = inputs.pixels(model, holder)?;
+            let &[_, _, height, width] = pixels.shape() else {
+                return Err(Error::unsupported(format!("pixels of shape {:?}", pixels.shape())));
+            };
+            RowParts::Image(height, width)
+        }
+        Medium::Audio => RowParts::Audio,
+    };
+    Ok(Encoded { value, parts, space: model.space(&def.role)? })
+}
+
+/// The bytes of the text that each token of `model` covers, or that one row for the whole text covers if `pooled`.
+///
+/// # Errors
+/// As [`TextProcessor::encode`](cotensor_preprocess::TextProcessor::encode); `Invalid` without a text.
+pub(crate) fn text_parts(model: &Model, inputs: &Inputs, pooled: bool) -> Result<RowParts> {
+    let text = inputs.text()?;
+    let whole = 0..text.len();
+    Ok(RowParts::Tokens(if pooled { vec![whole] } else { model.text()?.spans(text)? }))
+}

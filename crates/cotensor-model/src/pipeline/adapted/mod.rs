@@ -1,0 +1,17 @@
+//! Outputs of encoders outside of their model: encoding an input with one stage, fitting adapters on samples, and taking
+//! the output of another model's encoder in place of one's own.
+
+mod encode;
+mod encoded;
+mod learn;
+mod samples;
+mod take;
+mod user;
+
+pub use encode::{encode, encoder_of};
+pub(super) use encoded::Foreign;
+pub use encoded::{Encoded, Medium, RowParts};
+pub use learn::fit_adapter;
+pub use samples::Samples;
+pub(super) use user::encoder_use;
+pub use user::{EncoderUse, inputs_of};
