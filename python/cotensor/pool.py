@@ -27,8 +27,8 @@ from .errors import InvalidError, UnsupportedError
 #: The default task for each combination of inputs, if the model supports it.
 _TASKS = {
     frozenset({"text"}): ("sentence-embedding", "text-generation", "text2text-generation"),
-    frozenset({"image"}): ("image-embedding", "object-detection"),
-    frozenset({"image", "text"}): ("image-text-retrieval",),
+    frozenset({"image"}): ("image-to-text", "image-embedding", "object-detection"),
+    frozenset({"image", "text"}): ("image-text-retrieval", "image-text-to-text"),
     frozenset({"image", "texts"}): ("zero-shot-image-classification",),
     frozenset({"audio"}): ("transcription",),
     frozenset({"text", "texts"}): ("rerank",),

@@ -119,6 +119,11 @@ impl Model {
         &self.config
     }
 
+    /// A value of config.json, which may be in an inner object: `vision_config.hidden_size`.
+    pub(crate) fn config_at(&self, path: &str) -> Option<&serde_json::Value> {
+        path.split('.').try_fold(&self.config, |value, name| value.get(name)).filter(|value| !value.is_null())
+    }
+
     /// Whether the files are unchanged since the model was opened.
     ///
     /// # Errors
@@ -231,13 +236,12 @@ impl Model {
 
     /// The place at which a stage is cut, from config.json.
     fn block_end(&self, blocks: &BlockFields) -> Option<BlockEnd> {
-        let value = |field: &str| field.split('.').try_fold(&self.config, |value, name| value.get(name));
-        let number = |field: &str| usize::try_from(value(field)?.as_u64()?).ok();
+        let number = |field: &str| usize::try_from(self.config_at(field)?.as_u64()?).ok();
         let (layers, width) = (number(&blocks.layers)?, number(&blocks.width)?);
         match &blocks.hidden_state {
             // Hidden state 0 is the input of the first block, -1 the result of the last.
             Some(field) => {
-                let index = value(field)?.as_i64()?;
+                let index = self.config_at(field)?.as_i64()?;
                 let before = if index < 0 {
                     (layers + 1).checked_sub(usize::try_from(-index).ok()?)?
                 } else {

@@ -6,6 +6,7 @@ pub mod decode;
 mod default_task;
 mod definition;
 mod explain;
+mod image_tokens;
 mod inputs;
 mod objects;
 mod outputs;

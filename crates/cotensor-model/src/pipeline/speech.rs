@@ -1,7 +1,7 @@
 //! Whisper's tasks: the spoken language, and the transcript.
 
 use super::answer::{Answer, Output, argmax, numbers, softmax};
-use super::decode::{GenerationConfig, Prompt};
+use super::decode::GenerationConfig;
 use super::definition::User;
 use super::inputs::Inputs;
 use super::run::Run;
@@ -74,7 +74,7 @@ pub(super) fn transcribe(
     let tokenizer = run.tokenizer()?;
     let of_text = |token: i64| !tokenizer.token(token).is_some_and(|token| is_timestamp(&token));
     let shown = Shown { before: &[], is_text: &of_text };
-    let written = writing.write(run, user, &config, &Prompt::of_ids(prompt), &shown, on_text)?;
+    let written = writing.write(run, user, &config, &prompt, &shown, on_text)?;
     let ids: Vec<u32> = written.iter().filter(|id| of_text(**id)).filter_map(|&id| u32::try_from(id).ok()).collect();
     let text = tokenizer.decode(&ids)?.trim().to_owned();
     Ok((Answer::Transcript { text, tokens: written.len() }, vec![Output::of_tokens(&written)]))

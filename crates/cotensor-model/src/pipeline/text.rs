@@ -1,8 +1,9 @@
 //! Texts that a decoder writes: continuations of a text, summaries, translations.
 
 use super::answer::{Answer, Output};
-use super::decode::{GenerationConfig, Prompt};
+use super::decode::GenerationConfig;
 use super::definition::User;
+use super::image_tokens;
 use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::run::Run;
@@ -44,14 +45,14 @@ pub(super) fn write(
     let ids = if task.prompt {
         let text = text_of(&config, user, inputs)?;
         text_ids = run.encode_text(&text)?;
-        text_ids.clone()
+        image_tokens::expanded(run, &text_ids)?
     } else {
         vec![config.start()?]
     };
     check_vocabulary(run.model, text_ids.iter().chain(&ids))?;
     let before = if task.prompt { ids.as_slice() } else { &[] };
     let shown = Shown { before, is_text: &|_| true };
-    let tokens = writing.write(run, user, &config, &Prompt::of_ids(ids.clone()), &shown, on_text)?;
+    let tokens = writing.write(run, user, &config, &ids, &shown, on_text)?;
     let text = decoded(run.tokenizer()?, before, &tokens)?;
     let answer = Answer::Text { text, tokens: tokens.len(), prompt_tokens: text_ids.len() };
     Ok((answer, vec![Output::of_tokens(&tokens)]))
@@ -83,12 +84,14 @@ fn decoded(tokenizer: &TextProcessor, before: &[i64], tokens: &[i64]) -> Result<
 
 /// Refuses tokens beyond the vocabulary in config.json: the tokenizer is of another model.
 fn check_vocabulary<'t>(model: &Model, mut ids: impl Iterator<Item = &'t i64>) -> Result<()> {
-    let Some(words) = model.config().get("vocab_size").and_then(serde_json::Value::as_i64) else { return Ok(()) };
+    let fields = ["vocab_size", "text_config.vocab_size"];
+    let words = fields.iter().find_map(|field| Some((*field, model.config_at(field)?.as_i64()?)));
+    let Some((field, words)) = words else { return Ok(()) };
     match ids.find(|&&id| id >= words || id < 0) {
         None => Ok(()),
         Some(id) => {
             let message = format!("{words} words; the tokenizer gives token {id}: it is of another model");
-            Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field("vocab_size"))
+            Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field(field))
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Runs the decoder of a model: a decoding is one result, which users with equal settings share.
 
-use super::decode::{Decoded, Decoder, DecoderGraph, GenerationConfig, OnToken, Prompt, decode};
+use super::decode::{Decoded, Decoder, DecoderGraph, Embed, GenerationConfig, OnToken, decode};
 use super::definition::User;
+use super::image_tokens::Images;
 use super::run::Run;
 use crate::engine::{Output, OwnMemory};
 use crate::stage::Stage;
@@ -56,7 +57,7 @@ impl Writing {
     pub(super) fn scores(&self, run: &mut Run<'_>, ids: &[i64]) -> Result<Value> {
         let values = run.values.clone();
         let decoder = self.decoder(&values, None);
-        let inputs = decoder.first_inputs(&Prompt::of_ids(ids))?;
+        let inputs = decoder.first_inputs(ids)?;
         let inputs: Vec<(&str, &Value)> = inputs.iter().map(|(name, value)| (*name, value)).collect();
         run.one(&self.prompt.0, &inputs, LOGITS, "start")
     }
@@ -70,12 +71,12 @@ impl Writing {
         run: &mut Run<'_>,
         user: &User,
         config: &GenerationConfig,
-        prompt: &Prompt,
+        prompt: &[i64],
         shown: &Shown<'_>,
         on_text: &mut OnText<'_>,
     ) -> Result<Vec<i64>> {
         let request = user.request();
-        let (settings, reason) = config.settings(&request, prompt.rows(), self.positions(run))?;
+        let (settings, reason) = config.settings(&request, prompt.len(), self.positions(run))?;
         for parameter in config.unapplied() {
             run.notice(format!("{parameter} of the model's configuration is not applied"));
         }
@@ -83,9 +84,13 @@ impl Writing {
             run.notice(format!("tokens are drawn with seed {}; another seed gives another text", sampling.seed));
         }
         let values = run.values.clone();
-        let embed = self.embed.as_ref().map(|stage| move |token| embed_token(stage, token));
-        let decoder = self.decoder(&values, embed.as_ref().map(|embed| embed as &dyn Fn(i64) -> Result<Value>));
-        let rows_max = prompt.rows() + settings.max;
+        let images = Images::of(run.model, &values)?;
+        let embed = self.embed.as_ref().map(|stage| {
+            let images = &images;
+            move |ids: &[i64]| images.embed(stage, ids)
+        });
+        let decoder = self.decoder(&values, embed.as_ref().map(|embed| embed as &Embed<'_>));
+        let rows_max = prompt.len() + settings.max;
         let of_prompt = self.identity(prompt, &values);
         let step_space = self.step.0.space().map_or(ContentHash::of(b""), |space| space.0);
         let tokenizer = run.tokenizer()?;
@@ -106,19 +111,20 @@ impl Writing {
                 // Without an encoder, the prompt's cache is a result of its own: users with an equal prompt share it.
                 let read = stage
                     .run_once("prompt", &[of_prompt], holder, |allocator| decoder.read_prompt(prompt, allocator))?;
-                decoder.resume(&read.outputs, prompt.rows(), rows_max)?
+                decoder.resume(&read.outputs, prompt.len(), rows_max)?
             } else if self.is_split() {
                 let read = decoder.read_prompt(prompt, &memory)?.into_iter().map(Output::into_array);
                 let read: Vec<Value> = read.map(|array| array.map(Value::from)).collect::<Result<_>>()?;
-                decoder.resume(&read, prompt.rows(), rows_max)?
+                decoder.resume(&read, prompt.len(), rows_max)?
             } else {
                 decoder.start(prompt, rows_max, &memory)?
             };
             let on_token: &mut OnToken<'_> = &mut on_token;
-            let Decoded { tokens, copied_bytes } = decode(state, scores, &prompt.ids, &settings, on_token, &memory)?;
+            let Decoded { tokens, copied_bytes } = decode(state, scores, prompt, &settings, on_token, &memory)?;
             copied.set(copied_bytes);
             Ok(vec![Array::i64([tokens.len()], tokens)?.into()])
         })?;
+        images.record_copies(run.model);
         let signature = format!("decoding:{}:{}", settings.hash().short(), of_prompt.short());
         run.note_decoding([&self.prompt.0, &self.step.0], &decoded, &signature, copied.get());
         let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i64()?.to_vec();
@@ -136,11 +142,7 @@ impl Writing {
         Ok(tokens)
     }
 
-    fn decoder<'d>(
-        &'d self,
-        values: &'d HashMap<String, Value>,
-        embed: Option<&'d dyn Fn(i64) -> Result<Value>>,
-    ) -> Decoder<'d> {
+    fn decoder<'d>(&'d self, values: &'d HashMap<String, Value>, embed: Option<&'d Embed<'d>>) -> Decoder<'d> {
         let half = |(stage, def): &'d (Arc<Stage>, &'static StageDef)| DecoderGraph { graph: &**stage.graph(), def };
         Decoder { def: self.def, prompt: half(&self.prompt), step: half(&self.step), values, embed }
     }
@@ -166,16 +168,17 @@ impl Writing {
     }
 
     /// What the decoder reads before its first token.
-    fn identity(&self, prompt: &Prompt, values: &HashMap<String, Value>) -> ContentHash {
+    fn identity(&self, prompt: &[i64], values: &HashMap<String, Value>) -> ContentHash {
         let mut hasher = Hasher::new("cotensor prompt v1");
-        hasher.number(prompt.ids.len() as u64);
-        prompt.ids.iter().for_each(|&id| {
+        hasher.number(prompt.len() as u64);
+        prompt.iter().for_each(|&id| {
             hasher.number(id as u64);
         });
-        if let Some(embeds) = &prompt.embeds {
-            hasher.field(embeds.identity().as_bytes());
+        if let Some(space) = self.embed.as_ref().and_then(|stage| stage.space()) {
+            hasher.field(space.0.as_bytes());
         }
-        for source in self.sources() {
+        let images = self.def.images.iter().map(|images| images.features.as_str());
+        for source in self.sources().into_iter().chain(images) {
             hasher.field(source.as_bytes());
             if let Some(value) = values.get(source) {
                 hasher.field(value.identity().as_bytes());
@@ -186,7 +189,7 @@ impl Writing {
 
     /// The number of positions of the model, if they are limited.
     fn positions(&self, run: &Run<'_>) -> Option<usize> {
-        let number = |field: &String| run.model.config().get(field).and_then(serde_json::Value::as_u64);
+        let number = |field: &String| run.model.config_at(field).and_then(serde_json::Value::as_u64);
         self.def.positions.iter().find_map(number).and_then(|positions| usize::try_from(positions).ok())
     }
 }
@@ -194,15 +197,4 @@ impl Writing {
 /// The roles of a task, in the form in which the model has its decoder.
 pub(super) fn run_roles<'m>(model: &'m crate::model::Model, task: &'m Task) -> Vec<&'m str> {
     model.family().roles(&task.stages, |role| model.has_graph(role))
-}
-
-fn embed_token(stage: &Stage, token: i64) -> Result<Value> {
-    let (inputs, outputs) = (stage.graph().inputs(), stage.graph().outputs());
-    let ([input], [output, ..]) = (inputs, outputs) else {
-        return Err(Error::unsupported("a graph of embeddings has one input").in_field(&stage.role));
-    };
-    let ids = [token];
-    let ids = crate::tensor::TensorRef::i64(&[1, 1], &ids)?;
-    let mut embeds = stage.graph().run_alone(&[(&input.name, ids)], &[&output.name])?;
-    embeds.pop().map(Value::from).ok_or_else(|| Error::corrupt("no embeddings").in_field(&stage.role))
 }

@@ -10,6 +10,7 @@ mod export_forms;
 mod graph_fingerprint;
 mod graph_hostile;
 mod greedy_decoding;
+mod image_texts;
 mod object_detection;
 mod pipeline;
 mod pipeline_inputs;

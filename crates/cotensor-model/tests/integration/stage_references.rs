@@ -122,9 +122,9 @@ fn detr_stages_match_the_reference() {
 }
 
 #[test]
-fn image_sides_of_blip_and_llava_match_the_reference() {
-    check("blip", &["vision_model"]);
-    check("llava", &["vision_encoder"]);
+fn blip_and_llava_stages_match_the_reference() {
+    check("blip", &["vision_model", "decoder_model", "decoder_with_past_model"]);
+    check("llava", &["vision_encoder", "embed_tokens", "decoder_model_merged"]);
 }
 
 #[test]

@@ -96,10 +96,31 @@ pub struct DecoderDef {
     /// The role of the graph that embeds tokens, for graphs that read embeddings.
     #[serde(default)]
     pub embed: Option<String>,
-    /// Fields of config.json with the number of positions; the first that exists counts. Empty for a model whose
-    /// positions are not limited.
+    /// Images in a text, for a decoder that reads their features between its tokens.
+    #[serde(default)]
+    pub images: Option<ImageTokens>,
+    /// The field of config.json with the token that starts a text, where this is not a parameter of generation. This
+    /// field and those below may be in an inner object: `text_config.bos_token_id`.
+    #[serde(default)]
+    pub start: Option<String>,
+    /// The field with the tokens that end a text, where these are not parameters of generation.
+    #[serde(default)]
+    pub ends: Option<String>,
+    /// Fields with the number of positions; the first that exists counts. Empty for a model whose positions are not
+    /// limited.
     #[serde(default)]
     pub positions: Vec<String>,
+}
+
+/// How a decoder reads images.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageTokens {
+    /// Fields of config.json with the token that stands for an image in a text; the first that exists counts.
+    pub token: Vec<String>,
+    /// The source of the image's features, which the decoder reads in place of the token's embedding:
+    /// `vision_encoder.image_features`.
+    pub features: String,
 }
 
 fn past() -> String {

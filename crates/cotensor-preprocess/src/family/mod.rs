@@ -5,7 +5,9 @@ mod tables;
 mod task;
 mod variant;
 
-pub use definition::{BlockFields, DecoderDef, EncoderFields, Family, LOGITS, Probability, Similarity, StageDef};
+pub use definition::{
+    BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef,
+};
 pub use tables::{families, family_of, kinds_by_name, tasks, variants};
 pub use task::{AnswerKind, Task, TextLimit};
 pub use variant::{Variant, variant};

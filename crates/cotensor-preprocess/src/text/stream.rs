@@ -5,7 +5,7 @@ use tokenizers::Tokenizer;
 const INCOMPLETE: char = '\u{fffd}';
 
 /// Turns token ids into text one by one. The pieces together are the text of all ids: a token that is only a part of a
-/// character gives its piece with the token that completes it.
+/// character gives its piece with the token that completes it, and a byte with the token after the last byte.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     ids: Vec<u32>,
@@ -28,11 +28,19 @@ impl<'a> TextStream<'a> {
     pub fn step(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         let piece = self.rest()?;
-        if piece.is_empty() || piece.ends_with(INCOMPLETE) {
+        if piece.is_empty() || piece.ends_with(INCOMPLETE) || self.is_byte(id) {
             return Ok(String::new());
         }
         (self.start, self.given) = (self.given, self.ids.len());
         Ok(piece)
+    }
+
+    /// Whether a token is one byte of SentencePiece (`<0x0A>`). The bytes up to the next other token decide together
+    /// whether they are characters.
+    fn is_byte(&self, id: u32) -> bool {
+        let token = self.tokenizer.id_to_token(id).unwrap_or_default();
+        let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+        digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
     }
 
     /// The text of the ids that completed no character.

@@ -83,7 +83,15 @@ impl GenerationConfig {
         };
         for name in ["decoder_start_token_id", "eos_token_id", "bos_token_id", "pad_token_id"] {
             let known = values.get(name).is_some_and(|value| !value.is_null());
-            if let (false, Some(value)) = (known, model.config().get(name)) {
+            let of_model = || model.config_at(name).or_else(|| model.config_at(&format!("text_config.{name}")));
+            if let (false, Some(value)) = (known, of_model()) {
+                values.insert(name.to_owned(), value.clone());
+            }
+        }
+        let decoder = model.family().decoder.as_ref();
+        let fields = decoder.map(|def| [("decoder_start_token_id", &def.start), ("eos_token_id", &def.ends)]);
+        for (name, field) in fields.into_iter().flatten() {
+            if let Some(value) = field.as_ref().and_then(|field| model.config_at(field)) {
                 values.insert(name.to_owned(), value.clone());
             }
         }

@@ -16,26 +16,8 @@ pub struct DecoderGraph<'a> {
     pub def: &'a StageDef,
 }
 
-/// What a decoder reads first.
-#[derive(Clone, Default)]
-pub struct Prompt {
-    /// Token ids.
-    pub ids: Vec<i64>,
-    /// The embeddings of the tokens, `[1, tokens, width]`, for a graph that reads `tokens.embeds`.
-    pub embeds: Option<Value>,
-}
-
-impl Prompt {
-    /// A prompt of token ids.
-    pub fn of_ids(ids: impl Into<Vec<i64>>) -> Self {
-        Self { ids: ids.into(), embeds: None }
-    }
-
-    /// The number of tokens.
-    pub fn rows(&self) -> usize {
-        self.embeds.as_ref().and_then(|embeds| embeds.shape().get(1).copied()).unwrap_or(self.ids.len())
-    }
-}
+/// Gives the embeddings of tokens, `[1, tokens, width]`.
+pub type Embed<'a> = dyn Fn(&[i64]) -> Result<Value> + 'a;
 
 /// A decoder: one graph that reads the prompt and later tokens, or one for each.
 #[derive(Clone)]
@@ -48,8 +30,8 @@ pub struct Decoder<'a> {
     pub step: DecoderGraph<'a>,
     /// Values of other stages by source: `encoder.last_hidden_state`, `text.mask`.
     pub values: &'a HashMap<String, Value>,
-    /// Embeds a token, `[1, 1, width]`, for graphs that read `tokens.embeds`.
-    pub embed: Option<&'a dyn Fn(i64) -> Result<Value>>,
+    /// Embeds tokens, for graphs that read `tokens.embeds`.
+    pub embed: Option<&'a Embed<'a>>,
 }
 
 /// A value of the cache: the output and the input with it.
@@ -70,7 +52,7 @@ impl<'a> Decoder<'a> {
     /// not describe; `Corrupt` when outputs and inputs of the graphs do not match.
     pub fn start(
         &self,
-        prompt: &Prompt,
+        prompt: &[i64],
         rows_max: usize,
         allocator: &dyn OutputAllocator,
     ) -> Result<(DecoderState<'a>, Vec<f32>)> {
@@ -84,7 +66,7 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn read_prompt(&self, prompt: &Prompt, allocator: &dyn OutputAllocator) -> Result<Vec<Output>> {
+    pub fn read_prompt(&self, prompt: &[i64], allocator: &dyn OutputAllocator) -> Result<Vec<Output>> {
         let cached = self.cached(self.prompt, true)?;
         let inputs = self.first_inputs(prompt)?;
         let views = inputs.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<Vec<_>>>()?;
@@ -118,7 +100,7 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn first_inputs(&self, prompt: &Prompt) -> Result<Vec<(&'a str, Value)>> {
+    pub fn first_inputs(&self, prompt: &[i64]) -> Result<Vec<(&'a str, Value)>> {
         self.inputs(self.prompt, prompt, 0, &RunState::new(), &[])
     }
 
@@ -154,12 +136,12 @@ impl<'a> Decoder<'a> {
     pub(super) fn inputs(
         &self,
         half: DecoderGraph<'a>,
-        tokens: &Prompt,
+        tokens: &[i64],
         rows: usize,
         state: &RunState,
         past: &[(String, Value)],
     ) -> Result<Vec<(&'a str, Value)>> {
-        let new = tokens.rows();
+        let new = tokens.len();
         let positions = || (rows..rows + new).map(|row| row as i64).collect::<Vec<_>>();
         let mut bound = Vec::new();
         for port in half.graph.inputs().iter().filter(|port| !state.has(&port.name)) {
@@ -172,7 +154,7 @@ impl<'a> Decoder<'a> {
             let one = if scalar { vec![] } else { vec![1] };
             let source = half.def.inputs.get(name).or_else(|| half.def.inputs_optional.get(name));
             let value = match source.map(String::as_str) {
-                Some("tokens.ids") => Array::i64([1, tokens.ids.len()], tokens.ids.clone())?.into(),
+                Some("tokens.ids") => Array::i64([1, new], tokens.to_vec())?.into(),
                 Some("tokens.embeds") => self.embeds(tokens)?,
                 Some("tokens.mask") => Array::i64([1, rows + new], vec![1; rows + new])?.into(),
                 Some("tokens.positions") => Array::i64([1, new], positions())?.into(),
@@ -193,12 +175,9 @@ impl<'a> Decoder<'a> {
         Ok(bound)
     }
 
-    fn embeds(&self, tokens: &Prompt) -> Result<Value> {
-        match (&tokens.embeds, self.embed, tokens.ids.as_slice()) {
-            (Some(embeds), ..) => Ok(embeds.clone()),
-            (None, Some(embed), [token]) => embed(*token),
-            _ => Err(Error::invalid("the decoder reads embeddings, and the prompt has none").in_field("tokens.embeds")),
-        }
+    fn embeds(&self, tokens: &[i64]) -> Result<Value> {
+        let embed = self.embed.ok_or_else(|| Error::unsupported("the family has no graph that embeds tokens"))?;
+        embed(tokens)
     }
 
     /// What a run of `half` keeps. Fixed values are kept from the first run only.

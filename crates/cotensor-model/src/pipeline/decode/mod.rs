@@ -13,7 +13,7 @@ mod steps;
 
 pub(crate) use config::NEW_TOKENS_MAX;
 pub use config::{GenerationConfig, Request};
-pub use decoder::{Decoder, DecoderGraph, Prompt};
+pub use decoder::{Decoder, DecoderGraph, Embed};
 pub use sampling::Sampling;
 pub use scores::process;
 pub use settings::Settings;

@@ -1,4 +1,4 @@
-use super::decoder::{Cached, Decoder, DecoderGraph, Prompt, last_row};
+use super::decoder::{Cached, Decoder, DecoderGraph, last_row};
 use crate::engine::{OutputAllocator, RunState};
 use crate::tensor::Value;
 use cotensor_core::{Error, Result};
@@ -27,13 +27,13 @@ impl<'a> DecoderState<'a> {
     /// # Errors
     /// As [`LoadedGraph::run_keeping`](crate::engine::LoadedGraph::run_keeping).
     pub fn read(&mut self, tokens: &[i64], allocator: &dyn OutputAllocator) -> Result<Vec<f32>> {
-        self.run(self.decoder.step, &Prompt::of_ids(tokens), allocator)
+        self.run(self.decoder.step, tokens, allocator)
     }
 
     pub(super) fn run(
         &mut self,
         half: DecoderGraph<'a>,
-        tokens: &Prompt,
+        tokens: &[i64],
         allocator: &dyn OutputAllocator,
     ) -> Result<Vec<f32>> {
         let is_first = self.rows == 0;
@@ -50,7 +50,7 @@ impl<'a> DecoderState<'a> {
         let mut logits = half.graph.run_keeping(&views, &[LOGITS], &mut self.state, &keep, allocator)?;
         // The engine has the values that it extends; the others stay in the store.
         self.past.retain(|(input, _)| keep.iter().all(|keep| keep.input != *input));
-        self.rows += tokens.rows();
+        self.rows += tokens.len();
         let logits = logits.pop().ok_or_else(|| Error::corrupt("the decoder gave no logits").in_field(LOGITS))?;
         last_row(logits.into_array()?)
     }
