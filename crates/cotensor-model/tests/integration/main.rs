@@ -23,3 +23,4 @@ mod stage_references;
 mod support;
 mod text_generation;
 mod trunk_and_head;
+mod variants;
