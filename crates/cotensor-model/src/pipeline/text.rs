@@ -8,7 +8,7 @@ use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::run::Run;
 use super::task::texts_of;
-use super::writing::{OnText, Shown, Writing, run_roles};
+use super::writing::{OnText, Shown, Writing, run_roles, vocabulary};
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::TextProcessor;
@@ -84,10 +84,8 @@ fn decoded(tokenizer: &TextProcessor, before: &[i64], tokens: &[i64]) -> Result<
 
 /// Refuses tokens beyond the vocabulary in config.json: the tokenizer is of another model.
 fn check_vocabulary<'t>(model: &Model, mut ids: impl Iterator<Item = &'t i64>) -> Result<()> {
-    let fields = ["vocab_size", "text_config.vocab_size"];
-    let words = fields.iter().find_map(|field| Some((*field, model.config_at(field)?.as_i64()?)));
-    let Some((field, words)) = words else { return Ok(()) };
-    match ids.find(|&&id| id >= words || id < 0) {
+    let Some((field, words)) = vocabulary(model) else { return Ok(()) };
+    match ids.find(|&&id| usize::try_from(id).map_or(true, |id| id >= words)) {
         None => Ok(()),
         Some(id) => {
             let message = format!("{words} words; the tokenizer gives token {id}: it is of another model");

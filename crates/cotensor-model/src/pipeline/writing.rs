@@ -5,6 +5,7 @@ use super::definition::User;
 use super::image_tokens::Images;
 use super::run::Run;
 use crate::engine::{Output, OwnMemory};
+use crate::model::Model;
 use crate::stage::Stage;
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
@@ -103,7 +104,7 @@ impl Writing {
             _ => Ok(()),
         };
         let copied = Cell::new(0);
-        let holder = run.holder;
+        let (model, holder) = (run.model, run.holder);
         let stage = &self.prompt.0;
         let decoded = stage.run_once("decoding", &[settings.hash(), step_space, of_prompt], holder, |allocator| {
             let memory = OwnMemory::counted_by(allocator);
@@ -119,6 +120,7 @@ impl Writing {
             } else {
                 decoder.start(prompt, rows_max, &memory)?
             };
+            check_logits(model, &scores)?;
             let on_token: &mut OnToken<'_> = &mut on_token;
             let Decoded { tokens, copied_bytes } = decode(state, scores, prompt, &settings, on_token, &memory)?;
             copied.set(copied_bytes);
@@ -194,7 +196,24 @@ impl Writing {
     }
 }
 
+/// The number of words in config.json, and its field.
+pub(super) fn vocabulary(model: &Model) -> Option<(&'static str, usize)> {
+    let number = |field| usize::try_from(model.config_at(field)?.as_u64()?).ok();
+    ["vocab_size", "text_config.vocab_size"].into_iter().find_map(|field| Some((field, number(field)?)))
+}
+
+/// Refuses logits of another number of words than config.json has.
+fn check_logits(model: &Model, scores: &[f32]) -> Result<()> {
+    match vocabulary(model).filter(|(_, words)| *words != scores.len()) {
+        None => Ok(()),
+        Some((field, words)) => {
+            let message = format!("{words} words; the graph gives logits of {}", scores.len());
+            Err(Error::corrupt(message).in_file(model.folder().join("config.json")).in_field(field))
+        }
+    }
+}
+
 /// The roles of a task, in the form in which the model has its decoder.
-pub(super) fn run_roles<'m>(model: &'m crate::model::Model, task: &'m Task) -> Vec<&'m str> {
+pub(super) fn run_roles<'m>(model: &'m Model, task: &'m Task) -> Vec<&'m str> {
     model.family().roles(&task.stages, |role| model.has_graph(role))
 }

@@ -267,6 +267,10 @@ fn bad_models_and_options_are_refused_by_name() {
         writer("t5", 4),
     );
     assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("decoder_with_past_model"), "{error}");
+    // A graph of another model.
+    let error = refused("llama", &|folder| set(folder, "config.json", "vocab_size", json!(500)), writer("llama", 4));
+    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("logits of 480"), "{error}");
+    assert!(error.file().unwrap().ends_with("config.json") && error.field() == Some("vocab_size"), "{error}");
     // A tokenizer of another model.
     let error = refused("llama", &|folder| set(folder, "config.json", "vocab_size", json!(40)), writer("llama", 4));
     assert!(error.file().unwrap().ends_with("config.json") && error.field() == Some("vocab_size"), "{error}");
