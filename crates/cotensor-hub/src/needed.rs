@@ -166,6 +166,7 @@ mod tests {
         "model.safetensors.index.json",
         "onnx/decoder_model.onnx",
         "onnx/decoder_model_fp16.onnx",
+        "onnx/decoder_model_merged.onnx",
         "onnx/decoder_with_past_model.onnx",
         "onnx/encoder_model.onnx",
         "onnx/encoder_model.onnx_data",
@@ -196,6 +197,10 @@ mod tests {
             "onnx/head.audio.onnx",
         ];
         assert_eq!(paths(&plain), expected);
+        // Without the pair of graphs, the merged one is needed.
+        let merged = files.iter().filter(|file| !file.path.contains("with_past")).cloned().collect::<Vec<_>>();
+        let merged = paths(&graphs(&id, whisper, &merged, None).unwrap());
+        assert_eq!(merged[..2], ["onnx/decoder_model_merged.onnx", "onnx/encoder_model.onnx"]);
         // A stage without the variant is needed as it is.
         let half = paths(&graphs(&id, whisper, &files, Some("fp16")).unwrap());
         assert!(half.contains(&"onnx/encoder_model_fp16.onnx_data".into()), "{half:?}");

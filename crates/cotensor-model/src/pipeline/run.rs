@@ -308,10 +308,17 @@ fn fixed_length(def: &StageDef, stage: &Stage) -> Option<usize> {
 impl Run<'_> {
     /// Reports a decoding: its time under the stage that reads single tokens, with the bytes of the cache that the
     /// engine copied.
-    pub(super) fn note_decoding(&mut self, [prompt, step]: [&Stage; 2], run: &StageRun, signature: &str, copied: u64) {
+    pub(super) fn note_decoding(
+        &mut self,
+        step: &Stage,
+        others: &[&Stage],
+        run: &StageRun,
+        signature: &str,
+        copied: u64,
+    ) {
         self.note(step, run, signature);
-        for report in self.stages.iter_mut().filter(|report| report.signature.is_empty() && report.role == prompt.role)
-        {
+        let is_other = |report: &StageReport| others.iter().any(|stage| report.role == stage.role);
+        for report in self.stages.iter_mut().filter(|report| report.signature.is_empty() && is_other(report)) {
             (report.signature, report.computed) = (signature.to_owned(), run.computed);
         }
         if let Some(report) = self.stages.iter_mut().rfind(|report| report.role == step.role) {

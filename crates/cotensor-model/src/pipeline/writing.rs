@@ -128,7 +128,8 @@ impl Writing {
         })?;
         images.record_copies(run.model);
         let signature = format!("decoding:{}:{}", settings.hash().short(), of_prompt.short());
-        run.note_decoding([&self.prompt.0, &self.step.0], &decoded, &signature, copied.get());
+        let others: Vec<&Stage> = std::iter::once(&self.prompt.0).chain(&self.embed).map(|stage| &**stage).collect();
+        run.note_decoding(&self.step.0, &others, &decoded, &signature, copied.get());
         let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i64()?.to_vec();
         if !decoded.computed {
             tokens.iter().try_for_each(|&token| on_token(token))?;

@@ -53,6 +53,7 @@ fn captions_and_answers_equal_the_reference() {
             let Answer::Text { text, .. } = &report.answer else { panic!("{:?}", report.answer) };
             assert_eq!(text.trim_start(), greedy["text_of_tokens"].as_str().unwrap().trim_start(), "{family}");
             assert_eq!(&streamed, text);
+            assert!(report.stages.iter().all(|stage| stage.computed && !stage.signature.is_empty()), "{report:?}");
             // Another user gets the same text without a run.
             let again = run_user(&model, &writer(family), &inputs, &holder).unwrap();
             assert!(again.outputs == report.outputs && again.stages.iter().all(|stage| !stage.computed), "{again:?}");
