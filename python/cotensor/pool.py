@@ -30,7 +30,7 @@ _TASKS = {
     frozenset({"image"}): ("image-to-text", "image-embedding", "object-detection"),
     frozenset({"image", "text"}): ("image-text-retrieval", "image-text-to-text"),
     frozenset({"image", "texts"}): ("zero-shot-image-classification",),
-    frozenset({"audio"}): ("transcription",),
+    frozenset({"audio"}): ("transcription", "audio-embedding"),
     frozenset({"text", "texts"}): ("rerank",),
 }
 _INPUTS = ("text", "image", "audio", "texts")
@@ -95,19 +95,24 @@ class ResourcePoolBridgeIntegration:
 
         ``model_type`` is a kind (``"text_embedding"``), a modality (``"text"``, ``"vision"``, ``"audio"``) or a family
         (``"bert"``), which the model has to match. ``hardware_preferences["priority_list"]`` lists devices, the best first. The
-        model's ``skipped`` has the unavailable devices, each with the reason.
+        model's ``skipped`` has the unavailable devices, each with the reason. ``hardware_preferences["precision"]`` is the
+        variant of the model's graphs (``"fp16"``, ``"int8"``, ``"q4"``) or its number of bits (16, 8, 4); without it, the first
+        variant that the model has runs.
 
         Raises :class:`NotFoundError` without such a folder or name, :class:`InvalidError` for a model of another type,
-        :class:`UnsupportedError` if no preferred device is available, or for an unknown preference.
+        :class:`UnsupportedError` if no preferred device is available, and for an unknown preference or precision.
         """
         preferences = dict(hardware_preferences or {})
         devices = preferences.pop("priority_list", None)
+        precision = preferences.pop("precision", None)
         if preferences:
             unknown = ", ".join(sorted(map(str, preferences)))
             raise UnsupportedError(f"unsupported preference: {unknown}", field="hardware_preferences")
         if devices is not None:
             devices = [devices] if isinstance(devices, str) else [str(device) for device in devices]
-        found = await asyncio.to_thread(self._pool.get_model, model_type, model_name, devices)
+        if precision is not None:
+            precision = str(precision)
+        found = await asyncio.to_thread(self._pool.get_model, model_type, model_name, devices, precision)
         return Model(found, model_name)
 
     async def share_tensor_between_models(
@@ -121,7 +126,8 @@ class ResourcePoolBridgeIntegration:
         """Publishes an array as ``tensor_name``, with one counted copy, and acquires it for its producer and every consumer.
 
         Each holds it until it releases the tensor, or ``manager.release_model_tensors(model)`` does. ``storage_type`` is
-        ``"cpu"``; others raise :class:`UnsupportedError`.
+        ``"cpu"``. A tensor for ``"webgpu"`` or ``"webnn"`` is on the cpu too, with the reason in its ``skipped``; others raise
+        :class:`UnsupportedError`.
         """
         return await asyncio.to_thread(
             self._share, tensor_data, tensor_name, producer_model, list(consumer_models), storage_type
@@ -201,15 +207,8 @@ class Model:
         ``max_connections`` calls of the pool run.
         """
         given = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
-        given.update(more)
-        unknown = sorted(set(given) - {*_INPUTS, *_OPTIONS})
-        if unknown:
-            known = ", ".join((*_INPUTS, *_OPTIONS))
-            raise InvalidError(f"unknown input; known inputs are: {known}", field=str(unknown[0]))
-        given = {name: value for name, value in given.items() if value is not None}
+        given = as_inputs({**given, **more})
         task = given.pop("task", None) or self._task(given)
-        if "image" in given:
-            given["image"] = _image(given["image"])
         result: dict[str, Any] = self._model.run(task, user=self.name, **given)
         result["device"] = self.device
         return result
@@ -261,27 +260,56 @@ class Model:
         return f"<Model {self.name!r}, {self.family} on {self.device}>"
 
 
-def _image(image: Any) -> Union[str, bytes]:
-    """The path or the bytes of an image file."""
+def as_inputs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs and options of a call, as the extension reads them. ``imageData`` with ``width`` and ``height`` is an image."""
+    found = {name: value for name, value in given.items() if value is not None}
+    size = tuple(found.pop(name) for name in ("width", "height") if name in found)
+    for name in ("imageData", "image_data"):
+        if name in found and "image" not in found:
+            found["image"] = found.pop(name)
+    unknown = sorted(set(found) - {*_INPUTS, *_OPTIONS})
+    if unknown:
+        known = ", ".join((*_INPUTS, *_OPTIONS))
+        raise InvalidError(f"unknown input; known inputs are: {known}", field=str(unknown[0]))
+    if size and (len(size) != 2 or "image" not in found):
+        raise InvalidError("pass width and height together, with an image", field="width")
+    if "image" in found:
+        found["image"] = _image(found["image"], size)
+    return found
+
+
+def _image(image: Any, size: tuple[int, ...] = ()) -> Union[str, bytes]:
+    """The path or the bytes of an image file. ``size`` is the width and the height of pixels; other images have their own."""
     if isinstance(image, (bytes, bytearray, memoryview)):
-        return bytes(image)
+        pixels = bytes(image)
+        # A browser's ImageData: rows of red, green, blue and opacity, without a header.
+        if size and len(pixels) in (3 * size[0] * size[1], 4 * size[0] * size[1]):
+            import numpy
+
+            return _png(numpy.frombuffer(pixels, numpy.uint8).reshape(size[1], size[0], -1))
+        return pixels
     if isinstance(image, (str, os.PathLike)):
         return os.fsdecode(image)
     if hasattr(image, "save") and hasattr(image, "mode"):
         file = io.BytesIO()
         image.convert("RGB").save(file, format="PNG")
         return file.getvalue()
+    shape = tuple(getattr(image, "shape", ()))
+    if size and shape[:2] != (size[1], size[0]):
+        raise InvalidError(f"the image has shape {list(shape)}", field="width")
     return _png(image)
 
 
 def _png(array: Any) -> bytes:
-    """An array of uint8 [height, width, 3] as a PNG file."""
+    """An array of uint8 [height, width, 3] as a PNG file. A fourth channel, the opacity, is dropped."""
     import struct
     import zlib
 
     import numpy
 
     pixels = numpy.asarray(array)
+    if pixels.dtype == numpy.uint8 and pixels.ndim == 3 and pixels.shape[2] == 4:
+        pixels = pixels[..., :3]
     if pixels.dtype != numpy.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         message = f"an image is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}"
         raise InvalidError(message, field="image")

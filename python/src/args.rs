@@ -32,7 +32,7 @@ macro_rules! arguments {
 
 arguments! {
     "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
-        view_name, model_type, task, user, text, head, prompt_name, dtype, engine;
+        view_name, model_type, task, user, text, head, prompt_name, dtype, engine, precision;
     "True or False": keep, from_device, enable_shared_tensors, verbose, do_sample;
     "a number of seconds": recompute_seconds, timeout;
     "a non-negative number of bytes": offset;

@@ -30,5 +30,5 @@ def marked(each: Dict[str, Any]) -> Any:
         marks.append(pytest.mark.skipif(missing, reason=f"needs {each['needs']}"))
     if "waits_for" in each:
         marks.append(pytest.mark.xfail(strict=True, reason=f"row {each['waits_for']} of features.md", raises=AssertionError))
-    with_this = f" with {each['instead'][1]}" if "instead" in each else ""
+    with_this = f" with {each['instead'][1]}" if "instead" in each else f" {each['case']}" if "case" in each else ""
     return pytest.param(each, id=each["file"] + with_this, marks=marks)

@@ -93,8 +93,10 @@ def test_tensor_is_shared_between_models(pool: ResourcePoolBridgeIntegration) ->
     manager.release_model_tensors("vit")
     manager.release_model_tensors("clip")
     with pytest.raises(cotensor.UnsupportedError) as raised:
-        asyncio.run(pool.share_tensor_between_models([1.0], "x", "vit", ["clip"], storage_type="webgpu"))
-    assert "webgpu" in str(raised.value)
+        asyncio.run(pool.share_tensor_between_models([1.0], "x", "vit", ["clip"], storage_type="cuda"))
+    assert "cuda" in str(raised.value)
+    placed = asyncio.run(pool.share_tensor_between_models([1.0], "x", "vit", ["clip"], storage_type="webgpu"))
+    assert placed.storage_type == "cpu" and "browser" in placed.skipped["webgpu"]
 
 
 def test_unavailable_devices_are_skipped_with_reasons(pool: ResourcePoolBridgeIntegration) -> None:
@@ -104,9 +106,20 @@ def test_unavailable_devices_are_skipped_with_reasons(pool: ResourcePoolBridgeIn
     with pytest.raises(cotensor.UnsupportedError) as raised:
         get(pool, "text", "bert", hardware_preferences={"priority_list": ["webgpu"]})
     assert "webgpu" in str(raised.value)
-    with pytest.raises(cotensor.UnsupportedError) as raised:
-        get(pool, "text", "bert", hardware_preferences={"priority_list": ["cpu"], "precision": 2})
-    assert "precision" in str(raised.value)
+    for preference, value in (("precision", 2), ("mixed_precision", True)):
+        with pytest.raises(cotensor.UnsupportedError) as raised:
+            get(pool, "text", "bert", hardware_preferences={"priority_list": ["cpu"], preference: value})
+        assert preference in str(raised.value)
+
+
+def test_precision_chooses_the_variant_of_the_graphs(pool: ResourcePoolBridgeIntegration) -> None:
+    plain = get(pool, "text", "bert")
+    chosen = get(pool, "text", "bert", hardware_preferences={"precision": "fp32"})
+    assert chosen("Sample text")["answer"] == plain("Sample text")["answer"]
+    assert chosen.is_same_copy(get(pool, "text", "bert", hardware_preferences={"precision": 32}))
+    with pytest.raises(cotensor.NotFoundError) as raised:
+        get(pool, "text", "bert", hardware_preferences={"precision": 16})("Sample text")
+    assert "model_fp16.onnx" in str(raised.value)
 
 
 def test_wrong_models_and_inputs_are_refused(pool: ResourcePoolBridgeIntegration) -> None:

@@ -197,15 +197,24 @@ def test_share_between_models_acquires_for_all_or_none(manager: TensorSharingMan
 
 @pytest.mark.parametrize(
     ("storage", "error"),
-    [("webgpu", cotensor.UnsupportedError), ("webnn", cotensor.UnsupportedError), ("cuda", cotensor.UnsupportedError),
-     ("floppy", cotensor.InvalidError)],
-)  # fmt: skip
+    [("cuda", cotensor.UnsupportedError), ("cuda:1", cotensor.UnsupportedError), ("floppy", cotensor.InvalidError)],
+)
 def test_other_storage_types_are_refused(manager: TensorSharingManager, storage: str, error: type[Exception]) -> None:
     with pytest.raises(error) as raised:
         manager.register_shared_tensor("x", [2], storage_type=storage, producer_model="m")
     assert storage in str(raised.value) and raised.value.field == "storage_type"
     with pytest.raises(error):
         SharedTensor("x", [2], storage_type=storage)
+
+
+@pytest.mark.parametrize("storage", ["webgpu", "webnn"])
+def test_tensor_for_a_browser_is_on_the_cpu_with_the_reason(manager: TensorSharingManager, storage: str) -> None:
+    registered = manager.register_shared_tensor("x", [2], storage_type=storage, producer_model="m")
+    registered.numpy()[:] = 3
+    for tensor in (manager.get_shared_tensor("x", "other"), SharedTensor("x", [2], storage_type=storage)):
+        assert tensor.storage_type == "cpu" and "browser" in tensor.skipped[storage]
+    assert manager.get_shared_tensor("x", "other").numpy().tolist() == [3, 3]
+    assert manager.register_shared_tensor("y", [2], producer_model="m").skipped == {}
 
 
 def test_limit_of_a_daemon_cannot_be_set_by_a_client(daemon: Any) -> None:

@@ -25,6 +25,26 @@ impl Device {
     pub fn is_host(self) -> bool {
         self == Device::Cpu
     }
+
+    /// Why no program outside of a browser has the device; `None` for a device that a machine can have.
+    #[must_use]
+    pub fn browser_only(self) -> Option<&'static str> {
+        matches!(self, Device::WebGpu | Device::WebNn).then_some("only available in a browser")
+    }
+
+    /// The device that `storage_type` names, for a tensor in memory of this device. A device that only browsers have is a
+    /// preference: the tensor is in this memory instead if the result [is `browser_only`](Self::browser_only) and differs.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown name, `Unsupported` for another device. The field is `storage_type`.
+    pub fn storage(self, storage_type: &str) -> Result<Device> {
+        let wanted: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
+        if wanted == self || (self.is_host() && wanted.browser_only().is_some()) {
+            return Ok(wanted);
+        }
+        let message = format!("this store keeps tensors on {self}, not on {wanted}");
+        Err(Error::unsupported(message).in_field("storage_type"))
+    }
 }
 
 impl fmt::Display for Device {
@@ -71,6 +91,17 @@ mod tests {
             assert_eq!(device.to_string().parse::<Device>().unwrap(), device);
         }
         assert_eq!("cuda".parse::<Device>().unwrap(), Device::Cuda(0));
+        for (device, wanted, found) in [
+            (Device::Cpu, "webgpu", Some(Device::WebGpu)),
+            (Device::Cpu, "cpu", Some(Device::Cpu)),
+            (Device::Cpu, "cuda", None),
+            (Device::WebGpu, "webgpu", Some(Device::WebGpu)),
+            (Device::WebGpu, "webnn", None),
+            (Device::Fake(0), "webgpu", None),
+            (Device::Cpu, "floppy", None),
+        ] {
+            assert_eq!(device.storage(wanted).ok(), found, "{wanted} on {device}");
+        }
         for unknown in ["cuda:-1", "cuda:", "cpu:0", "tpu", ":", ""] {
             assert!(unknown.parse::<Device>().is_err(), "{unknown:?}");
         }

@@ -7,6 +7,7 @@ mod diagnostics;
 mod lifecycle;
 mod manager;
 mod memory;
+mod published;
 mod reports;
 mod shared;
 mod spec;

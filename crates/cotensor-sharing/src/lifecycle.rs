@@ -15,13 +15,15 @@ pub(crate) struct TensorCell {
     pub(crate) spec: TensorSpec,
     pub(crate) layout: Layout,
     pub(crate) device: Device,
+    /// The device that the storage type named.
+    pub(crate) wanted: Device,
     pub(crate) residence: Residence,
     /// Lookups that found it and that its store has not counted.
     pub(crate) hits: AtomicU64,
     /// Starts when the tensor is created.
     pub(crate) clock: SystemClock,
-    state: RwLock<TensorState>,
-    _registration: Registration,
+    pub(crate) state: RwLock<TensorState>,
+    pub(crate) _registration: Registration,
 }
 
 /// Determines what happens to a tensor without holders, and which models may hold it.
@@ -58,6 +60,7 @@ impl TensorCell {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         spec: TensorSpec,
+        wanted: Device,
         residence: Residence,
         mode: WriteMode,
     ) -> Result<Arc<Self>> {
@@ -74,10 +77,14 @@ impl TensorCell {
         let (hits, clock) = (AtomicU64::new(0), SystemClock::default());
         let TensorSpec { name, kind, producer, .. } = &spec;
         let how = if residence == Residence::Private { " privately" } else { "" };
-        log::log(|| format!("register {name}: {} bytes of {kind} by {producer}{how}", layout.size_bytes()));
+        log::log(|| {
+            let skipped = wanted.browser_only().filter(|_| wanted != device);
+            let skipped = skipped.map_or_else(String::new, |reason| format!(", on {device}: {wanted} is {reason}"));
+            format!("register {name}: {} bytes of {kind} by {producer}{how}{skipped}", layout.size_bytes())
+        });
         Ok(Arc::new_cyclic(|tensor| {
             let _registration = Registration::new(tensor);
-            Self { store, spec, layout, device, residence, hits, clock, state, _registration }
+            Self { store, spec, layout, device, wanted, residence, hits, clock, state, _registration }
         }))
     }
 
@@ -263,7 +270,7 @@ impl TensorCell {
         Error::new(ErrorKind::Conflict, format!("{} is not held by {model:?}", self.spec.name))
     }
 
-    fn private(&self) -> Error {
+    pub(crate) fn private(&self) -> Error {
         let TensorSpec { name, kind, producer, .. } = &self.spec;
         let message = format!("{name} ({kind}) is private to {producer:?}: the configuration does not share it");
         Error::new(ErrorKind::Refused, message)

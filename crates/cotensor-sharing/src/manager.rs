@@ -2,7 +2,7 @@
 
 use crate::lifecycle::{Residence, Via, WriteMode};
 use crate::shared::SharedTensor;
-use crate::spec::{check_storage_type, spec};
+use crate::spec::spec;
 use crate::view::SharedTensorView;
 use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result};
 use cotensor_store::{EmbeddedStore, Retention, Store};
@@ -107,8 +107,8 @@ impl TensorSharingManager {
     /// name that has no holder; its memory is freed when the store needs memory or the new tensor is published.
     ///
     /// # Errors
-    /// `Conflict` while the name is registered and a model or a view holds it, `OverBudget` past the cap,
-    /// `Invalid` for an impossible shape, `Unsupported` for a storage type that this store does not have.
+    /// `Conflict` while the name is registered and a model or a view holds it, `OverBudget` past the cap, `Invalid` for an
+    /// impossible shape, `Unsupported` for a device that this store does not have ([`Device::storage`]).
     #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
     pub fn register_shared_tensor_as(
         &self,
@@ -120,7 +120,7 @@ impl TensorSharingManager {
         consumer_models: &[&str],
         dtype: DType,
     ) -> Result<SharedTensor> {
-        check_storage_type(Device::Cpu, storage_type)?;
+        let wanted = Device::Cpu.storage(storage_type)?;
         let held = || Error::new(ErrorKind::Conflict, format!("{name:?} is registered and held")).in_field("name");
         let mut registry = self.lock();
         if registry.tensors.get(name).is_some_and(|known| !known.tensor.0.is_idle()) {
@@ -130,9 +130,9 @@ impl TensorSharingManager {
         let retention = Retention::Cached { recompute: Duration::ZERO };
         let spec = spec(name, shape, dtype, kind, producer_model, retention);
         let store = || Arc::clone(&self.store);
-        let tensor = match SharedTensor::managed(store(), spec.clone(), Residence::Store, self.mode) {
+        let tensor = match SharedTensor::managed(store(), spec.clone(), wanted, Residence::Store, self.mode) {
             Err(error) if error.kind() == ErrorKind::Refused => {
-                SharedTensor::managed(store(), spec, Residence::Private, self.mode)?
+                SharedTensor::managed(store(), spec, wanted, Residence::Private, self.mode)?
             }
             registered => registered?,
         };
@@ -338,7 +338,7 @@ mod tests {
     fn invalid_calls_return_errors() {
         let manager = manager();
         let register = |name, storage| manager.register_shared_tensor(name, &[2], storage, "m", &[], DType::F32);
-        assert_eq!(register("x", "webgpu").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(register("x", "cuda").unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(register("x", "floppy").unwrap_err().kind(), ErrorKind::Invalid);
         register("x", "cpu").unwrap();
         assert_eq!(register("x", "cpu").unwrap_err().kind(), ErrorKind::Conflict);

@@ -1,7 +1,7 @@
 //! `SharedTensor`: the handle of one shared tensor.
 
 use crate::lifecycle::{Residence, TensorCell, Via, WriteMode};
-use crate::spec::{check_storage_type, spec, window};
+use crate::spec::{spec, window};
 use crate::state::Content;
 use crate::view::SharedTensorView;
 use cotensor_core::{DType, Device, HeapMemory, Kind, Memory, Result};
@@ -19,7 +19,7 @@ pub struct SharedTensor(pub(crate) Arc<TensorCell>);
 
 impl SharedTensor {
     /// A zeroed tensor without a manager, acquired once by `producer_model`. `shape` is in elements; `storage_type` is
-    /// the name of a [`Device`]: `cpu`.
+    /// the name of a [`Device`]: `cpu`. For a device of browsers the tensor is on the cpu; see [`skipped`](Self::skipped).
     ///
     /// # Errors
     /// `Invalid` for an impossible shape or an unknown storage type, `Unsupported` for a device that this machine does
@@ -28,7 +28,7 @@ impl SharedTensor {
         Self::in_memory(Arc::new(HeapMemory), name, shape, dtype, storage_type, producer_model)
     }
 
-    /// As [`new`](Self::new), in `memory`. `storage_type` must name its device.
+    /// As [`new`](Self::new), in `memory`. `storage_type` names its device.
     ///
     /// # Errors
     /// As [`SharedTensor::new`].
@@ -68,21 +68,22 @@ impl SharedTensor {
         producer_model: &str,
         mode: WriteMode,
     ) -> Result<Self> {
-        check_storage_type(memory.device(), storage_type)?;
         let device = memory.device();
+        let wanted = device.storage(storage_type)?;
         let store = EmbeddedStore::builder().memory(memory).small().build();
         let spec = spec(name, shape, dtype, Kind::Other, producer_model, Retention::WhileLeased).on(device);
-        TensorCell::new(store, spec, Residence::Own, mode).map(Self)
+        TensorCell::new(store, spec, wanted, Residence::Own, mode).map(Self)
     }
 
     /// A tensor of a manager. The store keeps it without holders, unless it is private.
     pub(crate) fn managed(
         store: Arc<dyn Store>,
         spec: TensorSpec,
+        wanted: Device,
         residence: Residence,
         mode: WriteMode,
     ) -> Result<Self> {
-        TensorCell::new(store, spec, residence, mode).map(Self)
+        TensorCell::new(store, spec, wanted, residence, mode).map(Self)
     }
 
     /// The tensor's store.
@@ -123,6 +124,12 @@ impl SharedTensor {
     /// The device of the tensor's memory.
     pub fn storage_type(&self) -> Device {
         self.0.device
+    }
+
+    /// The device that the storage type named, and why the tensor is not there; `None` for a tensor on that device.
+    pub fn skipped(&self) -> Option<(Device, &'static str)> {
+        let wanted = self.0.wanted;
+        wanted.browser_only().filter(|_| wanted != self.0.device).map(|reason| (wanted, reason))
     }
 
     /// Acquires the tensor once more for `model`. The first acquire by a model other than the producer publishes it.
@@ -265,9 +272,14 @@ mod tests {
 
     #[test]
     fn storage_type_must_name_the_device_of_the_memory() {
-        let make = |storage| SharedTensor::new("x", &[2], DType::F32, storage, "a");
+        let make = |storage: &str| SharedTensor::new("x", &[2], DType::F32, storage, "a");
         assert_eq!(make("cpu").unwrap().storage_type(), Device::Cpu);
-        for (storage, kind) in [("webgpu", ErrorKind::Unsupported), ("floppy", ErrorKind::Invalid)] {
+        assert_eq!(make("cpu").unwrap().skipped(), None);
+        for wanted in [Device::WebGpu, Device::WebNn] {
+            let tensor = make(&wanted.to_string()).unwrap();
+            assert_eq!((tensor.storage_type(), tensor.skipped().unwrap().0), (Device::Cpu, wanted));
+        }
+        for (storage, kind) in [("cuda", ErrorKind::Unsupported), ("floppy", ErrorKind::Invalid)] {
             let error = make(storage).unwrap_err();
             assert_eq!((error.kind(), error.field()), (kind, Some("storage_type")));
         }

@@ -1,6 +1,6 @@
 //! Specifications and layouts of shared tensors.
 
-use cotensor_core::{DType, Device, Error, Kind, Layout, Result, Slice};
+use cotensor_core::{DType, Error, Kind, Layout, Result, Slice};
 use cotensor_store::{Retention, TensorSpec};
 
 /// The specification of a tensor in host memory.
@@ -13,18 +13,6 @@ pub(crate) fn spec(
     retention: Retention,
 ) -> TensorSpec {
     TensorSpec { kind, producer: producer.to_owned(), retention, ..TensorSpec::new(name, dtype, shape) }
-}
-
-/// Checks that `storage_type` names `device`.
-///
-/// # Errors
-/// `Invalid` for an unknown storage type, `Unsupported` for another device.
-pub(crate) fn check_storage_type(device: Device, storage_type: &str) -> Result<()> {
-    let wanted: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
-    if wanted == device {
-        return Ok(());
-    }
-    Err(Error::unsupported(format!("this store keeps tensors on {device}, not on {wanted}")).in_field("storage_type"))
 }
 
 /// The layout of `size` elements from `offset` on, along each dimension.

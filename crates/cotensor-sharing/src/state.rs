@@ -34,7 +34,10 @@ pub(crate) struct ViewHold {
 
 impl TensorState {
     pub(crate) fn new(reservation: Reservation) -> Self {
-        let content = Content::Writable { reservation: Box::new(reservation), acquires: 1 };
+        Self::of_content(Content::Writable { reservation: Box::new(reservation), acquires: 1 })
+    }
+
+    pub(crate) fn of_content(content: Content) -> Self {
         Self { content, views: BTreeMap::new(), views_made: 0 }
     }
 

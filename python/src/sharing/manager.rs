@@ -65,7 +65,8 @@ impl TensorSharingManager {
     /// in elements. ``consumer_models`` are expected to acquire it; see :meth:`analyze_sharing_opportunities`.
     ///
     /// Raises :class:`ConflictError` while a tensor of that name is held, :class:`OverBudgetError` above the memory
-    /// limit, :class:`UnsupportedError` for a ``storage_type`` other than ``"cpu"``.
+    /// limit, :class:`UnsupportedError` for a ``storage_type`` that this machine does not have. A tensor for ``"webgpu"`` or
+    /// ``"webnn"`` is on the cpu, with the reason in its ``skipped``.
     #[pyo3(signature = (name, shape, storage_type="cpu", producer_model=None, consumer_models=None, dtype=None))]
     #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
     fn register_shared_tensor(

@@ -1,5 +1,6 @@
 //! A model of a resource pool.
 
+use super::shared_tensor::SharedTensor;
 use crate::args;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::run_interruptible;
@@ -8,6 +9,7 @@ use crate::store::report::report;
 use crate::store::tensor::Tensor;
 use cotensor::core::sync::lock;
 use cotensor::model::family::tasks;
+use cotensor::model::pipeline::{SharedEmbedding, default_task};
 use cotensor::{Error, ErrorKind, Inputs, User};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -66,15 +68,70 @@ impl PooledModel {
         Arc::ptr_eq(self.model.model(), other.model.model())
     }
 
+    /// Loads the graphs of the tasks that need no head graph. Otherwise each graph is loaded at its first use.
+    fn initialize(&self, py: Python<'_>) -> PyResult<()> {
+        let model = self.model.get(py, "model")?;
+        py.detach(|| model.initialize()).or_raise(py)
+    }
+
+    /// The tokens of a text, as the model reads them: ids, mask and segments, each a list of one row.
+    #[allow(clippy::type_complexity, reason = "three lists")]
+    fn tokenize(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::text)] text: String,
+    ) -> PyResult<(Vec<i64>, Vec<i64>, Vec<i64>)> {
+        let model = self.model.get(py, "model")?;
+        let tokens = py.detach(|| {
+            let tokens = model.tokenize(&text)?;
+            let row = |array: &cotensor::model::tensor::Array| Ok::<_, Error>(array.as_i64()?.to_vec());
+            Ok::<_, Error>((row(&tokens.ids)?, row(&tokens.mask)?, row(&tokens.type_ids)?))
+        });
+        tokens.or_raise(py)
+    }
+
+    /// The tensor of this kind that the model made of its last input with ``keep=True``. The model holds it until the next such
+    /// input. Raises :class:`NotFoundError` for another kind.
+    fn get_shared_tensor(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::kind)] kind: String,
+    ) -> PyResult<SharedTensor> {
+        let model = self.model.get(py, "model")?;
+        let kind = kind.parse().map_err(|error: Error| error.in_field("kind")).or_raise(py)?;
+        py.detach(|| model.get_shared_tensor(kind)).or_raise(py).map(SharedTensor::of_embedding)
+    }
+
+    /// Acquires a tensor once more for the model.
+    fn use_shared_tensor(&self, py: Python<'_>, tensor: &SharedTensor) -> PyResult<()> {
+        let (model, tensor) = (self.model.get(py, "model")?, tensor.tensor(py)?);
+        py.detach(|| model.use_shared_tensor(tensor)).or_raise(py)
+    }
+
+    /// Releases one acquire of the model. Raises :class:`ConflictError` if the model has none.
+    fn release_shared_tensor(&self, py: Python<'_>, tensor: &SharedTensor) -> PyResult<()> {
+        let (model, tensor) = (self.model.get(py, "model")?, tensor.tensor(py)?);
+        py.detach(|| model.release_shared_tensor(tensor)).or_raise(py)
+    }
+
+    /// Releases every tensor that the model holds.
+    fn dispose(&self, py: Python<'_>) -> PyResult<()> {
+        let model = self.model.get(py, "model")?;
+        py.detach(|| model.dispose());
+        Ok(())
+    }
+
     /// Runs a task for ``user``. Waits while ``max_connections`` calls of the pool run. ``image`` and ``audio`` are the
     /// paths or the bytes of files. ``on_text`` is called with each piece of a text while it is decoded; an exception stops the
-    /// decoding.
-    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, max_new_tokens=None, min_new_tokens=None, threshold=None, do_sample=None, temperature=None, top_k=None, top_p=None, seed=None, on_text=None))]
+    /// decoding. Without ``task``, the task that reads exactly these inputs runs. ``shared_embeddings`` are tensors of other
+    /// models in place of the outputs of this model's stages. With ``keep``, the model keeps the outputs of its stages, and
+    /// holds them under its name in the pool.
+    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, max_new_tokens=None, min_new_tokens=None, threshold=None, do_sample=None, temperature=None, top_k=None, top_p=None, seed=None, on_text=None, shared_embeddings=None, keep=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn run<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = args::task)] task: String,
+        #[pyo3(from_py_with = args::task)] task: Option<String>,
         #[pyo3(from_py_with = args::user)] user: String,
         #[pyo3(from_py_with = args::text)] text: Option<String>,
         image: Option<&Bound<'py, PyAny>>,
@@ -91,14 +148,18 @@ impl PooledModel {
         #[pyo3(from_py_with = args::top_p)] top_p: Option<f32>,
         #[pyo3(from_py_with = args::seed)] seed: Option<u64>,
         on_text: Option<Py<PyAny>>,
+        shared_embeddings: Option<Vec<PyRef<'py, SharedTensor>>>,
+        #[pyo3(from_py_with = args::keep)] keep: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.get(py, "model")?;
         let (image, audio) = (image.map(File::of).transpose()?, audio.map(File::of).transpose()?);
         let texts = texts.unwrap_or_default();
-        let user = User {
+        let embeddings: Vec<SharedEmbedding> =
+            shared_embeddings.iter().flatten().map(|tensor| tensor.embedding(py)).collect::<PyResult<_>>()?;
+        let mut user = User {
             name: user,
             model: self.name(),
-            task,
+            task: task.clone().unwrap_or_default(),
             encoder: None,
             head,
             texts,
@@ -131,6 +192,14 @@ impl PooledModel {
                 Some(File::Path(path)) => inputs.with_audio(&path)?,
                 Some(File::Bytes(bytes)) => inputs.with_audio_bytes(bytes)?,
             };
+            let inputs = model.with_embeddings(&inputs, &embeddings)?;
+            if task.is_none() {
+                let mut media = inputs.media();
+                if !user.texts.is_empty() && !media.contains(&"text") {
+                    media.push("text");
+                }
+                user.task.clone_from(&default_task(model.model(), &media)?.name);
+            }
             let mut on_text = |piece: &str| {
                 let Some(on_text) = &on_text else { return Ok(()) };
                 // An interrupted caller does not read the text.
@@ -142,7 +211,10 @@ impl PooledModel {
                     Error::new(ErrorKind::Conflict, "on_text raised an exception")
                 })
             };
-            model.run_streaming_while(&user, &inputs, is_wanted, &mut on_text)
+            match keep {
+                true => model.process_while(&user, &inputs, is_wanted, &mut on_text),
+                false => model.run_streaming_while(&user, &inputs, is_wanted, &mut on_text),
+            }
         })?;
         if let Some(error) = lock(&raised).take() {
             return Err(error);

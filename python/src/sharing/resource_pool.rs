@@ -44,6 +44,19 @@ impl ResourcePool {
         self.store.clone_ref(py)
     }
 
+    /// The first available device of ``priority_list``, and the devices before it, each with the reason why it is skipped.
+    /// Raises :class:`UnsupportedError` if none is available.
+    #[staticmethod]
+    #[allow(clippy::type_complexity, reason = "names with reasons")]
+    fn choose_device(
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::priority_list)] priority_list: Vec<String>,
+    ) -> PyResult<(String, Vec<(String, String)>)> {
+        let preferences = HardwarePreferences { priority_list, ..HardwarePreferences::default() };
+        let choice = preferences.choose().or_raise(py)?;
+        Ok((choice.device.to_string(), choice.skipped))
+    }
+
     /// A manager of the tensors in the pool's store. It limits the store to ``max_memory_mb`` MiB, weights included.
     #[pyo3(signature = (max_memory_mb=None))]
     fn setup_tensor_sharing(
@@ -55,19 +68,23 @@ impl ResourcePool {
         TensorSharingManager::over(py, self.store.clone_ref(py), max_memory_mb)
     }
 
-    /// The model in the folder ``model_name``, or of this name on the hub, on the first available device of ``priority_list``. ``model_type`` is a
-    /// kind (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to match.
-    #[pyo3(signature = (model_type, model_name, priority_list=None))]
+    /// The model in the folder ``model_name``, or of this name on the hub, on the first available device of ``priority_list``.
+    /// ``model_type`` is a kind (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to
+    /// match. ``precision`` is a variant of its graphs (``fp16``) or the variant's number of bits.
+    #[pyo3(signature = (model_type, model_name, priority_list=None, precision=None))]
     fn get_model(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = args::model_type)] model_type: String,
         #[pyo3(from_py_with = args::model_name)] model_name: String,
         #[pyo3(from_py_with = args::priority_list)] priority_list: Option<Vec<String>>,
+        #[pyo3(from_py_with = args::precision)] precision: Option<String>,
     ) -> PyResult<PooledModel> {
         let pool = self.pool.get(py, "pool")?;
-        let preferences = priority_list
-            .map_or_else(HardwarePreferences::default, |priority_list| HardwarePreferences { priority_list });
+        let mut preferences = HardwarePreferences { precision, ..HardwarePreferences::default() };
+        if let Some(priority_list) = priority_list {
+            preferences.priority_list = priority_list;
+        }
         let model = py.detach(|| pool.get_model(&model_type, &model_name, &preferences)).or_raise(py)?;
         Ok(PooledModel::new(model, Arc::clone(pool.runtime().store())))
     }

@@ -14,6 +14,7 @@ use crate::process::ProcessLocal;
 use crate::store::holder::program;
 use crate::store::report::report;
 use cotensor::DType;
+use cotensor::model::pipeline::SharedEmbedding;
 use cotensor_memory::EmbeddedMemory;
 use cotensor_store::CopyReason;
 use pyo3::prelude::*;
@@ -30,14 +31,29 @@ use std::sync::Arc;
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct SharedTensor {
     tensor: ProcessLocal<cotensor_sharing::SharedTensor>,
+    /// What a model knows about a tensor that it made.
+    embedding: Option<ProcessLocal<SharedEmbedding>>,
 }
 
 impl SharedTensor {
     pub(super) fn over(tensor: cotensor_sharing::SharedTensor) -> Self {
-        Self { tensor: ProcessLocal::new(tensor) }
+        Self { tensor: ProcessLocal::new(tensor), embedding: None }
     }
 
-    fn tensor(&self, py: Python<'_>) -> PyResult<&cotensor_sharing::SharedTensor> {
+    pub(super) fn of_embedding(embedding: SharedEmbedding) -> Self {
+        let tensor = ProcessLocal::new(embedding.tensor().clone());
+        Self { tensor, embedding: Some(ProcessLocal::new(embedding)) }
+    }
+
+    /// The tensor as an input of a model.
+    pub(super) fn embedding(&self, py: Python<'_>) -> PyResult<SharedEmbedding> {
+        match &self.embedding {
+            Some(embedding) => embedding.get(py, "tensor").cloned(),
+            None => Ok(self.tensor(py)?.clone().into()),
+        }
+    }
+
+    pub(super) fn tensor(&self, py: Python<'_>) -> PyResult<&cotensor_sharing::SharedTensor> {
         self.tensor.get(py, "tensor")
     }
 
@@ -51,8 +67,9 @@ impl SharedTensor {
 
 #[pymethods]
 impl SharedTensor {
-    /// A zeroed tensor outside of any manager. ``shape`` is in elements. ``storage_type`` is ``"cpu"``; others raise
-    /// :class:`UnsupportedError`. ``producer_model`` is this program's name by default.
+    /// A zeroed tensor outside of any manager. ``shape`` is in elements. ``storage_type`` is ``"cpu"``. ``"webgpu"`` and
+    /// ``"webnn"`` are on the cpu too, see :attr:`skipped`; others raise :class:`UnsupportedError`. ``producer_model`` is this
+    /// program's name by default.
     #[new]
     #[pyo3(signature = (name, shape, dtype=None, storage_type="cpu", producer_model=None))]
     fn new(
@@ -83,6 +100,24 @@ impl SharedTensor {
         PyTuple::new(py, self.tensor.shape())
     }
 
+    /// The shape, under the name that the project's documents use.
+    #[getter]
+    fn dimensions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        self.shape(py)
+    }
+
+    /// This object: the documents read ``shared_tensor.tensor.dimensions``.
+    #[getter(tensor)]
+    fn itself(own: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        own
+    }
+
+    /// The fingerprint of the encoder that made it: graph, weights and preprocessing. ``None`` for a tensor of a program.
+    #[getter]
+    fn space(&self) -> Option<String> {
+        self.tensor.space().map(|space| space.to_string())
+    }
+
     /// The element type's name.
     #[getter]
     fn dtype(&self) -> &'static str {
@@ -111,6 +146,13 @@ impl SharedTensor {
     #[getter]
     fn storage_type(&self) -> String {
         self.tensor.storage_type().to_string()
+    }
+
+    /// The device that was asked for, if the tensor is not there, with the reason: ``{"webgpu": "only available in a
+    /// browser"}``. Else empty.
+    #[getter]
+    fn skipped(&self) -> BTreeMap<String, &'static str> {
+        self.tensor.skipped().map(|(device, reason)| (device.to_string(), reason)).into_iter().collect()
     }
 
     /// The models that hold it, and the acquires of each. Views and arrays are not included.

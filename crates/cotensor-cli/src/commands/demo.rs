@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Instant;
 
 pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
-    let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()] };
+    let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()], precision: None };
     hardware.choose().map_err(|error| Error::new(error.kind(), error.message()).in_field("--hardware"))?;
     let scenarios = match args.scenario.as_slice() {
         [] => SCENARIOS.iter().map(|scenario| scenario.name.to_owned()).collect(),

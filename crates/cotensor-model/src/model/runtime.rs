@@ -16,11 +16,14 @@ pub struct Runtime {
     store: Arc<dyn Store>,
     engines: Engines,
     hub: Hub,
-    models: Mutex<HashMap<PathBuf, Weak<Model>>>,
+    models: Mutex<HashMap<FolderVariant, Weak<Model>>>,
     /// Loaded graphs by space: two folders with equal content load one graph.
     stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
     observer: OnceLock<LoadObserver>,
 }
+
+/// A model's folder, and the variant of its graphs; `None` for any.
+type FolderVariant = (PathBuf, Option<String>);
 
 /// Called with the role and the model when a stage begins to load.
 type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
@@ -99,7 +102,16 @@ impl Runtime {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_relative(self: &Arc<Self>, model: &Path, base: &Path) -> Result<Arc<Model>> {
-        self.open_folder(&self.hub.folder(model, base, None)?)
+        self.open_variant(model, base, None)
+    }
+
+    /// As [`open_relative`](Self::open_relative), with the graphs of this variant only, such as `fp16`. `None` takes the
+    /// first variant that the folder has.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `Invalid` for an unknown variant.
+    pub fn open_variant(self: &Arc<Self>, model: &Path, base: &Path, variant: Option<&str>) -> Result<Arc<Model>> {
+        self.open_folder(&self.hub.folder(model, base, variant)?, variant)
     }
 
     /// As [`open`](Self::open), for the id of a model only.
@@ -107,20 +119,21 @@ impl Runtime {
     /// # Errors
     /// `Invalid` for a text that is no id; as [`Hub::find`].
     pub fn open_named(self: &Arc<Self>, id: &str) -> Result<Arc<Model>> {
-        self.open_folder(&self.hub.find(&ModelId::parse(id)?, None)?)
+        self.open_folder(&self.hub.find(&ModelId::parse(id)?, None)?, None)
     }
 
-    fn open_folder(self: &Arc<Self>, folder: &Path) -> Result<Arc<Model>> {
+    fn open_folder(self: &Arc<Self>, folder: &Path, variant: Option<&str>) -> Result<Arc<Model>> {
         let path = crate::folder::canonical_folder(folder)?;
+        let key = (path, variant.map(str::to_owned));
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(model) = models.get(&path).and_then(Weak::upgrade)
+        if let Some(model) = models.get(&key).and_then(Weak::upgrade)
             && model.is_current()?
         {
             return Ok(model);
         }
-        let model = Arc::new(Model::open(&path, StageSource::Shared(Arc::clone(self)))?);
+        let model = Arc::new(Model::open_variant(&key.0, StageSource::Shared(Arc::clone(self)), variant)?);
         models.retain(|_, model| model.strong_count() > 0);
-        models.insert(path, Arc::downgrade(&model));
+        models.insert(key, Arc::downgrade(&model));
         Ok(model)
     }
 

@@ -1,4 +1,4 @@
-use super::adapted::Foreign;
+use super::adapted::{Foreign, Medium};
 use crate::model::{Model, StageSource};
 use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
@@ -20,7 +20,7 @@ pub struct Inputs {
     text: Option<String>,
     image: Option<Arc<InputFile>>,
     audio: Option<Arc<InputFile>>,
-    foreign: Option<Foreign>,
+    foreign: Vec<Foreign>,
 }
 
 #[derive(Debug)]
@@ -89,15 +89,28 @@ impl Inputs {
         Ok(self)
     }
 
-    /// Sets the output of another model's encoder.
+    /// Adds the output of another model's encoder.
     #[must_use]
     pub(super) fn with_foreign(mut self, foreign: Foreign) -> Self {
-        self.foreign = Some(foreign);
+        self.foreign.push(foreign);
         self
     }
 
-    pub(super) fn foreign(&self) -> Option<&Foreign> {
-        self.foreign.as_ref()
+    pub(super) fn foreign(&self) -> &[Foreign] {
+        &self.foreign
+    }
+
+    /// What the inputs are: types of input (`text`, `image`, `audio`), also of those that an encoder has read.
+    pub fn media(&self) -> Vec<&'static str> {
+        let is_given = |medium: &Medium| {
+            self.foreign.iter().any(|foreign| foreign.medium == *medium)
+                || match medium {
+                    Medium::Text => self.text.is_some(),
+                    Medium::Image => self.image.is_some(),
+                    Medium::Audio => self.audio.is_some(),
+                }
+        };
+        Medium::ALL.into_iter().filter(is_given).map(Medium::name).collect()
     }
 
     /// The text.

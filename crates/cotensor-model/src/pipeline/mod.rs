@@ -19,7 +19,9 @@ mod task;
 mod text;
 mod writing;
 
-pub use adapted::{Encoded, EncoderUse, Medium, RowParts, Samples, encode, encoder_of, fit_adapter, inputs_of};
+pub use adapted::{
+    Encoded, EncoderUse, Medium, RowParts, Samples, SharedEmbedding, encode, encoder_of, fit_adapter, inputs_of,
+};
 pub use answer::{Answer, Object, Output};
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};

@@ -1,15 +1,19 @@
 use cotensor_core::{Device, Error, Result};
+use cotensor_preprocess::family::{Variant, variant};
 
-/// The devices on which a model may run, best first.
+/// The devices on which a model may run, best first, and the precision of its graphs.
 #[derive(Clone, Debug)]
 pub struct HardwarePreferences {
     /// Device names: `cpu`, `cuda:0`, `webgpu`, `webnn`.
     pub priority_list: Vec<String>,
+    /// The name of a variant of the graphs (`fp16`, `int8`), or its number of bits (`16`). `None` takes the first variant
+    /// that the model has.
+    pub precision: Option<String>,
 }
 
 impl Default for HardwarePreferences {
     fn default() -> Self {
-        Self { priority_list: vec!["cpu".to_owned()] }
+        Self { priority_list: vec!["cpu".to_owned()], precision: None }
     }
 }
 
@@ -33,7 +37,7 @@ impl HardwarePreferences {
             let reason = match name.parse::<Device>() {
                 Ok(Device::Cpu) => return Ok(DeviceChoice { device: Device::Cpu, skipped }),
                 Ok(Device::Cuda(_)) => "the engine of this build runs on the CPU only".to_owned(),
-                Ok(_) => "only available in a browser".to_owned(),
+                Ok(other) => other.browser_only().unwrap_or("not a device of this build").to_owned(),
                 Err(error) => error.to_string(),
             };
             skipped.push((name.clone(), reason));
@@ -41,6 +45,15 @@ impl HardwarePreferences {
         let reasons: Vec<String> = skipped.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
         Err(Error::unsupported(format!("no preferred device can be used ({})", reasons.join("; ")))
             .in_field("priority_list"))
+    }
+
+    /// The variant of the precision.
+    ///
+    /// # Errors
+    /// `Unsupported` for a precision that no variant has.
+    pub(super) fn variant(&self) -> Result<Option<&'static Variant>> {
+        let named = self.precision.as_deref().map(variant).transpose();
+        named.map_err(|error| Error::unsupported(error.message()).in_field("precision"))
     }
 }
 
@@ -52,7 +65,8 @@ mod tests {
     #[test]
     fn first_usable_device_is_chosen_and_others_are_skipped_with_reasons() {
         let choose = |names: &[&str]| {
-            HardwarePreferences { priority_list: names.iter().map(|name| (*name).to_owned()).collect() }.choose()
+            let priority_list = names.iter().map(|name| (*name).to_owned()).collect();
+            HardwarePreferences { priority_list, precision: None }.choose()
         };
         let choice = choose(&["webgpu", "tpu", "cpu", "cuda"]).unwrap();
         assert_eq!(choice.device, Device::Cpu);

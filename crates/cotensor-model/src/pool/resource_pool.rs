@@ -1,4 +1,5 @@
 use super::devices::{DeviceChoice, HardwarePreferences};
+use super::held_tensors::HeldTensors;
 use super::permits::{Permit, Permits};
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Inputs, OnText, User, UserReport, run_user_streaming};
@@ -48,8 +49,8 @@ impl ResourcePool {
     /// (`text_embedding`), a modality (`text`, `vision`, `audio`) or a family (`bert`) of the model.
     ///
     /// # Errors
-    /// `Invalid` when the model is of another type or its name leads out of the pool's folder; as [`Runtime::open`] and
-    /// [`HardwarePreferences::choose`].
+    /// `Invalid` when the model is of another type or its name leads out of the pool's folder; `Unsupported` for a precision
+    /// that no variant of graphs has; as [`Runtime::open`] and [`HardwarePreferences::choose`].
     pub fn get_model(
         &self,
         model_type: &str,
@@ -57,11 +58,12 @@ impl ResourcePool {
         hardware_preferences: &HardwarePreferences,
     ) -> Result<PooledModel> {
         let device = hardware_preferences.choose()?;
+        let variant = hardware_preferences.variant()?.map(|variant| variant.name.as_str());
         let name = Path::new(model_name);
         if !name.components().all(|part| matches!(part, std::path::Component::Normal(_))) || model_name.is_empty() {
             return Err(Error::invalid(format!("{model_name:?} leads out of the pool's folder")).in_field("model_name"));
         }
-        let model = self.runtime.open_relative(name, &self.models)?;
+        let model = self.runtime.open_variant(name, &self.models, variant)?;
         let family = model.family();
         let of_type = family.name == model_type
             || family_of(model_type).is_ok_and(|wanted| wanted.name == family.name)
@@ -73,10 +75,12 @@ impl ResourcePool {
             let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
             return Err(Error::invalid(message).in_field("model_type"));
         }
-        Ok(PooledModel { model, device, runtime: Arc::clone(&self.runtime), permits: Arc::clone(&self.permits) })
+        let held = Arc::new(HeldTensors::new(model_name));
+        Ok(PooledModel { model, device, runtime: Arc::clone(&self.runtime), permits: Arc::clone(&self.permits), held })
     }
 
-    /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer.
+    /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer. A tensor for a device that only browsers
+    /// have is on the cpu ([`Device::storage`]); the leases name its device.
     ///
     /// # Errors
     /// `Invalid` when data and shape differ in size, `Unsupported` for a device without memory in this store, or as
@@ -92,11 +96,7 @@ impl ResourcePool {
         consumer_models: &[&str],
         storage_type: &str,
     ) -> Result<Vec<Lease>> {
-        let device: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
-        if device != Device::Cpu {
-            return Err(Error::unsupported(format!("this store keeps tensors on the cpu, not on {device}"))
-                .in_field("storage_type"));
-        }
+        Device::Cpu.storage(storage_type)?;
         let wanted = Layout::contiguous(dtype, shape).map_err(|error| error.in_field("shape"))?.size_bytes();
         if wanted != tensor_data.len() {
             let message = format!("{} bytes for a tensor of {wanted}", tensor_data.len());
@@ -104,7 +104,7 @@ impl ResourcePool {
         }
         let store = self.runtime.store();
         let spec = TensorSpec {
-            device: cotensor_core::Device::Cpu,
+            device: Device::Cpu,
             name: tensor_name.to_owned(),
             dtype,
             shape: shape.to_vec(),
@@ -127,13 +127,14 @@ impl ResourcePool {
     }
 }
 
-/// A model of a pool.
+/// A model of a pool, and the shared tensors that it holds. Clones hold the same tensors; the last one releases them.
 #[derive(Clone)]
 pub struct PooledModel {
     model: Arc<Model>,
     device: DeviceChoice,
-    runtime: Arc<Runtime>,
+    pub(super) runtime: Arc<Runtime>,
     permits: Arc<Permits>,
+    pub(super) held: Arc<HeldTensors>,
 }
 
 /// The result of a call.

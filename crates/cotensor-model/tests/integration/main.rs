@@ -16,6 +16,7 @@ mod pipeline;
 mod pipeline_inputs;
 mod pool;
 mod relatives;
+mod shared_model;
 mod shared_tower;
 mod similarity;
 mod sounds;

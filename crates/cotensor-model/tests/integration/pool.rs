@@ -26,7 +26,10 @@ fn pool(max_connections: usize) -> ResourcePool {
 }
 
 fn prefer(devices: &[&str]) -> HardwarePreferences {
-    HardwarePreferences { priority_list: devices.iter().map(|device| (*device).to_owned()).collect() }
+    HardwarePreferences {
+        priority_list: devices.iter().map(|device| (*device).to_owned()).collect(),
+        ..HardwarePreferences::default()
+    }
 }
 
 fn user(name: &str) -> User {
@@ -252,6 +255,35 @@ fn unavailable_devices_are_skipped_with_the_reason() {
 }
 
 #[test]
+fn precision_chooses_the_variant_of_the_graphs() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("bert");
+    std::fs::create_dir_all(copy.join("onnx")).unwrap();
+    let copies = ["config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx_data"];
+    for (from, to) in copies.map(|file| (file, file)).into_iter().chain([("onnx/model.onnx", "onnx/model_fp16.onnx")]) {
+        std::fs::copy(models().join("bert").join(from), copy.join(to)).unwrap();
+    }
+    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+    let pool = ResourcePool::new(runtime, folder.path(), 1).unwrap();
+    let run = |precision: Option<&str>| {
+        let precision = precision.map(str::to_owned);
+        let preferences = HardwarePreferences { precision, ..HardwarePreferences::default() };
+        let model = pool.get_model("bert", "bert", &preferences)?;
+        model.run(&user("one"), &Inputs::default().with_text("Sample text"))
+    };
+    let any = run(None).unwrap().report.answer;
+    for half in ["fp16", "16"] {
+        assert_eq!(run(Some(half)).unwrap().report.answer, any, "the only variant");
+    }
+    for (precision, file) in [("32", "onnx/model.onnx"), ("int8", "model_quantized.onnx"), ("4", "model_q4.onnx")] {
+        let error = run(Some(precision)).unwrap_err();
+        assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains(file), "{error}");
+    }
+    let error = run(Some("2")).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("precision")));
+}
+
+#[test]
 fn wrong_model_types_and_names_are_errors() {
     let pool = pool(1);
     let refused = |model_type: &str, model_name: &str| {
@@ -294,11 +326,14 @@ fn shared_tensor_is_leased_to_its_consumers() {
     assert_eq!((put.count, put.bytes), (1, 96));
     drop(leases);
     assert_eq!(store.stats().memory_usage_bytes, 0, "freed with its last lease");
+    let leases = share(&values, &[24], "of_browsers", "webgpu").unwrap();
+    assert!(leases.iter().all(|lease| lease.device() == Device::Cpu));
+    drop(leases);
 
     for (bytes, shape, storage, kind, field) in [
         (&values[..95], &[2, 3, 4][..], "cpu", ErrorKind::Invalid, "tensor_data"),
         (&values[..], &[usize::MAX, 2], "cpu", ErrorKind::Invalid, "shape"),
-        (&values[..], &[24], "webgpu", ErrorKind::Unsupported, "storage_type"),
+        (&values[..], &[24], "cuda", ErrorKind::Unsupported, "storage_type"),
         (&values[..], &[24], "floppy", ErrorKind::Invalid, "storage_type"),
     ] {
         let error = share(bytes, shape, "x", storage).unwrap_err();

@@ -41,6 +41,8 @@ pub enum RowParts {
     Image(usize, usize),
     /// Equal parts of the audio that the model reads.
     Audio,
+    /// Not known: the tensor came without the input.
+    Unknown,
 }
 
 /// The output of a stage that encodes an input.

@@ -90,6 +90,9 @@ pub(super) fn align(from: &Encoded, target: &RowParts, rows: &Rows) -> Result<Al
             }
             Alignment::of_tokens(source, target)
         }
+        (Rows::Tokens, RowParts::Unknown, _) => Err(Error::unsupported(
+            "the adapter aligns tokens, and the text of the tensor is not known: only the process that made it knows it",
+        )),
         (Rows::Patches { source, target }, ..) if source.rows() == count => Ok(Alignment::of_grids(source, target)),
         (Rows::Frames { target }, ..) => Alignment::of_frames(count, *target),
         _ => Err(Error::unsupported(format!("{count} rows do not fit {rows:?}"))),

@@ -1,6 +1,7 @@
 //! Outputs of encoders outside of their model: encoding an input with one stage, fitting adapters on samples, and taking
 //! the output of another model's encoder in place of one's own.
 
+mod embedding;
 mod encode;
 mod encoded;
 mod learn;
@@ -8,6 +9,7 @@ mod samples;
 mod take;
 mod user;
 
+pub use embedding::SharedEmbedding;
 pub use encode::{encode, encoder_of};
 pub(super) use encoded::Foreign;
 pub use encoded::{Encoded, Medium, RowParts};

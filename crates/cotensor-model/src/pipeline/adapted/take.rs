@@ -25,10 +25,8 @@ impl Run<'_> {
     /// `Invalid` when the spaces differ and there is no adapter between them: the message names both. `Unsupported` when
     /// the rows do not fit the adapter, or as [`ComputationStore::claim`](cotensor_store::ComputationStore::claim).
     pub(in crate::pipeline) fn given(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Option<Value>> {
-        let Some(foreign) = inputs.foreign() else { return Ok(None) };
-        if encoder_of(self.model, foreign.medium)?.role != def.role {
-            return Ok(None);
-        }
+        let is_for = |foreign: &&Foreign| encoder_of(self.model, foreign.medium).is_ok_and(|own| own.role == def.role);
+        let Some(foreign) = inputs.foreign().iter().find(is_for) else { return Ok(None) };
         let output = def.outputs.first().ok_or_else(|| Error::unsupported("a stage without an output"))?;
         let start = Instant::now();
         let adapter = adapter_to(self.model, def, &foreign.encoded.space, foreign.adapter.as_ref(), self.holder)?;
