@@ -6,6 +6,7 @@ is not in the list.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -224,6 +225,22 @@ def _model(family: str) -> Callable[[Path], None]:
     return copy
 
 
+def _other(path: Path) -> None:
+    """A text model of another space than bert, with a head in its graph."""
+    (path / "onnx").mkdir(parents=True)
+    source = REPOSITORY / "fixtures" / "relatives" / "distilbert"
+    shutil.copy(source / "config.json", path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(REPOSITORY / "fixtures" / "tiny" / "bert" / file, path)
+    packed = (source / "onnx" / "model.onnx.gz").read_bytes()
+    (path / "onnx" / "model.onnx").write_bytes(gzip.decompress(packed))
+
+
+def _sentences(path: Path) -> None:
+    words = "the harbour wakes before old boats leave small town".split()
+    path.write_text("\n".join(" ".join(words[(i * k) % 9] for k in range(2, 8)) + f" {i}" for i in range(60)))
+
+
 def _transformers(path: Path) -> None:
     from transformers import BertConfig, BertModel
 
@@ -257,9 +274,13 @@ FILES: Dict[str, Callable[[Path], None]] = {
     "bert": _model("bert"),
     "models/clip-vit-base-patch16": _model("clip"),
     "models/vit-base": _model("vit"),
+    "models/bert": _model("bert"),
+    "models/other": _other,
+    "models/llama-tiny": _model("llama"),
     "checkpoint": _transformers,
     "my_functions.py": lambda path: path.write_text(_FUNCTIONS) and None,
     "cat.png": lambda path: shutil.copy(REPOSITORY / "fixtures" / "tiny" / "images" / "tall.png", path) and None,
     "photo.jpg": lambda path: shutil.copy(REPOSITORY / "fixtures" / "tiny" / "images" / "tall.png", path) and None,
     "speech.wav": _sound,
+    "sentences.txt": _sentences,
 }
