@@ -27,6 +27,13 @@ const SKELETONS: &[Skeleton] = &[
     skeleton!("whisper-base": "config.json" "labels.json" "preprocessor_config.json" "generation_config.json"
         "tokenizer.json.gz" "tokenizer_config.json" "onnx/encoder_model.onnx.gz" "onnx/decoder_model.onnx.gz"
         "onnx/decoder_with_past_model.onnx.gz" "onnx/head.audio.onnx.gz" "seed.json.gz"),
+    skeleton!("vit-base": "config.json" "labels.json" "preprocessor_config.json" "onnx/model.onnx.gz" "onnx/head.classifier.onnx.gz"
+        "seed.json.gz"),
+    skeleton!("t5-base": "config.json" "generation_config.json" "tokenizer.json.gz" "tokenizer_config.json"
+        "onnx/encoder_model.onnx.gz" "onnx/decoder_model.onnx.gz" "onnx/decoder_with_past_model.onnx.gz" "seed.json.gz"),
+    skeleton!("bart-base": "config.json" "generation_config.json" "tokenizer.json.gz" "tokenizer_config.json"
+        "onnx/encoder_model.onnx.gz" "onnx/decoder_model.onnx.gz" "onnx/decoder_with_past_model.onnx.gz" "seed.json.gz"),
+    skeleton!("detr-resnet-50": "config.json" "preprocessor_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
 ];
 
 /// Finds a skeleton by name.
@@ -38,3 +45,10 @@ pub(crate) const PHOTO: &[u8] = fixture!("media/photo.png");
 pub(crate) const SPEECH: &[u8] = fixture!("media/speech.wav");
 pub(crate) const TEXT: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/sample.txt"));
+
+/// Texts of several sentences, on which adapters are fitted.
+pub(crate) const TEXTS: &[&str] = &[
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/harbour.txt")),
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/city.txt")),
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/kitchen.txt")),
+];

@@ -2,13 +2,24 @@
 
 use crate::comparison::{Comparison, Cost, Scenario};
 use crate::measure::Progress;
-use crate::options::DemoOptions;
+use crate::options::{DemoOptions, Mode};
 use crate::savings::{Avoidable, MemoryParts, TimeParts, efficiency, max_abs_diff};
-use crate::scenario::{Scenario as Definition, materialize};
+use crate::scenario::{Claim, Scenario as Definition, materialize};
 use crate::variants::{Variant, Variants, measure};
 use crate::worker_report::WeightBytes;
 use cotensor::core::{Error, Result};
+use cotensor::model::ModelFolder;
+use cotensor::model::family::family_of;
+use cotensor::model::pipeline::UserReport;
+use cotensor::model::preprocess::{JSON_BYTES_MAX, ModelFiles};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+
+/// The origin of weights.
+const SEEDED: &str = "seeded";
+const CHECKPOINT: &str = "checkpoint";
+
+const CONFIG: &str = "config.json";
 
 /// Runs the demo.
 ///
@@ -26,25 +37,26 @@ pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Compar
 }
 
 fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progress) -> Result<Scenario> {
-    let checkpoint =
-        options.models.as_ref().map(|models| models.join(definition.model)).filter(|folder| folder.is_dir());
-    let (folder, weights) = match checkpoint {
-        Some(folder) => (folder, "checkpoint"),
-        None => {
-            let label = format!("generating seeded weights of {}", definition.model);
-            let made = |done, total| {
-                progress.step(done, total, &label);
-                options.stop.load(Ordering::Relaxed) == 0
-            };
-            (materialize(definition.model, &options.cache.join("models"), &made)?, "seeded")
-        }
+    let folders = definition.models.iter().map(|model| model_folder(model, options, progress));
+    let folders: Vec<(PathBuf, &str)> = folders.collect::<Result<_>>()?;
+    let weights = if folders.iter().all(|(_, weights)| *weights == CHECKPOINT) { CHECKPOINT } else { SEEDED };
+    let folders: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
+    let variants = measure(definition, &folders, options, progress)?;
+    // Users of different models share no weights, so that their baseline is the one that maps them, too.
+    let base_of = |definition: &Definition| match definition.models {
+        [_] => (Mode::Without, &variants.without),
+        _ => (Mode::Mapped, &variants.mapped),
     };
-    let variants = measure(definition, &folder, options, progress)?;
-    let (without, with) = (variants.without.cost(), variants.with.cost());
-    let (base, shared) = (variants.without.median(), variants.with.median());
+    let (baseline, base_variant) = base_of(definition);
+    let (without, with) = (base_variant.cost(), variants.with.cost());
+    let (base, shared) = (base_variant.median(), variants.with.median());
     let bytes = shared.weights.ok_or_else(|| Error::invalid("the worker with Cotensor reported no weights"))?;
     let rounds: Vec<_> = variants.without.timed.iter().zip(&variants.mapped.timed).collect();
-    let avoidable = Avoidable::of(base, &rounds);
+    let rounds = if baseline == Mode::Without { rounds } else { Vec::new() };
+    let replaced: Vec<(&str, &str)> = variants.fits.iter().map(|fit| (fit.user.as_str(), fit.role.as_str())).collect();
+    let avoidable = Avoidable::of(base, &rounds, &replaced);
+    let replaced_bytes: u64 = variants.fits.iter().map(|fit| fit.replaced_weight_bytes).sum();
+    let bytes = WeightBytes { opened_bytes: bytes.opened_bytes + replaced_bytes, ..bytes };
     let avoidable_weight_bytes = bytes.opened_bytes - bytes.unique_bytes;
     let saved_bytes = without.memory_bytes as i64 - with.memory_bytes as i64;
     let saved_ms = without.time_ms - with.time_ms;
@@ -54,21 +66,35 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         || shared.users.iter().flat_map(|user| &user.stages).any(|stage| !stage.computed && stage.run_ms > 0.0);
     let by_computation = reused() && time_saved.computation_ms() > 0.0;
     let saved_by = [("weights", memory_saved.weights_bytes > 0), ("computation", by_computation)];
+    let memory_saved_percent = 100.0 * saved_bytes as f64 / without.memory_bytes as f64;
+    let time_saved_percent = 100.0 * saved_ms / without.time_ms;
+    // A user of another model's encoder has an approximate answer.
+    let exact = |users: &[UserReport]| {
+        let own = users.iter().filter(|user| replaced.iter().all(|(name, _)| *name != user.user));
+        own.cloned().collect::<Vec<_>>()
+    };
     let runs = [&variants.without, &variants.mapped, &variants.by_hand, &variants.with, &variants.with_cold];
     Ok(Scenario {
         name: definition.name.to_owned(),
-        models: vec![definition.model.to_owned()],
+        models: folders.iter().map(|folder| family_name(folder)).collect::<Result<_>>()?,
+        checkpoints: definition.models.iter().map(|model| (*model).to_owned()).collect(),
+        baseline: baseline.name(),
         engine: cotensor::model::engine::RtenEngine::describe(),
         hardware: hardware(options.threads),
         weights,
-        without,
+        without: variants.without.cost(),
         mapped: variants.mapped.cost(),
         by_hand: variants.by_hand.cost(),
         onnxruntime: variants.onnxruntime.clone(),
         with,
         with_cold: variants.with_cold.cost(),
-        memory_saved_percent: 100.0 * saved_bytes as f64 / without.memory_bytes as f64,
-        time_saved_percent: 100.0 * saved_ms / without.time_ms,
+        memory_saved_percent,
+        time_saved_percent,
+        why_short: definition.claim.and_then(|claim| {
+            why_short(claim, (memory_saved_percent, time_saved_percent), without, replaced_bytes, &avoidable)
+        }),
+        claim: definition.claim,
+        adapters: variants.fits.clone(),
         memory_saved,
         time_saved,
         avoidable_time_share: avoidable.total_ms() / without.time_ms,
@@ -77,14 +103,72 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         time_efficiency: efficiency(saved_ms, avoidable.total_ms()),
         memory_efficiency: efficiency(saved_bytes as f64, avoidable_weight_bytes as f64),
         saved_by: saved_by.into_iter().filter_map(|(name, counts)| counts.then_some(name)).collect(),
-        max_abs_diff: max_abs_diff(&base.users, runs.into_iter().flat_map(|variant| variant.runs()))?,
-        arithmetic: arithmetic(&variants, &bytes, &avoidable, memory_saved),
+        max_abs_diff: {
+            let runs: Vec<_> = runs.into_iter().flat_map(|variant| variant.runs()).map(exact).collect();
+            max_abs_diff(&exact(&base.users), runs.iter().map(Vec::as_slice))?
+        },
+        arithmetic: arithmetic(&variants, (without, with), &bytes, &avoidable, memory_saved),
         answers: shared.users.clone(),
         times_ms: named(&variants)
             .map(|(name, variant)| (name, variant.timed.iter().map(|run| run.time_ms).collect()))
             .to_vec(),
         timelines: named(&variants).map(|(name, variant)| (name, variant.sampled.samples.clone())).to_vec(),
     })
+}
+
+/// Why a claim is not reached, as arithmetic; `None` if it is.
+fn why_short(
+    claim: Claim,
+    (memory, time): (f64, f64),
+    base: Cost,
+    replaced_bytes: u64,
+    avoidable: &Avoidable,
+) -> Option<String> {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let mut reasons = Vec::new();
+    if let Some(claimed) = claim.memory_percent.filter(|claimed| memory < *claimed) {
+        reasons.push(format!(
+            "memory: {memory:.1} % saved, {claimed:.0} % claimed; the encoders that do not run have {:.0} MiB of weights, \
+             and all models together take {:.0} MiB, so about {:.1} % can be saved",
+            mib(replaced_bytes),
+            mib(base.memory_bytes),
+            100.0 * replaced_bytes as f64 / base.memory_bytes as f64
+        ));
+    }
+    if let Some(claimed) = claim.time_percent.filter(|claimed| time < *claimed) {
+        reasons.push(format!(
+            "time: {time:.1} % saved, {claimed:.0} % claimed; {:.0} of {:.0} ms are avoidable ({:.1} %), of which {:.0} ms are \
+             the encoders that do not run",
+            avoidable.total_ms(),
+            base.time_ms,
+            100.0 * avoidable.total_ms() / base.time_ms,
+            avoidable.replaced_ms
+        ));
+    }
+    (!reasons.is_empty()).then(|| reasons.join("; "))
+}
+
+/// The folder of a model: a checkpoint of the user, else made with seeded weights; and which of the two.
+fn model_folder(model: &str, options: &DemoOptions, progress: &dyn Progress) -> Result<(PathBuf, &'static str)> {
+    let checkpoint = options.models.as_ref().map(|models| models.join(model)).filter(|folder| folder.is_dir());
+    if let Some(folder) = checkpoint {
+        return Ok((folder, CHECKPOINT));
+    }
+    let label = format!("generating seeded weights of {model}");
+    let made = |done, total| {
+        progress.step(done, total, &label);
+        options.stop.load(Ordering::Relaxed) == 0
+    };
+    Ok((materialize(model, &options.cache.join("models"), &made)?, SEEDED))
+}
+
+/// The family of the model in a folder, by its configuration.
+fn family_name(folder: &Path) -> Result<String> {
+    let config = ModelFolder::new(folder).read(CONFIG, JSON_BYTES_MAX)?.unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_slice(&config)
+        .map_err(|error| Error::corrupt(error.to_string()).in_file(folder.join(CONFIG)))?;
+    let model_type = config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default();
+    Ok(family_of(model_type)?.name.clone())
 }
 
 fn named(variants: &Variants) -> [(&'static str, &Variant); 5] {
@@ -105,9 +189,14 @@ fn memory_parts(saved_bytes: i64, weights: &WeightBytes) -> MemoryParts {
 }
 
 /// The figures behind the ratios, in sentences.
-fn arithmetic(variants: &Variants, weights: &WeightBytes, avoidable: &Avoidable, saved: MemoryParts) -> Vec<String> {
+fn arithmetic(
+    variants: &Variants,
+    (without, with): (Cost, Cost),
+    weights: &WeightBytes,
+    avoidable: &Avoidable,
+    saved: MemoryParts,
+) -> Vec<String> {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    let (without, with) = (variants.without.cost(), variants.with.cost());
     let duplicated = (weights.opened_bytes - weights.unique_bytes) as f64;
     let by_hand = variants.by_hand.cost();
     let mut lines = vec![
@@ -125,13 +214,14 @@ fn arithmetic(variants: &Variants, weights: &WeightBytes, avoidable: &Avoidable,
             mib(saved.computation_bytes as f64)
         ),
         format!(
-            "time: {:.0} ms without sharing, of which {:.0} ms are avoidable: {:.0} opening stages again, {:.0} reading weights that the warm cache contains, {:.0} running stages again, {:.0} preparing inputs again; saved {:.0} ms",
+            "time: {:.0} ms without sharing, of which {:.0} ms are avoidable: {:.0} opening stages again, {:.0} reading weights that the warm cache contains, {:.0} running stages again, {:.0} preparing inputs again, {:.0} encoders that adapters replace; saved {:.0} ms",
             without.time_ms,
             avoidable.total_ms(),
             avoidable.load_again_ms,
             avoidable.first_read_ms,
             avoidable.run_again_ms,
             avoidable.prepare_again_ms,
+            avoidable.replaced_ms,
             without.time_ms - with.time_ms
         ),
         at_least_half("memory", duplicated / without.memory_bytes as f64),

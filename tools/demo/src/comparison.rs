@@ -1,7 +1,9 @@
 //! The result of the demo.
 
 use crate::by_hand::Onnxruntime;
+use crate::fitting::Fit;
 use crate::savings::{Avoidable, MemoryParts, TimeParts};
+use crate::scenario::Claim;
 use cotensor::model::pipeline::UserReport;
 use serde::Serialize;
 
@@ -26,8 +28,18 @@ pub struct Cost {
 pub struct Scenario {
     /// Name of the scenario.
     pub name: String,
-    /// Names of its models.
+    /// The families of its models.
     pub models: Vec<String>,
+    /// The names of its models.
+    pub checkpoints: Vec<String>,
+    /// The variant over which savings are counted: `without`; `mapped` for users of different models.
+    pub baseline: &'static str,
+    /// The savings that the project's documents claim for the scenario.
+    pub claim: Option<Claim>,
+    /// The arithmetic of a claim that is not reached.
+    pub why_short: Option<String>,
+    /// The adapters through which users read the encoder of another model.
+    pub adapters: Vec<Fit>,
     /// The engine with its version.
     pub engine: String,
     /// Cores, threads and device.
@@ -46,9 +58,9 @@ pub struct Scenario {
     pub with: Cost,
     /// Through Cotensor with an empty weight cache: the first run, which fills the cache. Timed once.
     pub with_cold: Cost,
-    /// Memory savings over `without`, in percent.
+    /// Memory savings over the baseline, in percent.
     pub memory_saved_percent: f64,
-    /// Time savings over `without`, in percent.
+    /// Time savings over the baseline, in percent.
     pub time_saved_percent: f64,
     /// Origin of the saved memory; the sum is the whole saving.
     pub memory_saved: MemoryParts,

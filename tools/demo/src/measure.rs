@@ -43,12 +43,16 @@ pub(crate) fn run(mut command: Command, options: &WorkerOptions, sample: bool, s
         .arg("demo-worker")
         .args(["--scenario", &options.scenario, "--mode", options.mode.name()])
         .args(["--threads", &options.threads.to_string()])
-        .arg("--model")
-        .arg(&options.model)
         .arg("--cache")
         .arg(&options.cache);
+    for folder in &options.models {
+        command.arg("--model").arg(folder);
+    }
     if let Some(bytes) = options.max_memory_bytes {
         command.args(["--max-memory-bytes", &bytes.to_string()]);
+    }
+    for file in &options.adapters {
+        command.arg("--adapter").arg(file);
     }
     if let Some(folder) = &options.record {
         command.arg("--record").arg(folder);

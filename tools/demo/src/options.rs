@@ -3,7 +3,7 @@
 use cotensor::core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -43,6 +43,8 @@ pub enum Mode {
     ByHand,
     /// Through Cotensor.
     With,
+    /// No variant: fits the adapters of the scenario.
+    Fit,
 }
 
 impl Mode {
@@ -56,6 +58,7 @@ impl Mode {
             Mode::Mapped => "mapped",
             Mode::ByHand => "by_hand",
             Mode::With => "with",
+            Mode::Fit => "fit",
         }
     }
 }
@@ -64,7 +67,7 @@ impl FromStr for Mode {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
+        let mode = Mode::ALL.into_iter().chain([Mode::Fit]).find(|mode| mode.name() == name);
         mode.ok_or_else(|| Error::invalid(format!("unknown mode {name:?}")).in_field("--mode"))
     }
 }
@@ -76,8 +79,10 @@ pub struct WorkerOptions {
     pub scenario: String,
     /// The variant.
     pub mode: Mode,
-    /// Folder of the model.
-    pub model: PathBuf,
+    /// Folders of the models, each with the name of its model.
+    pub models: Vec<PathBuf>,
+    /// Files of the adapters of the users that have one, in order; read by [`Mode::With`].
+    pub adapters: Vec<PathBuf>,
     /// Folder of the weight cache.
     pub cache: PathBuf,
     /// Number of engine threads; equal for all variants.
@@ -86,4 +91,12 @@ pub struct WorkerOptions {
     pub max_memory_bytes: Option<u64>,
     /// Folder in which to record the runs of [`Mode::ByHand`], for another engine.
     pub record: Option<PathBuf>,
+}
+
+impl WorkerOptions {
+    /// The folder of a model.
+    pub(crate) fn folder(&self, model: &str) -> Result<&Path> {
+        let found = self.models.iter().find(|folder| folder.file_name().is_some_and(|name| name == model));
+        found.map(PathBuf::as_path).ok_or_else(|| Error::invalid(format!("no folder of {model}")).in_field("--model"))
+    }
 }

@@ -18,7 +18,14 @@ pub fn text(comparison: &Comparison) -> String {
 }
 
 fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
-    writeln!(text, "{}: {} on {}, {}", scenario.name, scenario.models.join(", "), scenario.engine, scenario.hardware)?;
+    writeln!(
+        text,
+        "{}: {} on {}, {}",
+        scenario.name,
+        scenario.checkpoints.join(", "),
+        scenario.engine,
+        scenario.hardware
+    )?;
     writeln!(text, "  weights: {}", weights_in_words(scenario))?;
     writeln!(text, "  {:36} {:>12} {:>10}", "", "peak memory", "time")?;
     for row in rows(scenario) {
@@ -26,7 +33,7 @@ fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
         writeln!(text, "  {:36} {:>12} {:>10}{origin}", row.name, row.memory, row.time)?;
     }
     writeln!(text, "  largest difference from the unshared outputs: {}", scenario.max_abs_diff)?;
-    for line in &scenario.arithmetic {
+    for line in of_documents(scenario).iter().chain(&scenario.arithmetic) {
         writeln!(text, "  {line}")?;
     }
     for user in &scenario.answers {
@@ -40,6 +47,36 @@ fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
         writeln!(text, "  {} ({}): reused: {shared}", user.user, user.task)?;
     }
     writeln!(text)
+}
+
+/// The claim of the documents, and the adapters, in sentences.
+fn of_documents(scenario: &Scenario) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(claim) = scenario.claim {
+        let percent = |claimed: Option<f64>| claimed.map_or("nothing".to_owned(), |percent| format!("{percent:.0} %"));
+        let reached = if scenario.why_short.is_none() { "reached" } else { "not reached" };
+        lines.push(format!(
+            "the documents claim {} of the memory and {} of the time: {reached}",
+            percent(claim.memory_percent),
+            percent(claim.time_percent)
+        ));
+    }
+    lines.extend(scenario.why_short.clone());
+    for fit in &scenario.adapters {
+        let quality = &fit.quality;
+        lines.push(format!(
+            "the adapter of {} was fitted on {} samples in {:.1} s: held-out R² {:.3}, cosine {:.3} (mean prediction {:.3}, {:.3}){}",
+            fit.user,
+            fit.samples,
+            fit.fit_ms / 1e3,
+            quality.r2,
+            quality.cosine,
+            quality.baseline_r2,
+            quality.baseline_cosine,
+            if scenario.weights == "seeded" { "; with seeded weights, the error means nothing" } else { "" }
+        ));
+    }
+    lines
 }
 
 /// One row of the table, for text and page.
@@ -70,7 +107,7 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
         cost("with_cold", "with Cotensor, first run (cold)", scenario.with_cold, "fills the weight cache; timed once"),
         row(
             "",
-            "saved (warm)",
+            if scenario.baseline == "mapped" { "saved (warm, over mapped)" } else { "saved (warm)" },
             format!("{:.1} %", scenario.memory_saved_percent),
             format!("{:.1} %", scenario.time_saved_percent),
             format!(
@@ -147,7 +184,7 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
         page,
         "<h2>{}</h2><p>{} for {}. {}, {}. Weights: {}.</p>",
         escaped(&scenario.name),
-        escaped(&scenario.models.join(", ")),
+        escaped(&scenario.checkpoints.join(", ")),
         users.join(", "),
         escaped(&scenario.engine),
         escaped(&scenario.hardware),
@@ -173,7 +210,7 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
          medians of other runs.</p>"
     )?;
     write!(page, "<ul>")?;
-    for line in &scenario.arithmetic {
+    for line in of_documents(scenario).iter().chain(&scenario.arithmetic) {
         write!(page, "<li>{}</li>", escaped(line))?;
     }
     write!(page, "<li>largest difference from the unshared outputs: {}</li></ul>", scenario.max_abs_diff)

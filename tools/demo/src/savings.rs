@@ -67,16 +67,26 @@ pub struct Avoidable {
     pub run_again_ms: f64,
     /// Reading and preprocessing the same input, opening the same tokenizer.
     pub prepare_again_ms: f64,
+    /// Opening and running encoders that adapters replace.
+    pub replaced_ms: f64,
 }
 
 impl Avoidable {
     /// The avoidable time of the run `without`. `rounds` are pairs of such a run and the following run with mapped
-    /// weights.
-    pub(crate) fn of(without: &WorkerReport, rounds: &[(&WorkerReport, &WorkerReport)]) -> Self {
+    /// weights. `replaced` has users with the role of a stage that an adapter replaces.
+    pub(crate) fn of(
+        without: &WorkerReport,
+        rounds: &[(&WorkerReport, &WorkerReport)],
+        replaced: &[(&str, &str)],
+    ) -> Self {
         let mut done = Done::default();
         let mut avoidable = Self::default();
         for (index, user) in without.users.iter().enumerate() {
             for (at, stage) in user.stages.iter().enumerate() {
+                if replaced.contains(&(user.user.as_str(), stage.role.as_str())) {
+                    avoidable.replaced_ms += stage.load_ms + stage.run_ms;
+                    continue;
+                }
                 if done.opened(user, stage) {
                     avoidable.load_again_ms += stage.load_ms;
                 } else {
@@ -101,7 +111,7 @@ impl Avoidable {
 
     /// The sum.
     pub(crate) fn total_ms(&self) -> f64 {
-        self.load_again_ms + self.first_read_ms + self.run_again_ms + self.prepare_again_ms
+        self.load_again_ms + self.first_read_ms + self.run_again_ms + self.prepare_again_ms + self.replaced_ms
     }
 }
 

@@ -4,49 +4,85 @@ use crate::assets::{self, Skeleton};
 use crate::seeded::write_weights;
 use crate::temp_folder::remove_stale;
 use cotensor::core::{ContentHash, Error, Hasher, Result};
-use cotensor::model::pipeline::{Inputs, Pipeline};
+use cotensor::model::pipeline::{Inputs, Medium, Pipeline};
+use serde::Serialize;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Prefix of the folders of incomplete models.
 const INCOMPLETE_PREFIX: &str = ".incomplete-";
 
-/// A scenario: users, a model and an input.
+/// A scenario: users of one or several models, and their input.
 pub struct Scenario {
     /// Name on the command line.
     pub name: &'static str,
-    /// Name of the model: a skeleton, or a folder below `--models`.
-    pub model: &'static str,
+    /// Names of the models: skeletons, or folders below `--models`.
+    pub models: &'static [&'static str],
+    /// What the project's documents claim, for a scenario of theirs.
+    pub claim: Option<Claim>,
     pipeline: &'static str,
     input: Medium,
 }
 
-#[derive(Clone, Copy)]
-enum Medium {
-    Text,
-    Image,
-    Audio,
+/// Savings over the same models without sharing, in percent.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Claim {
+    /// Of the memory.
+    pub memory_percent: Option<f64>,
+    /// Of the time.
+    pub time_percent: Option<f64>,
 }
 
 /// All scenarios, in the order of the report.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "clip",
-        model: "clip-vit-b16",
+        models: &["clip-vit-b16"],
+        claim: None,
         pipeline: include_str!("../pipelines/clip.toml"),
         input: Medium::Image,
     },
     Scenario {
         name: "bert",
-        model: "bert-base",
+        models: &["bert-base"],
+        claim: None,
         pipeline: include_str!("../pipelines/bert.toml"),
         input: Medium::Text,
     },
     Scenario {
         name: "whisper",
-        model: "whisper-base",
+        models: &["whisper-base"],
+        claim: None,
         pipeline: include_str!("../pipelines/whisper.toml"),
         input: Medium::Audio,
+    },
+    Scenario {
+        name: "vit-clip",
+        models: &["vit-base", "clip-vit-b16"],
+        claim: Some(Claim { memory_percent: Some(26.0), time_percent: Some(33.0) }),
+        pipeline: include_str!("../pipelines/vit-clip.toml"),
+        input: Medium::Image,
+    },
+    Scenario {
+        name: "bert-t5",
+        models: &["bert-base", "t5-base"],
+        claim: Some(Claim { memory_percent: Some(30.0), time_percent: Some(33.0) }),
+        pipeline: include_str!("../pipelines/bert-t5.toml"),
+        input: Medium::Text,
+    },
+    Scenario {
+        name: "bert-t5-bart",
+        models: &["bert-base", "t5-base", "bart-base"],
+        claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(27.0) }),
+        pipeline: include_str!("../pipelines/bert-t5-bart.toml"),
+        input: Medium::Text,
+    },
+    Scenario {
+        name: "vit-clip-detr",
+        models: &["vit-base", "clip-vit-b16", "detr-resnet-50"],
+        claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(26.0) }),
+        pipeline: include_str!("../pipelines/vit-clip-detr.toml"),
+        input: Medium::Image,
     },
 ];
 
@@ -68,6 +104,16 @@ impl Scenario {
     /// None for the built-in scenarios.
     pub fn pipeline(&self) -> Result<Pipeline> {
         Pipeline::parse(self.pipeline)
+    }
+
+    /// Whether a user reads the encoder of another model.
+    pub(crate) fn has_adapters(&self) -> Result<bool> {
+        Ok(self.pipeline()?.users.iter().any(|user| user.encoder.is_some()))
+    }
+
+    /// The type of the input.
+    pub(crate) fn medium(&self) -> Medium {
+        self.input
     }
 
     /// The embedded input. An image or a sound is written to a file below `folder`.

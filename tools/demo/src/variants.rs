@@ -3,6 +3,7 @@
 
 use crate::by_hand::{Onnxruntime, Peer};
 use crate::comparison::Cost;
+use crate::fitting::Fit;
 use crate::measure::{Measured, Progress, run};
 use crate::options::{DemoOptions, Mode, WorkerOptions};
 use crate::scenario::Scenario;
@@ -10,7 +11,7 @@ use crate::temp_folder::{empty_folder, remove_stale};
 use crate::worker_report::WorkerReport;
 use cotensor::core::Result;
 use cotensor::model::pipeline::UserReport;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Prefix of the folders of cold runs, below the cache folder.
@@ -52,17 +53,19 @@ pub(crate) struct Variants {
     pub(crate) with: Variant,
     /// With Cotensor and an empty weight cache.
     pub(crate) with_cold: Variant,
+    /// The adapters that users with Cotensor read.
+    pub(crate) fits: Vec<Fit>,
     /// The variant `by_hand` on onnxruntime, if a Python interpreter can import it.
     pub(crate) onnxruntime: Option<Onnxruntime>,
 }
 
-/// Runs all variants of `scenario` on the model in `folder`.
+/// Runs all variants of `scenario` on the models in `folders`.
 ///
 /// # Errors
 /// The errors of workers; `Io` when a folder cannot be created.
 pub(crate) fn measure(
     scenario: &Scenario,
-    folder: &Path,
+    folders: &[PathBuf],
     options: &DemoOptions,
     progress: &dyn Progress,
 ) -> Result<Variants> {
@@ -72,18 +75,20 @@ pub(crate) fn measure(
     let mut onnxruntime = Peer::find(options, recorded.path());
     let peers = u64::from(onnxruntime.is_some());
     let variants = Mode::ALL.len() as u64;
-    // Two cold runs and one that fills the cache; each variant sampled once and timed in each round.
-    let total = 3 + variants + peers * 2 + (variants + peers) * options.repeats as u64;
+    // Fitting, two cold runs and one that fills the cache; each variant sampled once and timed in each round.
+    let total = 4 + variants + peers * 2 + (variants + peers) * options.repeats as u64;
     let mut done = 0;
     let mut step = |label: &str| {
         progress.step(done, total, &format!("{} {label}", scenario.name));
         done += 1;
     };
-    let run_mode = |mode: Mode, sample: bool, cache: &Path, record: Option<&Path>| {
+    let mut adapters = Vec::new();
+    let run_with = |adapters: &[PathBuf], mode: Mode, sample: bool, cache: &Path, record: Option<&Path>| {
         let worker = WorkerOptions {
             scenario: scenario.name.to_owned(),
             mode,
-            model: folder.to_path_buf(),
+            models: folders.to_vec(),
+            adapters: adapters.to_vec(),
             cache: cache.to_path_buf(),
             threads: options.threads,
             max_memory_bytes: options.max_memory_bytes,
@@ -92,6 +97,16 @@ pub(crate) fn measure(
         let mut command = Command::new(&options.program);
         command.args(&options.program_arguments);
         run(command, &worker, sample, &options.stop)
+    };
+    let fits = if scenario.has_adapters()? {
+        step("fitting adapters");
+        run_with(&[], Mode::Fit, false, &options.cache, None)?.report.fits
+    } else {
+        Vec::new()
+    };
+    adapters.extend(fits.iter().map(|fit| fit.file.clone()));
+    let run_mode = |mode: Mode, sample: bool, cache: &Path, record: Option<&Path>| {
+        run_with(&adapters, mode, sample, cache, record)
     };
     let mut cold = |sample| {
         step("with, first run");
@@ -127,5 +142,5 @@ pub(crate) fn measure(
     }
     progress.step(total, total, &format!("{} done", scenario.name));
     let onnxruntime = onnxruntime.and_then(Peer::finish);
-    Ok(Variants { without, mapped, by_hand, with, with_cold, onnxruntime })
+    Ok(Variants { without, mapped, by_hand, with, with_cold, fits, onnxruntime })
 }

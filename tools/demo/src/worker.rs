@@ -1,18 +1,19 @@
 //! Runs one variant of one scenario, in a process of its own.
 
 use crate::by_hand::{OneCopy, Recorder};
+use crate::fitting::fit_all;
 use crate::options::{Mode, WorkerOptions};
 use crate::resident::resident_bytes;
 use crate::savings::Avoidable;
 use crate::scenario::Scenario;
 use crate::worker_report::{WeightBytes, WorkerReport};
-use cotensor::LocalOptions;
-use cotensor::core::Result;
+use cotensor::core::{Error, Result};
 use cotensor::memory::process;
 use cotensor::model::engine::{Engine, FileMode, RtenEngine};
 use cotensor::model::model::{Model, StageSource};
-use cotensor::model::pipeline::{Pipeline, UserReport, run_user};
-use cotensor::store::{EmbeddedStore, Store};
+use cotensor::model::pipeline::{ADAPTER, Inputs, Pipeline, User, UserReport, inputs_of, run_user};
+use cotensor::store::{EmbeddedStore, Holder, Store};
+use cotensor::{LocalOptions, Runtime};
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -25,14 +26,27 @@ use std::time::Instant;
 pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerReport> {
     let scenario = Scenario::named(&options.scenario)?;
     let mut pipeline = scenario.pipeline()?;
+    let mut adapters = options.adapters.iter();
     for user in &mut pipeline.users {
-        user.model = options.model.display().to_string();
+        user.model = options.folder(&user.model)?.display().to_string();
+        if let Some(encoder) = &mut user.encoder {
+            encoder.model = options.folder(&encoder.model)?.display().to_string();
+            encoder.adapter = adapters.next().cloned();
+        }
+        if options.mode != Mode::With {
+            user.encoder = None;
+        }
     }
     match options.mode {
         Mode::Without => private(scenario, &pipeline, options, FileMode::Read, started),
         Mode::Mapped => private(scenario, &pipeline, options, FileMode::Map, started),
         Mode::ByHand => by_hand(scenario, &pipeline, options, started),
         Mode::With => shared(scenario, &pipeline, options, started),
+        Mode::Fit => {
+            let fits = fit_all(scenario, options, &runtime(options)?)?;
+            let time_ms = started.elapsed().as_secs_f64() * 1e3;
+            Ok(WorkerReport { time_ms, pss_bytes: 0, users: Vec::new(), open_ms: Vec::new(), weights: None, fits })
+        }
     }
 }
 
@@ -48,12 +62,12 @@ fn private(
     let holders = EmbeddedStore::builder().build();
     let open =
         |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine).into(), mode)).map(Arc::new);
-    let run = run_users(scenario, pipeline, options, &*holders, started, open)?;
+    let run = run_users(scenario, pipeline, options, &*holders, started, open, own_inputs)?;
     let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
     run.report(report_ms, None)
 }
 
-/// One program opens the model once and reuses its results.
+/// One program opens each model once and reuses its results.
 fn by_hand(
     scenario: &Scenario,
     pipeline: &Pipeline,
@@ -63,13 +77,19 @@ fn by_hand(
     let recorder = options.record.as_deref().map(|folder| Arc::new(Recorder::new(folder)));
     let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain_engine(options), recorder.clone()));
     let holders = EmbeddedStore::builder().build();
-    let model = Arc::new(Model::open(&options.model, StageSource::Private(engine.into(), FileMode::Map))?);
-    let run = run_users(scenario, pipeline, options, &*holders, started, |_| Ok(Arc::clone(&model)))?;
+    let source = || StageSource::Private(Arc::clone(&engine).into(), FileMode::Map);
+    let models = options.models.iter().map(|folder| Model::open(folder, source()).map(Arc::new));
+    let models = models.collect::<Result<Vec<_>>>()?;
+    let open = |folder: &Path| {
+        let model = models.iter().find(|model| model.folder() == folder);
+        model.cloned().ok_or_else(|| Error::not_found("no model of the scenario").in_file(folder))
+    };
+    let run = run_users(scenario, pipeline, options, &*holders, started, open, own_inputs)?;
     recorder.map_or(Ok(()), |recorder| recorder.finish())?;
     let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
     let mut report = run.report(report_ms, None)?;
     // Each user of this run prepares its input. A program by hand does this once, so repetitions are subtracted.
-    report.time_ms -= Avoidable::of(&report, &[]).prepare_again_ms;
+    report.time_ms -= Avoidable::of(&report, &[], &[]).prepare_again_ms;
     Ok(report)
 }
 
@@ -81,6 +101,17 @@ fn plain_engine(options: &WorkerOptions) -> Arc<dyn Engine> {
 
 /// All users share one runtime.
 fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, started: Instant) -> Result<WorkerReport> {
+    let runtime = runtime(options)?;
+    let open = |folder: &Path| runtime.open(folder);
+    let inputs = |user: &User, model: &Model, inputs: &Inputs, holder: &Holder| {
+        inputs_of(user, model, inputs, Path::new(""), &runtime, holder)
+    };
+    let run = run_users(scenario, pipeline, options, &**runtime.store(), started, open, inputs)?;
+    let weights = run.weights(&options.cache)?;
+    run.report(0.0, Some(weights))
+}
+
+fn runtime(options: &WorkerOptions) -> Result<Arc<Runtime>> {
     let local = LocalOptions {
         cache: Some(options.cache.clone()),
         max_memory_bytes: options.max_memory_bytes,
@@ -89,10 +120,12 @@ fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, sta
         engine: Some(RtenEngine::NAME.to_owned()),
         ..LocalOptions::default()
     };
-    let runtime = local.runtime()?;
-    let run = run_users(scenario, pipeline, options, &**runtime.store(), started, |folder| runtime.open(folder))?;
-    let weights = run.weights(&options.cache)?;
-    run.report(0.0, Some(weights))
+    local.runtime()
+}
+
+/// The inputs of a user who reads no other model's encoder.
+fn own_inputs(_: &User, _: &Model, inputs: &Inputs, _: &Holder) -> Result<Inputs> {
+    Ok(inputs.clone())
 }
 
 /// The reports of all users, and the open models.
@@ -110,6 +143,7 @@ fn run_users(
     store: &dyn Store,
     started: Instant,
     open: impl Fn(&Path) -> Result<Arc<Model>>,
+    inputs_for: impl Fn(&User, &Model, &Inputs, &Holder) -> Result<Inputs>,
 ) -> Result<Run> {
     let mut run = Run { time_ms: 0.0, users: Vec::new(), open_ms: Vec::new(), models: Vec::new() };
     for user in &pipeline.users {
@@ -117,7 +151,9 @@ fn run_users(
         let inputs = scenario.inputs(&options.cache)?;
         let model = open(Path::new(&user.model))?;
         run.open_ms.push(start.elapsed().as_secs_f64() * 1e3);
-        run.users.push(run_user(&model, user, &inputs, &store.holder(&user.name))?);
+        let holder = store.holder(&user.name);
+        let inputs = inputs_for(user, &model, &inputs, &holder)?;
+        run.users.push(run_user(&model, user, &inputs, &holder)?);
         run.models.push(model);
     }
     run.time_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -133,6 +169,9 @@ impl Run {
             let roles: BTreeSet<&str> = user.stages.iter().map(|stage| stage.role.as_str()).collect();
             for role in roles {
                 let family = model.family();
+                if role.starts_with(ADAPTER) {
+                    continue;
+                }
                 if family.stages.iter().filter_map(|def| def.blocks.as_ref()).any(|blocks| blocks.role == role) {
                     // The stage that continues these blocks counts them.
                     continue;
@@ -157,6 +196,7 @@ impl Run {
             pss_bytes: process::pss_bytes(std::process::id())?,
             users: self.users,
             open_ms: self.open_ms,
+            fits: Vec::new(),
             weights,
         })
     }

@@ -1,5 +1,6 @@
 //! The report of a worker: times, memory and answers of one run.
 
+use crate::fitting::Fit;
 use cotensor::model::pipeline::UserReport;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,9 @@ pub struct WorkerReport {
     pub users: Vec<UserReport>,
     /// Milliseconds for reading the input file and the model's config, for each user in the same order.
     pub open_ms: Vec<f64>,
+    /// The adapters of the scenario; only for [`Mode::Fit`](crate::Mode::Fit).
+    #[serde(default)]
+    pub fits: Vec<Fit>,
     /// Sizes of the weights; only for [`Mode::With`](crate::Mode::With), which hashes contents.
     pub weights: Option<WeightBytes>,
 }

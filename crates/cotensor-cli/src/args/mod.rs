@@ -158,8 +158,10 @@ pub(crate) struct WorkerArgs {
     pub(crate) scenario: String,
     #[arg(long)]
     pub(crate) mode: String,
+    #[arg(long, required = true)]
+    pub(crate) model: Vec<PathBuf>,
     #[arg(long)]
-    pub(crate) model: PathBuf,
+    pub(crate) adapter: Vec<PathBuf>,
     #[arg(long)]
     pub(crate) cache: PathBuf,
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]

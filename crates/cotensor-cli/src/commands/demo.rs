@@ -54,7 +54,8 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
     let options = WorkerOptions {
         scenario: args.scenario,
         mode: args.mode.parse()?,
-        model: args.model,
+        models: args.model,
+        adapters: args.adapter,
         cache: args.cache,
         threads: usize::from(args.threads),
         max_memory_bytes: args.max_memory_bytes,

@@ -20,7 +20,8 @@ mod text;
 mod writing;
 
 pub use adapted::{
-    Encoded, EncoderUse, Medium, RowParts, Samples, SharedEmbedding, encode, encoder_of, fit_adapter, inputs_of,
+    ADAPTER, Encoded, EncoderUse, Medium, RowParts, Samples, SharedEmbedding, encode, encoder_of, fit_adapter,
+    inputs_of,
 };
 pub use answer::{Answer, Object, Output};
 pub use default_task::default_task;

@@ -23,7 +23,7 @@ fn user(name: &str, prepared: Vec<StageReport>, stages: Vec<StageReport>) -> Use
 
 fn report(time_ms: f64, users: Vec<UserReport>) -> WorkerReport {
     let open_ms = users.iter().map(|_| 1.0).collect();
-    WorkerReport { time_ms, pss_bytes: 1, users, open_ms, weights: None }
+    WorkerReport { time_ms, pss_bytes: 1, users, open_ms, weights: None, fits: Vec::new() }
 }
 
 /// Two users of one encoder with different heads.
@@ -47,11 +47,16 @@ fn mapped() -> WorkerReport {
 #[test]
 fn only_repeated_work_is_avoidable() {
     let (without, mapped) = (without(), mapped());
-    let avoidable = Avoidable::of(&without, &[(&without, &mapped)]);
+    let avoidable = Avoidable::of(&without, &[(&without, &mapped)], &[]);
     // The second encoder; 100 ms of the first one minus 5 ms with mapping; the heads differ, and 4 minus 5 is bounded
     // by zero.
-    let expected =
-        Avoidable { load_again_ms: 100.0, first_read_ms: 95.0, run_again_ms: 50.0, prepare_again_ms: 20.0 + 2.0 + 1.0 };
+    let expected = Avoidable {
+        load_again_ms: 100.0,
+        first_read_ms: 95.0,
+        run_again_ms: 50.0,
+        prepare_again_ms: 20.0 + 2.0 + 1.0,
+        replaced_ms: 0.0,
+    };
     assert_eq!(avoidable, expected);
     assert_eq!(avoidable.total_ms(), 268.0);
 }
@@ -61,7 +66,7 @@ fn page_faults_while_running_are_subtracted() {
     let (without, mut mapped, mut other) = (without(), mapped(), mapped());
     mapped.users[0].stages[0].run_ms += 10.0;
     other.users[0].stages[0].run_ms += 1000.0;
-    let first_read_ms = |rounds: &[(&WorkerReport, &WorkerReport)]| Avoidable::of(&without, rounds).first_read_ms;
+    let first_read_ms = |rounds: &[(&WorkerReport, &WorkerReport)]| Avoidable::of(&without, rounds, &[]).first_read_ms;
     assert_eq!(first_read_ms(&[(&without, &mapped)]), 85.0);
     // The median of the rounds counts, bounded by zero.
     assert_eq!(first_read_ms(&[(&without, &mapped), (&without, &other), (&without, &mapped)]), 85.0);
@@ -72,7 +77,7 @@ fn page_faults_while_running_are_subtracted() {
 fn same_role_on_other_input_is_not_repeated_work() {
     let mut without = without();
     without.users[1].stages[0].signature = "encoder:y".to_owned();
-    let avoidable = Avoidable::of(&without, &[]);
+    let avoidable = Avoidable::of(&without, &[], &[]);
     assert_eq!((avoidable.load_again_ms, avoidable.run_again_ms), (100.0, 0.0));
 }
 
@@ -112,4 +117,11 @@ fn incomparable_outputs_are_an_error() {
         assert!(error.kind() == ErrorKind::Engine && error.to_string().contains('b'), "{error}");
     }
     assert!(max_abs_diff(&base, [&base[..1]]).is_err());
+}
+
+#[test]
+fn encoder_that_an_adapter_replaces_is_avoidable() {
+    let without = without();
+    let avoidable = Avoidable::of(&without, &[], &[("b", "encoder")]);
+    assert_eq!((avoidable.replaced_ms, avoidable.load_again_ms, avoidable.run_again_ms), (150.0, 0.0, 0.0));
 }

@@ -15,5 +15,6 @@ pub(super) use encoded::Foreign;
 pub use encoded::{Encoded, Medium, RowParts};
 pub use learn::fit_adapter;
 pub use samples::Samples;
+pub use take::ADAPTER;
 pub(super) use user::encoder_use;
 pub use user::{EncoderUse, inputs_of};

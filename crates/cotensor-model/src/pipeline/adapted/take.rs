@@ -16,6 +16,9 @@ use cotensor_store::{Holder, Key};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// The beginning of the role of an adapter in reports; the rest is the role of the stage that it replaces.
+pub const ADAPTER: &str = "adapter of ";
+
 impl Run<'_> {
     /// The output of another model's encoder in place of the output of the stage `def`, if `inputs` has one for it. The
     /// stage is neither loaded nor run. An output of another space is mapped by the adapter between the two spaces; the
@@ -38,7 +41,7 @@ impl Run<'_> {
             self.stages.push(StageReport {
                 space: Some(adapter.space().to_string()),
                 run_ms: milliseconds(start.elapsed()),
-                ..StageReport::without_stage(&format!("adapter of {}", def.role), &name, computed)
+                ..StageReport::without_stage(&format!("{ADAPTER}{}", def.role), &name, computed)
             });
             value
         } else {
