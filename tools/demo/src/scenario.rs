@@ -18,6 +18,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// Names of the models: skeletons, or folders below `--models`.
     pub models: &'static [&'static str],
+    /// Whether a demo without names runs it. The others need gigabytes of disk and minutes.
+    pub by_default: bool,
     /// What the project's documents claim, for a scenario of theirs.
     pub claim: Option<Claim>,
     pipeline: &'static str,
@@ -37,6 +39,7 @@ pub struct Claim {
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "clip",
+        by_default: true,
         models: &["clip-vit-b16"],
         claim: None,
         pipeline: include_str!("../pipelines/clip.toml"),
@@ -44,6 +47,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "bert",
+        by_default: true,
         models: &["bert-base"],
         claim: None,
         pipeline: include_str!("../pipelines/bert.toml"),
@@ -51,6 +55,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "whisper",
+        by_default: true,
         models: &["whisper-base"],
         claim: None,
         pipeline: include_str!("../pipelines/whisper.toml"),
@@ -58,6 +63,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "vit-clip",
+        by_default: true,
         models: &["vit-base", "clip-vit-b16"],
         claim: Some(Claim { memory_percent: Some(26.0), time_percent: Some(33.0) }),
         pipeline: include_str!("../pipelines/vit-clip.toml"),
@@ -65,6 +71,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "bert-t5",
+        by_default: false,
         models: &["bert-base", "t5-base"],
         claim: Some(Claim { memory_percent: Some(30.0), time_percent: Some(33.0) }),
         pipeline: include_str!("../pipelines/bert-t5.toml"),
@@ -72,6 +79,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "bert-t5-bart",
+        by_default: false,
         models: &["bert-base", "t5-base", "bart-base"],
         claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(27.0) }),
         pipeline: include_str!("../pipelines/bert-t5-bart.toml"),
@@ -79,6 +87,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "vit-clip-detr",
+        by_default: false,
         models: &["vit-base", "clip-vit-b16", "detr-resnet-50"],
         claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(26.0) }),
         pipeline: include_str!("../pipelines/vit-clip-detr.toml"),

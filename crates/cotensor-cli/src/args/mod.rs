@@ -114,17 +114,19 @@ fn engine_names() -> PossibleValuesParser {
 pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Run every scenario with and without sharing, and compare (the default).
+    /// Run scenarios with and without sharing, and compare (the default).
     #[arg(long)]
     pub(crate) compare: bool,
-    /// Run only this scenario; repeatable: clip, bert, whisper.
+    /// Scenario to run; repeatable: clip, bert, whisper (several users of one model), vit-clip, bert-t5, bert-t5-bart,
+    /// vit-clip-detr (several models that read one encoder through adapters), or all, which needs about 10 GB of disk
+    /// [default: clip, bert, whisper, vit-clip].
     #[arg(long, value_name = "NAME")]
     pub(crate) scenario: Vec<String>,
     /// Device to run on.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub(crate) hardware: String,
-    /// Folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base). A model without a
-    /// folder gets seeded random weights.
+    /// Folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base, vit-base, t5-base,
+    /// bart-base, detr-resnet-50). A model without a folder gets seeded random weights.
     #[arg(long, value_name = "DIR")]
     pub(crate) models: Option<PathBuf>,
     /// Number of timed runs of each variant; the median counts.

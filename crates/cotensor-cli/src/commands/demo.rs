@@ -5,17 +5,24 @@ use crate::output::{Steps, print, print_json};
 use crate::signals::Signals;
 use cotensor::core::{Error, Result};
 use cotensor::model::pool::HardwarePreferences;
-use cotensor_demo::{DemoOptions, SCENARIOS, WorkerOptions, html, run_demo, run_worker, text};
+use cotensor_demo::{DemoOptions, SCENARIOS, Scenario, WorkerOptions, html, run_demo, run_worker, text};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
+/// The name of all scenarios.
+const ALL: &str = "all";
+
 pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
     let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()], precision: None };
     hardware.choose().map_err(|error| Error::new(error.kind(), error.message()).in_field("--hardware"))?;
+    let names = |of: fn(&Scenario) -> bool| {
+        SCENARIOS.iter().filter(move |scenario| of(scenario)).map(|scenario| scenario.name.to_owned()).collect()
+    };
     let scenarios = match args.scenario.as_slice() {
-        [] => SCENARIOS.iter().map(|scenario| scenario.name.to_owned()).collect(),
+        [] => names(|scenario| scenario.by_default),
+        [all] if all == ALL => names(|_| true),
         chosen => chosen.to_vec(),
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
