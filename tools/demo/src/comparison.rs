@@ -1,9 +1,9 @@
 //! The result of the demo.
 
 use crate::by_hand::Onnxruntime;
-use crate::fitting::Fit;
 use crate::savings::{Avoidable, MemoryParts, TimeParts};
 use crate::scenario::Claim;
+use crate::worker_report::Fit;
 use cotensor::model::pipeline::UserReport;
 use serde::Serialize;
 

@@ -3,12 +3,11 @@
 use crate::assets;
 use crate::options::WorkerOptions;
 use crate::scenario::Scenario;
+use crate::worker_report::Fit;
 use cotensor::core::{Error, Result};
-use cotensor::model::adapter::Quality;
 use cotensor::model::pipeline::{EncoderOf, Medium, encoder_of};
 use cotensor::model::preprocess::decode_image;
 use cotensor::{Adapter, Runtime, Samples, fit_adapter, load_adapter, save_adapter};
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,25 +17,6 @@ const FOLDER: &str = "adapters";
 
 /// The samples of an image: squares of the photograph.
 const SQUARES: u32 = 40;
-
-/// An adapter that a user of a scenario reads.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Fit {
-    /// The user.
-    pub user: String,
-    /// The stage that the adapter replaces.
-    pub role: String,
-    /// The file of the adapter.
-    pub file: PathBuf,
-    /// The number of samples.
-    pub samples: usize,
-    /// The error on held-out samples.
-    pub quality: Quality,
-    /// Milliseconds for fitting, including the runs of both encoders.
-    pub fit_ms: f64,
-    /// The bytes of the weights of the stage that the adapter replaces.
-    pub replaced_weight_bytes: u64,
-}
 
 /// Fits the adapters that the users of a scenario read. Those of an earlier demo are reused.
 ///

@@ -3,12 +3,11 @@
 
 use crate::by_hand::{Onnxruntime, Peer};
 use crate::comparison::Cost;
-use crate::fitting::Fit;
 use crate::measure::{Measured, Progress, run};
 use crate::options::{DemoOptions, Mode, WorkerOptions};
 use crate::scenario::Scenario;
 use crate::temp_folder::{empty_folder, remove_stale};
-use crate::worker_report::WorkerReport;
+use crate::worker_report::{Fit, WorkerReport};
 use cotensor::core::Result;
 use cotensor::model::pipeline::UserReport;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! The report of a worker: times, memory and answers of one run.
 
-use crate::fitting::Fit;
+use cotensor::model::adapter::Quality;
 use cotensor::model::pipeline::UserReport;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// The report of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,4 +34,23 @@ pub struct WeightBytes {
     pub unique_bytes: u64,
     /// Resident part of the weight cache at the end; unread pages are not resident.
     pub resident_bytes: u64,
+}
+
+/// An adapter that a user of a scenario reads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fit {
+    /// The user.
+    pub user: String,
+    /// The stage that the adapter replaces.
+    pub role: String,
+    /// The file of the adapter.
+    pub file: PathBuf,
+    /// The number of samples.
+    pub samples: usize,
+    /// The error on held-out samples.
+    pub quality: Quality,
+    /// Milliseconds for fitting, including the runs of both encoders.
+    pub fit_ms: f64,
+    /// The bytes of the weights of the stage that the adapter replaces.
+    pub replaced_weight_bytes: u64,
 }
