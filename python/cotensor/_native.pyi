@@ -452,7 +452,7 @@ class PooledModel:
         top_p: Optional[float] = None,
         seed: Optional[int] = None,
         on_text: Optional[Callable[[str], object]] = None,
-        shared_embeddings: Optional[Sequence[SharedTensor]] = None,
+        shared_embeddings: Optional[Sequence[Union[SharedTensor, Tensor]]] = None,
         keep: bool = False,
     ) -> dict[str, Any]: ...
 

@@ -20,10 +20,12 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
-from ._native import ResourcePool, SharedTensor, Store
+from ._native import ResourcePool, SharedTensor, Store, Tensor
 from .errors import ConflictError, InvalidError
 from .pool import Model, ResourcePoolBridgeIntegration, as_inputs
 
+#: A tensor that a model made: as a shared tensor, or as the result of a call or of a store.
+_Embedding = Union[SharedTensor, Tensor]
 #: The keys of a model's options, with the documents' names.
 _OPTIONS = {
     "modelId": "model_id",
@@ -228,9 +230,9 @@ class FamilyModel:
         """
         return await self._run(inputs, more, [])
 
-    async def process_with_shared_embedding(self, inputs: Any, shared_tensor: SharedTensor, **more: Any) -> Result:
+    async def process_with_shared_embedding(self, inputs: Any, shared_tensor: _Embedding, **more: Any) -> Result:
         """As :meth:`process`, with the tensor of another model in place of the output of one of this model's stages, which is
-        neither loaded nor run.
+        neither loaded nor run. ``shared_tensor`` may be a tensor of a result's ``output_tensors`` or of a store, too.
 
         The two have to have the same space: the same graph, weights and preprocessing. Otherwise the store has to have an
         adapter between their spaces (``cotensor fit-adapter --daemon``). Raises :class:`InvalidError`, which names both
@@ -239,7 +241,7 @@ class FamilyModel:
         return await self._run(inputs, more, [shared_tensor])
 
     async def process_with_shared_embeddings(
-        self, inputs: Any = None, shared_tensors: Iterable[SharedTensor] = (), **more: Any
+        self, inputs: Any = None, shared_tensors: Iterable[_Embedding] = (), **more: Any
     ) -> Result:
         """As :meth:`process_with_shared_embedding`, with several tensors: in ``shared_tensors``, or under any names in a dict
         of inputs."""
@@ -276,14 +278,14 @@ class FamilyModel:
             raise InvalidError(f"{self.model_id} is not initialized, or disposed: await initialize() first")
         return self._model
 
-    async def _run(self, inputs: Any, more: Mapping[str, Any], embeddings: List[SharedTensor]) -> Result:
+    async def _run(self, inputs: Any, more: Mapping[str, Any], embeddings: List[_Embedding]) -> Result:
         model = self._opened()
         if isinstance(inputs, Tokens):
             inputs = inputs.text
         given = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
         given.update(more)
         for name, value in list(given.items()):
-            if isinstance(value, SharedTensor):
+            if isinstance(value, (SharedTensor, Tensor)):
                 embeddings = [*embeddings, given.pop(name)]
             elif isinstance(value, Tokens):
                 given[name] = value.text

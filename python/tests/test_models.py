@@ -122,6 +122,20 @@ def test_tensor_of_an_equal_space_replaces_the_own_stage(hardware: Backend) -> N
         asyncio.run(second.process_with_shared_embeddings({"one": shared, "two": shared}))
 
 
+def test_tensor_of_a_result_or_of_a_store_replaces_the_own_stage(hardware: Backend) -> None:
+    clip = opened(hardware, "clip")
+    made = asyncio.run(clip.process(image=PHOTO))["output_tensors"]["vision_text_joint"]
+    expected = asyncio.run(clip.process(image=PHOTO, text="a cat"))["answer"]
+    found = hardware.store.get(made.name)
+    for tensor in (made, found):
+        taken = asyncio.run(clip.process_with_shared_embedding("a cat", tensor))
+        assert taken["answer"] == expected and "vision_tower" not in [stage["role"] for stage in taken["stages"]]
+    for wrong in (made[:, :3], np.zeros((1, 24), np.float32)):
+        with pytest.raises(cotensor.InvalidError) as raised:
+            asyncio.run(clip.process_with_shared_embedding("a cat", wrong))
+        assert raised.value.field == "shared_embeddings"
+
+
 def test_tensor_of_another_space_is_refused(hardware: Backend) -> None:
     vit, clip, bert = (opened(hardware, family) for family in ("vit", "clip", "bert"))
     asyncio.run(vit.process(image=PHOTO))

@@ -17,8 +17,10 @@ pub use cotensor_store as store;
 pub use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Result, Slice};
 pub use cotensor_model::Runtime;
 pub use cotensor_model::adapter::{Adapter, load_adapter, save_adapter};
-pub use cotensor_model::pipeline::{Inputs, Pipeline, Samples, User, fit_adapter, inputs_of, run_user};
-pub use cotensor_model::pool::{HardwarePreferences, ResourcePool};
+pub use cotensor_model::pipeline::{
+    Inputs, Pipeline, Samples, SharedEmbedding, User, fit_adapter, inputs_of, run_user,
+};
+pub use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
 pub use cotensor_sharing::{SharedTensor, SharedTensorView, TensorSharingManager};
 pub use cotensor_store::{
     BlobStore, ComputationStore, EmbeddedStore, Lease, MemoryControl, SharingConfig, Store, StoreReports, TensorStore,

@@ -148,14 +148,14 @@ impl PooledModel {
         #[pyo3(from_py_with = args::top_p)] top_p: Option<f32>,
         #[pyo3(from_py_with = args::seed)] seed: Option<u64>,
         on_text: Option<Py<PyAny>>,
-        shared_embeddings: Option<Vec<PyRef<'py, SharedTensor>>>,
+        shared_embeddings: Option<Vec<Bound<'py, PyAny>>>,
         #[pyo3(from_py_with = args::keep)] keep: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.get(py, "model")?;
         let (image, audio) = (image.map(File::of).transpose()?, audio.map(File::of).transpose()?);
         let texts = texts.unwrap_or_default();
         let embeddings: Vec<SharedEmbedding> =
-            shared_embeddings.iter().flatten().map(|tensor| tensor.embedding(py)).collect::<PyResult<_>>()?;
+            shared_embeddings.iter().flatten().map(embedding).collect::<PyResult<_>>()?;
         let mut user = User {
             name: user,
             model: self.name(),
@@ -229,6 +229,25 @@ impl PooledModel {
         result.set_item("output_tensors", tensors)?;
         Ok(result)
     }
+}
+
+/// A shared tensor, or a tensor of a store, as an input of a model.
+fn embedding(tensor: &Bound<'_, PyAny>) -> PyResult<SharedEmbedding> {
+    let py = tensor.py();
+    if let Ok(shared) = tensor.cast::<SharedTensor>() {
+        return shared.get().embedding(py);
+    }
+    let Ok(tensor) = tensor.cast::<Tensor>() else {
+        let found = tensor.get_type().name()?;
+        let message = format!("pass a SharedTensor or a Tensor, not {found}");
+        return Err(raise(py, &Error::invalid(message).in_field("shared_embeddings")));
+    };
+    let (tensor, held) = (tensor.get(), tensor.get().held(py)?);
+    let store = held.store().filter(|_| tensor.is_whole(&held)).cloned().ok_or_else(|| {
+        raise(py, &Error::invalid("a part of a tensor is no output of a model").in_field("shared_embeddings"))
+    })?;
+    let lease = held.lease().try_clone().or_raise(py)?;
+    Ok(cotensor::SharedTensor::of_lease(store, lease).into())
 }
 
 /// A file argument.

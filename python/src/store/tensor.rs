@@ -71,7 +71,7 @@ impl Tensor {
     }
 
     /// Whether this object shows the whole tensor with its published layout.
-    pub(super) fn is_whole(&self, held: &HeldLease) -> bool {
+    pub(crate) fn is_whole(&self, held: &HeldLease) -> bool {
         *held.lease().layout() == self.layout
     }
 
