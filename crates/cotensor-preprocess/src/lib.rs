@@ -13,7 +13,10 @@ mod processor_config;
 pub mod text;
 
 pub use array::Array;
-pub use audio::{Audio, AudioLength, AudioProcessor, audio_length, decode_audio, decode_audio_start, resample};
+pub use audio::{
+    Audio, AudioBytes, AudioLength, AudioProcessor, AudioWindows, ByteFormat, Resampling, SoundReader, audio_length,
+    check_samples, decode_audio, decode_audio_start, resample,
+};
 pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
 pub use image::{ImageProcessor, decode_image, image_size};
 pub use text::{CtcDecoder, ScoreFunction, SentenceProcessor, TextProcessor, TextStream, TokenBatch, normalized};

@@ -18,7 +18,8 @@ pub use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Result, S
 pub use cotensor_model::Runtime;
 pub use cotensor_model::adapter::{Adapter, load_adapter, save_adapter};
 pub use cotensor_model::pipeline::{
-    Inputs, Pipeline, Samples, SharedEmbedding, User, fit_adapter, inputs_of, run_user,
+    Inputs, Pipeline, Samples, SharedEmbedding, StreamEvent, StreamSettings, StreamingProcessor, User, fit_adapter,
+    inputs_of, run_user,
 };
 pub use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
 pub use cotensor_sharing::{SharedTensor, SharedTensorView, TensorSharingManager};

@@ -3,7 +3,9 @@ use crate::model::{Model, StageSource};
 use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Kind, Result, size};
-use cotensor_preprocess::{audio_length, decode_audio_start, decode_image, image_size, resample};
+use cotensor_preprocess::{
+    AudioProcessor, AudioWindows, SoundReader, audio_length, decode_audio_start, decode_image, image_size, resample,
+};
 use cotensor_store::{Holder, Key};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +22,7 @@ pub struct Inputs {
     text: Option<String>,
     image: Option<Arc<InputFile>>,
     audio: Option<Arc<InputFile>>,
+    features: Option<Value>,
     foreign: Vec<Foreign>,
 }
 
@@ -87,6 +90,13 @@ impl Inputs {
     pub fn with_audio(mut self, path: &Path) -> Result<Self> {
         self.audio = Some(Arc::new(InputFile::open(path)?));
         Ok(self)
+    }
+
+    /// Sets the features of a sound, in place of an audio file.
+    #[must_use]
+    pub(super) fn with_features(mut self, features: Value) -> Self {
+        self.features = Some(features);
+        self
     }
 
     /// Adds the output of another model's encoder.
@@ -185,6 +195,9 @@ impl Inputs {
     /// # Errors
     /// As [`Inputs::pixels`].
     pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<(Value, bool, Vec<String>)> {
+        if let Some(features) = &self.features {
+            return Ok((features.clone(), true, Vec::new()));
+        }
         let file = self.audio_file()?;
         let processor = model.audio()?;
         let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
@@ -194,14 +207,20 @@ impl Inputs {
         })?;
         let length = audio_length(&file.bytes).map_err(|error| error.in_file(&file.path))?;
         let (rate, seconds) = (length.sample_rate_hz, length.seconds());
-        let mut notices = Vec::new();
-        if rate != processor.sample_rate_hz() {
-            notices.push(format!("the audio was resampled from {rate} to {} Hz", processor.sample_rate_hz()));
-        }
+        let mut notices: Vec<String> = resampled(rate, processor.sample_rate_hz()).into_iter().collect();
         if seconds > processor.seconds() {
             notices.push(format!("of {seconds:.1} s of audio, the model reads the first {} s", processor.seconds()));
         }
         Ok((features, computed, notices))
+    }
+
+    /// The audio, if it is longer than the window of a model that reads sounds window by window.
+    ///
+    /// # Errors
+    /// As [`Inputs::pixels`].
+    pub(super) fn long_sound(&self, model: &Model) -> Result<Option<LongSound<'_>>> {
+        let Some(file) = self.audio.as_deref().filter(|_| self.foreign.is_empty()) else { return Ok(None) };
+        LongSound::open(file, model.audio()?).map_err(|error| error.in_file(&file.path))
     }
 
     /// Whether the audio is longer than a window of `model`, as an input of a graph: `bool` `[1, 1]`.
@@ -220,6 +239,75 @@ impl Inputs {
     fn audio_file(&self) -> Result<&InputFile> {
         self.audio.as_deref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))
     }
+}
+
+/// A sound that is longer than one window of the model. Reading it takes the memory of one window.
+pub(super) struct LongSound<'a> {
+    file: &'a InputFile,
+    reader: SoundReader<'a>,
+    windows: AudioWindows,
+    /// Samples behind the window.
+    rest: Vec<f32>,
+    /// Samples per second of the file.
+    rate_hz: u32,
+    ended: bool,
+}
+
+impl<'a> LongSound<'a> {
+    /// `None` for a sound of one window. Reads the sound once for its loudest part, which scales the features of all
+    /// windows.
+    fn open(file: &'a InputFile, processor: &AudioProcessor) -> Result<Option<Self>> {
+        let length = audio_length(&file.bytes)?;
+        let (rate_hz, to_hz) = (length.sample_rate_hz, processor.sample_rate_hz());
+        let read = || {
+            let Some(windows) = processor.windows() else { return Ok(None) };
+            let samples = length.frames.saturating_mul(to_hz.into()) / u64::from(rate_hz.max(1));
+            if !windows.is_longer(usize::try_from(samples).unwrap_or(usize::MAX)) {
+                return Ok(None);
+            }
+            let reader = SoundReader::open(&file.bytes, to_hz)?;
+            Ok::<_, Error>(Some(Self { file, reader, windows, rest: Vec::new(), rate_hz, ended: false }))
+        };
+        let (Some(mut first), Some(mut sound)) = (read()?, read()?) else { return Ok(None) };
+        while let Some(windows) = first.window()? {
+            windows.advance(windows.frames())?;
+        }
+        sound.windows.set_loudest(first.windows.loudest());
+        Ok(Some(sound))
+    }
+
+    /// The sound at its next window; `None` at its end. The caller advances.
+    pub(super) fn window(&mut self) -> Result<Option<&mut AudioWindows>> {
+        self.fill().map_err(|error| error.in_file(&self.file.path))?;
+        Ok((!self.windows.is_done()).then_some(&mut self.windows))
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        while !self.windows.is_full() && !self.ended {
+            if self.rest.is_empty() {
+                match self.reader.read()? {
+                    Some(samples) => self.rest = samples,
+                    None => {
+                        self.windows.finish()?;
+                        self.ended = true;
+                    }
+                }
+            } else {
+                let accepted = self.windows.push(&self.rest)?;
+                self.rest.drain(..accepted);
+            }
+        }
+        Ok(())
+    }
+
+    /// A notice about the change of the sample rate.
+    pub(super) fn notice(&self) -> Option<String> {
+        resampled(self.rate_hz, self.windows.sample_rate_hz())
+    }
+}
+
+fn resampled(from_hz: u32, to_hz: u32) -> Option<String> {
+    (from_hz != to_hz).then(|| format!("the audio was resampled from {from_hz} to {to_hz} Hz"))
 }
 
 /// Preprocesses `file` once per content and preprocessing; a private copy of a model preprocesses each time. Also

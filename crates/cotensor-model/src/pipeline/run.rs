@@ -5,7 +5,7 @@ use super::definition::User;
 use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::report::{Constant, StageReport};
-use crate::model::Model;
+use crate::model::{Model, StageSource};
 use crate::stage::{Stage, StageRun};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Result};
@@ -27,6 +27,8 @@ pub(super) struct Run<'a> {
     pub(super) report_ms: f64,
     pub(super) notices: Vec<String>,
     pub(super) constants: Vec<Constant>,
+    /// The names of the tensors that this run put into the store.
+    pub(super) made: Vec<String>,
 }
 
 impl<'a> Run<'a> {
@@ -40,6 +42,7 @@ impl<'a> Run<'a> {
             report_ms: 0.0,
             notices: Vec::new(),
             constants: Vec::new(),
+            made: Vec::new(),
         }
     }
 
@@ -206,9 +209,21 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Adds a notice about a change of the inputs.
+    /// Adds a notice about a change of the inputs, once.
     pub(super) fn notice(&mut self, notice: String) {
-        self.notices.push(notice);
+        if !self.notices.contains(&notice) {
+            self.notices.push(notice);
+        }
+    }
+
+    /// Removes what this run computed from the store: a part of a sound does not come again. Values that are still in
+    /// use stay until their leases end.
+    pub(crate) fn release(&mut self) {
+        let StageSource::Shared(runtime) = self.model.source() else { return };
+        for name in self.made.drain(..) {
+            // It may have been evicted.
+            let _ = runtime.store().remove(&name);
+        }
     }
 
     /// Opens a stage and reports the time.
@@ -290,6 +305,7 @@ impl<'a> Run<'a> {
         };
         report.signature = signature.to_owned();
         report.computed = run.computed;
+        self.made.extend(run.made());
         let before = run.before.as_deref().zip(stage.before());
         report.run_ms = milliseconds(run.time - before.map_or(Duration::ZERO, |(run, _)| run.time));
         if let Some((run, (stage, _))) = before {

@@ -53,17 +53,8 @@ pub fn run_user_streaming(
     holder: &Holder,
     on_text: &mut OnText<'_>,
 ) -> Result<(UserReport, BTreeMap<&'static str, Lease>)> {
-    let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
-    user.check_limits(&user.name)?;
-    user.check_task(task)?;
     let mut run = Run::new(model, holder);
-    let (answer, outputs) = match task.answer {
-        AnswerKind::Text => text::write(&mut run, task, user, inputs, on_text)?,
-        AnswerKind::Transcript => speech::transcribe(&mut run, task, user, inputs, on_text)?,
-        AnswerKind::Language => speech::identify_language(&mut run, task, user, inputs)?,
-        AnswerKind::Scores => run.rerank(task, user, inputs)?,
-        _ => run.encode_and_answer(task, user, inputs)?,
-    };
+    let (answer, outputs) = answer_in(&mut run, user, inputs, on_text)?;
     let kept = model.family().stages.iter().filter(|def| def.kind != Kind::Other).filter_map(|def| {
         let value = run.values.get(&format!("{}.{}", def.role, def.outputs.first()?))?;
         Some(value.lease()?.try_clone().map(|lease| (def.kind.name(), lease)))
@@ -82,6 +73,25 @@ pub fn run_user_streaming(
         constants: run.constants,
     };
     Ok((report, kept))
+}
+
+/// The answer to `user`, in a run that the caller keeps.
+pub(super) fn answer_in(
+    run: &mut Run<'_>,
+    user: &User,
+    inputs: &Inputs,
+    on_text: &mut OnText<'_>,
+) -> Result<(Answer, Vec<Output>)> {
+    let task = run.model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
+    user.check_limits(&user.name)?;
+    user.check_task(task)?;
+    match task.answer {
+        AnswerKind::Text => text::write(run, task, user, inputs, on_text),
+        AnswerKind::Transcript => speech::transcribe(run, task, user, inputs, on_text),
+        AnswerKind::Language => speech::identify_language(run, task, user, inputs),
+        AnswerKind::Scores => run.rerank(task, user, inputs),
+        _ => run.encode_and_answer(task, user, inputs),
+    }
 }
 
 impl Run<'_> {

@@ -10,7 +10,7 @@ use crate::stage::Stage;
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use cotensor_preprocess::family::{DecoderDef, LOGITS, StageDef, Task};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -103,7 +103,7 @@ impl Writing {
             }
             _ => Ok(()),
         };
-        let copied = Cell::new(0);
+        let (copied, of_run) = (Cell::new(0), RefCell::new(Vec::new()));
         let (model, holder) = (run.model, run.holder);
         let stage = &self.prompt.0;
         let decoded = stage.run_once("decoding", &[settings.hash(), step_space, of_prompt], holder, |allocator| {
@@ -112,6 +112,7 @@ impl Writing {
                 // Without an encoder, the prompt's cache is a result of its own: users with an equal prompt share it.
                 let read = stage
                     .run_once("prompt", &[of_prompt], holder, |allocator| decoder.read_prompt(prompt, allocator))?;
+                of_run.borrow_mut().extend(read.made());
                 decoder.resume(&read.outputs, prompt.len(), rows_max)?
             } else if self.is_split() {
                 let read = decoder.read_prompt(prompt, &memory)?.into_iter().map(Output::into_array);
@@ -128,6 +129,7 @@ impl Writing {
         })?;
         images.record_copies(run.model);
         let signature = format!("decoding:{}:{}", settings.hash().short(), of_prompt.short());
+        run.made.append(&mut of_run.into_inner());
         let others: Vec<&Stage> = std::iter::once(&self.prompt.0).chain(&self.embed).map(|stage| &**stage).collect();
         run.note_decoding(&self.step.0, &others, &decoded, &signature, copied.get());
         let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i64()?.to_vec();

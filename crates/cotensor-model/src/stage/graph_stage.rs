@@ -63,6 +63,14 @@ pub struct StageRun {
     pub before: Option<Box<StageRun>>,
 }
 
+impl StageRun {
+    /// The names of the tensors that this call put into the store.
+    pub(crate) fn made(&self) -> Vec<String> {
+        let leases = self.outputs.iter().filter(|_| self.computed).filter_map(Value::lease);
+        leases.map(|lease| lease.name().to_owned()).collect()
+    }
+}
+
 impl Stage {
     pub(crate) fn new(
         role: &str,

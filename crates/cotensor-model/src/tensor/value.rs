@@ -4,6 +4,7 @@ use cotensor_core::{ContentHash, DType, Error, Hasher, Result};
 use cotensor_preprocess::Array;
 use cotensor_store::Lease;
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 /// A tensor that flows from one stage to the next: an array or a leased tensor. Cloning shares it.
@@ -18,6 +19,12 @@ struct ValueData {
 enum Tensor {
     Array(Array),
     Lease(Lease),
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Value({} {:?})", self.dtype(), self.shape())
+    }
 }
 
 impl From<Array> for Value {

@@ -129,7 +129,7 @@ impl Clap {
 
     /// `[frames, mel bins]`.
     fn decibels(&self, samples: &[f32], frames: usize) -> Result<Vec<f32>> {
-        let powers = self.mel.powers(samples, 0, frames)?;
+        let powers = self.mel.powers(samples, frames)?;
         let at = |frame: usize, mel: usize| (10.0 * powers[mel * frames + frame].log10()) as f32;
         Ok((0..frames).flat_map(|frame| (0..self.mel.bins).map(move |mel| at(frame, mel))).collect())
     }

@@ -31,7 +31,40 @@ pub(super) fn length(bytes: &[u8]) -> Result<AudioLength> {
 /// # Errors
 /// `Corrupt` for another format or a truncated file, `Unsupported` for another codec in one of these containers.
 pub(super) fn decode(bytes: &[u8], frames: usize) -> Result<Vec<f32>> {
-    guarded(|| File::open(bytes)?.decode(frames))
+    let mut packets = Packets::open(bytes)?;
+    let mut mono = Vec::new();
+    while mono.len() < frames {
+        let Some(samples) = packets.next()? else { break };
+        mono.extend(samples);
+    }
+    mono.truncate(frames);
+    Ok(mono)
+}
+
+/// A sound that is decoded packet by packet.
+pub(super) struct Packets<'a>(Option<File<'a>>);
+
+impl<'a> Packets<'a> {
+    /// # Errors
+    /// As [`decode`].
+    pub(super) fn open(bytes: &'a [u8]) -> Result<Self> {
+        guarded(|| File::open(bytes)).map(|file| Self(Some(file)))
+    }
+
+    pub(super) fn sample_rate_hz(&self) -> u32 {
+        self.0.as_ref().map_or(0, |file| file.sample_rate_hz)
+    }
+
+    /// The samples of the next packet, from -1 to 1, the channels averaged; `None` at the end. Nothing follows an error.
+    ///
+    /// # Errors
+    /// As [`decode`].
+    pub(super) fn next(&mut self) -> Result<Option<Vec<f32>>> {
+        let Some(mut file) = self.0.take() else { return Ok(None) };
+        let (samples, file) = guarded(|| Ok((file.next_packet()?, file)))?;
+        self.0 = samples.is_some().then_some(file);
+        Ok(samples)
+    }
 }
 
 /// Whether the files of a codec state the exact number of frames. MP3 files may estimate it.
@@ -48,6 +81,8 @@ struct File<'a> {
     frames: Option<u64>,
     /// Whether that number is exact: then a file with fewer frames is truncated.
     exact: bool,
+    /// The number of frames that were decoded.
+    decoded: u64,
 }
 
 impl<'a> File<'a> {
@@ -68,7 +103,7 @@ impl<'a> File<'a> {
             .map_err(|error| Error::unsupported(format!("this sound cannot be decoded: {error}")).in_field("audio"))?;
         let sample_rate_hz = parameters.sample_rate.ok_or_else(|| corrupt("the file states no sample rate"))?;
         let (track, frames, exact) = (track.id, track.num_frames, is_exact(parameters));
-        Ok(Self { reader, decoder, track, sample_rate_hz, frames, exact })
+        Ok(Self { reader, decoder, track, sample_rate_hz, frames, exact, decoded: 0 })
     }
 
     fn count_frames(&mut self) -> Result<u64> {
@@ -84,10 +119,8 @@ impl<'a> File<'a> {
         Ok(frames)
     }
 
-    fn decode(mut self, frames: usize) -> Result<Vec<f32>> {
-        let (mut mono, mut interleaved) = (Vec::new(), Vec::new());
-        while mono.len() < frames {
-            let Some(packet) = self.reader.next_packet().map_err(broken)? else { break };
+    fn next_packet(&mut self) -> Result<Option<Vec<f32>>> {
+        while let Some(packet) = self.reader.next_packet().map_err(broken)? {
             if packet.track_id != self.track {
                 continue;
             }
@@ -96,15 +129,17 @@ impl<'a> File<'a> {
                 return Err(invalid("the sample rate changes".to_owned()));
             }
             let channels = decoded.spec().channels().count().max(1);
-            interleaved.resize(decoded.samples_interleaved(), 0f32);
+            let mut interleaved = vec![0f32; decoded.samples_interleaved()];
             decoded.copy_to_slice_interleaved(&mut interleaved);
-            mono.extend(interleaved.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32));
+            let mono = interleaved.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32);
+            let mono: Vec<f32> = mono.collect();
+            self.decoded = self.decoded.saturating_add(mono.len() as u64);
+            return Ok(Some(mono));
         }
-        if self.exact && self.frames.is_some_and(|known| (mono.len() as u64) < known.min(frames as u64)) {
+        if self.exact && self.frames.is_some_and(|known| self.decoded < known) {
             return Err(corrupt("the audio is truncated"));
         }
-        mono.truncate(frames);
-        Ok(mono)
+        Ok(None)
     }
 }
 

@@ -32,7 +32,7 @@ pub fn decode_audio_start(bytes: &[u8], seconds: f64) -> Result<Audio> {
     let (sample_rate_hz, samples) = if wav::is_wav(bytes) {
         let file = Wav::read(bytes)?;
         let length = file.length().check()?;
-        (length.sample_rate_hz, file.decode(frames(length)?))
+        (length.sample_rate_hz, file.decode(0, frames(length)?))
     } else {
         let length = compressed::length(bytes)?.check()?;
         (length.sample_rate_hz, compressed::decode(bytes, frames(length)?)?)

@@ -1,7 +1,9 @@
 //! Mel spectrograms: powers of the Fourier transforms of overlapping windows, summed by triangular filters.
 
 use cotensor_core::{Error, Result};
-use realfft::RealFftPlanner;
+use realfft::num_complex::Complex;
+use realfft::{RealFftPlanner, RealToComplex};
+use std::sync::Arc;
 
 /// The smallest power whose logarithm is taken.
 pub(super) const POWER_FLOOR: f64 = 1e-10;
@@ -72,36 +74,37 @@ impl MelSpectrogram {
         Ok(())
     }
 
-    /// The powers of `frames` windows from window `first` on, at least [`POWER_FLOOR`]: row-major `[bins, frames]`. Windows
-    /// are centred on multiples of the hop; the samples are reflected by half a window at both ends.
+    /// The powers of `frames` windows, at least [`POWER_FLOOR`]: row-major `[bins, frames]`. Windows are centred on
+    /// multiples of the hop; the samples are reflected by half a window at both ends.
     ///
     /// # Errors
-    /// `Invalid` when the Fourier transform refuses the window.
-    pub(super) fn powers(&self, samples: &[f32], first: usize, frames: usize) -> Result<Vec<f64>> {
-        let filters = self.filters();
+    /// As [`MelTransform::powers`].
+    pub(super) fn powers(&self, samples: &[f32], frames: usize) -> Result<Vec<f64>> {
+        let mut transform = self.transform();
         let mut features = vec![0f64; self.bins * frames];
-        let fft = RealFftPlanner::<f64>::new().plan_fft_forward(self.window);
-        let hann = |i: usize| 0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / self.window as f64).cos();
-        let hann: Vec<f64> = (0..self.window).map(hann).collect();
-        let (mut frame, mut spectrum, mut scratch) =
-            (fft.make_input_vec(), fft.make_output_vec(), fft.make_scratch_vec());
-        let mut powers = vec![0f64; spectrum.len()];
-        let half = self.window / 2;
+        let mut powers = vec![0f64; self.bins];
         for at in 0..frames {
-            let start = (first + at) * self.hop;
-            for (offset, (value, weight)) in frame.iter_mut().zip(&hann).enumerate() {
-                *value = f64::from(reflected(samples, start + offset, half)) * weight;
-            }
-            fft.process_with_scratch(&mut frame, &mut spectrum, &mut scratch)
-                .map_err(|error| Error::invalid(error.to_string()).in_field("n_fft"))?;
-            powers.iter_mut().zip(&spectrum).for_each(|(power, bin)| *power = bin.norm_sqr());
-            for (mel, filter) in filters.iter().enumerate() {
-                let power: f64 =
-                    filter.weights.iter().zip(&powers[filter.start..]).map(|(weight, power)| weight * power).sum();
-                features[mel * frames + at] = power.max(POWER_FLOOR);
-            }
+            let sample = |offset| reflected(at * self.hop + offset, self.window / 2, samples.len());
+            transform.powers(|offset| samples.get(sample(offset)).copied().unwrap_or(0.0), &mut powers)?;
+            powers.iter().enumerate().for_each(|(mel, power)| features[mel * frames + at] = *power);
         }
         Ok(features)
+    }
+
+    /// The transform of single windows.
+    pub(super) fn transform(&self) -> MelTransform {
+        let fft = RealFftPlanner::<f64>::new().plan_fft_forward(self.window);
+        let hann = |i: usize| 0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / self.window as f64).cos();
+        let spectrum = fft.make_output_vec();
+        MelTransform {
+            filters: self.filters(),
+            hann: (0..self.window).map(hann).collect(),
+            frame: fft.make_input_vec(),
+            powers: vec![0f64; spectrum.len()],
+            spectrum,
+            scratch: fft.make_scratch_vec(),
+            fft,
+        }
     }
 
     /// Triangular filters without their zeros.
@@ -127,12 +130,47 @@ impl MelSpectrogram {
     }
 }
 
-/// The sample at `index` of the sequence that begins `half` samples before the first one and reflects both ends.
-fn reflected(samples: &[f32], index: usize, half: usize) -> f32 {
-    let last = samples.len().saturating_sub(1);
+/// Transforms windows one by one; has the memory for one.
+pub(super) struct MelTransform {
+    fft: Arc<dyn RealToComplex<f64>>,
+    filters: Vec<Filter>,
+    hann: Vec<f64>,
+    frame: Vec<f64>,
+    spectrum: Vec<Complex<f64>>,
+    scratch: Vec<Complex<f64>>,
+    /// Of each frequency.
+    powers: Vec<f64>,
+}
+
+impl MelTransform {
+    /// The powers of a window, at least [`POWER_FLOOR`], one for each filter. `sample` gives the samples of the window by
+    /// their offset.
+    ///
+    /// # Errors
+    /// `Invalid` when the Fourier transform refuses the window.
+    pub(super) fn powers(&mut self, sample: impl Fn(usize) -> f32, powers: &mut [f64]) -> Result<()> {
+        for (offset, (value, weight)) in self.frame.iter_mut().zip(&self.hann).enumerate() {
+            *value = f64::from(sample(offset)) * weight;
+        }
+        self.fft
+            .process_with_scratch(&mut self.frame, &mut self.spectrum, &mut self.scratch)
+            .map_err(|error| Error::invalid(error.to_string()).in_field("n_fft"))?;
+        self.powers.iter_mut().zip(&self.spectrum).for_each(|(power, bin)| *power = bin.norm_sqr());
+        for (power, filter) in powers.iter_mut().zip(&self.filters) {
+            let of_bins = &self.powers[filter.start..];
+            let sum: f64 = filter.weights.iter().zip(of_bins).map(|(weight, power)| weight * power).sum();
+            *power = sum.max(POWER_FLOOR);
+        }
+        Ok(())
+    }
+}
+
+/// The index of the sample at `index` of the sequence that begins `half` samples before the first of `count` samples and
+/// reflects both ends.
+pub(super) fn reflected(index: usize, half: usize, count: usize) -> usize {
+    let last = count.saturating_sub(1);
     let at = index.abs_diff(half);
-    let at = if at > last { (2 * last).saturating_sub(at) } else { at };
-    samples.get(at).copied().unwrap_or(0.0)
+    if at > last { (2 * last).saturating_sub(at) } else { at }
 }
 
 struct Filter {

@@ -1,18 +1,24 @@
 //! Sounds: decoding, resampling, and the features that models read.
 
+mod bytes;
 mod clap;
 mod compressed;
 mod decode;
 mod fields;
 mod mel;
 mod processor;
+mod reader;
 mod resample;
 mod sound;
 mod wav;
 mod waveform;
 mod whisper;
+mod windows;
 
+pub use bytes::{AudioBytes, ByteFormat};
 pub use decode::{audio_length, decode_audio, decode_audio_start};
 pub use processor::AudioProcessor;
-pub use resample::resample;
-pub use sound::{Audio, AudioLength};
+pub use reader::SoundReader;
+pub use resample::{Resampling, resample};
+pub use sound::{Audio, AudioLength, check_samples};
+pub use windows::AudioWindows;

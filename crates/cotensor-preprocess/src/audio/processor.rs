@@ -2,6 +2,7 @@ use super::clap::Clap;
 use super::sound::{Audio, AudioLength};
 use super::waveform::Waveform;
 use super::whisper::Whisper;
+use super::windows::AudioWindows;
 use crate::array::Array;
 use crate::files::ModelFiles;
 use crate::processor_config;
@@ -80,15 +81,13 @@ impl AudioProcessor {
         }
     }
 
-    /// The features of a sound of any length, for a model that transcribes long sounds window by window: `[1, mel bins,
-    /// frames]`, scaled by the loudest part of the whole sound. `None` for other models.
-    ///
-    /// # Errors
-    /// As [`AudioProcessor::process`].
-    pub fn process_whole(&self, audio: &Audio) -> Result<Option<Array>> {
-        let Extractor::Whisper(whisper) = &self.0 else { return Ok(None) };
-        self.check(audio)?;
-        whisper.whole(&audio.samples).map(Some)
+    /// The windows of a sound of any length, for a model that transcribes long sounds window by window. `None` for other
+    /// models.
+    pub fn windows(&self) -> Option<AudioWindows> {
+        match &self.0 {
+            Extractor::Whisper(whisper) => Some(whisper.windows()),
+            Extractor::Clap(_) | Extractor::Waveform(_) => None,
+        }
     }
 
     /// The model's input that tells whether a sound of this length is longer than its window, `bool` `[1, 1]`; `None`

@@ -53,7 +53,10 @@ pub(super) fn invalid(message: String) -> Error {
 }
 
 /// Refuses samples whose sums overflow: the crate of the Fourier transform panics on them.
-pub(super) fn check_samples(samples: &[f32]) -> Result<()> {
+///
+/// # Errors
+/// `Invalid`, with the index of the first such sample.
+pub fn check_samples(samples: &[f32]) -> Result<()> {
     let wrong = |sample: &f32| !sample.is_finite() || sample.abs() > SAMPLE_MAX;
     samples.iter().position(wrong).map_or(Ok(()), |index| {
         let message = format!("sample {index} is {}; numbers up to {SAMPLE_MAX} can be read", samples[index]);

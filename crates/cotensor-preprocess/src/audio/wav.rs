@@ -10,18 +10,38 @@ const FLOAT: u16 = 3;
 /// The first two bytes of the identifier at the end of the chunk are the format.
 const EXTENSIBLE: u16 = 0xfffe;
 
+/// The longest header, in bytes, of a file that arrives in parts.
+pub(super) const HEADER_BYTES_MAX: usize = 1 << 20;
+
 /// The samples of a WAV file and their format.
 pub(super) struct Wav<'a> {
-    encoding: Encoding,
-    channels: usize,
-    sample_rate_hz: u32,
+    format: Format,
     /// A whole number of frames.
     data: &'a [u8],
 }
 
+/// The format of samples.
+#[derive(Clone, Copy)]
+pub(super) struct Format {
+    pub(super) encoding: Encoding,
+    pub(super) channels: usize,
+    pub(super) sample_rate_hz: u32,
+}
+
+/// What comes before the samples of a WAV file.
+pub(super) struct Header {
+    pub(super) format: Format,
+    /// The offset of the samples, in bytes.
+    pub(super) start: usize,
+    /// The stated length of the samples, in bytes.
+    length: usize,
+    /// The stated length of the file without its first 8 bytes.
+    file: usize,
+}
+
 /// The encoding of a sample, with its size in bytes.
 #[derive(Clone, Copy)]
-enum Encoding {
+pub(super) enum Encoding {
     /// An integer; unsigned if it has one byte.
     Int(usize),
     Float(usize),
@@ -41,39 +61,74 @@ pub(super) fn is_wav(bytes: &[u8]) -> bool {
 }
 
 impl<'a> Wav<'a> {
-    /// Finds the format and the samples. A padding byte follows a chunk of odd length. A data length of 0 or past the
-    /// limit means the rest of the file.
+    /// Finds the format and the samples. A data length of 0 or past the limit means the rest of the file.
     ///
     /// # Errors
     /// `Corrupt` for an inconsistent or truncated file, `Unsupported` for another encoding.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self> {
-        let (mut format, mut rest) = (None, bytes.get(12..).unwrap_or_default());
-        while let Some((header, body)) = rest.split_first_chunk::<8>() {
-            let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
-            if header.starts_with(b"data") {
-                let (encoding, channels, sample_rate_hz) =
-                    format.ok_or_else(|| corrupt("not a WAV file: it has no format chunk"))?;
-                let data = samples(bytes, body, length)?;
-                let frame = Encoding::bytes(encoding) * channels;
-                let data = &data[..data.len() - data.len() % frame];
-                return Ok(Self { encoding, channels, sample_rate_hz, data });
-            }
-            let chunk = body.get(..length).ok_or_else(|| corrupt("the WAV file is truncated"))?;
-            if header.starts_with(b"fmt ") {
-                format = Some(read_format(chunk)?);
-            }
-            rest = body.get(length + length % 2..).unwrap_or_default();
-        }
-        Err(corrupt("not a WAV file: it has no samples"))
+        let header = Header::read(bytes)?.ok_or_else(|| corrupt("the WAV file is truncated: it has no samples"))?;
+        let data = &bytes[header.start..];
+        let data = match header.bytes(bytes.len()) {
+            Some(length) => data.get(..length).ok_or_else(|| corrupt("the WAV file is truncated"))?,
+            None => data,
+        };
+        let frame = header.format.frame_bytes();
+        Ok(Self { format: header.format, data: &data[..data.len() - data.len() % frame] })
     }
 
     pub(super) fn length(&self) -> AudioLength {
-        let frames = self.data.len() / self.frame_bytes();
-        AudioLength { sample_rate_hz: self.sample_rate_hz, frames: frames as u64 }
+        let frames = self.data.len() / self.format.frame_bytes();
+        AudioLength { sample_rate_hz: self.format.sample_rate_hz, frames: frames as u64 }
     }
 
-    /// The first `frames` frames, from -1 to 1; the channels are averaged.
-    pub(super) fn decode(&self, frames: usize) -> Vec<f32> {
+    /// The `frames` frames from frame `first` on, or fewer at the end, from -1 to 1; the channels are averaged.
+    pub(super) fn decode(&self, first: usize, frames: usize) -> Vec<f32> {
+        let frame = self.format.frame_bytes();
+        let (start, count) = (first.saturating_mul(frame).min(self.data.len()), frames.saturating_mul(frame));
+        let data = &self.data[start..];
+        self.format.decode(&data[..count.min(data.len())])
+    }
+}
+
+impl Header {
+    /// Finds the format and the samples; `None` when they are behind the end of `bytes`. A padding byte follows a chunk of
+    /// odd length.
+    ///
+    /// # Errors
+    /// As [`Wav::read`].
+    pub(super) fn read(bytes: &[u8]) -> Result<Option<Self>> {
+        let number = |at: usize| {
+            let bytes = bytes.get(at..).and_then(|bytes| bytes.first_chunk::<4>());
+            bytes.map(|&bytes| u32::from_le_bytes(bytes) as usize)
+        };
+        let (mut format, mut at) = (None, 12);
+        while let (Some(length), Some(name)) = (number(at + 4), bytes.get(at..at + 4)) {
+            let start = at + 8;
+            if name == b"data" {
+                let format = format.ok_or_else(|| corrupt("not a WAV file: it has no format chunk"))?;
+                return Ok(Some(Self { format, start, length, file: number(4).unwrap_or(0) }));
+            }
+            let Some(end) = start.checked_add(length).filter(|&end| end <= bytes.len()) else { return Ok(None) };
+            if name == b"fmt " {
+                format = Some(read_format(&bytes[start..end])?);
+            }
+            at = end + length % 2;
+        }
+        Ok(None)
+    }
+
+    /// The length of the samples in a file of `file` bytes; `None` for all bytes up to the end of the file, because the
+    /// program that wrote the header did not know the length.
+    pub(super) fn bytes(&self, file: usize) -> Option<usize> {
+        // A file with a correct RIFF length really has no samples.
+        let placeholder = self.length > LENGTH_MAX || self.length == 0 && self.file.saturating_add(8) != file;
+        (!placeholder).then_some(self.length)
+    }
+}
+
+impl Format {
+    /// The frames in `bytes`, from -1 to 1; the channels are averaged. An incomplete frame at the end is left out.
+    pub(super) fn decode(&self, bytes: &[u8]) -> Vec<f32> {
         let sample = |bytes: &[u8]| match (self.encoding, bytes) {
             (Encoding::Int(1), &[byte]) => (f32::from(byte) - 128.0) / 128.0,
             (Encoding::Int(_), bytes) => {
@@ -88,26 +143,16 @@ impl<'a> Wav<'a> {
         };
         let frame =
             |frame: &[u8]| frame.chunks_exact(self.encoding.bytes()).map(sample).sum::<f32>() / self.channels as f32;
-        self.data.chunks_exact(self.frame_bytes()).take(frames).map(frame).collect()
+        bytes.chunks_exact(self.frame_bytes()).map(frame).collect()
     }
 
-    fn frame_bytes(&self) -> usize {
+    /// Bytes of a sample of every channel.
+    pub(super) fn frame_bytes(&self) -> usize {
         self.encoding.bytes() * self.channels
     }
 }
 
-/// The bytes of a data chunk whose header states `length`. `body` follows the header.
-fn samples<'a>(file: &[u8], body: &'a [u8], length: usize) -> Result<&'a [u8]> {
-    let said = file.get(4..8).map_or(0, |said| u32::from_le_bytes([said[0], said[1], said[2], said[3]]) as usize);
-    // A file with a correct RIFF length really has no samples.
-    let placeholder = length > LENGTH_MAX || length == 0 && said.saturating_add(8) != file.len();
-    if placeholder {
-        return Ok(body);
-    }
-    body.get(..length).ok_or_else(|| corrupt("the WAV file is truncated"))
-}
-
-fn read_format(chunk: &[u8]) -> Result<(Encoding, usize, u32)> {
+fn read_format(chunk: &[u8]) -> Result<Format> {
     let wrong = || corrupt("not a WAV file: the format chunk is too short");
     let half =
         |at: usize| chunk.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]])).ok_or_else(wrong);
@@ -129,7 +174,7 @@ fn read_format(chunk: &[u8]) -> Result<(Encoding, usize, u32)> {
                 .in_field("audio"));
         }
     };
-    Ok((encoding, channels, rate))
+    Ok(Format { encoding, channels, sample_rate_hz: rate })
 }
 
 #[cfg(test)]

@@ -2,15 +2,11 @@
 
 use super::fields::{WINDOW, number, sample_rate_hz};
 use super::mel::{MelScale, MelSpectrogram};
+use super::windows::AudioWindows;
 use crate::array::Array;
 use cotensor_core::{Error, Result};
 use serde_json::Value;
-use std::borrow::Cow;
 
-/// The range of the features below the largest one, in powers of ten.
-const RANGE: f32 = 8.0;
-/// The windows that are transformed at a time; their powers have double precision.
-const FRAMES_AT_ONCE: usize = 4096;
 /// The most samples of a model's input.
 const SAMPLES_MAX: usize = 1 << 26;
 
@@ -56,34 +52,16 @@ impl Whisper {
         self.samples
     }
 
-    /// `[1, mel bins, frames]` of the model's input.
-    pub(super) fn features(&self, samples: &[f32]) -> Result<Array> {
-        let padded: Cow<'_, [f32]> = match samples.get(..self.samples) {
-            Some(cut) => cut.into(),
-            None => {
-                let mut padded = samples.to_vec();
-                padded.resize(self.samples, self.padding);
-                padded.into()
-            }
-        };
-        self.whole(&padded)
+    /// The windows of a sound.
+    pub(super) fn windows(&self) -> AudioWindows {
+        AudioWindows::new(self.mel.clone(), self.samples / self.mel.hop, self.padding)
     }
 
-    /// `[1, mel bins, frames]` of a sound of any length: base-10 logarithm of the powers, clamped and scaled by the
-    /// loudest one as in Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision".
-    pub(super) fn whole(&self, samples: &[f32]) -> Result<Array> {
-        let (bins, frames) = (self.mel.bins, samples.len() / self.mel.hop);
-        let mut features = vec![0f32; bins * frames];
-        for first in (0..frames).step_by(FRAMES_AT_ONCE) {
-            let count = FRAMES_AT_ONCE.min(frames - first);
-            let powers = self.mel.powers(samples, first, count)?;
-            for (row, powers) in features.chunks_exact_mut(frames).zip(powers.chunks_exact(count)) {
-                let row = &mut row[first..first + count];
-                row.iter_mut().zip(powers).for_each(|(feature, power)| *feature = power.log10() as f32);
-            }
-        }
-        let loudest = features.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        features.iter_mut().for_each(|feature| *feature = (feature.max(loudest - RANGE) + 4.0) / 4.0);
-        Array::f32([1, bins, frames], features)
+    /// `[1, mel bins, frames]` of the model's input for the beginning of a sound.
+    pub(super) fn features(&self, samples: &[f32]) -> Result<Array> {
+        let mut windows = self.windows();
+        windows.push(&samples[..samples.len().min(self.samples)])?;
+        windows.finish()?;
+        windows.features()
     }
 }

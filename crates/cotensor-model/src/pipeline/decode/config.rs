@@ -1,5 +1,6 @@
 use super::sampling::Sampling;
 use super::settings::Settings;
+use super::timestamps::Timestamps;
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -29,9 +30,13 @@ const UNAPPLIED: &[(&str, f64)] = &[
 /// As [`UNAPPLIED`], for parameters that change nothing when they are absent.
 const UNAPPLIED_IF_SET: &[&str] = &[
     "bad_words_ids",
+    "compression_ratio_threshold",
+    "condition_on_prev_tokens",
     "constraints",
     "exponential_decay_length_penalty",
     "force_words_ids",
+    "logprob_threshold",
+    "no_speech_threshold",
     "sequence_bias",
     "stop_strings",
     "top_h",
@@ -45,6 +50,7 @@ pub struct GenerationConfig {
     file: PathBuf,
     /// What the task puts before the text.
     prefix: String,
+    timestamps: Option<Timestamps>,
 }
 
 /// What a user requests of a decoding; `None` for the parameters of the model.
@@ -99,7 +105,7 @@ impl GenerationConfig {
         let of_task = of_task.and_then(Value::as_object).cloned().unwrap_or_default();
         let prefix = of_task.get("prefix").and_then(Value::as_str).unwrap_or_default().to_owned();
         values.extend(of_task);
-        Ok(Self { values, file, prefix })
+        Ok(Self { values, file, prefix, timestamps: None })
     }
 
     /// What the task puts before the text.
@@ -147,6 +153,20 @@ impl GenerationConfig {
             start => start,
         };
         start.ok_or_else(|| self.invalid("decoder_start_token_id", "a token id is required"))
+    }
+
+    /// These parameters for texts with timestamps, and the rules of timestamps. `None` for a model without them.
+    ///
+    /// # Errors
+    /// `Invalid` for a value that is no token id or no number of steps.
+    pub fn with_timestamps(mut self) -> Result<Option<(Self, Timestamps)>> {
+        let Some(none) = self.token("no_timestamps_token_id")? else { return Ok(None) };
+        let end = self.tokens("eos_token_id")?.first().copied();
+        let end = end.ok_or_else(|| self.invalid("eos_token_id", "a token id is required"))?;
+        let initial_max = self.length("max_initial_timestamp_index")?.and_then(|most| i64::try_from(most).ok());
+        let timestamps = Timestamps { begin: none.saturating_add(1), none, end, initial_max };
+        self.timestamps = Some(timestamps);
+        Ok(Some((self, timestamps)))
     }
 
     fn number(&self, name: &str) -> Result<Option<f64>> {
@@ -214,6 +234,7 @@ impl GenerationConfig {
             suppressed_first: self.tokens("begin_suppress_tokens")?,
             repetition_penalty,
             no_repeat_ngram: self.length("no_repeat_ngram_size")?.unwrap_or(0),
+            timestamps: self.timestamps,
             sampling: self.sampling(request)?,
         };
         Ok((settings, reason))
@@ -265,7 +286,7 @@ impl GenerationConfig {
 impl GenerationConfig {
     pub(super) fn of_values(values: Value) -> Self {
         let Value::Object(values) = values else { panic!("an object") };
-        Self { values, file: PathBuf::from(FILE), prefix: String::new() }
+        Self { values, file: PathBuf::from(FILE), prefix: String::new(), timestamps: None }
     }
 }
 

@@ -10,6 +10,7 @@ mod scores;
 mod settings;
 mod state;
 mod steps;
+mod timestamps;
 
 pub(crate) use config::NEW_TOKENS_MAX;
 pub use config::{GenerationConfig, Request};
@@ -19,3 +20,4 @@ pub use scores::process;
 pub use settings::Settings;
 pub use state::DecoderState;
 pub use steps::{Decoded, OnToken, decode};
+pub use timestamps::{TimedSegment, Timestamps};

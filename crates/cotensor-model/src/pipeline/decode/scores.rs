@@ -34,6 +34,9 @@ pub fn process(scores: &mut [f32], settings: &Settings, prompt: &[i64], tokens: 
     if step == first {
         exclude(scores, &settings.suppressed_first);
     }
+    if let Some(timestamps) = &settings.timestamps {
+        timestamps.filter(scores, tokens);
+    }
     if let Some(sampling) = &settings.sampling {
         sampling.filter(scores);
     }

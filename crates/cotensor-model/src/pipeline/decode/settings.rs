@@ -1,4 +1,5 @@
 use super::sampling::Sampling;
+use super::timestamps::Timestamps;
 use cotensor_core::{ContentHash, Hasher};
 use serde::Serialize;
 
@@ -23,6 +24,8 @@ pub struct Settings {
     pub repetition_penalty: f32,
     /// No sequence of this many tokens occurs twice; 0 for no limit.
     pub no_repeat_ngram: usize,
+    /// The rules of timestamps, for a text that has them.
+    pub timestamps: Option<Timestamps>,
     /// How a token is drawn; `None` for the token with the highest score.
     pub sampling: Option<Sampling>,
 }
@@ -40,6 +43,7 @@ impl Settings {
             suppressed_first: Vec::new(),
             repetition_penalty: 1.0,
             no_repeat_ngram: 0,
+            timestamps: None,
             sampling: None,
         }
     }
