@@ -36,6 +36,7 @@ from .errors import (
     TimedOutError,
     UnsupportedError,
 )
+from .streaming import StreamingProcessor
 
 
 def connect(socket: Optional[Union[str, "os.PathLike[str]"]] = None, *, client: Optional[str] = None) -> Store:
@@ -63,6 +64,7 @@ __all__ = [
     "RefusedError",
     "RemoteError",
     "Store",
+    "StreamingProcessor",
     "IoError",
     "Tensor",
     "Ticket",

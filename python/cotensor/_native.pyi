@@ -30,6 +30,8 @@ __all__ = [
     "ResourcePool",
     "SharedTensor",
     "SharedTensorView",
+    "SoundBytes",
+    "SpeechStream",
     "Store",
     "Task",
     "Tensor",
@@ -455,6 +457,29 @@ class PooledModel:
         shared_embeddings: Optional[Sequence[Union[SharedTensor, Tensor]]] = None,
         keep: bool = False,
     ) -> dict[str, Any]: ...
+
+@final
+class SpeechStream:
+    def __new__(
+        cls,
+        audio_model: PooledModel,
+        text_model: Optional[PooledModel] = None,
+        *,
+        shared: bool = True,
+        sample_rate: Optional[int] = None,
+        window: Optional[float] = None,
+        text_task: Optional[str] = None,
+    ) -> Self: ...
+    def push(self, samples: bytes) -> list[dict[str, Any]]: ...
+    def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]: ...
+
+@final
+class SoundBytes:
+    def __new__(cls, format: str = "wav", rate: Optional[int] = None) -> Self: ...
+    @property
+    def rate(self) -> Optional[int]: ...
+    def push(self, data: bytes) -> bytes: ...
+    def finish(self) -> None: ...
 
 @final
 class Embedded:

@@ -17,6 +17,7 @@ mod interrupt;
 mod process;
 mod sharing;
 mod store;
+mod streaming;
 
 use pyo3::prelude::*;
 
@@ -46,6 +47,8 @@ mod _native {
     use super::store::tensor::Tensor;
     #[pymodule_export]
     use super::store::ticket::Ticket;
+    #[pymodule_export]
+    use super::streaming::{SoundBytes, SpeechStream};
 
     use pyo3::prelude::*;
 

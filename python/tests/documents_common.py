@@ -277,6 +277,7 @@ FILES: Dict[str, Callable[[Path], None]] = {
     "models/bert": _model("bert"),
     "models/other": _other,
     "models/llama-tiny": _model("llama"),
+    "models/whisper-base": lambda path: shutil.copytree(REPOSITORY / "fixtures" / "sounds" / "whisper", path) and None,
     "checkpoint": _transformers,
     "my_functions.py": lambda path: path.write_text(_FUNCTIONS) and None,
     "cat.png": lambda path: shutil.copy(REPOSITORY / "fixtures" / "tiny" / "images" / "tall.png", path) and None,

@@ -68,6 +68,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
     match command {
         Command::Demo(args) => commands::demo(&args, program),
         Command::Run(args) => commands::run(&args),
+        Command::Stream(args) => commands::stream(&args),
         Command::Pull(args) => commands::pull(&args),
         Command::Explain(args) => commands::explain(&args),
         Command::Models(args) => commands::models(&args),

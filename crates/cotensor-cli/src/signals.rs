@@ -5,7 +5,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The signals whose default action ends the process.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
@@ -39,6 +39,21 @@ pub(crate) fn clean_up_first(clean_up: impl FnOnce() + Send + 'static) -> Result
     };
     let waiting = std::thread::Builder::new().name("signals".to_owned()).spawn(end);
     waiting.map(drop).map_err(|error| Error::io("handling signals", &error))
+}
+
+/// The first signal makes the result true; the second one ends the process.
+///
+/// # Errors
+/// `Io` when the handler cannot be installed.
+pub(crate) fn stop_first() -> Result<Arc<AtomicBool>> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    for signal in ENDING {
+        let io = |error: std::io::Error| Error::io("handling signals", &error);
+        // In this order: a handler that ran before the default action would have set the flag.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stopped)).map_err(io)?;
+        signal_hook::flag::register(signal, Arc::clone(&stopped)).map_err(io)?;
+    }
+    Ok(stopped)
 }
 
 /// Defers SIGINT, SIGTERM and SIGHUP: the command polls for them, cleans up and raises the signal again.

@@ -27,6 +27,14 @@ impl PooledModel {
     pub(super) fn new(model: cotensor::model::pool::PooledModel, store: Arc<dyn cotensor::Store>) -> Self {
         Self { model: ProcessLocal::new(model), store: ProcessLocal::new(store) }
     }
+
+    /// The model.
+    ///
+    /// # Errors
+    /// As [`ProcessLocal::get`].
+    pub(crate) fn shared(&self, py: Python<'_>) -> PyResult<&Arc<cotensor::model::model::Model>> {
+        Ok(self.model.get(py, "model")?.model())
+    }
 }
 
 #[pymethods]

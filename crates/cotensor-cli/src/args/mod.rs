@@ -6,6 +6,7 @@ mod calls;
 mod daemon;
 mod models;
 mod sharing;
+mod stream;
 
 pub(crate) use adapters::*;
 pub(crate) use cache::*;
@@ -13,6 +14,7 @@ pub(crate) use calls::*;
 pub(crate) use daemon::*;
 pub(crate) use models::*;
 pub(crate) use sharing::*;
+pub(crate) use stream::*;
 
 use crate::environment;
 use clap::builder::PossibleValuesParser;
@@ -33,6 +35,7 @@ pub(crate) enum Command {
     /// Measure several users of one model with and without sharing.
     Demo(DemoArgs),
     Run(RunArgs),
+    Stream(StreamArgs),
     Pull(PullArgs),
     /// List which stages of a pipeline are shared by which users, and why others are not.
     Explain(ExplainArgs),

@@ -142,7 +142,7 @@ fn in_text(report: &Report) -> String {
     text
 }
 
-fn in_words(answer: &Answer) -> String {
+pub(super) fn in_words(answer: &Answer) -> String {
     match answer {
         Answer::Label { label, probability } => format!("{label} ({:.1} %)", 100.0 * probability),
         Answer::Labels { labels } => {

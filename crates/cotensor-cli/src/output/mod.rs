@@ -5,5 +5,5 @@ mod standard;
 mod text;
 
 pub(crate) use progress::{FileProgress, Steps, Tracked};
-pub(crate) use standard::{print, print_json, report, write_out};
+pub(crate) use standard::{json_line, print, print_json, report, write_if_open, write_out};
 pub(crate) use text::{bounded, plain, printable};

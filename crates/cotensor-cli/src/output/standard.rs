@@ -16,11 +16,23 @@ pub(crate) fn print(text: &str) -> Result<()> {
 
 /// Writes to standard output; a closed pipe is no error.
 pub(crate) fn write_out(text: &str) -> Result<()> {
+    write_if_open(text).map(drop)
+}
+
+/// Writes to standard output. Returns whether it is open: false for a closed pipe.
+pub(crate) fn write_if_open(text: &str) -> Result<bool> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("cannot write", &error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Error::io("cannot write", &error)),
     }
+}
+
+/// A value as JSON on one line.
+pub(crate) fn json_line(value: &impl serde::Serialize) -> Result<String> {
+    let text = serde_json::to_string(value).map_err(|error| Error::invalid(error.to_string()))?;
+    Ok(format!("{}\n", printable_json(&text)))
 }
 
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {

@@ -15,5 +15,6 @@ mod mistakes;
 mod models;
 mod serve;
 mod sharing;
+mod stream;
 mod support;
 mod terminal;
