@@ -4,9 +4,10 @@ mod labels;
 mod logit_scale;
 mod open_model;
 mod runtime;
+mod stages;
 
 pub use labels::{Labels, Problem};
 pub(crate) use logit_scale::LogitScale;
-pub(crate) use open_model::OWN_HEAD;
 pub use open_model::{Model, StageSource};
 pub use runtime::Runtime;
+pub(crate) use stages::OWN_HEAD;

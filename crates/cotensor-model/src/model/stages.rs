@@ -1,0 +1,288 @@
+//! The stages and heads of a model: which file has the graph, and which part of it is the stage.
+
+use super::open_model::{Model, StageSource};
+use crate::graph::{BlockEnd, EncoderSize, Graph};
+use crate::stage::{RunsOn, Stage};
+use cotensor_core::{ContentHash, Error, Kind, Result, Space};
+use cotensor_preprocess::family::{BlockFields, LOGITS, StageDef};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+/// The most heads in an error message.
+const HEADS_SHOWN_MAX: usize = 20;
+
+/// The name of a model's own head.
+pub(crate) const OWN_HEAD: &str = "head";
+
+impl Model {
+    /// The stage with this role, loaded at its first use. If the graph holds trunk and head, a shared stage is the
+    /// trunk only; a private copy is the whole graph.
+    ///
+    /// # Errors
+    /// `Unsupported` for a role that the family does not have, `NotFound` without the graph, or as [`Engine::load`](crate::engine::Engine::load).
+    pub fn stage(&self, role: &str) -> Result<Arc<Stage>> {
+        let def = self.family.stage(role)?;
+        self.loaded(role, || {
+            let (path, whole) = self.graph_file(def)?;
+            let preprocessing = self.preprocessing_of(def)?;
+            if let Some((blocks, place)) = self.inner_cut(def, &path, whole)? {
+                let before = self.load(&blocks.role, blocks.kind, &path, &preprocessing, |graph| {
+                    self.part(def, graph, whole)?.blocks_before(&blocks.output, place)
+                })?;
+                // The results depend on both parts.
+                let space: Vec<ContentHash> = before.space().iter().map(|space| space.0).collect();
+                let after = self.load(role, def.kind, &path, &space, |graph| {
+                    self.part(def, graph, whole)?.blocks_after(&blocks.output, place)
+                })?;
+                return Ok(Arc::new(after.continuing(before, &blocks.output)));
+            }
+            self.load(role, def.kind, &path, &preprocessing, |graph| self.part(def, graph, whole))
+        })
+    }
+
+    /// The space of the stage with this role. The stage is not loaded: its files are read only if the store has no note
+    /// of their content.
+    ///
+    /// # Errors
+    /// As [`stage`](Self::stage); `Invalid` for a private copy, which has no space.
+    pub fn space(&self, role: &str) -> Result<Space> {
+        let StageSource::Shared(runtime) = &self.source else {
+            return Err(Error::invalid("a private copy of a model has no space"));
+        };
+        let def = self.family.stage(role)?;
+        let loaded =
+            self.stages.lock().unwrap_or_else(PoisonError::into_inner).get(role).and_then(|stage| stage.space());
+        if let Some(space) = loaded {
+            return Ok(space);
+        }
+        self.check_unchanged()?;
+        let (path, whole) = self.graph_file(def)?;
+        let space = || {
+            let graph = || self.part(def, Graph::open(&path)?, whole);
+            let preprocessing = self.preprocessing_of(def)?;
+            let Some((blocks, place)) = self.inner_cut(def, &path, whole)? else {
+                return runtime.space(graph()?, &preprocessing);
+            };
+            let before = runtime.space(graph()?.blocks_before(&blocks.output, place)?, &preprocessing)?;
+            runtime.space(graph()?.blocks_after(&blocks.output, place)?, &[before.0])
+        };
+        space().map_err(|error| error.in_file(&path))
+    }
+
+    /// The part of a graph that is the stage: the trunk of a graph with trunk and head, or its part of the graph of a
+    /// whole model.
+    fn part(&self, def: &StageDef, graph: Graph, whole: bool) -> Result<Graph> {
+        match (&def.encoder, def.outputs.first()) {
+            (Some(_), Some(output)) if !has_result(def, &graph) => graph.trunk(output, self.encoder_size(def)?),
+            _ if whole => Ok(graph.part(&result_names(def).collect::<Vec<_>>())),
+            _ => Ok(graph),
+        }
+    }
+
+    /// The place after a block at which a shared stage is cut. `None` for a stage that is not cut there, and for a graph in
+    /// which the place cannot be proved.
+    fn inner_cut<'a>(
+        &self,
+        def: &'a StageDef,
+        path: &Path,
+        whole: bool,
+    ) -> Result<Option<(&'a BlockFields, BlockEnd)>> {
+        let (Some(blocks), StageSource::Shared(_)) = (&def.blocks, &self.source) else { return Ok(None) };
+        let Some(place) = self.block_end(blocks) else { return Ok(None) };
+        let graph = self.part(def, Graph::open(path)?, whole)?;
+        Ok(graph.blocks_before(&blocks.output, place).is_ok().then_some((blocks, place)))
+    }
+
+    /// The place at which a stage is cut, from config.json.
+    fn block_end(&self, blocks: &BlockFields) -> Option<BlockEnd> {
+        let number = |field: &str| usize::try_from(self.config_at(field)?.as_u64()?).ok();
+        let (layers, width) = (number(&blocks.layers)?, number(&blocks.width)?);
+        match &blocks.hidden_state {
+            // Hidden state 0 is the input of the first block, -1 the result of the last.
+            Some(field) => {
+                let index = self.config_at(field)?.as_i64()?;
+                let before = if index < 0 {
+                    (layers + 1).checked_sub(usize::try_from(-index).ok()?)?
+                } else {
+                    usize::try_from(index).ok()?
+                };
+                Some(BlockEnd { blocks: before, before, width })
+            }
+            None => Some(BlockEnd { blocks: layers, before: layers.checked_sub(1)?, width }),
+        }
+    }
+
+    /// The error for a missing head. It lists the heads of the model: the graphs in `onnx/` that are not stages of the
+    /// family.
+    pub(crate) fn no_head(&self) -> Error {
+        let stages: Vec<String> =
+            self.family.stages.iter().flat_map(|stage| stage.candidates(None)).map(|(file, _)| file).collect();
+        let files = std::fs::read_dir(self.folder.join("onnx")).into_iter().flatten().flatten();
+        let names = files.filter_map(|file| file.file_name().into_string().ok());
+        let mut heads: Vec<String> = names
+            .filter(|name| !stages.contains(&format!("onnx/{name}")))
+            .filter_map(|name| name.strip_suffix(".onnx").map(str::to_owned))
+            .take(HEADS_SHOWN_MAX)
+            .collect();
+        heads.sort_unstable();
+        Error::not_found(match heads.as_slice() {
+            [] => "no such head: the model has no head graph".to_owned(),
+            heads => format!("no such head; the model has {}", heads.join(", ")),
+        })
+    }
+
+    /// A head: the graph `onnx/NAME.onnx`.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is not a plain file name, `NotFound` without the graph, or as [`Engine::load`](crate::engine::Engine::load).
+    pub fn head(&self, name: &str) -> Result<Arc<Stage>> {
+        let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+        if !plain || name.is_empty() || name.starts_with('.') {
+            return Err(Error::invalid(format!("{name:?} is not a plain file name")).in_field("head"));
+        }
+        self.loaded(name, || {
+            let path = self.head_file(name);
+            if !path.is_file() {
+                return Err(self.no_head().in_file(&path).in_field("head"));
+            }
+            self.load(name, Kind::Other, &path, &[], Ok)
+        })
+    }
+
+    /// The model's own head: `onnx/head.onnx`, or the part after the trunk in the graph of stage `role`. `None` when
+    /// that stage gives logits itself: its graph has both outputs, or it is a private copy.
+    ///
+    /// # Errors
+    /// `NotFound` when the model has no head, or as [`Engine::load`](crate::engine::Engine::load).
+    pub fn own_head(&self, role: &str) -> Result<Option<Arc<Stage>>> {
+        let def = self.family.stage(role)?;
+        if self.head_file(OWN_HEAD).is_file() {
+            return self.head(OWN_HEAD).map(Some);
+        }
+        if self.stage(role)?.has_output(LOGITS) {
+            return Ok(None);
+        }
+        let (Some(_), Some(output), StageSource::Shared(_)) = (&def.encoder, def.outputs.first(), &self.source) else {
+            return self.head(OWN_HEAD).map(Some);
+        };
+        let (path, _) = self.graph_file(def)?;
+        let stage = self.loaded(OWN_HEAD, || {
+            self.load(OWN_HEAD, Kind::Other, &path, &[], |graph| {
+                if has_result(def, &graph) {
+                    let expected = self.head_file(OWN_HEAD);
+                    return Err(self.no_head().in_file(&expected).in_field("head"));
+                }
+                graph.rest(output, self.encoder_size(def)?)
+            })
+        })?;
+        Ok(Some(stage))
+    }
+
+    /// Whether the model has `onnx/head.onnx`.
+    pub(crate) fn has_head_file(&self) -> bool {
+        self.head_file(OWN_HEAD).is_file()
+    }
+
+    /// The size of a stage's encoder, from config.json.
+    fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
+        let fields =
+            def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is not an encoder", def.role)))?;
+        let number = |fields: &[String]| {
+            let field = fields.iter().find(|field| self.config.get(field.as_str()).is_some()).or(fields.first());
+            let field = field.map_or("", String::as_str);
+            let value =
+                self.config.get(field).and_then(serde_json::Value::as_u64).and_then(|n| usize::try_from(n).ok());
+            value.filter(|&value| value > 0).ok_or_else(|| {
+                Error::invalid("a number is required to find the end of the encoder in a graph that gives logits only")
+                    .in_file(self.folder.join("config.json"))
+                    .in_field(field)
+            })
+        };
+        Ok(EncoderSize { layers: number(&fields.layers)?, width: number(&fields.width)? })
+    }
+
+    /// Whether the folder has the graph of a stage.
+    pub(crate) fn has_graph(&self, role: &str) -> bool {
+        self.family.stage(role).is_ok_and(|def| self.graph_file(def).is_ok())
+    }
+
+    /// The file of a stage's graph, and whether it holds the whole model.
+    fn graph_file(&self, def: &StageDef) -> Result<(PathBuf, bool)> {
+        let found = def.graph_file(self.variant, |file| self.folder.join(file).is_file());
+        found.map(|(file, is_whole)| (self.folder.join(file), is_whole)).ok_or_else(|| {
+            let expected = match self.variant {
+                None => def.files.join(" or "),
+                only => def.candidates(only).map(|(file, _)| file).collect::<Vec<_>>().join(" or "),
+            };
+            Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
+        })
+    }
+
+    fn head_file(&self, name: &str) -> PathBuf {
+        self.folder.join("onnx").join(format!("{name}.onnx"))
+    }
+
+    fn loaded(&self, role: &str, load: impl FnOnce() -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stage) = stages.get(role) {
+            return Ok(Arc::clone(stage));
+        }
+        self.check_unchanged()?;
+        let stage = load()?;
+        stages.insert(role.to_owned(), Arc::clone(&stage));
+        Ok(stage)
+    }
+
+    /// Loads the part of a graph that `part` returns; a private copy is always the whole graph.
+    fn load(
+        &self,
+        role: &str,
+        kind: Kind,
+        path: &Path,
+        preprocessing: &[ContentHash],
+        part: impl FnOnce(Graph) -> Result<Graph>,
+    ) -> Result<Arc<Stage>> {
+        let load = || match &self.source {
+            StageSource::Shared(runtime) => {
+                let start = Instant::now();
+                let graph = part(Graph::open(path)?)?;
+                runtime.load_stage(role, kind, graph, preprocessing, &format!("model:{}", self.name()), start)
+            }
+            StageSource::Private(engines, mode) => engines.place(|engine, reasons| {
+                let start = Instant::now();
+                let graph = engine.load_file(path, *mode)?;
+                let runs_on = RunsOn::new(&**engine, &*graph, reasons);
+                Ok(Arc::new(Stage::new(role, kind, path, graph, None, runs_on, start.elapsed())))
+            }),
+        };
+        load().map_err(|error| error.in_file(path))
+    }
+
+    /// Fingerprints of the preprocessing of the inputs of `def`: part of its space.
+    fn preprocessing_of(&self, def: &StageDef) -> Result<Vec<ContentHash>> {
+        let mut sources: Vec<&str> = def.inputs.values().filter_map(|source| source.split('.').next()).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let mut fingerprints = Vec::new();
+        for source in sources {
+            match source {
+                "text" => fingerprints.push(self.text()?.fingerprint()),
+                "image" => fingerprints.push(self.image()?.fingerprint()),
+                "audio" => fingerprints.push(self.audio()?.fingerprint()),
+                _ => {}
+            }
+        }
+        Ok(fingerprints)
+    }
+}
+
+/// The names that graphs give the result of the stage.
+fn result_names(def: &StageDef) -> impl Iterator<Item = &str> {
+    def.outputs.iter().chain(&def.output_aliases).chain(&def.outputs_optional).map(String::as_str)
+}
+
+/// Whether the graph has the result of the stage as an output, under any of its names. Such a graph is not cut.
+fn has_result(def: &StageDef, graph: &Graph) -> bool {
+    result_names(def).any(|name| graph.outputs().iter().any(|output| output.name == name))
+}
