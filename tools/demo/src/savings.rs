@@ -131,7 +131,7 @@ fn read_ms(rounds: &[(&WorkerReport, &WorkerReport)], user: usize, stage: usize)
 struct Done<'a> {
     models: HashSet<&'a str>,
     opened: HashSet<(&'a str, &'a str)>,
-    ran: HashSet<(&'a str, &'a str)>,
+    ran: HashSet<(&'a str, &'a str, &'a str)>,
 }
 
 impl<'a> Done<'a> {
@@ -140,7 +140,8 @@ impl<'a> Done<'a> {
     }
 
     fn ran(&mut self, user: &'a UserReport, stage: &'a StageReport) -> bool {
-        !self.ran.insert((&user.model, &stage.signature))
+        // The graphs of a decoder have one signature; each has a role of its own.
+        !self.ran.insert((&user.model, &stage.role, &stage.signature))
     }
 }
 

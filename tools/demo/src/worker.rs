@@ -45,7 +45,15 @@ pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerRep
         Mode::Fit => {
             let fits = fit_all(scenario, options, &runtime(options)?)?;
             let time_ms = started.elapsed().as_secs_f64() * 1e3;
-            Ok(WorkerReport { time_ms, pss_bytes: 0, users: Vec::new(), open_ms: Vec::new(), weights: None, fits })
+            Ok(WorkerReport {
+                time_ms,
+                pss_bytes: 0,
+                users: Vec::new(),
+                open_ms: Vec::new(),
+                fits,
+                weights: None,
+                mapped_resident_bytes: None,
+            })
         }
     }
 }
@@ -64,7 +72,9 @@ fn private(
         |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine).into(), mode)).map(Arc::new);
     let run = run_users(scenario, pipeline, options, &*holders, started, open, own_inputs)?;
     let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
-    run.report(report_ms, None)
+    let resident = || options.models.iter().map(|folder| resident_bytes(folder)).sum::<Result<u64>>();
+    let mapped_resident_bytes = matches!(mode, FileMode::Map).then(resident).transpose()?;
+    Ok(WorkerReport { mapped_resident_bytes, ..run.report(report_ms, None)? })
 }
 
 /// One program opens each model once and reuses its results.
@@ -198,6 +208,7 @@ impl Run {
             open_ms: self.open_ms,
             fits: Vec::new(),
             weights,
+            mapped_resident_bytes: None,
         })
     }
 }

@@ -23,6 +23,8 @@ pub struct WorkerReport {
     pub fits: Vec<Fit>,
     /// Sizes of the weights; only for [`Mode::With`](crate::Mode::With), which hashes contents.
     pub weights: Option<WeightBytes>,
+    /// Resident part of the mapped files of models at the end; only for [`Mode::Mapped`](crate::Mode::Mapped).
+    pub mapped_resident_bytes: Option<u64>,
 }
 
 /// Bytes of weights in a run.

@@ -23,7 +23,7 @@ fn user(name: &str, prepared: Vec<StageReport>, stages: Vec<StageReport>) -> Use
 
 fn report(time_ms: f64, users: Vec<UserReport>) -> WorkerReport {
     let open_ms = users.iter().map(|_| 1.0).collect();
-    WorkerReport { time_ms, pss_bytes: 1, users, open_ms, weights: None, fits: Vec::new() }
+    WorkerReport { time_ms, pss_bytes: 1, users, open_ms, weights: None, fits: Vec::new(), mapped_resident_bytes: None }
 }
 
 /// Two users of one encoder with different heads.
@@ -124,4 +124,11 @@ fn encoder_that_an_adapter_replaces_is_avoidable() {
     let without = without();
     let avoidable = Avoidable::of(&without, &[], &[("b", "encoder")]);
     assert_eq!((avoidable.replaced_ms, avoidable.load_again_ms, avoidable.run_again_ms), (150.0, 0.0, 0.0));
+}
+
+#[test]
+fn graphs_of_one_decoding_do_not_repeat_each_other() {
+    let stages = vec![part("decoder", "decoding:a", 10.0, 0.0), part("decoder_with_past", "decoding:a", 10.0, 300.0)];
+    let without = report(400.0, vec![user("a", vec![], stages)]);
+    assert_eq!(Avoidable::of(&without, &[], &[]).total_ms(), 0.0);
 }
