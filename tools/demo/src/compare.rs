@@ -43,11 +43,10 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     let folders: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
     let variants = measure(definition, &folders, options, progress)?;
     // Users of different models share no weights, so that their baseline is the one that maps them, too.
-    let base_of = |definition: &Definition| match definition.models {
+    let (baseline, base_variant) = match definition.models {
         [_] => (Mode::Without, &variants.without),
         _ => (Mode::Mapped, &variants.mapped),
     };
-    let (baseline, base_variant) = base_of(definition);
     let (without, with) = (base_variant.cost(), variants.with.cost());
     let (base, shared) = (base_variant.median(), variants.with.median());
     let bytes = shared.weights.ok_or_else(|| Error::invalid("the worker with Cotensor reported no weights"))?;

@@ -81,7 +81,6 @@ pub(crate) fn measure(
         progress.step(done, total, &format!("{} {label}", scenario.name));
         done += 1;
     };
-    let mut adapters = Vec::new();
     let run_with = |adapters: &[PathBuf], mode: Mode, sample: bool, cache: &Path, record: Option<&Path>| {
         let worker = WorkerOptions {
             scenario: scenario.name.to_owned(),
@@ -103,7 +102,7 @@ pub(crate) fn measure(
     } else {
         Vec::new()
     };
-    adapters.extend(fits.iter().map(|fit| fit.file.clone()));
+    let adapters: Vec<PathBuf> = fits.iter().map(|fit| fit.file.clone()).collect();
     let run_mode = |mode: Mode, sample: bool, cache: &Path, record: Option<&Path>| {
         run_with(&adapters, mode, sample, cache, record)
     };

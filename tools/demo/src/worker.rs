@@ -133,7 +133,7 @@ fn runtime(options: &WorkerOptions) -> Result<Arc<Runtime>> {
     local.runtime()
 }
 
-/// The inputs of a user who reads no other model's encoder.
+/// The inputs of a user without another model's encoder.
 fn own_inputs(_: &User, _: &Model, inputs: &Inputs, _: &Holder) -> Result<Inputs> {
     Ok(inputs.clone())
 }

@@ -1,6 +1,6 @@
 //! Arguments of the commands for adapters.
 
-use super::{Common, EngineArgs, PlaceArgs, SharingArgs};
+use super::RuntimeArgs;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -12,9 +12,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 pub(crate) struct FitAdapterArgs {
     #[command(flatten)]
-    pub(crate) common: Common,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
+    pub(crate) runtime: RuntimeArgs,
     /// Model whose tensors the adapter reads: a folder, or a name on the hub.
     #[arg(long, value_name = "MODEL")]
     pub(crate) from: PathBuf,
@@ -28,8 +26,4 @@ pub(crate) struct FitAdapterArgs {
     /// Write the adapter to this .safetensors file. With --daemon, the daemon has the adapter as a tensor, too.
     #[arg(long, short, value_name = "FILE", required_unless_present = "daemon")]
     pub(crate) output: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) place: PlaceArgs,
-    #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
 }

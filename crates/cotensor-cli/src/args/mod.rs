@@ -99,6 +99,19 @@ pub(crate) struct PlaceArgs {
     pub(crate) socket: Option<PathBuf>,
 }
 
+/// The store, the engine and the limits of a command that runs models in this process or over the daemon.
+#[derive(Args)]
+pub(crate) struct RuntimeArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
+}
+
 /// The choice of an engine.
 #[derive(Args)]
 pub(crate) struct EngineArgs {

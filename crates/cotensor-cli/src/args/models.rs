@@ -1,6 +1,6 @@
 //! Arguments of the commands for models.
 
-use super::{Common, EngineArgs, PlaceArgs, SharingArgs};
+use super::RuntimeArgs;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Args, Command};
 use cotensor::model::family::tasks;
@@ -11,11 +11,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub(crate) common: Common,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) place: PlaceArgs,
+    pub(crate) runtime: RuntimeArgs,
     /// TOML file of a pipeline; or a model: its folder, or its name on the hub (OWNER/NAME or OWNER/NAME@REVISION), which
     /// is downloaded if the hub's cache lacks it.
     #[arg(value_name = "PIPELINE.toml|MODEL")]
@@ -47,8 +43,6 @@ pub(crate) struct RunArgs {
     /// rounding: 0.00001).
     #[arg(long)]
     pub(crate) compare: bool,
-    #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
 }
 
 /// How a text is decoded.

@@ -1,6 +1,6 @@
 //! Arguments of the command for streams of sound.
 
-use super::{Common, EngineArgs, PlaceArgs, SharingArgs};
+use super::RuntimeArgs;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use cotensor::model::preprocess::ByteFormat;
@@ -14,11 +14,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 pub(crate) struct StreamArgs {
     #[command(flatten)]
-    pub(crate) common: Common,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) place: PlaceArgs,
+    pub(crate) runtime: RuntimeArgs,
     /// Sound: a file (WAV, FLAC, MP3, Ogg Vorbis, or raw samples with --format), or - for standard input.
     #[arg(value_name = "AUDIO|-")]
     pub(crate) audio: PathBuf,
@@ -41,6 +37,4 @@ pub(crate) struct StreamArgs {
     /// more time.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) window: Option<f64>,
-    #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
 }

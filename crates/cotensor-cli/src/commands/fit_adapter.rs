@@ -28,7 +28,7 @@ pub(crate) fn fit_adapter(args: &FitAdapterArgs) -> Result<()> {
         return Err(Error::invalid(message).in_field("--output"));
     }
     let samples = Samples::open(&args.data).map_err(|error| error.in_field("--data"))?;
-    let runtime = runtime_in(&args.place, &args.common, &args.engine, &args.sharing, "cotensor fit-adapter")?;
+    let runtime = runtime_in(&args.runtime, "cotensor fit-adapter")?;
     let (source, target) = (runtime.open(&args.from)?, runtime.open(&args.to)?);
     let holder = runtime.store().holder("fit-adapter");
     let steps = Steps::expecting(samples.len() as u64);
@@ -40,13 +40,13 @@ pub(crate) fn fit_adapter(args: &FitAdapterArgs) -> Result<()> {
     if let Some(file) = &args.output {
         save_adapter(&adapter, file)?;
     }
-    let tensor = match args.place.daemon {
+    let tensor = match args.runtime.place.daemon {
         true => Some(adapter.publish(&**runtime.store(), &holder)?.name().to_owned()),
         false => None,
     };
     let (inputs, outputs) = (adapter.map.inputs(), adapter.map.outputs());
     let report = Report { info: &adapter.info, inputs, outputs, tensor, file: args.output.as_deref() };
-    if args.common.json { print_json(&report) } else { print(&text(&adapter, &report)) }
+    if args.runtime.common.json { print_json(&report) } else { print(&text(&adapter, &report)) }
 }
 
 fn text(adapter: &Adapter, report: &Report<'_>) -> String {

@@ -1,6 +1,6 @@
 //! The store and the engine inside this process, from the common options.
 
-use crate::args::{Common, EngineArgs, PlaceArgs, SharingArgs};
+use crate::args::{Common, EngineArgs, RuntimeArgs};
 use crate::output::Steps;
 use cotensor::core::{Error, Result};
 use cotensor::hub::Hub;
@@ -30,14 +30,9 @@ pub(super) fn runtime(common: &Common, engine: &EngineArgs, sharing: SharingConf
     Ok(runtime)
 }
 
-/// The store of the daemon with `place.daemon`, else one of this process. `client` names this process to the daemon.
-pub(super) fn runtime_in(
-    place: &PlaceArgs,
-    common: &Common,
-    engine: &EngineArgs,
-    sharing: &SharingArgs,
-    client: &str,
-) -> Result<Arc<Runtime>> {
+/// The store of the daemon with `--daemon`, else one of this process. `client` names this process to the daemon.
+pub(super) fn runtime_in(args: &RuntimeArgs, client: &str) -> Result<Arc<Runtime>> {
+    let RuntimeArgs { common, engine, place, sharing } = args;
     if !place.daemon {
         return runtime(common, engine, sharing.config());
     }

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(path) = &args.audio {
         inputs = inputs.with_audio(path)?;
     }
-    let runtime = runtime_in(&args.place, &args.common, &args.engine, &args.sharing, "cotensor run")?;
+    let runtime = runtime_in(&args.runtime, "cotensor run")?;
     let pipeline = target.pipeline(args, &runtime)?;
     let text = target.input_text(args, &pipeline);
     if let Some(text) = text {
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     steps.finish();
     let report = Report { pipeline: pipeline.name, users, max_abs_diff };
-    if args.common.json {
+    if args.runtime.common.json {
         print_json(&report)?
     } else if args.decoding.stream {
         print("\n")?;

@@ -110,7 +110,7 @@ impl Source {
                 Ok(()) => Part::End,
                 Err(error) => Part::Failed(error),
             };
-            // Nobody receives it after the end of the command.
+            // The receiver is gone after the end of the command.
             let _ = parts.parts.send(last);
         };
         let thread = std::thread::Builder::new().name("sound".to_owned()).spawn(read);

@@ -30,7 +30,7 @@ struct End {
 
 pub(crate) fn stream(args: &StreamArgs) -> Result<()> {
     let source = Source::open(args)?;
-    let runtime = runtime_in(&args.place, &args.common, &args.engine, &args.sharing, "cotensor stream")?;
+    let runtime = runtime_in(&args.runtime, "cotensor stream")?;
     let audio = runtime.open(&args.audio_model)?;
     let text = args.text_model.as_ref().map(|model| runtime.open(model)).transpose()?;
     let settings =
@@ -109,7 +109,7 @@ fn received(parts: &Receiver<Part>) -> Option<Part> {
 
 /// Prints an event. Returns whether standard output is open.
 fn emit(args: &StreamArgs, event: &StreamEvent) -> Result<bool> {
-    if args.common.json {
+    if args.runtime.common.json {
         return write_if_open(&json_line(event)?);
     }
     let mut line = String::new();
@@ -127,7 +127,7 @@ fn emit(args: &StreamArgs, event: &StreamEvent) -> Result<bool> {
 
 fn end(args: &StreamArgs, summary: StreamSummary) -> Result<()> {
     let real_time_factor = summary.run_seconds / summary.seconds;
-    if args.common.json {
+    if args.runtime.common.json {
         return write_if_open(&json_line(&End { event: "end", summary, real_time_factor })?).map(drop);
     }
     let StreamSummary { seconds, windows, .. } = summary;

@@ -1,17 +1,13 @@
 //! Adapters between the encoders of two models.
 
-use crate::support::{BERT, Daemon, Workspace, copy};
+use crate::support::{BERT, Daemon, Workspace};
 use std::fs;
 use std::process::Output;
 
 /// A workspace with a second BERT, whose encoder has another weight, and sentences.
 fn workspace() -> Workspace {
     let workspace = Workspace::with("bert");
-    copy(&workspace.path("bert"), &workspace.path("other"));
-    let weights = workspace.path("other/onnx/model.onnx_data");
-    let mut bytes = fs::read(&weights).unwrap();
-    bytes[0] ^= 1;
-    fs::write(&weights, bytes).unwrap();
+    workspace.add_other_bert();
     let words = ["harbour", "city", "wakes", "before", "ship", "morning", "light", "gulls"];
     let line = |index: usize| format!("{} {} {index}\n", words[index % 8], words[(index * 3 + index / 8) % 8]);
     fs::write(workspace.path("texts.txt"), (0..60).map(line).collect::<String>()).unwrap();

@@ -1,6 +1,6 @@
 //! Commands that run models: results for valid input, one error and exit code 2 for invalid input.
 
-use crate::support::{BERT, Workspace, copy, fixtures};
+use crate::support::{BERT, Workspace, fixtures};
 use std::fs;
 
 #[test]
@@ -32,11 +32,7 @@ fn run_shares_one_encoder_between_three_users() {
 #[test]
 fn explain_names_both_spaces() {
     let workspace = Workspace::with("bert");
-    copy(&workspace.path("bert"), &workspace.path("other"));
-    let weights = workspace.path("other/onnx/model.onnx_data");
-    let mut bytes = fs::read(&weights).unwrap();
-    bytes[0] ^= 1;
-    fs::write(&weights, bytes).unwrap();
+    workspace.add_other_bert();
     let second = "[[user]]\nname = \"other\"\nmodel = \"other\"\ntask = \"sentence-embedding\"\n";
     fs::write(workspace.path("pipeline.toml"), format!("{BERT}\n{second}")).unwrap();
     let explanation = workspace.json(&["explain", "pipeline.toml", "--json"]);

@@ -103,7 +103,7 @@ fn results_come_while_the_pipe_is_open_and_interrupt_ends_the_sound() {
 }
 
 #[test]
-fn command_ends_when_nobody_reads_its_output() {
+fn command_ends_when_its_output_is_closed() {
     let workspace = workspace();
     let speech = fs::read(workspace.path("speech.wav")).unwrap();
     let raw = ["-", "--format", "s16le", "--rate", "8000", "--audio-model", "whisper", "--json"];

@@ -1,10 +1,8 @@
+use super::adapted::Medium;
 use super::outputs::has_class_of;
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::Task;
-
-/// The types of inputs.
-const MEDIA: [&str; 3] = ["text", "image", "audio"];
 
 /// The task of `model` that reads inputs of exactly the types `given` (`text`, `image`, `audio`): that of the class in
 /// config.json, else the first of the family that needs no head.
@@ -13,7 +11,7 @@ const MEDIA: [&str; 3] = ["text", "image", "audio"];
 /// `Invalid` when no task fits; the message lists the tasks of the model and their inputs.
 pub fn default_task(model: &Model, given: &[&str]) -> Result<&'static Task> {
     let family = model.family();
-    let reads_given = |task: &Task| MEDIA.iter().all(|medium| family.reads(task, medium) == given.contains(medium));
+    let reads_given = |task: &Task| media().all(|medium| family.reads(task, medium) == given.contains(&medium));
     let fitting = || family.tasks().filter(|task| reads_given(task));
     let of_class = fitting().find(|task| task.head && has_class_of(model, task));
     of_class.or_else(|| fitting().find(|task| !task.head)).ok_or_else(|| {
@@ -24,8 +22,13 @@ pub fn default_task(model: &Model, given: &[&str]) -> Result<&'static Task> {
     })
 }
 
+/// The types of inputs.
+fn media() -> impl Iterator<Item = &'static str> {
+    Medium::ALL.into_iter().map(Medium::name)
+}
+
 /// A task with the inputs that it reads.
 fn described(model: &Model, task: &Task) -> String {
-    let media: Vec<&str> = MEDIA.into_iter().filter(|medium| model.family().reads(task, medium)).collect();
+    let media: Vec<&str> = media().filter(|medium| model.family().reads(task, medium)).collect();
     format!("{} ({})", task.name, media.join(", "))
 }

@@ -40,6 +40,15 @@ impl Workspace {
         workspace
     }
 
+    /// Adds the model `other`: a copy of BERT with another weight in its encoder.
+    pub(crate) fn add_other_bert(&self) {
+        copy(&self.path("bert"), &self.path("other"));
+        let weights = self.path("other/onnx/model.onnx_data");
+        let mut bytes = fs::read(&weights).unwrap();
+        bytes[0] ^= 1;
+        fs::write(&weights, bytes).unwrap();
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }

@@ -37,7 +37,7 @@ impl Samples {
         Self { medium, samples: files.into_iter().map(Sample::File).collect() }
     }
 
-    /// The samples at `path`: a folder of text, image or audio files, which are told apart by their extension; a `.txt`
+    /// The samples at `path`: a folder of text, image or audio files with the extension of their type; a `.txt`
     /// file with a text on each line; or a `.jsonl` file with the text in the field `text` of each line.
     ///
     /// # Errors
