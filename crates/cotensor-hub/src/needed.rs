@@ -3,7 +3,7 @@
 use crate::cache::RepoFile;
 use crate::id::ModelId;
 use cotensor_core::{Error, Result, size};
-use cotensor_preprocess::family::{Family, StageDef, family_of, variant};
+use cotensor_preprocess::family::{Family, family_of, variant, variants};
 use serde_json::Value;
 
 /// The file that names the model's family.
@@ -42,7 +42,7 @@ pub(crate) fn family(config: &Value) -> Result<&'static Family> {
 }
 
 /// The graphs of the family's stages in a variant (`fp16`), the heads, and the files with the weights of each. Without a
-/// variant, each graph is that of the first variant that the repository has.
+/// variant, and for a stage that the repository does not have in it, the graph is that of the first variant that it has.
 ///
 /// # Errors
 /// `Invalid` for an unknown variant. `NotFound` when the repository has no graph of the family, or none of the variant;
@@ -53,23 +53,19 @@ pub(crate) fn graphs<'a>(
     files: &'a [RepoFile],
     name: Option<&str>,
 ) -> Result<Vec<&'a RepoFile>> {
-    let only = name.map(variant).transpose()?;
+    let variant = name.map(variant).transpose()?;
     let named = |path: &str| files.iter().find(|file| file.path == path);
-    let find = |stage: &StageDef, only| named(&stage.graph_file(only, |path| named(path).is_some())?.0);
+    let has_file = |path: &str| named(path).is_some();
+    family.check_variant(variant, has_file).map_err(|error| error.prefixed(format_args!("{id}")))?;
     // The graph of a whole model has its towers and, unlike their graphs, the scale of similarities.
-    let whole = family.similarity.as_ref().filter(|_| only.is_none());
-    let whole = whole.and_then(|similarity| similarity.files.iter().find_map(|path| named(path)));
+    let plain = variant.or_else(|| variants().first());
+    let whole =
+        family.similarity.as_ref().and_then(|similarity| similarity.candidates(plain).find_map(|path| named(&path)));
     let mut graphs: Vec<&RepoFile> = match whole {
         Some(graph) => vec![graph],
         None => {
-            let has_graph = |role: &str| family.stage(role).is_ok_and(|stage| find(stage, None).is_some());
-            let stages: Vec<&StageDef> = family.stages_of_form(has_graph).collect();
-            let has = |only| stages.iter().any(|stage| find(stage, only).is_some());
-            if let Some(name) = name.filter(|_| has(None) && !has(only)) {
-                let message = format!("{id} has no graph of the variant {name:?}; it has {}", shown(files));
-                return Err(Error::not_found(message).in_field("variant"));
-            }
-            stages.into_iter().filter_map(|stage| find(stage, only).or_else(|| find(stage, None))).collect()
+            let stages = family.stages_of_form(variant, has_file);
+            stages.filter_map(|stage| named(&stage.graph_file(variant, has_file)?.0)).collect()
         }
     };
     graphs.sort_by_key(|graph| &graph.path);

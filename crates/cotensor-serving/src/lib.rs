@@ -2,12 +2,12 @@
 //!
 //! | function | arguments | result |
 //! |---|---|---|
-//! | `model.open` | `folder` | a reference, which keeps the model open |
-//! | `model.run` | `model`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
-//! | `model.stage` | `model`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
+//! | `model.open` | `folder`, `variant` | a reference, which keeps the model open |
+//! | `model.run` | `model`, `variant`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
+//! | `model.stage` | `model`, `variant`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //!
 //! `model` is a reference, the absolute path of a folder, or the name of a model on the hub. A folder whose files changed
-//! is opened again; a reference keeps its version.
+//! is opened again; a reference keeps its version. `variant` (`fp16`) chooses the graphs of a folder or a name.
 //! `image` and `audio` are the absolute path of a file, its bytes, or a `uint8` tensor of its bytes.
 
 mod arguments;
@@ -36,11 +36,12 @@ pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> Provi
             "model.open",
             Options::new(
                 "Opens a model, which stays open while the result is kept. Arguments: folder (an absolute path, or the model's \
-                 name on the hub).",
+                 name on the hub), variant (of its graphs, such as fp16).",
             ),
             move |arguments, _| {
-                let arguments = NamedArguments::new(arguments, &["folder"])?;
-                let model = open.open(arguments.required("folder")?.as_str()?, "folder")?;
+                let arguments = NamedArguments::new(arguments, &["folder", "variant"])?;
+                let variant = arguments.text("variant")?;
+                let model = open.open(arguments.required("folder")?.as_str()?, "folder", variant.as_deref())?;
                 Ok(Object::new(OpenModel { model, service: Arc::clone(&open) }).into())
             },
         )
@@ -79,11 +80,11 @@ impl Managed for OpenModel {
 
 /// Descriptions for lists of functions. They name every argument of [`RUN`] and [`STAGE`].
 const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, a name on the hub, or the \
-    result of model.open), task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
+    result of model.open), variant (of its graphs, such as fp16), task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
     texts (labels, texts to rank), head, prompt_name, max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, seed, \
     threshold.";
 const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, a name on the \
-    hub, or the result of model.open), role, inputs (tensors by name).";
+    hub, or the result of model.open), variant (of its graphs), role, inputs (tensors by name).";
 const RUN: &[&str] = &[
     "task",
     "text",
@@ -102,34 +103,40 @@ const RUN: &[&str] = &[
     "threshold",
 ];
 const STAGE: &[&str] = &["role", "inputs"];
+/// An argument beside `model`. By position, it comes last.
+const VARIANT: &str = "variant";
 
 impl Service {
     fn run(&self, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
-        let arguments = NamedArguments::new(arguments, &[&["model"], RUN].concat())?;
+        let arguments = NamedArguments::new(arguments, &[&["model"], RUN, &[VARIANT]].concat())?;
         self.run_with(&*self.model(&arguments)?, &arguments, context)
     }
 
     fn stage(&self, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
-        let arguments = NamedArguments::new(arguments, &[&["model"], STAGE].concat())?;
+        let arguments = NamedArguments::new(arguments, &[&["model"], STAGE, &[VARIANT]].concat())?;
         self.stage_with(&*self.model(&arguments)?, &arguments, context)
     }
 
     /// The model of a reference or a folder.
     fn model(&self, arguments: &NamedArguments<'_>) -> Result<Arc<Model>> {
+        let variant = arguments.text(VARIANT)?;
         match arguments.required("model")? {
-            Value::String(model) => Ok(self.recent(self.open(model, "model")?)),
+            Value::String(model) => Ok(self.recent(self.open(model, "model", variant.as_deref())?)),
+            _ if variant.is_some() => {
+                Err(Error::invalid("the reference keeps the variant of model.open").in_field(VARIANT))
+            }
             other => Ok(Arc::clone(&other.as_object::<OpenModel>().map_err(|error| error.in_field("model"))?.model)),
         }
     }
 
     /// Opens a model by the absolute path of its folder, or by its name on the hub. A relative path is refused: processes
     /// have different working directories.
-    fn open(&self, model: &str, field: &str) -> Result<Arc<Model>> {
+    fn open(&self, model: &str, field: &str, variant: Option<&str>) -> Result<Arc<Model>> {
         let path = Path::new(model);
         if path.is_absolute() {
-            return self.runtime.open(path);
+            return self.runtime.open_variant(path, Path::new(""), variant);
         }
-        self.runtime.open_named(model).map_err(|error| {
+        self.runtime.open_named(model, variant).map_err(|error| {
             error.prefixed(format_args!("{model:?} is no absolute path of a folder; by name")).in_field(field)
         })
     }
@@ -138,7 +145,7 @@ impl Service {
     fn recent(&self, model: Arc<Model>) -> Arc<Model> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         // Removes a version from before the folder changed.
-        recent.retain(|known| known.folder() != model.folder());
+        recent.retain(|known| known.folder() != model.folder() || known.variant() != model.variant());
         recent.push_front(Arc::clone(&model));
         let gone = {
             let keep = recent.len().min(RECENT_MAX);
@@ -153,6 +160,7 @@ impl Service {
         let user = User {
             name: context.client().to_owned(),
             model: model.name(),
+            variant: None,
             task: arguments.required("task")?.as_str()?.to_owned(),
             encoder: None,
             head: arguments.text("head")?,

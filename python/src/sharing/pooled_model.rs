@@ -167,6 +167,7 @@ impl PooledModel {
         let mut user = User {
             name: user,
             model: self.name(),
+            variant: None,
             task: task.clone().unwrap_or_default(),
             encoder: None,
             head,

@@ -1,9 +1,9 @@
 //! Arguments of the commands for models.
 
 use super::RuntimeArgs;
-use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, Args, Command};
-use cotensor::model::family::tasks;
+use cotensor::model::family::{tasks, variants};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
@@ -28,6 +28,9 @@ pub(crate) struct RunArgs {
     /// Audio input (WAV, FLAC, MP3, Ogg Vorbis).
     #[arg(long, value_name = "FILE")]
     pub(crate) audio: Option<PathBuf>,
+    /// Variant of the model's graphs, such as fp16, int8 or q4 [default: for each graph, the first that the model has].
+    #[arg(long, value_name = "NAME", value_parser = variant_names(), hide_possible_values = true)]
+    pub(crate) variant: Option<String>,
     /// Head of the model: its graph onnx/NAME.onnx.
     #[arg(long, value_name = "NAME")]
     pub(crate) head: Option<String>,
@@ -103,12 +106,21 @@ pub(crate) struct PullArgs {
     /// Branch, tag or commit [default: main].
     #[arg(long, value_name = "REVISION")]
     pub(crate) revision: Option<String>,
-    /// Variant of the graphs, such as fp16, quantized or q4 [default: the graphs without a variant].
-    #[arg(long, value_name = "NAME")]
+    /// Variant of the graphs, such as fp16, int8 or q4 [default: for each graph, the first that the repository has].
+    #[arg(long, value_name = "NAME", value_parser = variant_names(), hide_possible_values = true)]
     pub(crate) variant: Option<String>,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// The variants of graphs. Other names of them are accepted, too.
+fn variant_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(
+        variants().iter().map(|variant| {
+            PossibleValue::new(variant.name.as_str()).aliases(variant.aliases.iter().map(String::as_str))
+        }),
+    )
 }
 
 /// Accepts any task, because the error for an unknown one lists the tasks of the model. Completions offer all tasks.

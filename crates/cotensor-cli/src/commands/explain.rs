@@ -1,5 +1,5 @@
 use super::local::runtime;
-use super::pipeline::{in_pipeline, open_models, progress};
+use super::pipeline::{Models, in_pipeline, progress};
 use crate::args::ExplainArgs;
 use crate::output::{print, print_json};
 use cotensor::SharingConfig;
@@ -14,7 +14,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
     let runtime = runtime(&args.common, &args.engine, SharingConfig::default())?;
     // Held, so that `explain` reuses the open models.
-    let models = open_models(&pipeline, base, &runtime)?;
+    let models = Models::open(&pipeline, base, &runtime)?;
     let steps = progress(&pipeline, &models, &runtime, 0);
     let explanation =
         explain_pipeline(&pipeline, base, &runtime).map_err(|error| in_pipeline(error, &args.pipeline))?;

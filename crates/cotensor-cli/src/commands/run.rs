@@ -1,5 +1,5 @@
 use super::local::runtime_in;
-use super::pipeline::{open_models, progress};
+use super::pipeline::{Models, progress};
 use super::target::Target;
 use crate::args::RunArgs;
 use crate::output::{print, print_json, report as warn};
@@ -9,9 +9,7 @@ use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, inputs_of, run_user, run_user_streaming};
 use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
-use std::collections::HashMap;
 use std::fmt::Write;
-use std::sync::Arc;
 
 /// Maximum number of labels printed per answer.
 const LABELS_SHOWN: usize = 5;
@@ -48,7 +46,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             format!("{} reads the output of another model's encoder, which an unshared run does not", user.name);
         return Err(Error::invalid(message).in_field("--compare"));
     }
-    let models = open_models(&pipeline, target.base(), &runtime)?;
+    let models = Models::open(&pipeline, target.base(), &runtime)?;
     let given = [("text", text.is_some()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
     refuse_unread_inputs(given, &pipeline, &models)?;
     let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
@@ -56,7 +54,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let mut users = Vec::new();
     for user in &pipeline.users {
         steps.next(&format!("running {}", user.name));
-        let (model, holder) = (&models[&user.model], runtime.store().holder(&user.name));
+        let (model, holder) = (models.of(user), runtime.store().holder(&user.name));
         let mut on_text = |piece: &str| {
             if args.decoding.stream {
                 steps.finish();
@@ -74,7 +72,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         for user in &pipeline.users {
             steps.next(&format!("running {} without sharing", user.name));
             let source = StageSource::Private(runtime.engines().clone(), FileMode::Read);
-            let model = Model::open(models[&user.model].folder(), source)?;
+            let model = Model::open_variant(models.of(user).folder(), source, user.variant.as_deref())?;
             alone.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
         }
         max_abs_diff = Some(largest_difference(&alone, [&users[..]])?);
@@ -107,13 +105,9 @@ fn compared(difference: Option<f64>, tolerance: f64) -> Result<()> {
 }
 
 /// Refuses an input that no user of the pipeline reads.
-fn refuse_unread_inputs(
-    given: [(&str, bool); 3],
-    pipeline: &Pipeline,
-    models: &HashMap<String, Arc<Model>>,
-) -> Result<()> {
+fn refuse_unread_inputs(given: [(&str, bool); 3], pipeline: &Pipeline, models: &Models) -> Result<()> {
     for (medium, _) in given.into_iter().filter(|(_, given)| *given) {
-        if !pipeline.users.iter().any(|user| user.reads(models[&user.model].family(), medium)) {
+        if !pipeline.users.iter().any(|user| user.reads(models.of(user).family(), medium)) {
             let message = format!("no user of this pipeline reads an input of type {medium}");
             return Err(Error::invalid(message).in_field(format!("--{medium}")));
         }

@@ -39,6 +39,7 @@ impl<'a> Target<'a> {
             ("--head", args.head.is_some()),
             ("--prompt-name", args.prompt_name.is_some()),
             ("--threshold", args.threshold.is_some()),
+            ("--variant", args.variant.is_some()),
         ];
         if let Some((option, _)) = options.into_iter().chain(args.decoding.given()).find(|(_, given)| *given) {
             return Err(Error::invalid("the users of a pipeline state this in its file").in_field(option));
@@ -58,7 +59,7 @@ impl<'a> Target<'a> {
             Self::Pipeline { pipeline, .. } => Ok(pipeline.clone()),
             Self::Model(path) => {
                 let name = path.to_str().ok_or_else(|| Error::invalid("not UTF-8").in_file(path))?;
-                let model = runtime.open(path)?;
+                let model = runtime.open_variant(path, Path::new(""), args.variant.as_deref())?;
                 let task = task(args, &model)?;
                 if args.decoding.stream && !task.answer.is_decoded() {
                     return Err(Error::invalid(format!("{} decodes no text", task.name)).in_field("--stream"));
@@ -71,6 +72,7 @@ impl<'a> Target<'a> {
                 Pipeline::of(User {
                     name: USER.to_owned(),
                     model: name.to_owned(),
+                    variant: args.variant.clone(),
                     task: task.name.clone(),
                     encoder: None,
                     head: args.head.clone(),

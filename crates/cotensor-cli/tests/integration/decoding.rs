@@ -30,6 +30,44 @@ fn text_equals_the_reference_as_a_whole_and_streamed() {
 }
 
 #[test]
+fn variant_of_the_graphs_is_an_option_and_a_key_of_pipelines() {
+    let workspace = Workspace::with("qwen2");
+    let reference = fs::read(workspace.path("qwen2/variants.json")).unwrap();
+    let reference: serde_json::Value = serde_json::from_slice(&reference).unwrap();
+    let tokens = |user: &serde_json::Value| user["outputs"][0]["values"].clone();
+    let expected = |variant: &str| {
+        let tokens = reference[variant]["tokens"].as_array().unwrap();
+        tokens.iter().map(|token| token.as_f64().unwrap().into()).collect::<Vec<serde_json::Value>>()
+    };
+    let count = expected("fp16").len().to_string();
+    let run = |variant: &str| {
+        let text = ["run", "qwen2", "--text", "The harbour wakes", "--json", "--variant", variant];
+        workspace.json(&[&text[..], &["--max-new-tokens", &count, "--min-new-tokens", &count]].concat())
+    };
+    for (variant, name) in [("fp16", "fp16"), ("16", "fp16"), ("int8", "int8")] {
+        assert_eq!(tokens(&run(variant)["users"][0]), serde_json::json!(expected(name)), "{variant}");
+    }
+    let user = |variant: &str| {
+        format!(
+            "[[user]]\nname = \"{variant}\"\nmodel = \"qwen2\"\ntask = \"text-generation\"\nvariant = \"{variant}\"\n\
+             max_new_tokens = {count}\nmin_new_tokens = {count}\n"
+        )
+    };
+    fs::write(workspace.path("both.toml"), user("fp16") + &user("int8")).unwrap();
+    let both = workspace.json(&["run", "both.toml", "--text", "The harbour wakes", "--json", "--compare"]);
+    for (at, variant) in ["fp16", "int8"].into_iter().enumerate() {
+        assert_eq!(tokens(&both["users"][at]), serde_json::json!(expected(variant)), "{variant}");
+    }
+    workspace.expect_error(&["run", "qwen2", "--text", "x", "--variant", "fp15"], &["--variant", "fp15", "bnb4"]);
+    fs::write(workspace.path("both.toml"), user("fp15")).unwrap();
+    workspace.expect_error(&["run", "both.toml", "--text", "x"], &["both.toml", "user[0].variant", "fp15", "bnb4"]);
+    workspace.expect_error(&["run", "both.toml", "--text", "x", "--variant", "fp16"], &["--variant", "pipeline"]);
+    let bert = Workspace::with("bert");
+    let missing = ["run", "bert", "--text", "x", "--variant", "q4"];
+    bert.expect_error(&missing, &["bert", "variant", "\"q4\"", "onnx/model.onnx"]);
+}
+
+#[test]
 fn seed_decides_a_sampled_text() {
     let workspace = Workspace::with("llama");
     let text = |seed| {

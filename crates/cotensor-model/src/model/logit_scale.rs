@@ -5,7 +5,7 @@ use crate::graph::Graph;
 use crate::tensor::convert::to_f32;
 use cotensor_core::{DType, Error, Result};
 use cotensor_preprocess::JSON_BYTES_MAX;
-use cotensor_preprocess::family::{Family, Similarity};
+use cotensor_preprocess::family::{Family, Similarity, Variant};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -27,18 +27,20 @@ pub(crate) struct LogitScale {
 }
 
 impl LogitScale {
-    /// The numbers of the model in `folder`: from a graph of the whole model, which computes logits with them, else from the
+    /// The numbers of the model in `folder`: from a graph of the whole model, which computes logits with them (the plain
+    /// graph, else that of the variant), else from the
     /// checkpoint, else, for families with such a field, the value before training from config.json.
     ///
     /// # Errors
     /// `Unsupported` for a family without similarities, `NotFound` when no file has the numbers, `Corrupt` for a
     /// checkpoint that is damaged, or as [`Graph::open`].
-    pub(super) fn of(folder: &Path, config: &Value, family: &Family) -> Result<Self> {
+    pub(super) fn of(folder: &Path, config: &Value, family: &Family, variant: Option<&Variant>) -> Result<Self> {
         let names = family.similarity()?;
-        for file in names.files.iter().filter(|file| folder.join(file).is_file()) {
-            let found = Graph::open(&folder.join(file))?.scale_and_bias(&names.logits);
+        let graphs = names.files.iter().cloned().chain(names.candidates(variant));
+        for file in graphs.filter(|file| folder.join(file).is_file()) {
+            let found = Graph::open(&folder.join(&file))?.scale_and_bias(&names.logits);
             if let Some((scale, bias)) = found.filter(|(scale, bias)| scale.is_finite() && bias.is_finite()) {
-                return Ok(Self { scale, bias, source: file.clone(), untrained: false });
+                return Ok(Self { scale, bias, source: file, untrained: false });
             }
         }
         if let Some((scale, bias)) = of_checkpoint(&folder.join(CHECKPOINT), names)? {

@@ -53,10 +53,10 @@ impl Model {
     }
 
     /// As [`open`](Self::open), with the graphs of one [variant](cotensor_preprocess::family::variants), such as `fp16`.
-    /// `None` uses for each stage the first variant whose file exists.
+    /// `None`, and a stage that the folder does not have in this variant, use the first variant whose file exists.
     ///
     /// # Errors
-    /// As [`open`](Self::open); `Invalid` for an unknown variant.
+    /// As [`open`](Self::open); `Invalid` for an unknown variant, `NotFound` for one in which the folder has no graph.
     pub fn open_variant(folder: &Path, source: StageSource, name: Option<&str>) -> Result<Self> {
         let variant = name.map(variant).transpose()?;
         let path = folder.join(CONFIG_FILE);
@@ -67,6 +67,8 @@ impl Model {
         let model_type =
             model_type.ok_or_else(|| Error::invalid("a string is required").in_file(&path).in_field("model_type"))?;
         let family = family_of(model_type).map_err(|error| error.in_file(&path).in_field("model_type"))?;
+        let checked = family.check_variant(variant, |file| folder.join(file).is_file());
+        checked.map_err(|error| error.in_file(folder))?;
         Ok(Self {
             folder: folder.to_path_buf(),
             stamp,
@@ -104,6 +106,11 @@ impl Model {
     /// The family.
     pub fn family(&self) -> &'static Family {
         self.family
+    }
+
+    /// The name of the variant that was chosen for the graphs.
+    pub fn variant(&self) -> Option<&'static str> {
+        self.variant.map(|variant| variant.name.as_str())
     }
 
     /// The content of config.json.
@@ -210,7 +217,7 @@ impl Model {
     /// `Unsupported` for a family without similarities, `NotFound` when no file has them, or as
     /// [`Graph::open`](crate::graph::Graph::open).
     pub(crate) fn logit_scale(&self) -> Result<&LogitScale> {
-        self.opened(&self.logit_scale, || LogitScale::of(&self.folder, &self.config, self.family))
+        self.opened(&self.logit_scale, || LogitScale::of(&self.folder, &self.config, self.family, self.variant))
     }
 
     /// Another JSON file of the folder, if it exists. It is read once.

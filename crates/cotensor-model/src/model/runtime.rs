@@ -105,21 +105,21 @@ impl Runtime {
         self.open_variant(model, base, None)
     }
 
-    /// As [`open_relative`](Self::open_relative), with the graphs of this variant only, such as `fp16`. `None` takes the
-    /// first variant that the folder has.
+    /// As [`open_relative`](Self::open_relative), with the graphs of this variant, such as `fp16`; see
+    /// [`Model::open_variant`].
     ///
     /// # Errors
-    /// As [`open`](Self::open); `Invalid` for an unknown variant.
+    /// As [`open`](Self::open) and [`Model::open_variant`].
     pub fn open_variant(self: &Arc<Self>, model: &Path, base: &Path, variant: Option<&str>) -> Result<Arc<Model>> {
         self.open_folder(&self.hub.folder(model, base, variant)?, variant)
     }
 
-    /// As [`open`](Self::open), for the id of a model only.
+    /// As [`open_variant`](Self::open_variant), for the id of a model only.
     ///
     /// # Errors
-    /// `Invalid` for a text that is no id; as [`Hub::find`].
-    pub fn open_named(self: &Arc<Self>, id: &str) -> Result<Arc<Model>> {
-        self.open_folder(&self.hub.find(&ModelId::parse(id)?, None)?, None)
+    /// `Invalid` for a text that is no id; as [`Hub::find`] and [`Model::open_variant`].
+    pub fn open_named(self: &Arc<Self>, id: &str, variant: Option<&str>) -> Result<Arc<Model>> {
+        self.open_folder(&self.hub.find(&ModelId::parse(id)?, variant)?, variant)
     }
 
     fn open_folder(self: &Arc<Self>, folder: &Path, variant: Option<&str>) -> Result<Arc<Model>> {

@@ -4,7 +4,7 @@ use super::open_model::{Model, StageSource};
 use crate::graph::{BlockEnd, EncoderSize, Graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, Kind, Result, Space};
-use cotensor_preprocess::family::{BlockFields, LOGITS, StageDef};
+use cotensor_preprocess::family::{BlockFields, LOGITS, StageDef, Task};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -202,19 +202,16 @@ impl Model {
         Ok(EncoderSize { layers: number(&fields.layers)?, width: number(&fields.width)? })
     }
 
-    /// Whether the folder has the graph of a stage.
-    pub(crate) fn has_graph(&self, role: &str) -> bool {
-        self.family.stage(role).is_ok_and(|def| self.graph_file(def).is_ok())
+    /// The roles of a task, in the form in which the model has its decoder.
+    pub(crate) fn roles<'m>(&'m self, task: &'m Task) -> Vec<&'m str> {
+        self.family.roles(&task.stages, self.variant, |file| self.folder.join(file).is_file())
     }
 
     /// The file of a stage's graph, and whether it holds the whole model.
     fn graph_file(&self, def: &StageDef) -> Result<(PathBuf, bool)> {
         let found = def.graph_file(self.variant, |file| self.folder.join(file).is_file());
         found.map(|(file, is_whole)| (self.folder.join(file), is_whole)).ok_or_else(|| {
-            let expected = match self.variant {
-                None => def.files.join(" or "),
-                only => def.candidates(only).map(|(file, _)| file).collect::<Vec<_>>().join(" or "),
-            };
+            let expected = def.files.join(" or ");
             Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
         })
     }

@@ -1,10 +1,12 @@
 use super::decode::{NEW_TOKENS_MAX, Request};
 use crate::folder::read_bounded;
+use crate::model::{Model, Runtime};
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::{AnswerKind, Family, Task, TextLimit};
+use cotensor_preprocess::family::{AnswerKind, Family, Task, TextLimit, variant};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The most bytes of a pipeline file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -33,6 +35,9 @@ pub struct User {
     pub name: String,
     /// The folder of the model, relative to the pipeline file, or its name on the hub.
     pub model: String,
+    /// The variant of the model's graphs, such as `fp16`. Without one, each graph is the first variant that the model has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
     /// The task.
     pub task: String,
     /// The encoder of another model, whose output replaces that of the task's own encoder, which is neither loaded nor
@@ -82,10 +87,23 @@ pub struct User {
 pub struct EncoderOf {
     /// The folder of the model, relative to the pipeline file, or its name on the hub.
     pub model: String,
+    /// The variant of the model's graphs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
     /// The file of the adapter between the spaces of the two encoders, relative to the pipeline file. Without a file, the
     /// store has the adapter. Encoders of equal spaces need none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
+}
+
+impl EncoderOf {
+    /// Opens the model. Its folder is relative to `base`.
+    ///
+    /// # Errors
+    /// As [`Runtime::open_variant`].
+    pub fn open(&self, base: &Path, runtime: &Arc<Runtime>) -> Result<Arc<Model>> {
+        runtime.open_variant(Path::new(&self.model), base, self.variant.as_deref())
+    }
 }
 
 impl Pipeline {
@@ -134,6 +152,13 @@ impl Pipeline {
             if user.encoder.as_ref().is_some_and(|encoder| encoder.model.is_empty()) {
                 return invalid(field("encoder.model"), "a folder or a name is required".into());
             }
+            let variants = [
+                ("variant", user.variant.as_ref()),
+                ("encoder.variant", user.encoder.as_ref().and_then(|of| of.variant.as_ref())),
+            ];
+            for (name, chosen) in variants.into_iter().filter_map(|(name, chosen)| Some((name, chosen?))) {
+                variant(chosen).map_err(|error| Error::invalid(error.message()).in_field(field(name)))?;
+            }
             user.check_limits(&format!("user[{index}]"))?;
         }
         Ok(self)
@@ -141,6 +166,14 @@ impl Pipeline {
 }
 
 impl User {
+    /// Opens the model. Its folder is relative to `base`.
+    ///
+    /// # Errors
+    /// As [`Runtime::open_variant`].
+    pub fn open(&self, base: &Path, runtime: &Arc<Runtime>) -> Result<Arc<Model>> {
+        runtime.open_variant(Path::new(&self.model), base, self.variant.as_deref())
+    }
+
     /// Whether the task reads the input of type `medium`: `text`, `image` or `audio`. True for a task that the family
     /// does not have or that cannot take the user's texts: running it gives the error.
     pub fn reads(&self, family: &Family, medium: &str) -> bool {
@@ -249,6 +282,8 @@ mod tests {
             (&format!("{good}max_new_tokens=3\nmin_new_tokens=4\n")[..], "min_new_tokens"),
             (&format!("{good}threshold=1.5\n")[..], "user[0].threshold"),
             (&format!("{good}threshold=nan\n")[..], "user[0].threshold"),
+            (&format!("{good}variant='fp15'\n")[..], "user[0].variant"),
+            (&format!("{good}[user.encoder]\nmodel='m'\nvariant='fp15'\n")[..], "user[0].encoder.variant"),
             ("[[user", "TOML"),
         ] {
             let error = Pipeline::parse(bad).unwrap_err().to_string();

@@ -2,7 +2,6 @@
 
 use super::adapted::{EncoderUse, encoder_use};
 use super::definition::{Pipeline, User};
-use super::writing::run_roles;
 use crate::model::{Model, Runtime};
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Hasher, Result};
@@ -89,11 +88,11 @@ impl<'a> Use<'a> {
 pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<Explanation> {
     let (mut uses, mut encoders) = (Vec::new(), Vec::new());
     for user in &pipeline.users {
-        let model = runtime.open_relative(Path::new(&user.model), base)?;
+        let model = user.open(base, runtime)?;
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         user.check_task(task)?;
         let replaced = encoder_use(user, &model, base, runtime)?;
-        for role in run_roles(&model, task) {
+        for role in model.roles(task) {
             if let Some((encoder, source)) = replaced.as_ref().filter(|(encoder, _)| encoder.role == role) {
                 let sources = source.family().stage(&encoder.source_role)?.inputs.values().cloned().collect();
                 uses.push(Use::new(user, source, source.stage(&encoder.source_role)?, sources, &uses));

@@ -8,7 +8,7 @@ use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::run::Run;
 use super::task::texts_of;
-use super::writing::{OnText, Shown, Writing, run_roles, vocabulary};
+use super::writing::{OnText, Shown, Writing, vocabulary};
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::TextProcessor;
@@ -60,7 +60,7 @@ pub(super) fn write(
 
 /// The roles of the task that run before the decoder.
 fn encoder_roles<'m>(model: &'m Model, task: &'m Task) -> Vec<&'m str> {
-    run_roles(model, task).into_iter().filter(|role| !model.family().is_of_decoder(role)).collect()
+    model.roles(task).into_iter().filter(|role| !model.family().is_of_decoder(role)).collect()
 }
 
 /// The user's text, or the input text, with the prefix of the task.

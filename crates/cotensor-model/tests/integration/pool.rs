@@ -275,9 +275,10 @@ fn precision_chooses_the_variant_of_the_graphs() {
     for half in ["fp16", "16"] {
         assert_eq!(run(Some(half)).unwrap().report.answer, any, "the only variant");
     }
-    for (precision, file) in [("32", "onnx/model.onnx"), ("int8", "model_quantized.onnx"), ("4", "model_q4.onnx")] {
+    for (precision, variant) in [("32", "\"fp32\""), ("int8", "\"int8\""), ("4", "\"q4\"")] {
         let error = run(Some(precision)).unwrap_err();
-        assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains(file), "{error}");
+        assert_eq!((error.kind(), error.field()), (ErrorKind::NotFound, Some("variant")), "{error}");
+        assert!([variant, "onnx/model_fp16.onnx"].iter().all(|part| error.message().contains(part)), "{error}");
     }
     let error = run(Some("2")).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("precision")));

@@ -233,39 +233,6 @@ impl Family {
         found.ok_or_else(|| Error::unsupported(format!("the {} family has no similarity to texts", self.title)))
     }
 
-    /// The roles of the stages of a task, in order. `has_graph` tells whether the model has the graph of a role. If the
-    /// model has the decoder in another form than the task names, the roles are those of that form.
-    pub fn roles<'a>(&'a self, stages: &'a [String], has_graph: impl Fn(&str) -> bool) -> Vec<&'a str> {
-        let listed = || stages.iter().map(String::as_str);
-        match self.decoder_form(has_graph) {
-            Some(form)
-                if !listed().filter(|role| self.is_of_decoder(role)).all(|role| form.iter().any(|r| r == role)) =>
-            {
-                listed().filter(|role| !self.is_of_decoder(role)).chain(form.iter().map(String::as_str)).collect()
-            }
-            _ => listed().collect(),
-        }
-    }
-
-    /// The stages that a model runs: without those of the decoder's other forms.
-    pub fn stages_of_form(&self, has_graph: impl Fn(&str) -> bool) -> impl Iterator<Item = &StageDef> {
-        let form = self.decoder_form(has_graph);
-        self.stages
-            .iter()
-            .filter(move |stage| !self.is_of_decoder(&stage.role) || form.is_none_or(|form| form.contains(&stage.role)))
-    }
-
-    /// Whether a role is a graph of the decoder.
-    pub fn is_of_decoder(&self, role: &str) -> bool {
-        self.decoder.as_ref().is_some_and(|decoder| decoder.forms.iter().flatten().any(|known| known == role))
-    }
-
-    /// The first form of the decoder whose graphs the model has.
-    fn decoder_form(&self, has_graph: impl Fn(&str) -> bool) -> Option<&Vec<String>> {
-        let mut forms = self.decoder.iter().flat_map(|decoder| &decoder.forms);
-        forms.find(|form| form.iter().all(|role| has_graph(role)))
-    }
-
     /// Whether both families have a kind in common. Their models can share tensors only if their spaces are equal, too.
     pub fn may_share_with(&self, other: &Family) -> bool {
         self.kinds.iter().any(|kind| other.kinds.contains(kind))

@@ -1,6 +1,7 @@
 //! Model families and their tasks, read once from `families.toml`. A new family is a new table in that file.
 
 mod definition;
+mod form;
 mod tables;
 mod task;
 mod variant;

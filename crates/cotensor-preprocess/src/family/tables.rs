@@ -134,14 +134,27 @@ mod tests {
     fn decoder_roles_are_those_of_the_form_that_the_model_has() {
         let family = family_of("t5").unwrap();
         let task = family.task("translation_en_to_de").unwrap();
-        let roles = |there: &[&str]| family.roles(&task.stages, |role| there.contains(&role)).join(" ");
+        let in_variant = |variant, there: &[&str]| {
+            let has_file = |file: &str| {
+                let name = file.strip_prefix("onnx/").and_then(|name| name.strip_suffix(".onnx"));
+                name.is_some_and(|name| there.contains(&name))
+            };
+            family.roles(&task.stages, variant, has_file).join(" ")
+        };
+        let roles = |there: &[&str]| in_variant(None, there);
+        let (encoder, merged) = ("encoder_model", "decoder_model_merged");
+        let pair = ["decoder_model", "decoder_with_past_model"];
+        assert_eq!(roles(&[encoder, pair[0], pair[1], merged]), "encoder decoder decoder_with_past");
+        assert_eq!(roles(&[encoder, pair[0], merged]), "encoder decoder_merged");
+        // A form that the model has in the variant comes first.
+        let half = Some(super::super::variant("fp16").unwrap());
         assert_eq!(
-            roles(&["encoder", "decoder", "decoder_with_past", "decoder_merged"]),
-            "encoder decoder decoder_with_past"
+            in_variant(half, &[encoder, pair[0], pair[1], "decoder_model_merged_fp16"]),
+            "encoder decoder_merged"
         );
-        assert_eq!(roles(&["encoder", "decoder", "decoder_merged"]), "encoder decoder_merged");
+        assert_eq!(in_variant(half, &["encoder_model_fp16", pair[0], pair[1]]), "encoder decoder decoder_with_past");
         // Without a complete form, opening the listed stages gives the error.
-        assert_eq!(roles(&["encoder", "decoder"]), "encoder decoder decoder_with_past");
+        assert_eq!(roles(&[encoder, pair[0]]), "encoder decoder decoder_with_past");
         assert!(family.task("transcription_en").is_err());
     }
 

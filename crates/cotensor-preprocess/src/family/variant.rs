@@ -1,7 +1,8 @@
-use super::definition::StageDef;
+use super::definition::{Family, Similarity, StageDef};
 use super::tables::variants;
 use cotensor_core::{Error, Result};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 
 /// A precision in which exports store graphs, beside each other: `model.onnx`, `model_fp16.onnx`.
 #[derive(Clone, Debug, Deserialize)]
@@ -32,20 +33,61 @@ impl StageDef {
     /// Candidates for the graph's file, relative to the model's folder, in order, and whether they hold the whole model:
     /// of one variant, or of all variants in the order of families.toml.
     pub fn candidates(&self, only: Option<&Variant>) -> impl Iterator<Item = (String, bool)> {
-        let wanted = variants().iter().filter(move |each| only.is_none_or(|only| only.name == each.name));
-        wanted.flat_map(|variant| &variant.suffixes).flat_map(|suffix| {
+        suffixes(only).flat_map(|suffix| {
             let files = self.files.iter().map(|file| (file, false));
             let files = files.chain(self.whole_files.iter().map(|file| (file, true)));
-            files.map(move |(file, is_whole)| match file.strip_suffix(".onnx") {
-                Some(stem) => (format!("{stem}{suffix}.onnx"), is_whole),
-                None => (file.clone(), is_whole),
-            })
+            files.map(move |(file, is_whole)| (with_suffix(file, suffix), is_whole))
         })
     }
 
-    /// The file of the graph, and whether it holds the whole model: the first candidate for which `has_file` is true.
-    pub fn graph_file(&self, only: Option<&Variant>, has_file: impl Fn(&str) -> bool) -> Option<(String, bool)> {
-        self.candidates(only).find(|(file, _)| has_file(file))
+    /// The file of the graph, and whether it holds the whole model: the first candidate for which `has_file` is true. A
+    /// stage without the variant has the first graph of any variant: exports leave small graphs as they are.
+    pub fn graph_file(&self, variant: Option<&Variant>, has_file: impl Fn(&str) -> bool) -> Option<(String, bool)> {
+        let mut found = self.candidates(variant).chain(variant.into_iter().flat_map(|_| self.candidates(None)));
+        found.find(|(file, _)| has_file(file))
+    }
+
+    /// Whether the stage has a graph in the variant.
+    pub fn has_variant(&self, variant: Option<&Variant>, has_file: impl Fn(&str) -> bool) -> bool {
+        self.candidates(variant).any(|(file, _)| has_file(&file))
+    }
+}
+
+impl Similarity {
+    /// Candidates for the graph of the whole model, of one variant or of all, in order.
+    pub fn candidates(&self, only: Option<&Variant>) -> impl Iterator<Item = String> {
+        suffixes(only).flat_map(|suffix| self.files.iter().map(move |file| with_suffix(file, suffix)))
+    }
+}
+
+impl Family {
+    /// Refuses a variant of which a model has no graph at all. A model without any graph gives its error later.
+    ///
+    /// # Errors
+    /// `NotFound`; the message lists the graphs that the model has.
+    pub fn check_variant(&self, variant: Option<&Variant>, has_file: impl Fn(&str) -> bool) -> Result<()> {
+        let Some(only) = variant else { return Ok(()) };
+        let all = self.stages.iter().flat_map(|stage| stage.candidates(None)).map(|(file, _)| file);
+        let there: BTreeSet<String> = all.filter(|file| has_file(file)).collect();
+        if there.is_empty() || self.stages.iter().any(|stage| stage.has_variant(variant, &has_file)) {
+            return Ok(());
+        }
+        let there = there.into_iter().collect::<Vec<_>>().join(", ");
+        let message = format!("no graph of the variant {:?}; there is {there}", only.name);
+        Err(Error::not_found(message).in_field("variant"))
+    }
+}
+
+/// What names of files have before `.onnx`.
+fn suffixes(only: Option<&Variant>) -> impl Iterator<Item = &'static str> {
+    let wanted = variants().iter().filter(move |each| only.is_none_or(|only| only.name == each.name));
+    wanted.flat_map(|variant| &variant.suffixes).map(String::as_str)
+}
+
+fn with_suffix(file: &str, suffix: &str) -> String {
+    match file.strip_suffix(".onnx") {
+        Some(stem) => format!("{stem}{suffix}.onnx"),
+        None => file.to_owned(),
     }
 }
 
@@ -78,6 +120,18 @@ mod tests {
         let tower = family_of("clip").unwrap().stage("vision_tower").unwrap();
         assert_eq!(tower.graph_file(None, has_file), Some(("onnx/model.onnx".into(), true)));
         assert_eq!(tower.graph_file(Some(variant("q4").unwrap()), has_file), Some(part("onnx/vision_model_q4.onnx")));
+        // A stage without the variant is used as it is, unless no stage has it.
+        let clip = family_of("clip").unwrap();
+        let texts = clip.stage("text_tower").unwrap();
+        assert_eq!(texts.graph_file(Some(variant("q4").unwrap()), has_file), Some(("onnx/model.onnx".into(), true)));
+        clip.check_variant(Some(variant("q4").unwrap()), has_file).unwrap();
+        clip.check_variant(Some(variant("fp16").unwrap()), |_| false).unwrap();
+        let error = clip.check_variant(Some(variant("fp16").unwrap()), has_file).unwrap_err();
+        let message = error.to_string();
+        assert!(
+            error.field() == Some("variant") && message.contains("onnx/model.onnx, onnx/vision_model_q4"),
+            "{message}"
+        );
         let error = variant("fp15").unwrap_err();
         assert!(error.field() == Some("variant") && error.to_string().contains("fp16"), "{error}");
     }

@@ -29,7 +29,7 @@ pub fn inputs_of(
 ) -> Result<Inputs> {
     let Some(encoder) = &user.encoder else { return Ok(inputs.clone()) };
     let medium = medium_of(user, model)?;
-    let source = runtime.open_relative(Path::new(&encoder.model), base)?;
+    let source = encoder.open(base, runtime)?;
     let encoded = encode(&source, medium, inputs, holder)?;
     Ok(inputs.clone().with_foreign(Foreign { medium, encoded, adapter: adapter_file(encoder, base)? }))
 }
@@ -64,7 +64,7 @@ pub(in crate::pipeline) fn encoder_use(
 ) -> Result<Option<(EncoderUse, Arc<Model>)>> {
     let Some(encoder) = &user.encoder else { return Ok(None) };
     let medium = medium_of(user, model)?;
-    let source = runtime.open_relative(Path::new(&encoder.model), base)?;
+    let source = encoder.open(base, runtime)?;
     let (def, source_def) = (encoder_of(model, medium)?, encoder_of(&source, medium)?);
     let (file, holder) = (adapter_file(encoder, base)?, runtime.store().holder(&user.name));
     let adapter = adapter_to(model, def, &source.space(&source_def.role)?, file.as_ref(), &holder)?;
