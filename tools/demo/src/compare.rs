@@ -1,6 +1,7 @@
 //! Compares the variants, and derives the possible savings.
 
 use crate::comparison::{Comparison, Cost, Scenario};
+use crate::engine::Chosen;
 use crate::measure::Progress;
 use crate::options::{DemoOptions, Mode};
 use crate::savings::{Avoidable, MemoryParts, TimeParts, efficiency, max_abs_diff};
@@ -31,21 +32,30 @@ pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Compar
     if let Some(models) = options.models.as_ref().filter(|models| !models.is_dir()) {
         return Err(Error::not_found("not a folder").in_file(models).in_field("--models"));
     }
-    let scenarios =
-        definitions.iter().map(|definition| compare(definition, options, progress)).collect::<Result<_>>()?;
-    Ok(Comparison { scenarios })
+    // Before the first scenario: an engine that is not installed is reported at once.
+    let engines: Vec<Chosen> =
+        definitions.iter().map(|each| Chosen::of(each.name, &options.engine, each.engine)).collect::<Result<_>>()?;
+    let each = definitions.iter().zip(&engines);
+    let scenarios = each.map(|(definition, engine)| compare(definition, engine, options, progress));
+    Ok(Comparison { scenarios: scenarios.collect::<Result<_>>()? })
 }
 
-fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progress) -> Result<Scenario> {
+fn compare(
+    definition: &Definition,
+    engine: &Chosen,
+    options: &DemoOptions,
+    progress: &dyn Progress,
+) -> Result<Scenario> {
     let folders = definition.models.iter().map(|model| model_folder(model, options, progress));
     let folders: Vec<(PathBuf, &str)> = folders.collect::<Result<_>>()?;
     let weights = if folders.iter().all(|(_, weights)| *weights == CHECKPOINT) { CHECKPOINT } else { SEEDED };
     let folders: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
-    let variants = measure(definition, &folders, options, progress)?;
-    // Users of different models share no weights, so that their baseline is the one that maps them, too.
+    let variants = measure(definition, engine, &folders, options, progress)?;
+    // Users of different models share no weights, so that their baseline is the one that maps them, too: with the
+    // kernels of the run with Cotensor.
     let (baseline, base_variant) = match definition.models {
-        [_] => (Mode::Without, &variants.without),
-        _ => (Mode::Mapped, &variants.mapped),
+        [_, _, ..] if !engine.copies_weights() => (Mode::Mapped, &variants.mapped),
+        _ => (Mode::Without, &variants.without),
     };
     let (without, with) = (base_variant.cost(), variants.with.cost());
     let (base, shared) = (base_variant.median(), variants.with.median());
@@ -58,7 +68,7 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     let opened_bytes = match baseline {
         // Two graphs of a model map the same file once.
         Mode::Mapped => bytes.unique_bytes + replaced_bytes,
-        _ => bytes.opened_bytes,
+        _ => bytes.opened_bytes + replaced_bytes,
     };
     let bytes = WeightBytes { opened_bytes, ..bytes };
     let avoidable_weight_bytes = bytes.opened_bytes - bytes.unique_bytes;
@@ -88,7 +98,7 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         models: folders.iter().map(|folder| family_name(folder)).collect::<Result<_>>()?,
         checkpoints: definition.models.iter().map(|model| (*model).to_owned()).collect(),
         baseline: baseline.name(),
-        engine: cotensor::model::engine::RtenEngine::describe(),
+        engine: engine.description.clone(),
         hardware: hardware(options.threads),
         weights,
         without: variants.without.cost(),

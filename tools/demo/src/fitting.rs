@@ -8,7 +8,6 @@ use cotensor::core::{Error, Result};
 use cotensor::model::pipeline::{EncoderOf, Medium, encoder_of};
 use cotensor::model::preprocess::decode_image;
 use cotensor::{Adapter, Runtime, Samples, fit_adapter, load_adapter, save_adapter};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,6 +16,12 @@ const FOLDER: &str = "adapters";
 
 /// The samples of an image: squares of the photograph.
 const SQUARES: u32 = 40;
+
+/// The samples of a sound: parts of the speech clip.
+const PARTS: usize = 24;
+
+/// The bytes before the samples of the speech clip, a WAV file with one channel of 16 bits.
+const WAV_HEADER_BYTES: usize = 44;
 
 /// Fits the adapters that the users of a scenario read. Those of an earlier demo are reused.
 ///
@@ -80,17 +85,41 @@ fn samples(medium: Medium) -> Result<Files> {
             let samples = Samples::of_texts(sentences.filter(|text| !text.is_empty()).map(str::to_owned));
             Ok(Files { samples, _folder: None })
         }
-        Medium::Image => {
-            let folder = tempfile::tempdir().map_err(|error| Error::io("cannot create a folder", &error))?;
-            let files = (0..SQUARES).map(|index| square(folder.path(), index)).collect::<Result<Vec<_>>>()?;
-            Ok(Files { samples: Samples::of_files(medium, files), _folder: Some(folder) })
-        }
-        Medium::Audio => Err(Error::unsupported("no scenario fits an adapter on audio")),
+        Medium::Image => files(medium, (0..SQUARES).map(square)),
+        Medium::Audio => files(medium, (0..PARTS).map(|index| Ok((format!("{index}.wav"), part(index))))),
     }
 }
 
-/// Writes a square part of the photograph as a BMP file.
-fn square(folder: &Path, index: u32) -> Result<PathBuf> {
+/// Writes files, each with its name and content, into a new folder.
+fn files(medium: Medium, made: impl Iterator<Item = Result<(String, Vec<u8>)>>) -> Result<Files> {
+    let folder = tempfile::tempdir().map_err(|error| Error::io("cannot create a folder", &error))?;
+    let write = |made: Result<(String, Vec<u8>)>| {
+        let (name, bytes) = made?;
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).map_err(|error| Error::io("cannot write", &error).in_file(&path))?;
+        Ok(path)
+    };
+    let files = made.map(write).collect::<Result<Vec<_>>>()?;
+    Ok(Files { samples: Samples::of_files(medium, files), _folder: Some(folder) })
+}
+
+/// Five to nine seconds of the speech clip, as a WAV file.
+fn part(index: usize) -> Vec<u8> {
+    let (header, samples) = assets::SPEECH.split_at(WAV_HEADER_BYTES);
+    // Half a second of two bytes for each sample, at 8 kHz.
+    let step = 8_000;
+    let len = step * (10 + index % 9);
+    let start = (samples.len() - len) * index / PARTS / 2 * 2;
+    let mut bytes = header.to_vec();
+    for (at, field) in [(4, 36 + len), (WAV_HEADER_BYTES - 4, len)] {
+        bytes[at..at + 4].copy_from_slice(&(field as u32).to_le_bytes());
+    }
+    bytes.extend(&samples[start..start + len]);
+    bytes
+}
+
+/// A square part of the photograph as a BMP file, with its name.
+fn square(index: u32) -> Result<(String, Vec<u8>)> {
     let photo = decode_image(assets::PHOTO)?;
     let (width, height) = (photo.width(), photo.height());
     // Sides of a multiple of four pixels: rows of a BMP file need no padding.
@@ -107,27 +136,32 @@ fn square(folder: &Path, index: u32) -> Result<PathBuf> {
             [blue, green, red]
         }));
     }
-    let path = folder.join(format!("{index}.bmp"));
-    std::fs::write(&path, bytes).map_err(|error| Error::io("cannot write", &error).in_file(&path))?;
-    Ok(path)
+    Ok((format!("{index}.bmp"), bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor::model::preprocess::decode_audio;
 
     #[test]
     fn samples_are_many_and_different() {
         let texts = samples(Medium::Text).unwrap().samples;
         assert!(texts.len() >= 60, "{}", texts.len());
-        let folder = tempfile::tempdir().unwrap();
         let mut contents = std::collections::HashSet::new();
         for index in 0..SQUARES {
-            let file = square(folder.path(), index).unwrap();
-            let picture = decode_image(&std::fs::read(&file).unwrap()).unwrap();
+            let picture = decode_image(&square(index).unwrap().1).unwrap();
             assert_eq!(picture.width(), picture.height());
             contents.insert(picture.into_raw());
         }
         assert_eq!(contents.len() as u32, SQUARES);
+        let mut contents = std::collections::HashSet::new();
+        for index in 0..PARTS {
+            let sound = decode_audio(&part(index)).unwrap();
+            let samples = sound.samples.len();
+            assert!(sound.sample_rate_hz == 8_000 && (40_000..=72_000).contains(&samples), "{samples}");
+            contents.insert(part(index));
+        }
+        assert_eq!(contents.len(), PARTS);
     }
 }

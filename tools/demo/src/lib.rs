@@ -8,6 +8,7 @@ mod assets;
 mod by_hand;
 mod compare;
 mod comparison;
+mod engine;
 mod fitting;
 mod measure;
 mod options;

@@ -42,7 +42,7 @@ pub(crate) fn run(mut command: Command, options: &WorkerOptions, sample: bool, s
     command
         .arg("demo-worker")
         .args(["--scenario", &options.scenario, "--mode", options.mode.name()])
-        .args(["--threads", &options.threads.to_string()])
+        .args(["--engine", &options.engine, "--threads", &options.threads.to_string()])
         .arg("--cache")
         .arg(&options.cache);
     for folder in &options.models {

@@ -21,6 +21,8 @@ pub struct DemoOptions {
     pub cache: PathBuf,
     /// Folder of real checkpoints, one folder per model name; other models get seeded weights.
     pub models: Option<PathBuf>,
+    /// The engine of every run: a name, or `auto` for the fastest of this machine.
+    pub engine: String,
     /// Number of engine threads in every run.
     pub threads: usize,
     /// Number of timed runs of each variant; the median counts.
@@ -85,6 +87,8 @@ pub struct WorkerOptions {
     pub adapters: Vec<PathBuf>,
     /// Folder of the weight cache.
     pub cache: PathBuf,
+    /// Name of the engine; equal for all variants.
+    pub engine: String,
     /// Number of engine threads; equal for all variants.
     pub threads: usize,
     /// Memory budget of the store, in bytes.

@@ -1,6 +1,7 @@
 //! The scenarios and their model folders.
 
 use crate::assets::{self, Skeleton};
+use crate::engine::ONNXRUNTIME;
 use crate::seeded::write_weights;
 use crate::temp_folder::remove_stale;
 use cotensor::core::{ContentHash, Error, Hasher, Result};
@@ -22,6 +23,8 @@ pub struct Scenario {
     pub by_default: bool,
     /// What the project's documents claim, for a scenario of theirs.
     pub claim: Option<Claim>,
+    /// The engine on which its graphs run, if not on all.
+    pub(crate) engine: Option<&'static str>,
     pipeline: &'static str,
     input: Medium,
 }
@@ -42,6 +45,7 @@ pub const SCENARIOS: &[Scenario] = &[
         by_default: true,
         models: &["clip-vit-b16"],
         claim: None,
+        engine: None,
         pipeline: include_str!("../pipelines/clip.toml"),
         input: Medium::Image,
     },
@@ -50,6 +54,7 @@ pub const SCENARIOS: &[Scenario] = &[
         by_default: true,
         models: &["bert-base"],
         claim: None,
+        engine: None,
         pipeline: include_str!("../pipelines/bert.toml"),
         input: Medium::Text,
     },
@@ -58,6 +63,7 @@ pub const SCENARIOS: &[Scenario] = &[
         by_default: true,
         models: &["whisper-base"],
         claim: None,
+        engine: None,
         pipeline: include_str!("../pipelines/whisper.toml"),
         input: Medium::Audio,
     },
@@ -66,6 +72,7 @@ pub const SCENARIOS: &[Scenario] = &[
         by_default: true,
         models: &["vit-base", "clip-vit-b16"],
         claim: Some(Claim { memory_percent: Some(26.0), time_percent: Some(33.0) }),
+        engine: None,
         pipeline: include_str!("../pipelines/vit-clip.toml"),
         input: Medium::Image,
     },
@@ -74,14 +81,26 @@ pub const SCENARIOS: &[Scenario] = &[
         by_default: false,
         models: &["bert-base", "t5-base"],
         claim: Some(Claim { memory_percent: Some(30.0), time_percent: Some(33.0) }),
+        engine: None,
         pipeline: include_str!("../pipelines/bert-t5.toml"),
         input: Medium::Text,
+    },
+    Scenario {
+        name: "whisper-clap",
+        by_default: false,
+        models: &["whisper-base", "clap-htsat"],
+        claim: Some(Claim { memory_percent: Some(25.0), time_percent: Some(23.0) }),
+        // CLAP's graph resizes cubically.
+        engine: Some(ONNXRUNTIME),
+        pipeline: include_str!("../pipelines/whisper-clap.toml"),
+        input: Medium::Audio,
     },
     Scenario {
         name: "bert-t5-bart",
         by_default: false,
         models: &["bert-base", "t5-base", "bart-base"],
         claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(27.0) }),
+        engine: None,
         pipeline: include_str!("../pipelines/bert-t5-bart.toml"),
         input: Medium::Text,
     },
@@ -90,6 +109,7 @@ pub const SCENARIOS: &[Scenario] = &[
         by_default: false,
         models: &["vit-base", "clip-vit-b16", "detr-resnet-50"],
         claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(26.0) }),
+        engine: None,
         pipeline: include_str!("../pipelines/vit-clip-detr.toml"),
         input: Medium::Image,
     },

@@ -3,6 +3,7 @@
 
 use crate::by_hand::{Onnxruntime, Peer};
 use crate::comparison::Cost;
+use crate::engine::Chosen;
 use crate::measure::{Measured, Progress, run};
 use crate::options::{DemoOptions, Mode, WorkerOptions};
 use crate::scenario::Scenario;
@@ -58,12 +59,13 @@ pub(crate) struct Variants {
     pub(crate) onnxruntime: Option<Onnxruntime>,
 }
 
-/// Runs all variants of `scenario` on the models in `folders`.
+/// Runs all variants of `scenario` on `engine` and the models in `folders`.
 ///
 /// # Errors
 /// The errors of workers; `Io` when a folder cannot be created.
 pub(crate) fn measure(
     scenario: &Scenario,
+    engine: &Chosen,
     folders: &[PathBuf],
     options: &DemoOptions,
     progress: &dyn Progress,
@@ -88,6 +90,7 @@ pub(crate) fn measure(
             models: folders.to_vec(),
             adapters: adapters.to_vec(),
             cache: cache.to_path_buf(),
+            engine: engine.name.to_owned(),
             threads: options.threads,
             max_memory_bytes: options.max_memory_bytes,
             record: record.map(Path::to_path_buf),

@@ -1,6 +1,7 @@
 //! Runs one variant of one scenario, in a process of its own.
 
 use crate::by_hand::{OneCopy, Recorder};
+use crate::engine::{plain, usual_mode};
 use crate::fitting::fit_all;
 use crate::options::{Mode, WorkerOptions};
 use crate::resident::resident_bytes;
@@ -9,7 +10,7 @@ use crate::scenario::Scenario;
 use crate::worker_report::{WeightBytes, WorkerReport};
 use cotensor::core::{Error, Result};
 use cotensor::memory::process;
-use cotensor::model::engine::{Engine, FileMode, RtenEngine};
+use cotensor::model::engine::{Engine, FileMode};
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{ADAPTER, Inputs, Pipeline, User, UserReport, inputs_of, run_user};
 use cotensor::store::{EmbeddedStore, Holder, Store};
@@ -66,7 +67,7 @@ fn private(
     mode: FileMode,
     started: Instant,
 ) -> Result<WorkerReport> {
-    let engine = plain_engine(options);
+    let engine = plain(options, mode)?;
     let holders = EmbeddedStore::builder().build();
     let open =
         |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine).into(), mode)).map(Arc::new);
@@ -85,9 +86,10 @@ fn by_hand(
     started: Instant,
 ) -> Result<WorkerReport> {
     let recorder = options.record.as_deref().map(|folder| Arc::new(Recorder::new(folder)));
-    let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain_engine(options), recorder.clone()));
+    let mode = usual_mode(&options.engine);
+    let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain(options, mode)?, recorder.clone()));
     let holders = EmbeddedStore::builder().build();
-    let source = || StageSource::Private(Arc::clone(&engine).into(), FileMode::Map);
+    let source = || StageSource::Private(Arc::clone(&engine).into(), mode);
     let models = options.models.iter().map(|folder| Model::open(folder, source()).map(Arc::new));
     let models = models.collect::<Result<Vec<_>>>()?;
     let open = |folder: &Path| {
@@ -101,12 +103,6 @@ fn by_hand(
     // Each user of this run prepares its input. A program by hand does this once, so repetitions are subtracted.
     report.time_ms -= Avoidable::of(&report, &[], &[]).prepare_again_ms;
     Ok(report)
-}
-
-/// The engine of the variants without Cotensor. It skips the validation of the graph, which the preceding run with
-/// Cotensor has done.
-fn plain_engine(options: &WorkerOptions) -> Arc<dyn Engine> {
-    Arc::new(RtenEngine::new(Some(options.threads)).trusting_files())
 }
 
 /// All users share one runtime.
@@ -127,7 +123,7 @@ fn runtime(options: &WorkerOptions) -> Result<Arc<Runtime>> {
         max_memory_bytes: options.max_memory_bytes,
         threads: Some(options.threads),
         // The engine of the variants without Cotensor.
-        engine: Some(RtenEngine::NAME.to_owned()),
+        engine: Some(options.engine.clone()),
         ..LocalOptions::default()
     };
     local.runtime()

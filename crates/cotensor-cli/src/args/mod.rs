@@ -130,11 +130,14 @@ fn engine_names() -> PossibleValuesParser {
 pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
     /// Run scenarios with and without sharing, and compare (the default).
     #[arg(long)]
     pub(crate) compare: bool,
-    /// Scenario to run; repeatable: clip, bert, whisper (several users of one model), vit-clip, bert-t5, bert-t5-bart,
-    /// vit-clip-detr (several models that read one encoder through adapters), or all, which needs about 10 GB of disk
+    /// Scenario to run; repeatable: clip, bert, whisper (several users of one model), vit-clip, bert-t5, whisper-clap,
+    /// bert-t5-bart, vit-clip-detr (several models that read one encoder through adapters), or all, which needs about 10 GB
+    /// of disk and onnxruntime
     /// [default: clip, bert, whisper, vit-clip].
     #[arg(long, value_name = "NAME")]
     pub(crate) scenario: Vec<String>,
@@ -142,7 +145,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub(crate) hardware: String,
     /// Folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base, vit-base, t5-base,
-    /// bart-base, detr-resnet-50). A model without a folder gets seeded random weights.
+    /// bart-base, detr-resnet-50, clap-htsat). A model without a folder gets seeded random weights.
     #[arg(long, value_name = "DIR")]
     pub(crate) models: Option<PathBuf>,
     /// Number of timed runs of each variant; the median counts.
@@ -182,6 +185,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) adapter: Vec<PathBuf>,
     #[arg(long)]
     pub(crate) cache: PathBuf,
+    #[arg(long)]
+    pub(crate) engine: String,
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: u16,
     #[arg(long)]

@@ -4,6 +4,7 @@ use crate::launch::Program;
 use crate::output::{Steps, print, print_json};
 use crate::signals::Signals;
 use cotensor::core::{Error, Result};
+use cotensor::model::engine::AUTO;
 use cotensor::model::pool::HardwarePreferences;
 use cotensor_demo::{DemoOptions, SCENARIOS, Scenario, WorkerOptions, html, run_demo, run_worker, text};
 use std::fs::{File, OpenOptions};
@@ -35,6 +36,7 @@ pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
         scenarios,
         cache: cache_folder(&args.common)?,
         models: args.models.clone(),
+        engine: args.engine.engine.clone().unwrap_or_else(|| AUTO.to_owned()),
         threads: args.common.threads.map_or(cores, usize::from),
         repeats: usize::from(args.repeats),
         max_memory_bytes: budget_bytes(&args.common)?,
@@ -64,6 +66,7 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
         models: args.model,
         adapters: args.adapter,
         cache: args.cache,
+        engine: args.engine,
         threads: usize::from(args.threads),
         max_memory_bytes: args.max_memory_bytes,
         record: args.record,
