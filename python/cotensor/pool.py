@@ -31,6 +31,8 @@ _TASKS = {
     frozenset({"image", "text"}): ("image-text-retrieval", "image-text-to-text"),
     frozenset({"image", "texts"}): ("zero-shot-image-classification",),
     frozenset({"audio"}): ("transcription", "audio-embedding"),
+    frozenset({"audio", "text"}): ("zero-shot-audio-classification",),
+    frozenset({"audio", "texts"}): ("zero-shot-audio-classification",),
     frozenset({"text", "texts"}): ("rerank",),
 }
 _INPUTS = ("text", "image", "audio", "texts")

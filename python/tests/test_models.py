@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
@@ -21,13 +22,22 @@ TINY = REPOSITORY / "fixtures" / "tiny"
 PHOTO, SPEECH = TINY / "images" / "tall.png", TINY / "audio" / "speech.flac"
 
 
+#: Models of fixtures/ by the name of their family.
+FOLDERS = {folder.name: folder for folder in TINY.iterdir()}
+FOLDERS |= {name: TINY.parent / "sounds" / folder for name, folder in (("wav2vec2", "wav2vec2-ctc"), ("clap", "clap-even"))}
+
+
 @pytest.fixture(params=["embedded", "daemon"])
-def hardware(request: pytest.FixtureRequest) -> Iterator[Backend]:
+def hardware(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name, target in FOLDERS.items():
+        (folder / name).symlink_to(target)
     if request.param == "embedded":
-        yield Backend(models=TINY)
+        yield Backend(models=folder)
         return
     with request.getfixturevalue("daemon").connect() as store:
-        yield Backend(models=TINY, store=store)
+        yield Backend(models=folder, store=store)
 
 
 def opened(hardware: Backend, family: str, **options: Any) -> Any:
@@ -48,6 +58,8 @@ FAMILIES = {
     "blip": ({"image": PHOTO, "task": "image-to-text", "max_new_tokens": 4}, "image-to-text", {"vision_text_joint"}),
     "llava": ({"image": PHOTO, "text": "<image>What is this?", "max_new_tokens": 4}, "image-text-to-text", {"vision_text_joint"}),
     "whisper": ({"audio": SPEECH, "max_new_tokens": 4}, "transcription", {"audio_embedding"}),
+    "wav2vec2": ({"audio": SPEECH}, "transcription", {"audio_embedding"}),
+    "clap": ({"audio": SPEECH, "texts": ["a dog", "rain"]}, "zero-shot-audio-classification", {"audio_text_joint"}),
 }
 
 

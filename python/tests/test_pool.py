@@ -118,8 +118,8 @@ def test_precision_chooses_the_variant_of_the_graphs(pool: ResourcePoolBridgeInt
     assert chosen("Sample text")["answer"] == plain("Sample text")["answer"]
     assert chosen.is_same_copy(get(pool, "text", "bert", hardware_preferences={"precision": 32}))
     with pytest.raises(cotensor.NotFoundError) as raised:
-        get(pool, "text", "bert", hardware_preferences={"precision": 16})("Sample text")
-    assert "model_fp16.onnx" in str(raised.value)
+        get(pool, "text", "bert", hardware_preferences={"precision": 16})
+    assert raised.value.field == "variant" and all(part in str(raised.value) for part in ("fp16", "onnx/model.onnx"))
 
 
 def test_wrong_models_and_inputs_are_refused(pool: ResourcePoolBridgeIntegration) -> None:

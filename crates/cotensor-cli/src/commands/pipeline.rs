@@ -13,29 +13,38 @@ pub(super) fn in_pipeline(error: Error, file: &Path) -> Error {
     if error.kind() == ErrorKind::Invalid { error.in_file(file) } else { error }
 }
 
-/// The open models of a pipeline.
-pub(super) struct Models {
-    of_users: HashMap<String, Arc<Model>>,
-    /// Held, so that users of these encoders read the open files.
-    _encoders: Vec<Arc<Model>>,
-}
+/// The open models of a pipeline, by their names in it and their variants.
+pub(super) struct Models(HashMap<Chosen, Arc<Model>>);
+
+/// A folder or a name, and the variant of the graphs.
+type Chosen = (String, Option<String>);
 
 impl Models {
     /// Opens each model of `pipeline`, a folder relative to `base` or a name, once, so that all users of a folder run the
     /// same files even while they are written.
     pub(super) fn open(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<Self> {
-        let (mut of_users, mut encoders) = (HashMap::new(), Vec::new());
+        let mut models = HashMap::new();
         for user in &pipeline.users {
-            of_users.insert(user.name.clone(), user.open(base, runtime)?);
-            encoders.extend(user.encoder.as_ref().map(|encoder| encoder.open(base, runtime)).transpose()?);
+            let encoder = user.encoder.as_ref().map(|encoder| (encoder.model.clone(), encoder.variant.clone()));
+            for chosen in std::iter::once(chosen(user)).chain(encoder) {
+                if !models.contains_key(&chosen) {
+                    let (name, variant) = &chosen;
+                    let model = runtime.open_variant(Path::new(name), base, variant.as_deref())?;
+                    models.insert(chosen, model);
+                }
+            }
         }
-        Ok(Self { of_users, _encoders: encoders })
+        Ok(Self(models))
     }
 
     /// The model of a user of the pipeline.
     pub(super) fn of(&self, user: &User) -> &Arc<Model> {
-        &self.of_users[&user.name]
+        &self.0[&chosen(user)]
     }
+}
+
+fn chosen(user: &User) -> Chosen {
+    (user.model.clone(), user.variant.clone())
 }
 
 /// Shows progress over the stages that `pipeline` loads, and over `more` steps of the caller.

@@ -1,6 +1,6 @@
 //! Commands that run models: results for valid input, one error and exit code 2 for invalid input.
 
-use crate::support::{BERT, Workspace, fixtures};
+use crate::support::{BERT, Workspace, copy, fixtures};
 use std::fs;
 
 #[test]
@@ -68,6 +68,25 @@ fn run_accepts_images_and_sounds() {
             let stages = report["users"][1]["stages"].as_array().unwrap();
             assert!(stages.iter().all(|stage| stage["computed"] == false), "{family} {engine}");
         }
+    }
+}
+
+#[test]
+fn sound_is_ranked_against_texts() {
+    let workspace = Workspace::with("bert");
+    copy(&fixtures().join("sounds/clap-even"), &workspace.path("clap"));
+    let audio = fixtures().join("tiny/audio/speech.flac");
+    let given = ["run", "clap", "--audio", audio.to_str().unwrap(), "--text", "a dog", "--text", "rain", "--json"];
+    let named = [&given[..2], &["zero-shot-audio-classification"], &given[2..]].concat();
+    for run in [&given[..], &named] {
+        let report = workspace.json(run);
+        let user = &report["users"][0];
+        assert_eq!(user["task"], "zero-shot-audio-classification");
+        assert_eq!(user["answer"]["texts"].as_array().unwrap().len(), 2);
+        assert_eq!(
+            (&user["constants"][0]["name"], &user["constants"][0]["file"]),
+            (&"logit_scale_a".into(), &"model.safetensors".into())
+        );
     }
 }
 

@@ -46,9 +46,11 @@ impl LogitScale {
         if let Some((scale, bias)) = of_checkpoint(&folder.join(CHECKPOINT), names)? {
             return Ok(Self { scale, bias, source: CHECKPOINT.to_owned(), untrained: false });
         }
-        let field = names.scale_before_training.as_deref();
-        if let Some(scale) = field.and_then(|field| config.get(field)).and_then(Value::as_f64) {
-            return Ok(Self { scale: scale.exp() as f32, bias: 0.0, source: CONFIG.to_owned(), untrained: true });
+        let number = |field: &Option<String>| config.get(field.as_deref()?).and_then(Value::as_f64);
+        let scale =
+            number(&names.scale_before_training).map(f64::exp).or_else(|| number(&names.factor_before_training));
+        if let Some(scale) = scale {
+            return Ok(Self { scale: scale as f32, bias: 0.0, source: CONFIG.to_owned(), untrained: true });
         }
         let files = names.files.join(" or ");
         let message =

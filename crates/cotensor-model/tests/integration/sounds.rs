@@ -2,13 +2,15 @@
 
 use crate::support::{References, difference, fixtures, runtime, runtimes, unpacked, user};
 use cotensor_core::ErrorKind;
+use cotensor_model::Runtime;
 use cotensor_model::model::Model;
-use cotensor_model::pipeline::{Answer, Inputs, run_user};
+use cotensor_model::pipeline::{Answer, Constant, Inputs, default_task, run_user};
 use cotensor_model::preprocess::{Audio, decode_audio, normalized};
 use cotensor_model::tensor::{Array, Value};
 use cotensor_store::{EmbeddedStore, Holder};
 use std::fs;
 use std::io::Cursor;
+use std::sync::Arc;
 
 const TOLERANCE: f64 = 1e-4;
 /// The samples of each case.
@@ -154,6 +156,36 @@ fn towers_of_clap_match_the_reference_where_the_engine_has_cubic_resize() {
             }
         }
     }
+}
+
+#[test]
+fn clap_ranks_texts_as_transformers_does_with_the_scale_of_the_checkpoint() {
+    let folder = unpacked(&fixtures().join("sounds/clap-even"));
+    let references = references();
+    let expected = references.array("clap-even.probabilities");
+    let rank = |runtime: &Arc<Runtime>| {
+        let model = runtime.open(folder.path()).unwrap();
+        let mut user = user("one", "model", "zero-shot-audio-classification");
+        user.texts = LABELS.map(str::to_owned).to_vec();
+        run_user(&model, &user, &wav(&speech(8000)), &runtime.store().holder("one"))
+    };
+    for runtime in runtimes() {
+        let report = rank(&runtime).unwrap();
+        let Answer::Ranking { texts } = &report.answer else { panic!("{:?}", report.answer) };
+        let scale = Constant { name: "logit_scale_a".into(), value: 2.5f32.exp(), file: "model.safetensors".into() };
+        assert_eq!((&report.constants, &report.notices), (&vec![scale], &Vec::new()));
+        for (label, &expected) in LABELS.iter().zip(expected.as_f32().unwrap()) {
+            let (_, _, probability) = texts.iter().find(|(text, ..)| text == label).unwrap();
+            assert!((probability - expected).abs() < 1e-5, "{label}: {probability}, {expected}");
+        }
+        assert_eq!(default_task(&runtime.open(folder.path()).unwrap(), &["text", "audio"]).unwrap().name, report.task);
+    }
+    // Without the checkpoint, the scale before training, which config.json has as it is.
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let report = rank(&runtime(EmbeddedStore::builder())).unwrap();
+    let scale = Constant { name: "logit_scale_a".into(), value: 9.0, file: "config.json".into() };
+    assert_eq!(report.constants, [scale]);
+    assert!(report.notices[0].contains("before training"), "{:?}", report.notices);
 }
 
 #[test]

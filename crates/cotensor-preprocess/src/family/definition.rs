@@ -152,6 +152,9 @@ pub struct Similarity {
     /// The field of config.json with the value of `scale` before training.
     #[serde(default)]
     pub scale_before_training: Option<String>,
+    /// The field of config.json with the exponential of the value of `scale` before training.
+    #[serde(default)]
+    pub factor_before_training: Option<String>,
     /// The function of the logits.
     pub probability: Probability,
 }
