@@ -73,6 +73,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Explain(args) => commands::explain(&args),
         Command::Models(args) => commands::models(&args),
         Command::DemoWorker(args) => commands::demo_worker(args, started),
+        Command::DemoProcess(args) => commands::demo_process(args),
         Command::Completions { shell } => commands::completions(shell),
         Command::FitAdapter(args) => commands::fit_adapter(&args),
         Command::Serve(args) => commands::serve(&args, program),

@@ -13,9 +13,16 @@ macro_rules! fixture {
     };
 }
 
+/// The files of a skeleton, and those that it has from another one.
 macro_rules! skeleton {
-    ($name:literal: $($file:literal)*) => {
-        Skeleton { name: $name, files: &[$(($file, fixture!("skeletons/", $name, "/", $file))),*] }
+    ($name:literal: $($file:literal)* $(; $other:literal: $($shared:literal)*)?) => {
+        Skeleton {
+            name: $name,
+            files: &[
+                $(($file, fixture!("skeletons/", $name, "/", $file)),)*
+                $($(($shared, fixture!("skeletons/", $other, "/", $shared)),)*)?
+            ],
+        }
     };
 }
 

@@ -1,13 +1,14 @@
 //! Compares the variants, and derives the possible savings.
 
-use crate::comparison::{Comparison, Cost, Scenario};
+use crate::comparison::{Comparison, Cost, Entry, Scenario, SharedStage};
 use crate::engine::Chosen;
 use crate::measure::Progress;
 use crate::options::{DemoOptions, Mode};
+use crate::processes::{self, Setting};
 use crate::savings::{Avoidable, MemoryParts, TimeParts, efficiency, max_abs_diff};
 use crate::scenario::{Claim, Scenario as Definition, materialize};
 use crate::variants::{Variant, Variants, measure};
-use crate::worker_report::WeightBytes;
+use crate::worker_report::{Continued, WeightBytes, WorkerReport};
 use cotensor::core::{Error, Result};
 use cotensor::model::ModelFolder;
 use cotensor::model::family::family_of;
@@ -19,6 +20,9 @@ use std::sync::atomic::Ordering;
 /// The origin of weights.
 const SEEDED: &str = "seeded";
 const CHECKPOINT: &str = "checkpoint";
+
+/// The share of a stage's weights and of its run that a common first part should save, in percent.
+const SHARED_PERCENT_MIN: f64 = 95.0;
 
 const CONFIG: &str = "config.json";
 
@@ -36,25 +40,71 @@ pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Compar
     let engines: Vec<Chosen> =
         definitions.iter().map(|each| Chosen::of(each.name, &options.engine, each.engine)).collect::<Result<_>>()?;
     let each = definitions.iter().zip(&engines);
-    let scenarios = each.map(|(definition, engine)| compare(definition, engine, options, progress));
+    let scenarios = each.map(|(definition, engine)| {
+        let models = Models::of(definition, options, progress)?;
+        if definition.in_processes {
+            compare_processes(definition, engine, &models, options, progress)
+        } else {
+            compare(definition, engine, &models, options, progress).map(|scenario| Entry::Users(Box::new(scenario)))
+        }
+    });
     Ok(Comparison { scenarios: scenarios.collect::<Result<_>>()? })
+}
+
+/// The models of a scenario.
+struct Models {
+    folders: Vec<PathBuf>,
+    /// The names of their families.
+    families: Vec<String>,
+    checkpoints: Vec<String>,
+    /// Where the weights come from.
+    weights: &'static str,
+}
+
+impl Models {
+    fn of(definition: &Definition, options: &DemoOptions, progress: &dyn Progress) -> Result<Self> {
+        let folders = definition.models.iter().map(|model| model_folder(model, options, progress));
+        let folders: Vec<(PathBuf, &str)> = folders.collect::<Result<_>>()?;
+        let weights = if folders.iter().all(|(_, weights)| *weights == CHECKPOINT) { CHECKPOINT } else { SEEDED };
+        let folders: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
+        let families = folders.iter().map(|folder| family_name(folder)).collect::<Result<_>>()?;
+        let checkpoints = definition.models.iter().map(|model| (*model).to_owned()).collect();
+        Ok(Self { folders, families, checkpoints, weights })
+    }
+}
+
+fn compare_processes(
+    definition: &Definition,
+    engine: &Chosen,
+    models: &Models,
+    options: &DemoOptions,
+    progress: &dyn Progress,
+) -> Result<Entry> {
+    let folder = models.folders.first().ok_or_else(|| Error::invalid("a scenario without models"))?;
+    let setting = Setting {
+        name: definition.name,
+        models: models.families.clone(),
+        checkpoints: models.checkpoints.clone(),
+        folder,
+        weights: models.weights,
+        engine: (engine.name, engine.description.clone()),
+        hardware: hardware(options.threads),
+    };
+    processes::compare(setting, options, progress).map(|result| Entry::Processes(Box::new(result)))
 }
 
 fn compare(
     definition: &Definition,
     engine: &Chosen,
+    models: &Models,
     options: &DemoOptions,
     progress: &dyn Progress,
 ) -> Result<Scenario> {
-    let folders = definition.models.iter().map(|model| model_folder(model, options, progress));
-    let folders: Vec<(PathBuf, &str)> = folders.collect::<Result<_>>()?;
-    let weights = if folders.iter().all(|(_, weights)| *weights == CHECKPOINT) { CHECKPOINT } else { SEEDED };
-    let folders: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
-    let variants = measure(definition, engine, &folders, options, progress)?;
+    let variants = measure(definition, engine, &models.folders, options, progress)?;
     // Users of different models share no weights, so that their baseline is the one that maps them, too: with the
     // kernels of the run with Cotensor.
     let (baseline, base_variant) = match definition.models {
-        [_, _, ..] if !engine.copies_weights() => (Mode::Mapped, &variants.mapped),
+        [_, _, ..] if !engine.copies_weights() && !definition.is_large => (Mode::Mapped, &variants.mapped),
         _ => (Mode::Without, &variants.without),
     };
     let (without, with) = (base_variant.cost(), variants.with.cost());
@@ -63,7 +113,11 @@ fn compare(
     let rounds: Vec<_> = variants.without.timed.iter().zip(&variants.mapped.timed).collect();
     let rounds = if baseline == Mode::Without { rounds } else { Vec::new() };
     let replaced: Vec<(&str, &str)> = variants.fits.iter().map(|fit| (fit.user.as_str(), fit.role.as_str())).collect();
-    let avoidable = Avoidable::of(base, &rounds, &replaced);
+    let continued = shared.continued.iter().map(|stage| (stage.user.as_str(), stage.role.as_str()));
+    let not_run: Vec<(&str, &str)> = replaced.iter().copied().chain(continued).collect();
+    let avoidable = Avoidable::of(base, &rounds, &not_run);
+    let shared_stages: Vec<SharedStage> =
+        shared.continued.iter().map(|stage| shared_stage(stage, base, shared)).collect();
     let replaced_bytes: u64 = variants.fits.iter().map(|fit| fit.replaced_weight_bytes).sum();
     let opened_bytes = match baseline {
         // Two graphs of a model map the same file once.
@@ -92,26 +146,30 @@ fn compare(
         let own = users.iter().filter(|user| replaced.iter().all(|(name, _)| *name != user.user));
         own.cloned().collect::<Vec<_>>()
     };
-    let runs = [&variants.without, &variants.mapped, &variants.by_hand, &variants.with, &variants.with_cold];
+    let runs = named(&variants).into_iter().flat_map(|(_, variant)| variant.runs()).map(exact).collect::<Vec<_>>();
     Ok(Scenario {
         name: definition.name.to_owned(),
-        models: folders.iter().map(|folder| family_name(folder)).collect::<Result<_>>()?,
-        checkpoints: definition.models.iter().map(|model| (*model).to_owned()).collect(),
+        models: models.families.clone(),
+        checkpoints: models.checkpoints.clone(),
         baseline: baseline.name(),
         engine: engine.description.clone(),
         hardware: hardware(options.threads),
-        weights,
+        weights: models.weights,
         without: variants.without.cost(),
         mapped: variants.mapped.cost(),
         by_hand: variants.by_hand.cost(),
         onnxruntime: variants.onnxruntime.clone(),
         with,
-        with_cold: variants.with_cold.cost(),
+        with_cold: variants.with_cold.as_ref().map(Variant::cost),
         memory_saved_percent,
         time_saved_percent,
-        why_short: definition.claim.and_then(|claim| {
-            why_short(claim, (memory_saved_percent, time_saved_percent), without, replaced_bytes, &avoidable)
-        }),
+        why_short: match definition.claim {
+            Some(claim) => {
+                why_short(claim, (memory_saved_percent, time_saved_percent), without, replaced_bytes, &avoidable)
+            }
+            None => shared_stages.iter().find_map(too_little),
+        },
+        shared_stages,
         claim: definition.claim,
         adapters: variants.fits.clone(),
         memory_saved,
@@ -122,16 +180,17 @@ fn compare(
         time_efficiency: efficiency(saved_ms, avoidable.total_ms()),
         memory_efficiency: efficiency(saved_bytes as f64, avoidable_weight_bytes as f64),
         saved_by: saved_by.into_iter().filter_map(|(name, counts)| counts.then_some(name)).collect(),
-        max_abs_diff: {
-            let runs: Vec<_> = runs.into_iter().flat_map(|variant| variant.runs()).map(exact).collect();
-            max_abs_diff(&exact(&base.users), runs.iter().map(Vec::as_slice))?
-        },
+        max_abs_diff: max_abs_diff(&exact(&base.users), runs.iter().map(Vec::as_slice))?,
         arithmetic: arithmetic(&variants, (without, with), &bytes, &avoidable, memory_saved),
         answers: shared.users.clone(),
         times_ms: named(&variants)
+            .into_iter()
             .map(|(name, variant)| (name, variant.timed.iter().map(|run| run.time_ms).collect()))
-            .to_vec(),
-        timelines: named(&variants).map(|(name, variant)| (name, variant.sampled.samples.clone())).to_vec(),
+            .collect(),
+        timelines: named(&variants)
+            .into_iter()
+            .map(|(name, variant)| (name, variant.sampled.samples.clone()))
+            .collect(),
     })
 }
 
@@ -190,14 +249,46 @@ fn family_name(folder: &Path) -> Result<String> {
     Ok(family_of(model_type)?.name.clone())
 }
 
-fn named(variants: &Variants) -> [(&'static str, &Variant); 5] {
-    [
+fn named(variants: &Variants) -> Vec<(&'static str, &Variant)> {
+    let mut named = vec![
         ("without", &variants.without),
         ("mapped", &variants.mapped),
         ("by_hand", &variants.by_hand),
         ("with", &variants.with),
-        ("with_cold", &variants.with_cold),
-    ]
+    ];
+    named.extend(variants.with_cold.as_ref().map(|cold| ("with_cold", cold)));
+    named
+}
+
+/// The savings of a stage whose first part another model has run, in the runs without and with Cotensor.
+fn shared_stage(stage: &Continued, without: &WorkerReport, with: &WorkerReport) -> SharedStage {
+    let run_ms = |report: &WorkerReport| -> f64 {
+        let stages = report.users.iter().filter(|user| user.user == stage.user).flat_map(|user| &user.stages);
+        let parts = stages.filter(|part| part.role == stage.role || part.role == stage.shared_role);
+        parts.map(|part| part.run_ms).sum()
+    };
+    let percent = |part: f64, all: f64| if all > 0.0 { 100.0 * part / all } else { 0.0 };
+    let before = run_ms(without);
+    SharedStage {
+        user: stage.user.clone(),
+        role: stage.role.clone(),
+        weight_bytes: stage.weight_bytes,
+        weights_saved_percent: percent(stage.shared_weight_bytes as f64, stage.weight_bytes as f64),
+        run_ms: before,
+        run_saved_percent: percent(before - run_ms(with), before),
+    }
+}
+
+/// Why less of a stage is saved than its first part, as arithmetic; `None` if almost all of it is saved.
+fn too_little(stage: &SharedStage) -> Option<String> {
+    let SharedStage { role, weights_saved_percent: weights, run_saved_percent: run, .. } = stage;
+    (weights.min(*run) < SHARED_PERCENT_MIN).then(|| {
+        format!(
+            "{weights:.1} % of the weights of {role} and {run:.1} % of its run of {:.0} ms are saved, \
+             {SHARED_PERCENT_MIN:.0} % expected; the rest follows the part that both models have",
+            stage.run_ms
+        )
+    })
 }
 
 /// Splits the saved bytes. The memory of the baseline contains `base_weight_bytes` of weights, that of `with` the resident
@@ -233,7 +324,7 @@ fn arithmetic(
             mib(saved.computation_bytes as f64)
         ),
         format!(
-            "time: {:.0} ms without sharing, of which {:.0} ms are avoidable: {:.0} opening stages again, {:.0} reading weights that the warm cache contains, {:.0} running stages again, {:.0} preparing inputs again, {:.0} encoders that adapters replace; saved {:.0} ms",
+            "time: {:.0} ms without sharing, of which {:.0} ms are avoidable: {:.0} opening stages again, {:.0} reading weights that the warm cache contains, {:.0} running stages again, {:.0} preparing inputs again, {:.0} encoders that adapters or other models replace; saved {:.0} ms",
             without.time_ms,
             avoidable.total_ms(),
             avoidable.load_again_ms,

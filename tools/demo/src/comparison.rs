@@ -1,6 +1,7 @@
 //! The result of the demo.
 
 use crate::by_hand::Onnxruntime;
+use crate::processes::Processes;
 use crate::savings::{Avoidable, MemoryParts, TimeParts};
 use crate::scenario::Claim;
 use crate::worker_report::Fit;
@@ -11,7 +12,17 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// One entry per scenario.
-    pub scenarios: Vec<Scenario>,
+    pub scenarios: Vec<Entry>,
+}
+
+/// The result of a scenario.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Entry {
+    /// Of several users in one process.
+    Users(Box<Scenario>),
+    /// Of several processes of one model.
+    Processes(Box<Processes>),
 }
 
 /// Memory and time of one variant.
@@ -21,6 +32,23 @@ pub struct Cost {
     pub memory_bytes: u64,
     /// Wall time in milliseconds, median of several processes.
     pub time_ms: f64,
+}
+
+/// A stage of which the first part was loaded and run for another model.
+#[derive(Clone, Debug, Serialize)]
+pub struct SharedStage {
+    /// The user.
+    pub user: String,
+    /// The role.
+    pub role: String,
+    /// The bytes of the weights of the stage.
+    pub weight_bytes: u64,
+    /// The share of them that is neither loaded nor held again, in percent.
+    pub weights_saved_percent: f64,
+    /// Milliseconds for running the stage without sharing.
+    pub run_ms: f64,
+    /// The share of them that is saved, in percent.
+    pub run_saved_percent: f64,
 }
 
 /// The result of one scenario.
@@ -38,6 +66,8 @@ pub struct Scenario {
     pub claim: Option<Claim>,
     /// The arithmetic of a claim that is not reached.
     pub why_short: Option<String>,
+    /// The stages of which the first part was loaded and run for another model with equal weights.
+    pub shared_stages: Vec<SharedStage>,
     /// The adapters through which users read the encoder of another model.
     pub adapters: Vec<Fit>,
     /// The engine with its version.
@@ -56,8 +86,9 @@ pub struct Scenario {
     pub onnxruntime: Option<Onnxruntime>,
     /// Through Cotensor with a warm weight cache, filled by an earlier run.
     pub with: Cost,
-    /// Through Cotensor with an empty weight cache: the first run, which fills the cache. Timed once.
-    pub with_cold: Cost,
+    /// Through Cotensor with an empty weight cache: the first run, which fills the cache. Timed once. `None` for models that
+    /// are too large to keep their weights in it.
+    pub with_cold: Option<Cost>,
     /// Memory savings over the baseline, in percent.
     pub memory_saved_percent: f64,
     /// Time savings over the baseline, in percent.

@@ -1,9 +1,9 @@
 //! The engine of a scenario. All variants run on it, with the same settings.
 
-use crate::options::WorkerOptions;
 use cotensor::core::{DerivedFiles, Error, Result};
 use cotensor::memory::PackCache;
 use cotensor::model::engine::{Engine, EngineOptions, Engines, FileMode, RtenEngine, open};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The name of onnxruntime, which copies weights into the layout of its kernels by default.
@@ -41,23 +41,22 @@ fn copies_weights(engine: &str) -> bool {
     engine == ONNXRUNTIME
 }
 
-/// The engine of a variant without Cotensor. onnxruntime maps external data in both modes; with [`FileMode::Read`], it
+/// The engine `engine` of a variant without Cotensor. onnxruntime maps external data in both modes; with [`FileMode::Read`], it
 /// copies them into the layout of its kernels, as it does by default.
 ///
 /// rten skips the validation of the graph, which the preceding run with Cotensor has done.
 ///
 /// # Errors
 /// As [`open`], `Io` for the folder of the cache.
-pub(crate) fn plain(options: &WorkerOptions, mode: FileMode) -> Result<Arc<dyn Engine>> {
-    let threads = Some(options.threads);
-    if options.engine == RtenEngine::NAME {
+pub(crate) fn plain(engine: &str, threads: Option<usize>, cache: &Path, mode: FileMode) -> Result<Arc<dyn Engine>> {
+    if engine == RtenEngine::NAME {
         return Ok(Arc::new(RtenEngine::new(threads).trusting_files()));
     }
     let derived = match mode {
-        FileMode::Read => Some(Arc::new(PackCache::open(&options.cache)?) as Arc<dyn DerivedFiles>),
+        FileMode::Read => Some(Arc::new(PackCache::open(cache)?) as Arc<dyn DerivedFiles>),
         FileMode::Map => None,
     };
-    open(&options.engine, EngineOptions { threads, derived })
+    open(engine, EngineOptions { threads, derived })
 }
 
 /// How a program that is written for the engine opens its files.

@@ -2,7 +2,7 @@
 //!
 //! *without*: every user opens its own copy, as the engine loads by default. *mapped*: the same with the engine's
 //! memory-mapped weights. *by hand*: one program opens one copy and reuses its results, on this engine and on
-//! onnxruntime if installed. *with*: through Cotensor.
+//! onnxruntime if installed. *with*: through Cotensor. One scenario measures several processes of one model instead.
 
 mod assets;
 mod by_hand;
@@ -12,6 +12,7 @@ mod engine;
 mod fitting;
 mod measure;
 mod options;
+mod processes;
 mod report;
 mod resident;
 mod savings;
@@ -24,11 +25,12 @@ mod worker_report;
 
 pub use by_hand::Onnxruntime;
 pub use compare::run_demo;
-pub use comparison::{Comparison, Cost, Scenario as ScenarioResult};
+pub use comparison::{Comparison, Cost, Entry, Scenario as ScenarioResult, SharedStage};
 pub use measure::Progress;
 pub use options::{DemoOptions, Mode, WorkerOptions};
+pub use processes::{Fleet, FleetCost, FleetMemory, ModelProcess, Processes, Weights, run_model_process};
 pub use report::{html, text};
 pub use savings::{Avoidable, MemoryParts, TimeParts, max_abs_diff};
 pub use scenario::{Claim, SCENARIOS, Scenario, materialize};
 pub use worker::run_worker;
-pub use worker_report::{Fit, WeightBytes, WorkerReport};
+pub use worker_report::{Continued, Fit, WeightBytes, WorkerReport};

@@ -27,6 +27,8 @@ pub struct DemoOptions {
     pub threads: usize,
     /// Number of timed runs of each variant; the median counts.
     pub repeats: usize,
+    /// Number of processes of the scenario `processes`.
+    pub processes: usize,
     /// Memory budget of the store, in bytes.
     pub max_memory_bytes: Option<u64>,
     /// Set to nonzero to stop the demo: it removes its workers and folders and returns an error.

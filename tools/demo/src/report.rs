@@ -1,6 +1,7 @@
 //! Formats the comparison as text and as an HTML page with charts.
 
-use crate::comparison::{Comparison, Cost, Scenario};
+use crate::comparison::{Comparison, Cost, Entry, Scenario};
+use crate::processes::{FleetCost, Processes};
 use std::fmt::Write;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -10,11 +11,48 @@ const CHART_HEIGHT: f64 = 200.0;
 /// The comparison as text for a terminal.
 pub fn text(comparison: &Comparison) -> String {
     let mut text = String::new();
-    for scenario in &comparison.scenarios {
+    for entry in &comparison.scenarios {
         // Writing to a string cannot fail.
-        let _ = write_scenario(&mut text, scenario);
+        let _ = match entry {
+            Entry::Users(scenario) => write_scenario(&mut text, scenario),
+            Entry::Processes(processes) => write_processes(&mut text, processes),
+        };
     }
     text
+}
+
+fn write_processes(text: &mut String, processes: &Processes) -> std::fmt::Result {
+    let Processes { name, engine, hardware, .. } = processes;
+    let models = processes.checkpoints.join(", ");
+    writeln!(text, "{name}: {} of {models} on {engine}, {hardware}", processes.processes)?;
+    writeln!(text, "  weights: {}", weights_in_words(processes.weights))?;
+    writeln!(text, "  {:36} {:>12} {:>13} {:>10}", "", "memory", "first answers", "answer")?;
+    for (what, cost) in process_rows(processes) {
+        let [memory, first, answer] = cells(cost);
+        writeln!(text, "  {what:36} {memory:>12} {first:>13} {answer:>10}")?;
+    }
+    let (memory, time) = (processes.memory_saved_percent, processes.time_saved_percent);
+    writeln!(text, "  {:36} {:>12} {:>13}", "saved (over copies)", format!("{memory:.1} %"), format!("{time:.1} %"))?;
+    writeln!(text, "  largest difference from the answers of copies: {}", processes.max_abs_diff)?;
+    for line in &processes.arithmetic {
+        writeln!(text, "  {line}")?;
+    }
+    writeln!(text)
+}
+
+fn process_rows(processes: &Processes) -> [(&'static str, FleetCost); 4] {
+    [
+        ("a copy in each, the engine's default", processes.copies),
+        ("mapped by the engine", processes.mapped),
+        ("with Cotensor's daemon", processes.with),
+        ("the same, started again", processes.with_again),
+    ]
+}
+
+/// Memory, time of the first answers, and time of an answer.
+fn cells(cost: FleetCost) -> [String; 3] {
+    let ms = |ms: f64| format!("{ms:.0} ms");
+    [format!("{:.1} MiB", cost.memory_bytes as f64 / MIB), ms(cost.time_ms), ms(cost.answer_ms)]
 }
 
 fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
@@ -26,7 +64,7 @@ fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
         scenario.engine,
         scenario.hardware
     )?;
-    writeln!(text, "  weights: {}", weights_in_words(scenario))?;
+    writeln!(text, "  weights: {}", weights_in_words(scenario.weights))?;
     writeln!(text, "  {:36} {:>12} {:>10}", "", "peak memory", "time")?;
     for row in rows(scenario) {
         let origin = if row.origin.is_empty() { String::new() } else { format!("   {}", row.origin) };
@@ -62,6 +100,17 @@ fn of_documents(scenario: &Scenario) -> Vec<String> {
         ));
     }
     lines.extend(scenario.why_short.clone());
+    for stage in &scenario.shared_stages {
+        lines.push(format!(
+            "{} of {}: {:.1} % of its {:.1} MiB of weights and {:.1} % of its run of {:.0} ms are saved; another model has run its first part",
+            stage.role,
+            stage.user,
+            stage.weights_saved_percent,
+            stage.weight_bytes as f64 / MIB,
+            stage.run_saved_percent,
+            stage.run_ms
+        ));
+    }
     for fit in &scenario.adapters {
         let quality = &fit.quality;
         lines.push(format!(
@@ -103,11 +152,17 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
         cost("without", "without sharing", scenario.without, ""),
         cost("mapped", "mapped by the engine", scenario.mapped, ""),
         cost("by_hand", "one model by hand", scenario.by_hand, "one program, one copy, results reused"),
-        cost("with", "with Cotensor (weight cache warm)", scenario.with, ""),
-        cost("with_cold", "with Cotensor, first run (cold)", scenario.with_cold, "fills the weight cache; timed once"),
+        match scenario.with_cold {
+            Some(_) => cost("with", "with Cotensor (weight cache warm)", scenario.with, ""),
+            None => cost("with", "with Cotensor (no weight cache)", scenario.with, "reads the weights into memory"),
+        },
         row(
             "",
-            if scenario.baseline == "mapped" { "saved (warm, over mapped)" } else { "saved (warm)" },
+            match (scenario.baseline, scenario.with_cold) {
+                ("mapped", _) => "saved (warm, over mapped)",
+                (_, Some(_)) => "saved (warm)",
+                (_, None) => "saved",
+            },
             format!("{:.1} %", scenario.memory_saved_percent),
             format!("{:.1} %", scenario.time_saved_percent),
             format!(
@@ -144,6 +199,10 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
             "savings divided by duplicated weight bytes and by avoidable time".to_owned(),
         ),
     ];
+    if let Some(cold) = scenario.with_cold {
+        let origin = "fills the weight cache; timed once";
+        rows.insert(4, cost("with_cold", "with Cotensor, first run (cold)", cold, origin));
+    }
     if let Some(peer) = &scenario.onnxruntime {
         let cost_of = Cost { memory_bytes: peer.memory_bytes, time_ms: peer.time_ms };
         let origin = format!("onnxruntime {}; with prepared inputs, including Python", peer.version);
@@ -152,8 +211,8 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
     rows
 }
 
-fn weights_in_words(scenario: &Scenario) -> &'static str {
-    match scenario.weights {
+fn weights_in_words(weights: &str) -> &'static str {
+    match weights {
         "seeded" => "seeded (the real architecture at real size with random weights; the answers are meaningless)",
         _ => "a real checkpoint",
     }
@@ -170,12 +229,41 @@ pub fn html(comparison: &Comparison) -> String {
          svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}</style>\
          <h1>One copy of every tensor</h1><p>Several users of one input; each variant runs in new processes.</p>",
     );
-    for scenario in &comparison.scenarios {
+    for entry in &comparison.scenarios {
         // Writing to a string cannot fail.
-        let _ = write_html(&mut page, scenario);
+        let _ = match entry {
+            Entry::Users(scenario) => write_html(&mut page, scenario),
+            Entry::Processes(processes) => write_processes_html(&mut page, processes),
+        };
     }
     page.push_str("</html>\n");
     page
+}
+
+fn write_processes_html(page: &mut String, processes: &Processes) -> std::fmt::Result {
+    write!(
+        page,
+        "<h2>{}</h2><p>{} processes of {}. {}, {}. Weights: {}.</p>",
+        escaped(&processes.name),
+        processes.processes,
+        escaped(&processes.checkpoints.join(", ")),
+        escaped(&processes.engine),
+        escaped(&processes.hardware),
+        weights_in_words(processes.weights)
+    )?;
+    write!(page, "<table><tr><th></th><th>memory</th><th>first answers</th><th>answer</th></tr>")?;
+    for (what, cost) in process_rows(processes) {
+        write!(page, "<tr><td>{what}</td><td>{}</td></tr>", cells(cost).join("</td><td>"))?;
+    }
+    let (memory, time) = (processes.memory_saved_percent, processes.time_saved_percent);
+    write!(
+        page,
+        "<tr><td>saved (over copies)</td><td>{memory:.1} %</td><td>{time:.1} %</td><td></td></tr></table><ul>"
+    )?;
+    for line in &processes.arithmetic {
+        write!(page, "<li>{}</li>", escaped(line))?;
+    }
+    write!(page, "</ul>")
 }
 
 fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
@@ -188,7 +276,7 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
         users.join(", "),
         escaped(&scenario.engine),
         escaped(&scenario.hardware),
-        weights_in_words(scenario)
+        weights_in_words(scenario.weights)
     )?;
     write!(page, "<table><tr><th></th><th>peak memory</th><th>time</th><th>origin</th></tr>")?;
     for row in rows(scenario) {

@@ -67,13 +67,13 @@ pub struct Avoidable {
     pub run_again_ms: f64,
     /// Reading and preprocessing the same input, opening the same tokenizer.
     pub prepare_again_ms: f64,
-    /// Opening and running encoders that adapters replace.
+    /// Opening and running encoders that adapters replace, and encoders of which another model has run the first part.
     pub replaced_ms: f64,
 }
 
 impl Avoidable {
     /// The avoidable time of the run `without`. `rounds` are pairs of such a run and the following run with mapped
-    /// weights. `replaced` has users with the role of a stage that an adapter replaces.
+    /// weights. `replaced` has users with the role of a stage that an adapter or another model's stage replaces.
     pub(crate) fn of(
         without: &WorkerReport,
         rounds: &[(&WorkerReport, &WorkerReport)],

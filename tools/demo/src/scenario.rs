@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 /// Prefix of the folders of incomplete models.
 const INCOMPLETE_PREFIX: &str = ".incomplete-";
 
+/// The name of the scenario of several processes.
+pub(crate) const PROCESSES: &str = "processes";
+
 /// A scenario: users of one or several models, and their input.
 pub struct Scenario {
     /// Name on the command line.
@@ -25,9 +28,30 @@ pub struct Scenario {
     pub claim: Option<Claim>,
     /// The engine on which its graphs run, if not on all.
     pub(crate) engine: Option<&'static str>,
+    /// Whether its models are too large for copies on the disk: runs with Cotensor read the weights into memory, as the
+    /// engine does by default, and keep none in the weight cache.
+    pub(crate) is_large: bool,
+    /// Whether several processes run its model, instead of several users in one process.
+    pub(crate) in_processes: bool,
     pipeline: &'static str,
     input: Medium,
+    /// The text beside an image.
+    prompt: Option<&'static str>,
 }
+
+/// What most scenarios have.
+const PLAIN: Scenario = Scenario {
+    name: "",
+    models: &[],
+    by_default: false,
+    claim: None,
+    engine: None,
+    is_large: false,
+    in_processes: false,
+    pipeline: "",
+    input: Medium::Text,
+    prompt: None,
+};
 
 /// Savings over the same models without sharing, in percent.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -44,74 +68,76 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "clip",
         by_default: true,
         models: &["clip-vit-b16"],
-        claim: None,
-        engine: None,
         pipeline: include_str!("../pipelines/clip.toml"),
         input: Medium::Image,
+        ..PLAIN
     },
     Scenario {
         name: "bert",
         by_default: true,
         models: &["bert-base"],
-        claim: None,
-        engine: None,
         pipeline: include_str!("../pipelines/bert.toml"),
         input: Medium::Text,
+        ..PLAIN
     },
     Scenario {
         name: "whisper",
         by_default: true,
         models: &["whisper-base"],
-        claim: None,
-        engine: None,
         pipeline: include_str!("../pipelines/whisper.toml"),
         input: Medium::Audio,
+        ..PLAIN
     },
     Scenario {
         name: "vit-clip",
         by_default: true,
         models: &["vit-base", "clip-vit-b16"],
         claim: Some(Claim { memory_percent: Some(26.0), time_percent: Some(33.0) }),
-        engine: None,
         pipeline: include_str!("../pipelines/vit-clip.toml"),
         input: Medium::Image,
+        ..PLAIN
     },
     Scenario {
         name: "bert-t5",
-        by_default: false,
         models: &["bert-base", "t5-base"],
         claim: Some(Claim { memory_percent: Some(30.0), time_percent: Some(33.0) }),
-        engine: None,
         pipeline: include_str!("../pipelines/bert-t5.toml"),
         input: Medium::Text,
+        ..PLAIN
     },
     Scenario {
         name: "whisper-clap",
-        by_default: false,
         models: &["whisper-base", "clap-htsat"],
         claim: Some(Claim { memory_percent: Some(25.0), time_percent: Some(23.0) }),
         // CLAP's graph resizes cubically.
         engine: Some(ONNXRUNTIME),
         pipeline: include_str!("../pipelines/whisper-clap.toml"),
         input: Medium::Audio,
+        ..PLAIN
     },
     Scenario {
         name: "bert-t5-bart",
-        by_default: false,
         models: &["bert-base", "t5-base", "bart-base"],
         claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(27.0) }),
-        engine: None,
         pipeline: include_str!("../pipelines/bert-t5-bart.toml"),
         input: Medium::Text,
+        ..PLAIN
     },
     Scenario {
         name: "vit-clip-detr",
-        by_default: false,
         models: &["vit-base", "clip-vit-b16", "detr-resnet-50"],
         claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(26.0) }),
-        engine: None,
         pipeline: include_str!("../pipelines/vit-clip-detr.toml"),
         input: Medium::Image,
+        ..PLAIN
+    },
+    Scenario {
+        name: PROCESSES,
+        by_default: true,
+        models: &["bert-base"],
+        in_processes: true,
+        pipeline: include_str!("../pipelines/processes.toml"),
+        ..PLAIN
     },
 ];
 
@@ -152,7 +178,10 @@ impl Scenario {
     pub fn inputs(&self, folder: &Path) -> Result<Inputs> {
         match self.input {
             Medium::Text => Ok(Inputs::default().with_text(assets::TEXT.trim())),
-            Medium::Image => Inputs::default().with_image(&asset_file(folder, "photo.png", assets::PHOTO)?),
+            Medium::Image => {
+                let inputs = Inputs::default().with_image(&asset_file(folder, "photo.png", assets::PHOTO)?)?;
+                Ok(self.prompt.iter().fold(inputs, |inputs, prompt| inputs.with_text(*prompt)))
+            }
             Medium::Audio => Inputs::default().with_audio(&asset_file(folder, "speech.wav", assets::SPEECH)?),
         }
     }

@@ -51,8 +51,8 @@ pub(crate) struct Variants {
     pub(crate) mapped: Variant,
     pub(crate) by_hand: Variant,
     pub(crate) with: Variant,
-    /// With Cotensor and an empty weight cache.
-    pub(crate) with_cold: Variant,
+    /// With Cotensor and an empty weight cache; `None` for a scenario without one.
+    pub(crate) with_cold: Option<Variant>,
     /// The adapters that users with Cotensor read.
     pub(crate) fits: Vec<Fit>,
     /// The variant `by_hand` on onnxruntime, if a Python interpreter can import it.
@@ -73,11 +73,12 @@ pub(crate) fn measure(
     remove_stale(&options.cache, COLD_PREFIX)?;
     remove_stale(&options.cache, RECORD_PREFIX)?;
     let recorded = empty_folder(&options.cache, RECORD_PREFIX)?;
-    let mut onnxruntime = Peer::find(options, recorded.path());
+    let mut onnxruntime = if scenario.is_large { None } else { Peer::find(options, recorded.path()) };
     let peers = u64::from(onnxruntime.is_some());
     let variants = Mode::ALL.len() as u64;
     // Fitting, two cold runs and one that fills the cache; each variant sampled once and timed in each round.
-    let total = 4 + variants + peers * 2 + (variants + peers) * options.repeats as u64;
+    let firsts = if scenario.is_large { 2 } else { 4 };
+    let total = firsts + variants + peers * 2 + (variants + peers) * options.repeats as u64;
     let mut done = 0;
     let mut step = |label: &str| {
         progress.step(done, total, &format!("{} {label}", scenario.name));
@@ -114,7 +115,9 @@ pub(crate) fn measure(
         let cache = empty_folder(&options.cache, COLD_PREFIX)?;
         run_mode(Mode::With, sample, cache.path(), None)
     };
-    let with_cold = Variant { sampled: cold(true)?, timed: vec![cold(false)?.report] };
+    let with_cold =
+        if scenario.is_large { None } else { Some(Variant { sampled: cold(true)?, timed: vec![cold(false)?.report] }) };
+    // Once more without a cache, too: it validates the graphs and fills the page cache.
     step("with, filling the weight cache");
     run_mode(Mode::With, false, &options.cache, None)?;
     let mut sampled = |mode: Mode| {

@@ -7,16 +7,17 @@ use crate::options::{Mode, WorkerOptions};
 use crate::resident::resident_bytes;
 use crate::savings::Avoidable;
 use crate::scenario::Scenario;
-use crate::worker_report::{WeightBytes, WorkerReport};
+use crate::worker_report::{Continued, WeightBytes, WorkerReport};
 use cotensor::core::{Error, Result};
 use cotensor::memory::process;
 use cotensor::model::engine::{Engine, FileMode};
 use cotensor::model::model::{Model, StageSource};
-use cotensor::model::pipeline::{ADAPTER, Inputs, Pipeline, User, UserReport, inputs_of, run_user};
+use cotensor::model::pipeline::{ADAPTER, Inputs, Pipeline, StageReport, User, UserReport, inputs_of, run_user};
+use cotensor::model::stage::Stage;
 use cotensor::store::{EmbeddedStore, Holder, Store};
 use cotensor::{LocalOptions, Runtime};
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,7 +45,7 @@ pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerRep
         Mode::ByHand => by_hand(scenario, &pipeline, options, started),
         Mode::With => shared(scenario, &pipeline, options, started),
         Mode::Fit => {
-            let fits = fit_all(scenario, options, &runtime(options)?)?;
+            let fits = fit_all(scenario, options, &runtime(scenario, options)?)?;
             let time_ms = started.elapsed().as_secs_f64() * 1e3;
             Ok(WorkerReport {
                 time_ms,
@@ -53,6 +54,7 @@ pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerRep
                 open_ms: Vec::new(),
                 fits,
                 weights: None,
+                continued: Vec::new(),
                 mapped_resident_bytes: None,
             })
         }
@@ -67,7 +69,7 @@ fn private(
     mode: FileMode,
     started: Instant,
 ) -> Result<WorkerReport> {
-    let engine = plain(options, mode)?;
+    let engine = plain_engine(scenario, options, mode)?;
     let holders = EmbeddedStore::builder().build();
     let open =
         |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine).into(), mode)).map(Arc::new);
@@ -87,7 +89,7 @@ fn by_hand(
 ) -> Result<WorkerReport> {
     let recorder = options.record.as_deref().map(|folder| Arc::new(Recorder::new(folder)));
     let mode = usual_mode(&options.engine);
-    let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain(options, mode)?, recorder.clone()));
+    let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain_engine(scenario, options, mode)?, recorder.clone()));
     let holders = EmbeddedStore::builder().build();
     let source = || StageSource::Private(Arc::clone(&engine).into(), mode);
     let models = options.models.iter().map(|folder| Model::open(folder, source()).map(Arc::new));
@@ -105,21 +107,28 @@ fn by_hand(
     Ok(report)
 }
 
+/// The engine of a variant without Cotensor. Without a cache, onnxruntime has no copies of weights on either side.
+fn plain_engine(scenario: &Scenario, options: &WorkerOptions, mode: FileMode) -> Result<Arc<dyn Engine>> {
+    let mode = if scenario.is_large { FileMode::Map } else { mode };
+    plain(&options.engine, Some(options.threads), &options.cache, mode)
+}
+
 /// All users share one runtime.
 fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, started: Instant) -> Result<WorkerReport> {
-    let runtime = runtime(options)?;
+    let runtime = runtime(scenario, options)?;
     let open = |folder: &Path| runtime.open(folder);
     let inputs = |user: &User, model: &Model, inputs: &Inputs, holder: &Holder| {
         inputs_of(user, model, inputs, Path::new(""), &runtime, holder)
     };
     let run = run_users(scenario, pipeline, options, &**runtime.store(), started, open, inputs)?;
-    let weights = run.weights(&options.cache)?;
-    run.report(0.0, Some(weights))
+    let weights = run.weights((!scenario.is_large).then_some(&options.cache))?;
+    let continued = run.continued()?;
+    Ok(WorkerReport { continued, ..run.report(0.0, Some(weights))? })
 }
 
-fn runtime(options: &WorkerOptions) -> Result<Arc<Runtime>> {
+fn runtime(scenario: &Scenario, options: &WorkerOptions) -> Result<Arc<Runtime>> {
     let local = LocalOptions {
-        cache: Some(options.cache.clone()),
+        cache: (!scenario.is_large).then(|| options.cache.clone()),
         max_memory_bytes: options.max_memory_bytes,
         threads: Some(options.threads),
         // The engine of the variants without Cotensor.
@@ -167,8 +176,8 @@ fn run_users(
 }
 
 impl Run {
-    /// Sizes of the weights of all opened stages.
-    fn weights(&self, cache: &Path) -> Result<WeightBytes> {
+    /// Sizes of the weights of all opened stages, which are in `cache`, or in memory without one.
+    fn weights(&self, cache: Option<&PathBuf>) -> Result<WeightBytes> {
         let mut contents = HashMap::new();
         let mut opened_bytes = 0;
         for (user, model) in self.users.iter().zip(&self.models) {
@@ -192,7 +201,35 @@ impl Run {
                 }
             }
         }
-        Ok(WeightBytes { opened_bytes, unique_bytes: contents.values().sum(), resident_bytes: resident_bytes(cache)? })
+        let unique_bytes = contents.values().sum();
+        let resident_bytes = cache.map_or(Ok(unique_bytes), |cache| resident_bytes(cache))?;
+        Ok(WeightBytes { opened_bytes, unique_bytes, resident_bytes })
+    }
+
+    /// The stages whose first part another user had run.
+    fn continued(&self) -> Result<Vec<Continued>> {
+        let mut all = Vec::new();
+        for (user, model) in self.users.iter().zip(&self.models) {
+            for def in &model.family().stages {
+                let Some(blocks) = &def.blocks else { continue };
+                let reused = |report: &StageReport| report.role == blocks.role && !report.computed;
+                if !user.stages.iter().any(reused) {
+                    continue;
+                }
+                let stage = model.stage(&def.role)?;
+                let sum = |stage: &Stage| stage.weights().iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
+                if let Some((before, _)) = stage.before() {
+                    all.push(Continued {
+                        user: user.user.clone(),
+                        role: def.role.clone(),
+                        weight_bytes: sum(&stage) + sum(before),
+                        shared_weight_bytes: sum(before),
+                        shared_role: blocks.role.clone(),
+                    });
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// Builds the report; `report_ms` is subtracted from the time.
@@ -204,6 +241,7 @@ impl Run {
             open_ms: self.open_ms,
             fits: Vec::new(),
             weights,
+            continued: Vec::new(),
             mapped_resident_bytes: None,
         })
     }

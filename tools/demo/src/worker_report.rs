@@ -23,6 +23,9 @@ pub struct WorkerReport {
     pub fits: Vec<Fit>,
     /// Sizes of the weights; only for [`Mode::With`](crate::Mode::With), which hashes contents.
     pub weights: Option<WeightBytes>,
+    /// Stages whose first part another user had run; only for [`Mode::With`](crate::Mode::With).
+    #[serde(default)]
+    pub continued: Vec<Continued>,
     /// Resident part of the mapped files of models at the end; only for [`Mode::Mapped`](crate::Mode::Mapped).
     pub mapped_resident_bytes: Option<u64>,
 }
@@ -36,6 +39,21 @@ pub struct WeightBytes {
     pub unique_bytes: u64,
     /// Resident part of the weight cache at the end; unread pages are not resident.
     pub resident_bytes: u64,
+}
+
+/// A stage of which the first part was loaded and run for another user.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Continued {
+    /// The user.
+    pub user: String,
+    /// The stage.
+    pub role: String,
+    /// The bytes of the weights of the stage.
+    pub weight_bytes: u64,
+    /// The bytes of those of its first part.
+    pub shared_weight_bytes: u64,
+    /// The role of the first part.
+    pub shared_role: String,
 }
 
 /// An adapter that a user of a scenario reads.

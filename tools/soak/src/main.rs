@@ -75,7 +75,7 @@ fn run(run: Run) -> Result<bool> {
         Run::Figures(options) => figures::run(&options),
         Run::Daemon(Daemon { socket, max_memory, role }) => daemon::run(role, socket, max_memory).map(|()| true),
         Run::Worker(options) => worker::run(&options).map(|()| true),
-        Run::Model(options) => bert::run_model(&options).map(|()| true),
+        Run::Model(options) => bert::run_model(options).map(|()| true),
     }
 }
 

@@ -67,6 +67,9 @@ pub(crate) enum Command {
     /// Perform one measured run of the demo.
     #[command(hide = true)]
     DemoWorker(WorkerArgs),
+    /// Run the model of the demo's scenario of several processes.
+    #[command(hide = true)]
+    DemoProcess(ProcessArgs),
 }
 
 #[derive(Args)]
@@ -136,9 +139,9 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) compare: bool,
     /// Scenario to run; repeatable: clip, bert, whisper (several users of one model), vit-clip, bert-t5, whisper-clap,
-    /// bert-t5-bart, vit-clip-detr (several models that read one encoder through adapters), or all, which needs about 10 GB
-    /// of disk and onnxruntime
-    /// [default: clip, bert, whisper, vit-clip].
+    /// bert-t5-bart, vit-clip-detr (several models that read one encoder through adapters), processes (several processes of
+    /// one model), or all, which needs about 10 GB of disk and onnxruntime
+    /// [default: clip, bert, whisper, vit-clip, processes].
     #[arg(long, value_name = "NAME")]
     pub(crate) scenario: Vec<String>,
     /// Device to run on.
@@ -151,6 +154,9 @@ pub(crate) struct DemoArgs {
     /// Number of timed runs of each variant; the median counts.
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
     pub(crate) repeats: u16,
+    /// Number of processes in the scenario processes.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) processes: u16,
     /// Write a page with charts of memory and time.
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
@@ -193,4 +199,21 @@ pub(crate) struct WorkerArgs {
     pub(crate) max_memory_bytes: Option<u64>,
     #[arg(long)]
     pub(crate) record: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct ProcessArgs {
+    pub(crate) folder: PathBuf,
+    #[arg(long)]
+    pub(crate) index: usize,
+    #[arg(long)]
+    pub(crate) engine: String,
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: u16,
+    #[arg(long)]
+    pub(crate) cache: PathBuf,
+    #[arg(long)]
+    pub(crate) mapped: bool,
+    #[arg(long, conflicts_with = "mapped")]
+    pub(crate) socket: Option<PathBuf>,
 }

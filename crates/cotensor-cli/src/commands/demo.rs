@@ -1,12 +1,15 @@
 use super::local::{budget_bytes, cache_folder};
-use crate::args::{DemoArgs, WorkerArgs};
+use crate::args::{DemoArgs, ProcessArgs, WorkerArgs};
 use crate::launch::Program;
 use crate::output::{Steps, print, print_json};
 use crate::signals::Signals;
 use cotensor::core::{Error, Result};
 use cotensor::model::engine::AUTO;
 use cotensor::model::pool::HardwarePreferences;
-use cotensor_demo::{DemoOptions, SCENARIOS, Scenario, WorkerOptions, html, run_demo, run_worker, text};
+use cotensor_demo::{
+    DemoOptions, ModelProcess, SCENARIOS, Scenario, Weights, WorkerOptions, html, run_demo, run_model_process,
+    run_worker, text,
+};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
@@ -39,6 +42,7 @@ pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
         engine: args.engine.engine.clone().unwrap_or_else(|| AUTO.to_owned()),
         threads: args.common.threads.map_or(cores, usize::from),
         repeats: usize::from(args.repeats),
+        processes: usize::from(args.processes),
         max_memory_bytes: budget_bytes(&args.common)?,
         stop: signals.number(),
     };
@@ -72,6 +76,21 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
         record: args.record,
     };
     print_json(&run_worker(&options, started)?)
+}
+
+pub(crate) fn demo_process(args: ProcessArgs) -> Result<()> {
+    run_model_process(&ModelProcess {
+        folder: args.folder,
+        index: args.index,
+        engine: args.engine,
+        threads: Some(usize::from(args.threads)),
+        cache: args.cache,
+        weights: match args.socket {
+            Some(socket) => Weights::Daemon(socket),
+            None if args.mapped => Weights::Mapped,
+            None => Weights::Copy,
+        },
+    })
 }
 
 /// The file of the report, opened before minutes of measurements. Its old content stays until the report is written. A

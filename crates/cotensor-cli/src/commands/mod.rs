@@ -30,7 +30,7 @@ pub(crate) use cache::cache;
 pub(crate) use call::call;
 pub(crate) use completions::completions;
 pub(crate) use dashboard::{dashboard, token};
-pub(crate) use demo::{demo, demo_worker};
+pub(crate) use demo::{demo, demo_process, demo_worker};
 pub(crate) use doctor::doctor;
 pub(crate) use env::env;
 pub(crate) use explain::explain;

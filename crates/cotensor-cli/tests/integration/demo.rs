@@ -228,6 +228,41 @@ fn sound_embedding_is_approximated_from_another_model() {
 }
 
 #[test]
+fn processes_share_the_weights_of_a_daemon() {
+    let workspace = workspace("bert", "bert-base", &[]);
+    let run = ["demo", "--scenario", "processes", "--processes", "3", "--engine", "rten", "--models", "models"];
+    let options = ["--repeats", "2", "--threads", "1", "--report", "report.html"];
+    let report = workspace.json(&[&run[..], &options, &["--json"]].concat());
+    let scenario = &report["scenarios"][0];
+    assert_eq!((&scenario["name"], &scenario["baseline"]), (&"processes".into(), &"copies".into()));
+    assert_eq!((&scenario["models"], &scenario["processes"]), (&json!(["bert"]), &3.into()));
+    assert!(scenario["why_short"].is_null() && scenario["engine"].as_str().unwrap().starts_with("rten "));
+    let cost = |variant: &str, of: &str| number(&scenario[variant][of]);
+    for variant in ["copies", "mapped", "with", "with_again"] {
+        assert!(cost(variant, "memory_bytes") > f64::from(1 << 20), "{scenario}");
+        assert!(cost(variant, "time_ms") > 0.0 && cost(variant, "answer_ms") > 0.0, "{scenario}");
+    }
+    for (of, percent) in [("memory_bytes", "memory_saved_percent"), ("time_ms", "time_saved_percent")] {
+        let saved = cost("copies", of) - cost("with", of);
+        assert!(near(number(&scenario[percent]), 100.0 * saved / cost("copies", of)), "{scenario}");
+    }
+    // The daemon's part is counted.
+    let memory = &scenario["memory"];
+    assert_eq!(memory["clients"].as_array().unwrap().len(), 3);
+    let parts = memory["clients"].as_array().unwrap().iter().map(number).sum::<f64>();
+    let daemon = number(&memory["server"]) + number(&memory["supervisor"]) + number(&memory["unmapped"]);
+    assert!(number(&memory["server"]) > 0.0 && near(number(&memory["total"]), parts + daemon), "{memory}");
+    // Answers are bit-equal in every variant.
+    assert_eq!(scenario["max_abs_diff"], 0.0);
+    assert!(fs::read_to_string(workspace.path("report.html")).unwrap().contains("with Cotensor's daemon"));
+    let words = workspace.run(&[&run[..], &["--repeats", "1"]].concat());
+    let words = String::from_utf8(words.stdout).unwrap();
+    assert!(words.contains("processes: 3 of bert-base on rten") && words.contains("saved (over copies)"), "{words}");
+    fs::remove_file(workspace.path("models/bert-base/tokenizer.json")).unwrap();
+    workspace.expect_error(&run, &["tokenizer.json"]);
+}
+
+#[test]
 fn text_names_origins_and_progress_goes_to_stderr() {
     let workspace = workspace("bert", "bert-base", &["head.sentiment"]);
     let output =

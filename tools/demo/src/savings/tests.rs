@@ -23,7 +23,16 @@ fn user(name: &str, prepared: Vec<StageReport>, stages: Vec<StageReport>) -> Use
 
 fn report(time_ms: f64, users: Vec<UserReport>) -> WorkerReport {
     let open_ms = users.iter().map(|_| 1.0).collect();
-    WorkerReport { time_ms, pss_bytes: 1, users, open_ms, weights: None, fits: Vec::new(), mapped_resident_bytes: None }
+    WorkerReport {
+        time_ms,
+        pss_bytes: 1,
+        users,
+        open_ms,
+        weights: None,
+        fits: Vec::new(),
+        continued: Vec::new(),
+        mapped_resident_bytes: None,
+    }
 }
 
 /// Two users of one encoder with different heads.
