@@ -53,6 +53,9 @@ pub(crate) const PHOTO: &[u8] = fixture!("media/photo.png");
 pub(crate) const SPEECH: &[u8] = fixture!("media/speech.wav");
 pub(crate) const TEXT: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/sample.txt"));
+/// About as long as BERT reads: 456 of its tokens.
+pub(crate) const LONG_TEXT: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/travel.txt"));
 
 /// Texts of several sentences, on which adapters are fitted.
 pub(crate) const TEXTS: &[&str] = &[

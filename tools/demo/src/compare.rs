@@ -115,7 +115,7 @@ fn compare(
     let replaced: Vec<(&str, &str)> = variants.fits.iter().map(|fit| (fit.user.as_str(), fit.role.as_str())).collect();
     let continued = shared.continued.iter().map(|stage| (stage.user.as_str(), stage.role.as_str()));
     let not_run: Vec<(&str, &str)> = replaced.iter().copied().chain(continued).collect();
-    let avoidable = Avoidable::of(base, &rounds, &not_run);
+    let avoidable = Avoidable::of(base, &rounds, &not_run).and_parts_of_graphs(base, shared, &replaced);
     let shared_stages: Vec<SharedStage> =
         shared.continued.iter().map(|stage| shared_stage(stage, base, shared)).collect();
     let replaced_bytes: u64 = variants.fits.iter().map(|fit| fit.replaced_weight_bytes).sum();

@@ -109,10 +109,34 @@ impl Avoidable {
         avoidable
     }
 
+    /// Adds the encoders that adapters replace in graphs that `without` runs whole: the time of the whole graph minus that of
+    /// the rest, which `with` runs.
+    pub(crate) fn and_parts_of_graphs(
+        mut self,
+        without: &WorkerReport,
+        with: &WorkerReport,
+        replaced: &[(&str, &str)],
+    ) -> Self {
+        for (whole, rest) in without.users.iter().zip(&with.users) {
+            let is_part = |(user, role): &(&str, &str)| {
+                *user == whole.user && whole.stages.iter().all(|stage| stage.role != *role)
+            };
+            if replaced.iter().any(is_part) {
+                self.replaced_ms += (spent_ms(whole) - spent_ms(rest)).max(0.0);
+            }
+        }
+        self
+    }
+
     /// The sum.
     pub(crate) fn total_ms(&self) -> f64 {
         self.load_again_ms + self.first_read_ms + self.run_again_ms + self.prepare_again_ms + self.replaced_ms
     }
+}
+
+/// The time of all stages of a user, in milliseconds.
+fn spent_ms(user: &UserReport) -> f64 {
+    user.stages.iter().map(|stage| stage.load_ms + stage.run_ms).sum()
 }
 
 /// Additional milliseconds of a stage whose weights are read instead of mapped: the median of `rounds`.

@@ -35,6 +35,8 @@ pub struct Scenario {
     pub(crate) in_processes: bool,
     pipeline: &'static str,
     input: Medium,
+    /// The text, for input of this type.
+    text: &'static str,
     /// The text beside an image.
     prompt: Option<&'static str>,
 }
@@ -50,6 +52,7 @@ const PLAIN: Scenario = Scenario {
     in_processes: false,
     pipeline: "",
     input: Medium::Text,
+    text: assets::TEXT,
     prompt: None,
 };
 
@@ -103,6 +106,7 @@ pub const SCENARIOS: &[Scenario] = &[
         claim: Some(Claim { memory_percent: Some(30.0), time_percent: Some(33.0) }),
         pipeline: include_str!("../pipelines/bert-t5.toml"),
         input: Medium::Text,
+        text: assets::LONG_TEXT,
         ..PLAIN
     },
     Scenario {
@@ -121,6 +125,7 @@ pub const SCENARIOS: &[Scenario] = &[
         claim: Some(Claim { memory_percent: Some(33.0), time_percent: Some(27.0) }),
         pipeline: include_str!("../pipelines/bert-t5-bart.toml"),
         input: Medium::Text,
+        text: assets::LONG_TEXT,
         ..PLAIN
     },
     Scenario {
@@ -177,7 +182,7 @@ impl Scenario {
     /// `Io` when the file cannot be written.
     pub fn inputs(&self, folder: &Path) -> Result<Inputs> {
         match self.input {
-            Medium::Text => Ok(Inputs::default().with_text(assets::TEXT.trim())),
+            Medium::Text => Ok(Inputs::default().with_text(self.text.trim())),
             Medium::Image => {
                 let inputs = Inputs::default().with_image(&asset_file(folder, "photo.png", assets::PHOTO)?)?;
                 Ok(self.prompt.iter().fold(inputs, |inputs, prompt| inputs.with_text(*prompt)))

@@ -4,6 +4,7 @@ use crate::output::Steps;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::model::Model;
 use cotensor::{Pipeline, Runtime, User};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -27,10 +28,10 @@ impl Models {
         for user in &pipeline.users {
             let encoder = user.encoder.as_ref().map(|encoder| (encoder.model.clone(), encoder.variant.clone()));
             for chosen in std::iter::once(chosen(user)).chain(encoder) {
-                if !models.contains_key(&chosen) {
-                    let (name, variant) = &chosen;
+                if let Entry::Vacant(place) = models.entry(chosen) {
+                    let (name, variant) = place.key();
                     let model = runtime.open_variant(Path::new(name), base, variant.as_deref())?;
-                    models.insert(chosen, model);
+                    place.insert(model);
                 }
             }
         }
@@ -51,11 +52,12 @@ fn chosen(user: &User) -> Chosen {
 pub(super) fn progress(pipeline: &Pipeline, models: &Models, runtime: &Runtime, more: usize) -> Arc<Steps> {
     let mut stages = BTreeSet::new();
     for user in &pipeline.users {
-        // An unknown task is reported when it is run.
+        // An unknown task and a missing graph are reported when the user runs.
         let model = models.of(user);
         let Ok(task) = model.family().task(&user.task) else { continue };
+        let Ok(roles) = model.roles(task) else { continue };
         let head = task.head.then(|| user.head.as_deref().unwrap_or("head"));
-        let roles = task.stages.iter().map(String::as_str).chain(head);
+        let roles = roles.into_iter().chain(head);
         stages.extend(roles.map(|role| (model.folder().to_path_buf(), model.variant(), role.to_owned())));
     }
     let steps = Arc::new(Steps::expecting((stages.len() + more) as u64));

@@ -1,8 +1,8 @@
 //! Alignment of the rows of two encoders that read the same input: tokens by character offsets, patches of an image by
 //! their grid, frames of audio by time.
 
+use super::patches::ROWS_MAX;
 use cotensor_core::{Error, Result};
-use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// For each row of the target, a weighted mean of rows of the source.
@@ -101,10 +101,10 @@ impl Alignment {
     /// is interpolated between the centers of longer ones.
     ///
     /// # Errors
-    /// `Invalid` without frames.
+    /// `Invalid` without frames, and for more than a million.
     pub fn of_frames(source: usize, target: usize) -> Result<Self> {
-        if source == 0 || target == 0 {
-            return Err(Error::invalid("no frames to align"));
+        if source == 0 || target == 0 || target > ROWS_MAX {
+            return Err(Error::invalid(format!("{source} frames cannot be aligned to {target}")));
         }
         Ok(Self { rows: (0..target).map(|frame| between(frame, target, source)).collect() })
     }
@@ -128,8 +128,7 @@ fn between(index: usize, target: usize, source: usize) -> Vec<(usize, f32)> {
 }
 
 /// The rows of an image encoder: class tokens, then patches row by row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Tokens before the patches: class and distillation tokens.
     pub class_tokens: usize,
@@ -139,38 +138,10 @@ pub struct Grid {
     pub width: usize,
 }
 
-/// The most class tokens that an encoder may have.
-const CLASS_TOKENS_MAX: usize = 8;
-
 impl Grid {
-    /// A single row for the whole image.
-    pub const POOLED: Grid = Grid { class_tokens: 1, height: 0, width: 0 };
-
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.class_tokens + self.height * self.width
-    }
-
-    /// The grid of an encoder with `rows` rows that reads images of `height` by `width` pixels: square patches without
-    /// gaps, after as few class tokens as possible.
-    ///
-    /// # Errors
-    /// `Unsupported` when the rows are no such grid.
-    pub fn of_image(rows: usize, height: usize, width: usize) -> Result<Self> {
-        if rows == 1 {
-            return Ok(Self::POOLED);
-        }
-        for class_tokens in 0..=CLASS_TOKENS_MAX.min(rows - 1) {
-            for size in (2..=height.min(width)).rev() {
-                let (height, width) = (height.div_ceil(size), width.div_ceil(size));
-                match (height * width).cmp(&(rows - class_tokens)) {
-                    std::cmp::Ordering::Less => {}
-                    std::cmp::Ordering::Equal => return Ok(Self { class_tokens, height, width }),
-                    std::cmp::Ordering::Greater => break,
-                }
-            }
-        }
-        Err(Error::unsupported(format!("{rows} rows are no grid of patches of an image of {height} x {width} pixels")))
     }
 }
 
@@ -205,24 +176,15 @@ mod tests {
     }
 
     #[test]
-    fn grids_are_found_from_rows_and_pixels() {
-        let grid = |rows, height, width| Grid::of_image(rows, height, width).ok();
-        let found = |class_tokens, height, width| Some(Grid { class_tokens, height, width });
-        assert_eq!(grid(197, 224, 224), found(1, 14, 14));
-        assert_eq!(grid(198, 224, 224), found(2, 14, 14));
-        assert_eq!(grid(257, 224, 224), found(1, 16, 16));
-        assert_eq!(grid(950, 800, 1216), found(0, 25, 38));
-        assert_eq!(grid(1, 224, 224), Some(Grid::POOLED));
-        assert_eq!(grid(211, 224, 224), None);
-    }
-
-    #[test]
     fn patches_and_frames_are_interpolated() {
         let (source, target) =
             (Grid { class_tokens: 1, height: 2, width: 2 }, Grid { class_tokens: 2, height: 1, width: 2 });
         let alignment = Alignment::of_grids(&source, &target);
         assert_eq!(alignment.apply(&[7.0, 1.0, 2.0, 3.0, 4.0], 1), [7.0, 7.0, 2.0, 3.0]);
-        let pooled = Alignment::of_grids(&Grid { class_tokens: 0, height: 2, width: 2 }, &Grid::POOLED);
+        let pooled = Alignment::of_grids(
+            &Grid { class_tokens: 0, height: 2, width: 2 },
+            &Grid { class_tokens: 1, height: 0, width: 0 },
+        );
         assert_eq!(pooled.apply(&[1.0, 2.0, 3.0, 6.0], 1), [3.0]);
         let frames = Alignment::of_frames(2, 4).unwrap();
         assert_eq!(frames.apply(&[0.0, 4.0], 1), [0.0, 1.0, 3.0, 4.0]);
@@ -233,7 +195,10 @@ mod tests {
     fn weights_of_a_row_sum_to_one() {
         for alignment in [
             Alignment::of_frames(7, 50).unwrap(),
-            Alignment::of_grids(&Grid::of_image(50, 70, 70).unwrap(), &Grid::of_image(197, 224, 224).unwrap()),
+            Alignment::of_grids(
+                &Grid { class_tokens: 1, height: 7, width: 7 },
+                &Grid { class_tokens: 1, height: 14, width: 14 },
+            ),
         ] {
             for row in &alignment.rows {
                 let sum: f32 = row.iter().map(|(_, weight)| weight).sum();

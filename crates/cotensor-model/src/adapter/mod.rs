@@ -8,6 +8,7 @@ mod align;
 mod file;
 mod fit;
 mod map;
+mod patches;
 mod ridge;
 mod stored;
 
@@ -15,4 +16,5 @@ pub use align::{Alignment, Grid};
 pub use file::{load_adapter, save_adapter};
 pub use fit::{Fitter, Quality, SAMPLES_MIN};
 pub use map::LinearMap;
+pub use patches::Patches;
 pub use stored::{Adapter, AdapterInfo, Encoder, Member, Rows};

@@ -1,8 +1,8 @@
 //! An adapter as a tensor: a group of the weights, the bias and a description.
 
-use super::align::Grid;
 use super::fit::Quality;
 use super::map::LinearMap;
+use super::patches::Patches;
 use cotensor_core::{ContentHash, DType, Error, Hasher, Kind, Result, Space};
 use cotensor_store::{CopyReason, Holder, Lease, Members, Retention, Store, TensorSpec};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ const BIAS: &str = "bias";
 const INFO: &str = "info";
 
 /// The version of the description.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The most bytes of the description.
 const INFO_BYTES_MAX: usize = 64 << 10;
@@ -44,16 +44,28 @@ pub enum Rows {
     Tokens,
     /// By the position of patches in an image.
     Patches {
-        /// The rows of the source.
-        source: Grid,
-        /// The rows of the target.
-        target: Grid,
+        /// The patches of the source.
+        source: Patches,
+        /// The patches of the target.
+        target: Patches,
     },
     /// By time.
     Frames {
         /// The number of rows of the target.
         target: usize,
     },
+}
+
+impl Rows {
+    /// The alignment that serves samples with both; `None` if none does.
+    pub fn of_both(&self, other: &Self) -> Option<Self> {
+        match (self, other) {
+            (Self::Patches { source, target }, Self::Patches { source: other_source, target: other_target }) => {
+                Some(Self::Patches { source: source.of_both(other_source)?, target: target.of_both(other_target)? })
+            }
+            _ => (self == other).then_some(*self),
+        }
+    }
 }
 
 /// The description of an adapter.
@@ -253,7 +265,7 @@ mod tests {
             baseline_r2: -0.1,
             baseline_cosine: 0.2,
         };
-        let (source, target) = (Grid { class_tokens: 1, height: 2, width: 2 }, Grid::POOLED);
+        let [source, target] = [5, 1].map(|rows| Patches::of_image(rows, 8, 8).unwrap());
         Adapter::new(encoder("a"), encoder("b"), Rows::Patches { source, target }, 20, (map, quality))
     }
 

@@ -1,10 +1,11 @@
 //! Finds the end of an inner block of an encoder that normalizes before attention and before the feed-forward part, as
 //! CLIP does. Two models that read different layers of one tower are cut at the same block, and share the blocks before.
 
-use super::encoder::{Cut, Flow, Walk};
+use super::encoder::{Cut, Walk};
+use super::flow::{Flow, repeatable, separates};
 use super::proto::operator;
 use rten_onnx::onnx::{GraphProto, TensorProto};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// A place after a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,39 +60,7 @@ pub(super) fn find_block(graph: &GraphProto, place: BlockEnd) -> Result<Cut, Str
     if graph.output.iter().any(|output| output.name.as_ref() == Some(&value)) {
         return Err("the block's result is an output already, under another name".into());
     }
-    let of_shapes = of_shapes(graph, &flow);
-    let repeatable = |name: &str| !flow.varying.contains(name) || of_shapes.contains(name);
-    // What the rest reads of the part before, and what the graph gives of it.
-    let before: HashSet<&str> = graph.node[..=node].iter().flat_map(|node| &node.output).map(String::as_str).collect();
-    let data: HashSet<&str> = before.iter().copied().chain(flow.inputs.iter().copied()).collect();
-    let rest = &graph.node[node + 1..];
-    // A shape of an input may be taken again.
-    let reads = rest.iter().filter(|node| !is_shape(node) || !flow.inputs.contains(&first(node)));
-    let given = graph.output.iter().filter_map(|output| output.name.as_deref());
-    let mut crossing = reads.flat_map(|node| &node.input).map(String::as_str).chain(given);
-    if let Some(other) = crossing.find(|name| *name != value && data.contains(name) && !repeatable(name)) {
-        return Err(format!("the nodes after the block read another value, too: {other:?}"));
-    }
-    let constant = graph.node.iter().map(|node| node.output.iter().all(|name| repeatable(name)));
-    Ok(Cut { node, value, constant: constant.collect() })
-}
-
-/// The values that follow from the shapes of the graph's inputs: a part of the graph can compute them again.
-fn of_shapes<'g>(graph: &'g GraphProto, flow: &Flow<'g>) -> HashSet<&'g str> {
-    let mut known: HashSet<&str> = HashSet::new();
-    for node in &graph.node {
-        let follows = |name: &String| !flow.varying.contains(name.as_str()) || known.contains(name.as_str());
-        if is_shape(node) && flow.inputs.contains(&first(node)) || node.input.iter().all(follows) {
-            known.extend(node.output.iter().map(String::as_str));
-        }
-    }
-    known
-}
-
-fn is_shape(node: &rten_onnx::onnx::NodeProto) -> bool {
-    matches!(operator(node), "Shape" | "Size")
-}
-
-fn first(node: &rten_onnx::onnx::NodeProto) -> &str {
-    node.input.first().map_or("", String::as_str)
+    let repeatable = repeatable(graph, &flow, &[]);
+    separates(graph, &flow, (node, &value), &repeatable)?;
+    Ok(Cut { node, value, repeated: flow.repeated(graph, &repeatable) })
 }

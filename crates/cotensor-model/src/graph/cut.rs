@@ -28,15 +28,16 @@ impl Graph {
     ///
     /// # Errors
     /// `Unsupported` when the end of an encoder of this size cannot be proved; the message has the reason.
-    pub fn trunk(self, output: &str, encoder: EncoderSize) -> Result<Graph> {
+    pub fn trunk(self, output: &str, encoder: &EncoderSize) -> Result<Graph> {
         self.half(Half::Trunk, output, |graph| find(graph, encoder))
     }
 
-    /// The part after the last encoder block. Its only input is the result of that block, named `input`.
+    /// The part after the last encoder block. Its first input is the result of that block, named `input`. A head has no other
+    /// input; a decoder has those that it reads.
     ///
     /// # Errors
     /// As [`Graph::trunk`].
-    pub fn rest(self, input: &str, encoder: EncoderSize) -> Result<Graph> {
+    pub fn rest(self, input: &str, encoder: &EncoderSize) -> Result<Graph> {
         self.half(Half::Head, input, |graph| find(graph, encoder))
     }
 
@@ -55,6 +56,16 @@ impl Graph {
     /// As [`Graph::blocks_before`].
     pub fn blocks_after(self, input: &str, place: BlockEnd) -> Result<Graph> {
         self.half(Half::Head, input, |graph| find_block(graph, place))
+    }
+
+    /// Whether the end of an encoder of this size can be proved.
+    pub fn has_trunk(&self, encoder: &EncoderSize) -> bool {
+        self.model.graph.as_ref().is_some_and(|graph| find(graph, encoder).is_ok())
+    }
+
+    /// Whether `place` can be proved.
+    pub fn has_blocks(&self, place: BlockEnd) -> bool {
+        self.model.graph.as_ref().is_some_and(|graph| find_block(graph, place).is_ok())
     }
 
     fn half(mut self, half: Half, name: &str, find: impl FnOnce(&GraphProto) -> Result<Cut, String>) -> Result<Graph> {
@@ -77,11 +88,11 @@ impl Graph {
                 self.outputs = vec![port];
             }
             Half::Head => {
-                // Both halves may need a node that is independent of the inputs.
+                // Both halves may need a node that both can compute.
                 let mut position = 0;
                 graph.node.retain(|_| {
                     position += 1;
-                    position > cut.node + 1 || cut.constant[position - 1]
+                    position > cut.node + 1 || cut.repeated[position - 1]
                 });
                 // Old files list constants as inputs.
                 graph.input.retain(|input| self.inputs.iter().any(|port| input.name.as_ref() == Some(&port.name)));

@@ -5,27 +5,64 @@
 //! such product: one around the feed-forward part, and one at the end of the encoder. A normalization of the head comes
 //! later and adds no residual, so it is not the end.
 
+use super::flow::{Flow, repeatable, separates};
 use super::proto::{operator, tensor_bytes};
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
-/// The size of an encoder, from its configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The size of an encoder and what follows it in its graph, from the configuration of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderSize {
     /// The number of blocks.
     pub layers: usize,
     /// The elements of a hidden state.
     pub width: usize,
+    /// The decoder that follows; `None` for a head.
+    pub decoder: Option<DecoderSize>,
 }
 
-/// The position of a cut: the nodes up to `node` are the trunk, and `value` is the only varying value that the head
-/// reads.
+/// A decoder in the graph of its encoder. Each of its blocks has an attention to itself and one to the encoder's result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecoderSize {
+    /// The number of blocks.
+    pub layers: usize,
+    /// The inputs of the graph that it may read beside the encoder's result: masks. It may read the shapes of all inputs.
+    pub inputs: Vec<String>,
+}
+
+/// The attention products of a decoder that do not count if the queries of its first block are constants, as in DETR: two of
+/// its attention to itself, and the product of its queries and the encoder's keys.
+const CONSTANT_PRODUCTS: usize = 3;
+
+impl EncoderSize {
+    /// The number of attention products of the encoder.
+    fn products(&self) -> usize {
+        self.layers.saturating_mul(2)
+    }
+
+    /// The possible numbers of attention products of the whole graph.
+    fn products_in_all(&self) -> [usize; 2] {
+        let decoder = self.decoder.as_ref().map_or(0, |decoder| decoder.layers.saturating_mul(4));
+        [0, CONSTANT_PRODUCTS].map(|constant| self.products().saturating_add(decoder.saturating_sub(constant)))
+    }
+}
+
+impl fmt::Display for EncoderSize {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} encoder blocks", self.layers)?;
+        self.decoder.as_ref().map_or(Ok(()), |decoder| write!(formatter, " and {} decoder blocks", decoder.layers))
+    }
+}
+
+/// The position of a cut: the nodes up to `node` are the trunk, and the rest reads `value`, and otherwise only what it
+/// computes again.
 pub(super) struct Cut {
     pub(super) node: usize,
     pub(super) value: String,
     /// For each node, whether the part after the cut may compute it again: it does not depend on the inputs of the graph,
-    /// or on their shapes only.
-    pub(super) constant: Vec<bool>,
+    /// or on their shapes only, or on inputs that the part may read.
+    pub(super) repeated: Vec<bool>,
 }
 
 /// A layer normalization: one node or a sequence of nodes.
@@ -39,18 +76,20 @@ pub(super) struct Norm<'g> {
 ///
 /// # Errors
 /// The reason why the end cannot be proved.
-pub(super) fn find(graph: &GraphProto, size: EncoderSize) -> Result<Cut, String> {
+pub(super) fn find(graph: &GraphProto, size: &EncoderSize) -> Result<Cut, String> {
     let constants: HashMap<&str, &TensorProto> =
         graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, tensor))).collect();
     let flow = Flow::of(graph, &constants).ok_or("the graph has subgraphs, or its nodes are out of order")?;
     let walk = Walk::new(graph, &constants, &flow);
 
     let products = walk.all_products();
-    let (wanted, count) = (size.layers.saturating_mul(2), products.len());
-    let (Some(&last), true) = (products.last(), count == wanted) else {
-        return Err(format!("{} encoder blocks have {wanted} attention products, the graph has {count}", size.layers));
+    let last = size.products().checked_sub(1).and_then(|last| products.get(last));
+    let (Some(&last), true) = (last, size.products_in_all().contains(&products.len())) else {
+        let [wanted, _] = size.products_in_all();
+        return Err(format!("{size} have {wanted} attention products, the graph has {}", products.len()));
     };
-    let mut norms = (last + 1..graph.node.len()).filter_map(|node| walk.norm(node));
+    let next = products.get(size.products()).copied().unwrap_or(graph.node.len());
+    let mut norms = (last + 1..next).filter_map(|node| walk.norm(node));
     let (Some(inner), Some(outer)) = (norms.next(), norms.next()) else {
         return Err("fewer than two normalizations follow the last attention".into());
     };
@@ -74,11 +113,16 @@ pub(super) fn find(graph: &GraphProto, size: EncoderSize) -> Result<Cut, String>
     if graph.output.iter().any(|output| output.name.as_deref() == Some(outer.output)) {
         return Err("the last block's result is an output already, under another name".into());
     }
-    if crossings(graph, &flow)[outer.end].as_deref() != Some(outer.output) {
-        return Err("the nodes after the last block read other values, too".into());
-    }
-    let constant = graph.node.iter().map(|node| !node.output.iter().any(|name| flow.varying.contains(name.as_str())));
-    Ok(Cut { node: outer.end, value: outer.output.to_owned(), constant: constant.collect() })
+    let repeatable = match &size.decoder {
+        Some(decoder) => repeatable(graph, &flow, &decoder.inputs),
+        // A head has one input.
+        None if graph.node[outer.end..].iter().any(|node| flow.measures_input(node)) => {
+            return Err("the nodes after the last block read the shape of an input".into());
+        }
+        None => HashSet::new(),
+    };
+    separates(graph, &flow, (outer.end, outer.output), &repeatable)?;
+    Ok(Cut { node: outer.end, value: outer.output.to_owned(), repeated: flow.repeated(graph, &repeatable) })
 }
 
 /// A graph with indexes of its values.
@@ -189,67 +233,6 @@ impl<'g> Walk<'g> {
             }
         }
         found
-    }
-}
-
-/// For each node: the only varying value that later nodes read; `None` if they read several.
-fn crossings(graph: &GraphProto, flow: &Flow<'_>) -> Vec<Option<String>> {
-    let count = graph.node.len();
-    let mut last_use: HashMap<&str, usize> = HashMap::new();
-    for (position, node) in graph.node.iter().enumerate() {
-        last_use.extend(node.input.iter().map(|name| (name.as_str(), position)));
-    }
-    last_use.extend(graph.output.iter().filter_map(|output| Some((output.name.as_deref()?, count))));
-    let mut open: HashSet<&str> = flow.inputs.iter().copied().filter(|name| last_use.contains_key(name)).collect();
-    let mut crossings = Vec::with_capacity(count);
-    for (position, node) in graph.node.iter().enumerate() {
-        let needed = |name: &&str| last_use.get(name).is_some_and(|&last| last > position);
-        open.extend(node.output.iter().map(String::as_str).filter(|name| flow.varying.contains(name)));
-        open.retain(needed);
-        let only = if open.len() == 1 { open.iter().next() } else { None };
-        crossings.push(only.map(|&name| name.to_owned()));
-    }
-    crossings
-}
-
-/// The values that depend on the inputs of the graph.
-pub(super) struct Flow<'g> {
-    pub(super) inputs: Vec<&'g str>,
-    pub(super) varying: HashSet<&'g str>,
-    /// The varying values that depend on elements, not on shapes alone.
-    data: HashSet<&'g str>,
-}
-
-impl<'g> Flow<'g> {
-    /// `None` for nodes out of order, names that are defined twice, and subgraphs, which may read any outer value.
-    pub(super) fn of(graph: &'g GraphProto, constants: &HashMap<&str, &TensorProto>) -> Option<Self> {
-        let names = graph.input.iter().filter_map(|input| input.name.as_deref());
-        let inputs: Vec<&str> = names.filter(|name| !constants.contains_key(name)).collect();
-        let mut varying: HashSet<&str> = inputs.iter().copied().collect();
-        let (mut defined, mut data) = (varying.clone(), varying.clone());
-        for node in &graph.node {
-            let known = |name: &String| {
-                name.is_empty() || defined.contains(name.as_str()) || constants.contains_key(name.as_str())
-            };
-            if !node.input.iter().all(known) || node.attribute.iter().any(|attribute| attribute.g.is_some()) {
-                return None;
-            }
-            let varies = node.input.iter().any(|name| varying.contains(name.as_str()));
-            let measures = matches!(operator(node), "Shape" | "Size");
-            let carries = !measures && node.input.iter().any(|name| data.contains(name.as_str()));
-            for name in node.output.iter().map(String::as_str).filter(|name| !name.is_empty()) {
-                if !defined.insert(name) {
-                    return None;
-                }
-                if varies {
-                    varying.insert(name);
-                }
-                if carries {
-                    data.insert(name);
-                }
-            }
-        }
-        Some(Self { inputs, varying, data })
     }
 }
 

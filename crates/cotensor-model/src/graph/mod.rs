@@ -8,6 +8,7 @@ mod cut;
 mod encoder;
 mod external;
 mod fingerprint;
+mod flow;
 mod initializer;
 mod limits;
 mod onnx;
@@ -18,7 +19,7 @@ mod types;
 mod wire;
 
 pub use block::BlockEnd;
-pub use encoder::EncoderSize;
+pub use encoder::{DecoderSize, EncoderSize};
 pub use limits::{
     DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,
     SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,

@@ -3,6 +3,7 @@
 mod labels;
 mod logit_scale;
 mod open_model;
+mod parts;
 mod runtime;
 mod stages;
 

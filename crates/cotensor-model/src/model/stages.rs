@@ -1,10 +1,11 @@
-//! The stages and heads of a model: which file has the graph, and which part of it is the stage.
+//! The stages and heads of a model: which file has the graph, and loading it.
 
 use super::open_model::{Model, StageSource};
-use crate::graph::{BlockEnd, EncoderSize, Graph};
+use super::parts::has_result;
+use crate::graph::Graph;
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, Kind, Result, Space};
-use cotensor_preprocess::family::{BlockFields, LOGITS, StageDef, Task};
+use cotensor_preprocess::family::{LOGITS, StageDef};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -70,49 +71,6 @@ impl Model {
         space().map_err(|error| error.in_file(&path))
     }
 
-    /// The part of a graph that is the stage: the trunk of a graph with trunk and head, or its part of the graph of a
-    /// whole model.
-    fn part(&self, def: &StageDef, graph: Graph, whole: bool) -> Result<Graph> {
-        match (&def.encoder, def.outputs.first()) {
-            (Some(_), Some(output)) if !has_result(def, &graph) => graph.trunk(output, self.encoder_size(def)?),
-            _ if whole => Ok(graph.part(&result_names(def).collect::<Vec<_>>())),
-            _ => Ok(graph),
-        }
-    }
-
-    /// The place after a block at which a shared stage is cut. `None` for a stage that is not cut there, and for a graph in
-    /// which the place cannot be proved.
-    fn inner_cut<'a>(
-        &self,
-        def: &'a StageDef,
-        path: &Path,
-        whole: bool,
-    ) -> Result<Option<(&'a BlockFields, BlockEnd)>> {
-        let (Some(blocks), StageSource::Shared(_)) = (&def.blocks, &self.source) else { return Ok(None) };
-        let Some(place) = self.block_end(blocks) else { return Ok(None) };
-        let graph = self.part(def, Graph::open(path)?, whole)?;
-        Ok(graph.blocks_before(&blocks.output, place).is_ok().then_some((blocks, place)))
-    }
-
-    /// The place at which a stage is cut, from config.json.
-    fn block_end(&self, blocks: &BlockFields) -> Option<BlockEnd> {
-        let number = |field: &str| usize::try_from(self.config_at(field)?.as_u64()?).ok();
-        let (layers, width) = (number(&blocks.layers)?, number(&blocks.width)?);
-        match &blocks.hidden_state {
-            // Hidden state 0 is the input of the first block, -1 the result of the last.
-            Some(field) => {
-                let index = self.config_at(field)?.as_i64()?;
-                let before = if index < 0 {
-                    (layers + 1).checked_sub(usize::try_from(-index).ok()?)?
-                } else {
-                    usize::try_from(index).ok()?
-                };
-                Some(BlockEnd { blocks: before, before, width })
-            }
-            None => Some(BlockEnd { blocks: layers, before: layers.checked_sub(1)?, width }),
-        }
-    }
-
     /// The error for a missing head. It lists the heads of the model: the graphs in `onnx/` that are not stages of the
     /// family.
     pub(crate) fn no_head(&self) -> Error {
@@ -173,7 +131,7 @@ impl Model {
                     let expected = self.head_file(OWN_HEAD);
                     return Err(self.no_head().in_file(&expected).in_field("head"));
                 }
-                graph.rest(output, self.encoder_size(def)?)
+                graph.rest(output, &self.encoder_size(def)?)
             })
         })?;
         Ok(Some(stage))
@@ -184,31 +142,8 @@ impl Model {
         self.head_file(OWN_HEAD).is_file()
     }
 
-    /// The size of a stage's encoder, from config.json.
-    fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
-        let fields =
-            def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is not an encoder", def.role)))?;
-        let number = |fields: &[String]| {
-            let field = fields.iter().find(|field| self.config.get(field.as_str()).is_some()).or(fields.first());
-            let field = field.map_or("", String::as_str);
-            let value =
-                self.config.get(field).and_then(serde_json::Value::as_u64).and_then(|n| usize::try_from(n).ok());
-            value.filter(|&value| value > 0).ok_or_else(|| {
-                Error::invalid("a number is required to find the end of the encoder in a graph that gives logits only")
-                    .in_file(self.folder.join("config.json"))
-                    .in_field(field)
-            })
-        };
-        Ok(EncoderSize { layers: number(&fields.layers)?, width: number(&fields.width)? })
-    }
-
-    /// The roles of a task, in the form in which the model has its decoder.
-    pub(crate) fn roles<'m>(&'m self, task: &'m Task) -> Vec<&'m str> {
-        self.family.roles(&task.stages, self.variant, |file| self.folder.join(file).is_file())
-    }
-
     /// The file of a stage's graph, and whether it holds the whole model.
-    fn graph_file(&self, def: &StageDef) -> Result<(PathBuf, bool)> {
+    pub(super) fn graph_file(&self, def: &StageDef) -> Result<(PathBuf, bool)> {
         let found = def.graph_file(self.variant, |file| self.folder.join(file).is_file());
         found.map(|(file, is_whole)| (self.folder.join(file), is_whole)).ok_or_else(|| {
             let expected = def.files.join(" or ");
@@ -272,14 +207,4 @@ impl Model {
         }
         Ok(fingerprints)
     }
-}
-
-/// The names that graphs give the result of the stage.
-fn result_names(def: &StageDef) -> impl Iterator<Item = &str> {
-    def.outputs.iter().chain(&def.output_aliases).chain(&def.outputs_optional).map(String::as_str)
-}
-
-/// Whether the graph has the result of the stage as an output, under any of its names. Such a graph is not cut.
-fn has_result(def: &StageDef, graph: &Graph) -> bool {
-    result_names(def).any(|name| graph.outputs().iter().any(|output| output.name == name))
 }

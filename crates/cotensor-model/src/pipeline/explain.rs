@@ -92,7 +92,7 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         user.check_task(task)?;
         let replaced = encoder_use(user, &model, base, runtime)?;
-        for role in model.roles(task) {
+        for role in model.roles(task)? {
             if let Some((encoder, source)) = replaced.as_ref().filter(|(encoder, _)| encoder.role == role) {
                 let sources = source.family().stage(&encoder.source_role)?.inputs.values().cloned().collect();
                 uses.push(Use::new(user, source, source.stage(&encoder.source_role)?, sources, &uses));

@@ -60,12 +60,12 @@ impl<'a> Run<'a> {
     /// Runs a stage on the values that its definition names; returns `output`. If that is the result of the stage, the
     /// stage gives the other outputs of its definition in the same run.
     pub(super) fn run_stage(&mut self, def: &StageDef, stage: &Stage, inputs: &Inputs, output: &str) -> Result<Value> {
-        let optional = def
-            .inputs_optional
-            .iter()
-            .filter(|(name, _)| stage.graph().inputs().iter().any(|port| port.name == **name));
+        let reads = |name: &str| stage.graph().inputs().iter().any(|port| port.name == name);
+        let optional = def.inputs_optional.iter().filter(|(name, _)| reads(name));
+        // A part of a graph has the inputs that it reads.
+        let always = def.inputs.iter().filter(|(name, _)| def.rest_of.is_none() || reads(name));
         let mut bound = Vec::new();
-        for (name, source) in def.inputs.iter().chain(optional) {
+        for (name, source) in always.chain(optional) {
             let value = match source.as_str() {
                 "image.pixels" => {
                     let start = Instant::now();

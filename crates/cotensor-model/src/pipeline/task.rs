@@ -98,7 +98,7 @@ impl Run<'_> {
     fn encode_and_answer(&mut self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
         let mut batch = None;
         let mut last = None;
-        for role in &task.stages {
+        for role in self.model.roles(task)? {
             let def = self.model.family().stage(role)?;
             if let Some(value) = self.given(def, inputs)? {
                 if def.reads("text") {

@@ -24,7 +24,7 @@ pub(super) fn write(
 ) -> Result<(Answer, Vec<Output>)> {
     let config = GenerationConfig::of(run.model, &user.task)?;
     let mut text_ids = Vec::new();
-    for role in encoder_roles(run.model, task) {
+    for role in encoder_roles(run.model, task)? {
         let def = run.model.family().stage(role)?;
         if run.given(def, inputs)?.is_some() {
             // The decoder reads the mask. Adapters are fitted on texts without a prefix.
@@ -59,8 +59,8 @@ pub(super) fn write(
 }
 
 /// The roles of the task that run before the decoder.
-fn encoder_roles<'m>(model: &'m Model, task: &'m Task) -> Vec<&'m str> {
-    model.roles(task).into_iter().filter(|role| !model.family().is_of_decoder(role)).collect()
+fn encoder_roles<'m>(model: &'m Model, task: &'m Task) -> Result<Vec<&'m str>> {
+    Ok(model.roles(task)?.into_iter().filter(|role| !model.family().is_of_decoder(role)).collect())
 }
 
 /// The user's text, or the input text, with the prefix of the task.

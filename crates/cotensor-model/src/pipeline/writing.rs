@@ -45,7 +45,7 @@ impl Writing {
         let def = family.decoder.as_ref();
         let def = def.ok_or_else(|| Error::unsupported(format!("the {} family has no decoder", family.title)))?;
         let mut load = |role: &str| Ok::<_, Error>((run.load(role, |model| model.stage(role))?, family.stage(role)?));
-        let roles = model.roles(task);
+        let roles = model.roles(task)?;
         let of_decoder = |role: &&str| family.is_of_decoder(role);
         let mut stages = roles.into_iter().filter(of_decoder).map(&mut load).collect::<Result<Vec<_>>>()?.into_iter();
         let prompt = stages.next().ok_or_else(|| Error::unsupported(format!("{} decodes nothing", task.name)))?;

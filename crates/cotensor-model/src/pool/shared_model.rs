@@ -22,7 +22,7 @@ impl PooledModel {
     pub fn initialize(&self) -> Result<()> {
         let model = self.model();
         let tasks = model.family().tasks().filter(|task| !task.head);
-        let mut roles: Vec<&str> = tasks.flat_map(|task| model.roles(task)).collect();
+        let mut roles: Vec<&str> = tasks.map(|task| model.roles(task)).collect::<Result<Vec<_>>>()?.concat();
         roles.sort_unstable();
         roles.dedup();
         let (mut loaded, mut missing) = (0, None);

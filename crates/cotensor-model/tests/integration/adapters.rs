@@ -143,6 +143,47 @@ fn image_patches_become_a_pooled_embedding() {
 }
 
 #[test]
+fn detector_reads_the_patches_of_another_encoder_for_images_of_any_size() {
+    let runtime = runtime(EmbeddedStore::builder());
+    let (source, target) = (runtime.open(&tiny("vit")).unwrap(), runtime.open(&tiny("detr")).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<_> = (0..24).map(|seed| folder.path().join(format!("{seed}.bmp"))).collect();
+    for (seed, file) in files.iter().enumerate() {
+        std::fs::write(file, bmp(seed as u32)).unwrap();
+    }
+    let holder = runtime.store().holder("fit");
+    let samples = Samples::of_files(Medium::Image, files.iter().cloned());
+    let square = fit_adapter(&source, &target, &samples, &holder, &mut |_, _| {}).unwrap();
+    assert!(
+        matches!(square.info.rows, Rows::Patches { target, .. } if target.image.is_some()),
+        "{:?}",
+        square.info.rows
+    );
+    // One image of another shape.
+    let tall = tiny("images").join("tall.png");
+    let samples = Samples::of_files(Medium::Image, files.iter().cloned().chain([tall.clone()]));
+    let adapter = fit_adapter(&source, &target, &samples, &holder, &mut |_, _| {}).unwrap();
+    assert!(
+        matches!(adapter.info.rows, Rows::Patches { target, .. } if target.image.is_none()),
+        "{:?}",
+        adapter.info.rows
+    );
+    drop(adapter.publish(&**runtime.store(), &holder).unwrap());
+
+    let user = reader("detr", "object-detection", &tiny("vit"), None);
+    for image in [&tall, &fixtures().join("media/photo.png"), &files[0]] {
+        let inputs = Inputs::default().with_image(image).unwrap();
+        let given = run(&runtime, &target, &user, &inputs).unwrap();
+        assert!(matches!(given.answer, Answer::Objects { .. }));
+        let roles: Vec<&str> = given.stages.iter().map(|stage| stage.role.as_str()).collect();
+        assert_eq!(roles, ["adapter of encoder", "detector"]);
+        let own = run(&runtime, &target, &User { encoder: None, ..user.clone() }, &inputs).unwrap();
+        assert_eq!(given.outputs[1].shape, own.outputs[1].shape);
+        assert_ne!(given.outputs[1].values, own.outputs[1].values);
+    }
+}
+
+#[test]
 fn decoders_of_other_models_read_one_encoder() {
     let runtime = runtime(EmbeddedStore::builder());
     let holder = runtime.store().holder("fit");

@@ -68,6 +68,36 @@ fn users_with_other_thresholds_share_the_run() {
     let alone = detect(&runtime, &alone, "../images/tall.png", None);
     assert_eq!(alone.answer, some.answer);
     assert!(alone.outputs.iter().zip(&some.outputs).all(|(a, b)| a.max_abs_diff(b) == 0.0));
+    let roles = |report: &UserReport| report.stages.iter().map(|stage| stage.role.clone()).collect::<Vec<_>>();
+    assert_eq!((roles(&all), roles(&alone)), (vec!["encoder".into(), "detector".into()], vec!["detector".into()]));
+}
+
+#[test]
+fn graph_that_cannot_be_cut_runs_whole() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("detr");
+    crate::support::copy(&tiny("detr"), &folder);
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let cut = runtime(EmbeddedStore::builder());
+    let cut = detect(&cut, &cut.open(&tiny("detr")).unwrap(), "../images/tall.png", None);
+    for (field, wrong) in [("encoder_layers", 1), ("encoder_layers", 3), ("decoder_layers", 4), ("decoder_layers", 1)] {
+        std::fs::write(
+            folder.join("config.json"),
+            config.replace(&format!(r#""{field}": 2"#), &format!(r#""{field}": {wrong}"#)),
+        )
+        .unwrap();
+        let runtime = runtime(EmbeddedStore::builder());
+        let model = runtime.open(&folder).unwrap();
+        // A second run finds the loaded stage.
+        for _ in 0..2 {
+            let whole = detect(&runtime, &model, "../images/tall.png", None);
+            assert_eq!(whole.stages.iter().map(|stage| &*stage.role).collect::<Vec<_>>(), ["detector"], "{field}");
+            assert_eq!(whole.answer, cut.answer);
+        }
+        let error = model.space("encoder").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("attention products"), "{error}");
+    }
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn hidden_states_come_from_the_shared_trunk_but_not_from_a_private_graph() {
 }
 
 /// The size of the tiny BERT, as in its config.json.
-const TINY: EncoderSize = EncoderSize { layers: 2, width: 32 };
+const TINY: EncoderSize = EncoderSize { layers: 2, width: 32, decoder: None };
 
 /// The two halves of the tiny BERT with a head, changed by `change`.
 fn halves(folder: &Path, size: EncoderSize, change: impl FnOnce(&mut GraphProto)) -> [Result<Graph>; 2] {
@@ -122,7 +122,7 @@ fn halves(folder: &Path, size: EncoderSize, change: impl FnOnce(&mut GraphProto)
     change(model.graph.as_mut().unwrap());
     let path = save(&folder.join("onnx"), "changed.onnx", &model);
     let open = || Graph::open(&path).unwrap();
-    [open().trunk("hidden", size), open().rest("hidden", size)]
+    [open().trunk("hidden", &size), open().rest("hidden", &size)]
 }
 
 /// The nodes of the head, which come last.
@@ -169,7 +169,7 @@ fn graph_without_a_provable_end_of_the_encoder_is_refused_with_the_reason() {
     refused("3 encoder blocks", EncoderSize { layers: 3, ..TINY }, |_| ());
     refused("encoder blocks", EncoderSize { layers: usize::MAX, ..TINY }, |_| ());
     refused("not over 33 elements", EncoderSize { width: 33, ..TINY }, |_| ());
-    refused("read other values", TINY, |graph| {
+    refused("read another value", TINY, |graph| {
         let earlier = graph.node[head_nodes(graph) - 3].output[0].clone();
         graph.output.push(value(&earlier, DataType::FLOAT, &[None, None, None]));
     });

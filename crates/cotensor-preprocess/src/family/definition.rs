@@ -68,6 +68,10 @@ pub struct StageDef {
     /// encoder of this size ends.
     #[serde(default)]
     pub encoder: Option<EncoderFields>,
+    /// The role of the stage whose graph this stage continues: the part after that stage's encoder. A graph that cannot be cut
+    /// there runs whole as this stage.
+    #[serde(default)]
+    pub rest_of: Option<String>,
     /// A place after an inner block, at which a shared stage is cut: models that read other layers of the same encoder
     /// share the blocks before it.
     #[serde(default)]
@@ -179,6 +183,9 @@ pub struct EncoderFields {
     /// The field with the number of elements of a hidden state.
     #[serde(deserialize_with = "one_or_more")]
     pub width: Vec<String>,
+    /// The field with the number of blocks of the decoder, for a graph that holds encoder and decoder.
+    #[serde(default)]
+    pub decoder_layers: Option<String>,
 }
 
 /// The blocks that a stage begins with. Fields of config.json may be in an inner object: `vision_config.hidden_size`.
@@ -208,6 +215,12 @@ impl StageDef {
         self.inputs.values().any(|source| source.split('.').next() == Some(medium))
     }
 
+    /// The inputs that the stage reads beside the data that it encodes: masks.
+    pub fn masks(&self) -> impl Iterator<Item = &str> {
+        let all = self.inputs.iter().chain(&self.inputs_optional);
+        all.filter(|(_, source)| source.ends_with(".mask")).map(|(name, _)| name.as_str())
+    }
+
     /// The name of the first output in a graph; `has_output` tells whether the graph has an output of a name.
     pub fn trunk_output(&self, has_output: impl Fn(&str) -> bool) -> Option<&str> {
         let names = self.outputs.first().into_iter().chain(&self.output_aliases);
@@ -225,6 +238,11 @@ impl Family {
             .iter()
             .find(|stage| stage.role == role)
             .ok_or_else(|| Error::unsupported(format!("the {} family has no stage {role:?}", self.title)))
+    }
+
+    /// The stage that continues the graph of stage `role`.
+    pub fn rest_of(&self, role: &str) -> Option<&StageDef> {
+        self.stages.iter().find(|stage| stage.rest_of.as_deref() == Some(role))
     }
 
     /// How similarities become probabilities.

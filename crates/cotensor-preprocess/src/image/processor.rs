@@ -150,17 +150,34 @@ impl ImageProcessor {
     ///
     /// # Errors
     /// As [`ImageProcessor::process`].
-    pub fn mask(&self, (width, height): (u32, u32)) -> Result<Array> {
+    pub fn mask(&self, size: (u32, u32)) -> Result<Array> {
+        let (height, width) = self.inner_size(size)?;
+        let (full_height, full_width) = self.padded((height, width))?;
+        let inside = |index: usize| index / full_width < height && index % full_width < width;
+        let mask = (0..full_height * full_width).map(|index| i64::from(inside(index))).collect();
+        Array::i64([1, full_height, full_width], mask)
+    }
+
+    /// Height and width in pixels of the result of [`process`](Self::process) for an image of `(width, height)`.
+    ///
+    /// # Errors
+    /// As [`ImageProcessor::process`].
+    pub fn size(&self, size: (u32, u32)) -> Result<(usize, usize)> {
+        self.padded(self.inner_size(size)?)
+    }
+
+    /// Height and width without padding.
+    fn inner_size(&self, (width, height): (u32, u32)) -> Result<(usize, usize)> {
         let mut inner = (width as usize, height as usize);
         if self.square.is_some() {
             inner = (inner.0.max(inner.1), inner.0.max(inner.1));
         }
         let resized = self.resize.map_or((inner.1, inner.0), |(size, _)| size.target(inner));
-        let (height, width) = self.crop.unwrap_or(resized);
-        let (full_height, full_width) = self.padded((height, width))?;
-        let inside = |index: usize| index / full_width < height && index % full_width < width;
-        let mask = (0..full_height * full_width).map(|index| i64::from(inside(index))).collect();
-        Array::i64([1, full_height, full_width], mask)
+        if resized.0.max(resized.1) > SIDE_MAX as usize {
+            let message = format!("resized to {} x {}; at most {SIDE_MAX} pixels a side", resized.1, resized.0);
+            return Err(Error::invalid(message).in_field("image"));
+        }
+        Ok(self.crop.unwrap_or(resized))
     }
 
     /// Height and width with padding.

@@ -141,3 +141,15 @@ fn graphs_of_one_decoding_do_not_repeat_each_other() {
     let without = report(400.0, vec![user("a", vec![], stages)]);
     assert_eq!(Avoidable::of(&without, &[], &[]).total_ms(), 0.0);
 }
+
+#[test]
+fn encoder_in_a_whole_graph_has_the_time_that_the_rest_does_not_need() {
+    let of = |stages| report(100.0, vec![user("a", vec![], vec![]), user("b", vec![], stages)]);
+    let without = of(vec![part("detector", "whole", 10.0, 60.0)]);
+    let with = of(vec![part("adapter of encoder", "adapter", 0.0, 1.0), part("detector", "rest", 4.0, 15.0)]);
+    let replaced = [("b", "encoder")];
+    let avoidable = Avoidable::of(&without, &[], &replaced).and_parts_of_graphs(&without, &with, &replaced);
+    assert_eq!(avoidable.replaced_ms, 50.0);
+    let own = Avoidable::default().and_parts_of_graphs(&without, &with, &[("b", "detector")]);
+    assert_eq!(own.replaced_ms, 0.0, "a stage of its own is counted by its own time");
+}

@@ -33,16 +33,22 @@ pub fn encode(model: &Model, medium: Medium, inputs: &Inputs, holder: &Holder) -
     let value = run.encode(def, inputs)?;
     let parts = match medium {
         Medium::Text => text_parts(model, inputs, value.shape().len() == 2)?,
-        Medium::Image => {
-            let (pixels, _) = inputs.pixels(model, holder)?;
-            let &[_, _, height, width] = pixels.shape() else {
-                return Err(Error::unsupported(format!("pixels of shape {:?}", pixels.shape())));
-            };
-            RowParts::Image(height, width)
-        }
+        Medium::Image => image_parts(model, inputs)?,
         Medium::Audio => RowParts::Audio,
     };
     Ok(Encoded { value, parts, space: model.space(&def.role)? })
+}
+
+/// The size of the image as `model` reads it; unknown without an image.
+///
+/// # Errors
+/// `Invalid` for an image that `model` cannot read.
+pub(super) fn image_parts(model: &Model, inputs: &Inputs) -> Result<RowParts> {
+    if !inputs.media().contains(&Medium::Image.name()) {
+        return Ok(RowParts::Unknown);
+    }
+    let (height, width) = model.image()?.size(inputs.image_size()?)?;
+    Ok(RowParts::Image(height, width))
 }
 
 /// The bytes of the text that each token of `model` covers, or that one row for the whole text covers if `pooled`.

@@ -45,6 +45,16 @@ pub enum RowParts {
     Unknown,
 }
 
+impl RowParts {
+    /// The height and the width of the preprocessed image.
+    pub(super) fn image(&self) -> Option<[usize; 2]> {
+        match *self {
+            RowParts::Image(height, width) => Some([height, width]),
+            _ => None,
+        }
+    }
+}
+
 /// The output of a stage that encodes an input.
 #[derive(Clone)]
 pub struct Encoded {

@@ -3,7 +3,7 @@
 use super::encode::{encode, encoder_of};
 use super::encoded::{Encoded, Medium, RowParts};
 use super::samples::Samples;
-use crate::adapter::{Adapter, Alignment, Encoder, Fitter, Grid, Rows, SAMPLES_MIN};
+use crate::adapter::{Adapter, Alignment, Encoder, Fitter, Patches, Rows, SAMPLES_MIN};
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_store::Holder;
@@ -43,12 +43,12 @@ pub fn fit_adapter(
             end.pooled = encoded.value.shape().len() == 2;
         }
         let rows = rows(&from, &to)?;
-        let (fitter, known) = fitter.get_or_insert_with(|| (Fitter::new(inputs, outputs), rows));
-        if *known != rows {
-            let message = format!("the samples have different rows: {known:?} and {rows:?}");
-            return Err(Error::unsupported(message).in_field("data"));
-        }
         let alignment = align(&from, &to.parts, &rows)?;
+        let (fitter, known) = fitter.get_or_insert_with(|| (Fitter::new(inputs, outputs), rows));
+        *known = known.of_both(&rows).ok_or_else(|| {
+            let message = format!("the samples have different rows: {known:?} and {rows:?}");
+            Error::unsupported(message).in_field("data")
+        })?;
         let aligned = alignment.apply(&from.value.to_f32()?, inputs);
         fitter.add(&aligned, &to.value.to_f32()?)?;
         done(count + 1, distinct.len());
@@ -71,15 +71,16 @@ fn rows(from: &Encoded, to: &Encoded) -> Result<Rows> {
     match (&from.parts, &to.parts) {
         (RowParts::Tokens(_), RowParts::Tokens(_)) => Ok(Rows::Tokens),
         (&RowParts::Image(height, width), &RowParts::Image(target_height, target_width)) => Ok(Rows::Patches {
-            source: Grid::of_image(source, height, width)?,
-            target: Grid::of_image(target, target_height, target_width)?,
+            source: Patches::of_image(source, height, width)?,
+            target: Patches::of_image(target, target_height, target_width)?,
         }),
         (RowParts::Audio, RowParts::Audio) => Ok(Rows::Frames { target }),
         _ => Err(Error::invalid("the encoders read inputs of different types")),
     }
 }
 
-/// The alignment of the rows of `from` for an adapter with `rows`. `target` is needed for tokens only.
+/// The alignment of the rows of `from` for an adapter with `rows`. `target` is needed for tokens, and for patches if the
+/// samples were images of different sizes.
 pub(super) fn align(from: &Encoded, target: &RowParts, rows: &Rows) -> Result<Alignment> {
     let (count, _) = from.size()?;
     match (rows, &from.parts, target) {
@@ -93,7 +94,13 @@ pub(super) fn align(from: &Encoded, target: &RowParts, rows: &Rows) -> Result<Al
         (Rows::Tokens, RowParts::Unknown, _) => Err(Error::unsupported(
             "the adapter aligns tokens, and the text of the tensor is not known: only the process that made it knows it",
         )),
-        (Rows::Patches { source, target }, ..) if source.rows() == count => Ok(Alignment::of_grids(source, target)),
+        (Rows::Patches { source, target: patches }, ..) => {
+            let (source, target) = (source.grid(from.parts.image())?, patches.grid(target.image())?);
+            if source.rows() != count {
+                return Err(Error::unsupported(format!("{count} rows do not fit {source:?}")));
+            }
+            Ok(Alignment::of_grids(&source, &target))
+        }
         (Rows::Frames { target }, ..) => Alignment::of_frames(count, *target),
         _ => Err(Error::unsupported(format!("{count} rows do not fit {rows:?}"))),
     }

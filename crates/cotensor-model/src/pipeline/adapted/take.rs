@@ -1,6 +1,6 @@
 //! Use of an adapter: the output of another model's encoder, mapped to the rows of a stage that does not run.
 
-use super::encode::{encoder_of, text_parts};
+use super::encode::{encoder_of, image_parts, text_parts};
 use super::encoded::{Foreign, RowParts};
 use super::learn::align;
 use crate::adapter::{Adapter, Rows};
@@ -59,10 +59,11 @@ impl Run<'_> {
             let message = format!("rows of {width} elements; the adapter reads {}", adapter.map.inputs());
             return Err(Error::unsupported(message).in_field("adapter"));
         }
-        // Only tokens are aligned by the input; the other adapters know their rows.
         let target = match adapter.info.rows {
             Rows::Tokens => text_parts(self.model, inputs, adapter.info.target.pooled)?,
-            Rows::Patches { .. } | Rows::Frames { .. } => RowParts::Audio,
+            Rows::Patches { .. } => image_parts(self.model, inputs)?,
+            // The adapter knows the number of frames.
+            Rows::Frames { .. } => RowParts::Unknown,
         };
         let alignment = align(encoded, &target, &adapter.info.rows)?;
         let mut hasher = Hasher::new("cotensor adapted v1");

@@ -29,6 +29,8 @@ pub fn inputs_of(
 ) -> Result<Inputs> {
     let Some(encoder) = &user.encoder else { return Ok(inputs.clone()) };
     let medium = medium_of(user, model)?;
+    // A stage without a space has no place for the output.
+    model.space(&encoder_of(model, medium)?.role)?;
     let source = encoder.open(base, runtime)?;
     let encoded = encode(&source, medium, inputs, holder)?;
     Ok(inputs.clone().with_foreign(Foreign { medium, encoded, adapter: adapter_file(encoder, base)? }))
