@@ -206,9 +206,6 @@ fn sound_embedding_is_approximated_from_another_model() {
     let workspace = workspace("whisper", "whisper-base", &[]);
     let folder = workspace.path("models/clap-htsat");
     copy(&fixtures().join("sounds/clap"), &folder);
-    let packed = fs::File::open(folder.join("onnx/audio_model.onnx.gz")).unwrap();
-    let mut graph = fs::File::create(folder.join("onnx/audio_model.onnx")).unwrap();
-    std::io::copy(&mut flate2::read::GzDecoder::new(packed), &mut graph).unwrap();
     let arguments = ["demo", "--models", "models", "--repeats", "1", "--json", "--threads", "2"];
     // It runs on onnxruntime, whatever the engine of other scenarios is.
     let arguments = [&arguments[..], &["--engine", "rten", "--scenario", "whisper-clap"]].concat();
