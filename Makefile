@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch bench-peers test-dashboard bench soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch bench-peers test-dashboard bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm
 
 test: $(TEST_STEPS)
@@ -72,6 +72,10 @@ bench:
 	$(CARGO) bench --workspace
 	$(CARGO) run --release -p cotensor-soak -- figures --cycles 100000
 	$(CARGO) run --release -- demo
+
+# The fast engine beside plain onnxruntime, torch and plain loops, with their bounds. COTENSOR_BENCH_PYTHON names the interpreter of the peers.
+bench-engine:
+	$(CARGO) bench -p cotensor-demo --bench engine
 
 # Kills clients and the daemon at random for SOAK_SECONDS, then runs SOAK_CYCLES cycles of put, get and release.
 SOAK_SECONDS ?= 1800
