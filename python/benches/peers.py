@@ -1,6 +1,6 @@
 """Compares Cotensor with its peers in one run on one machine: ratios, and the machine's description.
 
-    python benches/peers.py [--rounds N] [--json FILE] [--only arrays,calls,models,processes] [--no-ray]
+    python benches/peers.py [--rounds N] [--json FILE] [--only arrays,calls,models,processes,engines] [--no-ray] [--engine NAME]
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, Dict, Optional
 
 import arrays
 import calls
+import engines
 import models
 import processes
 from measure import daemon
 
-PARTS = {"arrays": arrays.run, "calls": calls.run, "models": models.run, "processes": processes.run}
+PARTS = {"arrays": arrays.run, "calls": calls.run, "models": models.run, "processes": processes.run, "engines": engines.run}
 
 #: Targets: a figure, the figure that divides it (or none), and the maximum of the ratio.
 BOUNDS = [
@@ -42,6 +43,9 @@ BOUNDS = [
     ("processes, changed, shared, bytes", "processes, changed, plain, bytes", 0.30),
     ("processes, mapped, shared, bytes", "processes, mapped, forked, bytes", 1.1),
     ("memoised encoder, found", "memoised encoder, computed", 0.05),
+    ("engine, run", "engine, plain onnxruntime", 1.05),
+    ("engine, four processes, bytes", "engine, one process, bytes", 1.35),
+    ("engine, open", None, 0.2),
 ]
 
 
@@ -62,7 +66,9 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--engine", default="auto", help="engine of the part `engines`: auto, ort, ort-shared or rten")
     options = parser.parse_args()
+    os.environ["COTENSOR_ENGINE"] = options.engine
     ray = None if options.no_ray else start_ray()
     taken: Dict[str, float] = {}
     for part in options.only.split(","):
