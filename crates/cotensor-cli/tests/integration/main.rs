@@ -9,6 +9,7 @@ mod daemon;
 mod decoding;
 mod demo;
 mod embedded;
+mod engines;
 mod hostile;
 mod hub;
 mod mistakes;

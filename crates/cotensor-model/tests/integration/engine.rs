@@ -38,6 +38,29 @@ fn results_equal_those_of_the_engine_without_a_store() {
     }
 }
 
+/// The file is sparse: its first 3 GiB take no room.
+#[test]
+fn weights_beyond_two_gigabytes_are_read() {
+    use std::os::unix::fs::FileExt;
+    const OFFSET: u64 = 3 << 30;
+    let folder = tempfile::tempdir().unwrap();
+    let embedded = save(folder.path(), "embedded.onnx", &embedded_linear());
+    let (offset, length) = (OFFSET.to_string(), (SIZE * SIZE * 4).to_string());
+    let external = external_linear(&[("location", "weights.data"), ("offset", &offset), ("length", &length)]);
+    let external = save(folder.path(), "external.onnx", &external);
+    let bytes: Vec<u8> = noise(SIZE * SIZE, 1).iter().flat_map(|value| value.to_le_bytes()).collect();
+    let file = std::fs::File::create(folder.path().join("weights.data")).unwrap();
+    file.write_all_at(&bytes, OFFSET).unwrap();
+    for engine in engines() {
+        let run = |path: &Path| run_linear(&*load_on(&*engine, path, &*store()));
+        assert_eq!(run(&external), run(&embedded), "{}", engine.name());
+    }
+    // One byte less than the weight needs.
+    file.set_len(OFFSET + bytes.len() as u64 - 1).unwrap();
+    let error = Graph::open(&external).err().unwrap();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("initializer \"w\"")), "{error}");
+}
+
 fn close(given: &[f32], expected: &[f32], tolerance: f32) -> bool {
     given.len() == expected.len() && given.iter().zip(expected).all(|(a, b)| (a - b).abs() <= tolerance)
 }

@@ -65,22 +65,25 @@ pub(super) fn library() -> Result<&'static Library> {
 fn load(path: &Path) -> Result<Library> {
     if !path.is_file() {
         return Err(Error::not_found(format!(
-            "the file that {VARIABLE} names does not exist; `{INSTALL}` and unset it"
+            "the file that {VARIABLE} names does not exist; unset it, and `{INSTALL}`"
         )));
     }
-    let version =
-        native::version_of(path).map_err(|reason| Error::unsupported(format!("cannot be loaded: {reason}")))?;
-    let version = version.ok_or_else(|| Error::unsupported("this library is not onnxruntime"))?;
+    let refused = |reason: String| Error::unsupported(format!("{reason}; `{INSTALL}`"));
+    let opened = native::open(path).map_err(|reason| refused(format!("cannot be loaded: {reason}")))?;
+    let version = opened.version.as_ref().ok_or_else(|| refused("this library is not onnxruntime".to_owned()))?;
     let mut parts = version.split('.').map(str::parse::<u32>);
     if !matches!((parts.next(), parts.next()), (Some(Ok(1)), Some(Ok(minor))) if minor >= MINOR_MIN) {
-        let message = format!("onnxruntime {version} found, 1.{MINOR_MIN} or a later 1.x is needed; `{INSTALL}`");
-        return Err(Error::unsupported(message));
+        return Err(refused(format!("onnxruntime {version} found, 1.{MINOR_MIN} or a later 1.x is needed")));
+    }
+    if !opened.is_usable {
+        return Err(refused(format!("onnxruntime {version} cannot be used: it lacks functions")));
     }
     native::disable_telemetry();
-    let failed = |error: &dyn std::fmt::Display| Error::unsupported(format!("cannot be used: {error}"));
+    let failed = |error: &dyn std::fmt::Display| refused(format!("onnxruntime {version} cannot be used: {error}"));
     let environment = ort::init_from(path).map_err(|error| failed(&error))?;
-    let environment = environment.with_name("cotensor").with_telemetry(false).build();
-    Ok(Library { environment: environment.map_err(|error| failed(&error))?, version, path: path.to_path_buf() })
+    let environment =
+        environment.with_name("cotensor").with_telemetry(false).build().map_err(|error| failed(&error))?;
+    Ok(Library { environment, version: version.clone(), path: path.to_path_buf() })
 }
 
 /// The Python environments to search, in order: of this process, of the active environment, of the `python3` on PATH.

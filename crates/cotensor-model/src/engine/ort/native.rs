@@ -16,20 +16,34 @@ use std::ptr::{NonNull, null, null_mut};
 
 type Result<T> = ort::Result<T>;
 
-/// The version of the library in `path`, such as `1.32.0`; `None` when the file is another library.
+/// A library that is loaded while the value lives. To load it again would take as long as to open a small model.
+pub(super) struct Opened {
+    _library: libloading::Library,
+    /// The version, such as `1.32.0`; `None` when the file is another library.
+    pub(super) version: Option<String>,
+    /// Whether it has the functions that this program calls.
+    pub(super) is_usable: bool,
+}
+
+/// Loads the library in `path`.
 ///
 /// # Errors
 /// The reason why the file cannot be loaded.
-pub(super) fn version_of(path: &Path) -> std::result::Result<Option<String>, String> {
+pub(super) fn open(path: &Path) -> std::result::Result<Opened, String> {
     // SAFETY: loading a library runs its constructors. The user chose this file, as a variable or as an installed
     // package.
     let library = unsafe { libloading::Library::new(path) }.map_err(|error| error.to_string())?;
     type Base = unsafe extern "C" fn() -> *const sys::OrtApiBase;
     // SAFETY: every release of onnxruntime exports this function with this type.
-    let Ok(base) = (unsafe { library.get::<Base>(b"OrtGetApiBase\0") }) else { return Ok(None) };
+    let base = unsafe { library.get::<Base>(b"OrtGetApiBase\0") }.ok();
     // SAFETY: as above. The returned table and its strings are constants of the library, which is still loaded.
-    let version = unsafe { base().as_ref().map(|base| CStr::from_ptr((base.GetVersionString)())) };
-    Ok(version.map(|version| version.to_string_lossy().into_owned()))
+    let base = base.and_then(|base| unsafe { base().as_ref() });
+    // SAFETY: as above.
+    let version = base.map(|base| unsafe { CStr::from_ptr((base.GetVersionString)()) });
+    let version = version.map(|version| version.to_string_lossy().into_owned());
+    // SAFETY: as above. A release without this version of the functions returns null.
+    let is_usable = base.is_some_and(|base| !unsafe { (base.GetApi)(sys::ORT_API_VERSION) }.is_null());
+    Ok(Opened { _library: library, version, is_usable })
 }
 
 /// Keeps the library from reporting its use to its vendor, unless the user set the variable.
@@ -64,6 +78,10 @@ impl SessionOptions {
             .with_prepacking(self.prepacks)?
             // Threads that wait for the next run leave the cores to the other sessions and processes.
             .with_config_entry("session.force_spinning_stop", "1")?;
+        if self.prepacks {
+            // Files with prepacked weights do not spare this work: onnxruntime packs each weight again, and compares.
+            builder = builder.with_config_entry("session.prepack.enable_parallel", "1")?;
+        }
         if self.is_optimized {
             builder = builder.with_optimization_level(GraphOptimizationLevel::Disable)?;
         }
