@@ -25,6 +25,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # A model's name that is no folder must not reach a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Engines of processes that use a daemon keep files here, and not in the user's folder.
+CACHE = tempfile.TemporaryDirectory()
+os.environ.setdefault("COTENSOR_CACHE", CACHE.name)
+
 
 @functools.cache
 def command() -> tuple[str, ...]:

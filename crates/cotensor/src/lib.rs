@@ -1,7 +1,7 @@
 //! One copy of every tensor per machine.
 //!
 //! This crate re-exports the library's other crates and connects them: [`LocalOptions`] creates a [`Runtime`] over a
-//! store in this process, [`Runtime::over`] one over the store of a daemon.
+//! store in this process, or over the store of a daemon.
 
 pub use cotensor_client as client;
 pub use cotensor_core as core;
@@ -34,10 +34,11 @@ use cotensor_model::engine::EngineOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Options of a [`Runtime`] over a store in this process.
+/// Options of a [`Runtime`].
 #[derive(Clone, Debug, Default)]
 pub struct LocalOptions {
-    /// The folder that keeps weights for other processes and later runs; `None` keeps them in this process only.
+    /// The folder that keeps weights for other processes and later runs, as they are and in the layout of an engine's
+    /// kernels; `None` keeps them in the store only.
     pub cache: Option<PathBuf>,
     /// The store's budget in bytes; `None` sets no limit.
     pub max_memory_bytes: Option<u64>,
@@ -56,22 +57,39 @@ pub fn tensor_sharing_manager(store: Arc<dyn Store>) -> TensorSharingManager {
 }
 
 impl LocalOptions {
-    /// A runtime over a store in this process. See [`Runtime::over`] for another store.
+    /// A runtime over a store in this process.
     ///
     /// # Errors
     /// `Io` or `Invalid` when the cache folder cannot be used; as [`model::engine::Engines::open`].
     pub fn runtime(&self) -> Result<Arc<Runtime>> {
+        let cache = self.open_cache()?;
         let mut builder = EmbeddedStore::builder().config(self.sharing.clone());
         if let Some(bytes) = self.max_memory_bytes {
             builder = builder.max_memory_bytes(bytes);
         }
-        let mut engine = EngineOptions::from(self.threads);
-        if let Some(folder) = &self.cache {
-            let cache = Arc::new(PackCache::open(folder)?);
-            engine.derived = Some(Arc::clone(&cache) as Arc<dyn DerivedFiles>);
-            builder = builder.cache(cache);
+        if let Some(cache) = &cache {
+            builder = builder.cache(Arc::clone(cache) as Arc<_>);
         }
-        Runtime::with_engine(builder.build(), self.engine.as_deref(), engine)
+        self.runtime_with(builder.build(), cache)
+    }
+
+    /// A runtime over `store`, such as a [client of the daemon](client::ClientStore). Weights and results are in `store`,
+    /// which has a budget and a sharing configuration of its own. The cache folder keeps weights in the layout of an
+    /// engine's kernels, which all processes map.
+    ///
+    /// # Errors
+    /// As [`runtime`](Self::runtime).
+    pub fn runtime_over(&self, store: Arc<dyn Store>) -> Result<Arc<Runtime>> {
+        self.runtime_with(store, self.open_cache()?)
+    }
+
+    fn open_cache(&self) -> Result<Option<Arc<PackCache>>> {
+        self.cache.as_deref().map(PackCache::open).transpose().map(|cache| cache.map(Arc::new))
+    }
+
+    fn runtime_with(&self, store: Arc<dyn Store>, cache: Option<Arc<PackCache>>) -> Result<Arc<Runtime>> {
+        let derived = cache.map(|cache| cache as Arc<dyn DerivedFiles>);
+        Runtime::with_engine(store, self.engine.as_deref(), EngineOptions { threads: self.threads, derived })
     }
 }
 

@@ -6,6 +6,7 @@ use crate::args;
 use crate::errors::OrRaise;
 use crate::process::ProcessLocal;
 use crate::store::store::Store;
+use cotensor::model::engine::EngineOptions;
 use cotensor::{HardwarePreferences, Runtime};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -33,7 +34,9 @@ impl ResourcePool {
     ) -> PyResult<Self> {
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
         let backend = store.get().store(py)?;
-        let runtime = py.detach(|| Runtime::with_engine(backend, engine.as_deref(), threads)).or_raise(py)?;
+        let derived = store.get().cache(py)?.map(|cache| cache as Arc<_>);
+        let options = EngineOptions { threads, derived };
+        let runtime = py.detach(|| Runtime::with_engine(backend, engine.as_deref(), options)).or_raise(py)?;
         let pool = cotensor::ResourcePool::new(runtime, models, max_connections).or_raise(py)?;
         Ok(Self { pool: ProcessLocal::new(pool), store })
     }

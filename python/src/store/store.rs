@@ -36,11 +36,13 @@ use std::time::Duration;
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Store {
     backend: BackendCell,
+    /// The cache folder of an embedded store.
+    cache: Option<Arc<PackCache>>,
 }
 
 impl Store {
     pub(crate) fn new(backend: Backend) -> Self {
-        Self { backend: BackendCell::new(backend) }
+        Self { backend: BackendCell::new(backend), cache: None }
     }
 
     /// An embedded store without limits.
@@ -54,6 +56,20 @@ impl Store {
 
     pub(crate) fn store(&self, py: Python<'_>) -> PyResult<Arc<dyn cotensor::Store>> {
         Ok(self.backend(py)?.store())
+    }
+
+    /// The folder for weights in the layout of an engine's kernels: an embedded store's own, and the user's for a client of
+    /// the daemon. `None` without a folder that can be used.
+    ///
+    /// # Errors
+    /// As [`PackCache::open`], for the folder that `COTENSOR_CACHE` names.
+    pub(crate) fn cache(&self, py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
+        if let Backend::Embedded(_) = self.backend(py)? {
+            return Ok(self.cache.clone());
+        }
+        let named = std::env::var_os("COTENSOR_CACHE").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let folder = named.or_else(PackCache::usable_default_dir);
+        folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))
     }
 
     /// The connection to the daemon.
@@ -124,10 +140,11 @@ impl Store {
         if let Some(mb) = max_memory_mb {
             builder = builder.max_memory_bytes(mb.saturating_mul(1 << 20));
         }
-        if let Some(folder) = cache {
-            builder = builder.cache(Arc::new(PackCache::open(&folder).or_raise(py)?));
+        let cache = cache.map(|folder| PackCache::open(&folder)).transpose().or_raise(py)?.map(Arc::new);
+        if let Some(cache) = &cache {
+            builder = builder.cache(Arc::clone(cache) as Arc<_>);
         }
-        Ok(Self::new(Backend::Embedded(builder.build())))
+        Ok(Self { cache, ..Self::new(Backend::Embedded(builder.build())) })
     }
 
     /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the

@@ -88,6 +88,9 @@ pub(crate) struct TasksArgs {
 pub(crate) struct ServeModelsArgs {
     #[command(flatten)]
     pub(crate) client: Client,
+    /// Folder for weights in the layout of the engine's kernels [default: the user's cache folder].
+    #[arg(long, env = crate::environment::CACHE, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
     /// Number of engine threads [default: one per core].
     #[arg(long, env = crate::environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,

@@ -91,8 +91,8 @@ pub(crate) struct Common {
 /// Where a command keeps weights and results.
 #[derive(Args)]
 pub(crate) struct PlaceArgs {
-    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no
-    /// cache folder is used.
+    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies. The cache
+    /// folder keeps only weights in the layout of an engine's kernels.
     #[arg(long)]
     pub(crate) daemon: bool,
     /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in

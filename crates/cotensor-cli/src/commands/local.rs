@@ -7,7 +7,7 @@ use cotensor::hub::Hub;
 use cotensor::{LocalOptions, Runtime, SharingConfig, memory};
 use cotensor_client::ClientStore;
 use cotensor_demo::Progress;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(super) fn cache_folder(common: &Common) -> Result<PathBuf> {
@@ -17,17 +17,21 @@ pub(super) fn cache_folder(common: &Common) -> Result<PathBuf> {
     }
 }
 
+/// The cache folder of a client of the daemon, which can do without a default folder.
+pub(super) fn client_cache(given: Option<&Path>) -> Option<PathBuf> {
+    given.map(Path::to_path_buf).or_else(memory::PackCache::usable_default_dir)
+}
+
 pub(super) fn runtime(common: &Common, engine: &EngineArgs, sharing: SharingConfig) -> Result<Arc<Runtime>> {
-    let options = LocalOptions {
-        cache: Some(cache_folder(common)?),
-        max_memory_bytes: budget_bytes(common)?,
-        threads: common.threads.map(usize::from),
-        engine: engine.engine.clone(),
-        sharing,
-    };
+    let cache = Some(cache_folder(common)?);
+    let options = LocalOptions { cache, max_memory_bytes: budget_bytes(common)?, sharing, ..options(common, engine) };
     let runtime = options.runtime()?;
     show_downloads(runtime.hub());
     Ok(runtime)
+}
+
+fn options(common: &Common, engine: &EngineArgs) -> LocalOptions {
+    LocalOptions { threads: common.threads.map(usize::from), engine: engine.engine.clone(), ..LocalOptions::default() }
 }
 
 /// The store of the daemon with `--daemon`, else one of this process. `client` names this process to the daemon.
@@ -41,7 +45,8 @@ pub(super) fn runtime_in(args: &RuntimeArgs, client: &str) -> Result<Arc<Runtime
         return Err(Error::invalid(message).in_field("--daemon"));
     }
     let store = ClientStore::connect(place.socket.as_deref(), client)?;
-    let runtime = Runtime::with_engine(store, engine.engine.as_deref(), common.threads.map(usize::from))?;
+    let options = LocalOptions { cache: client_cache(common.cache.as_deref()), ..options(common, engine) };
+    let runtime = options.runtime_over(store)?;
     show_downloads(runtime.hub());
     Ok(runtime)
 }

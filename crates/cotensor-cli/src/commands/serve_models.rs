@@ -2,10 +2,11 @@
 //! daemon.
 
 use super::connection::connect;
+use super::local::client_cache;
 use crate::args::ServeModelsArgs;
 use crate::output::{print_json, report};
 use crate::signals;
-use cotensor::Runtime;
+use cotensor::LocalOptions;
 use cotensor::core::Result;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::model_functions;
@@ -24,8 +25,13 @@ struct Started {
 pub(crate) fn serve_models(args: &ServeModelsArgs) -> Result<()> {
     let mut stop = signals::bytes(&[SIGTERM, SIGINT])?;
     let store = connect(&args.client, "models")?;
-    let threads = args.threads.map(usize::from);
-    let runtime = Runtime::with_engine(Arc::clone(&store) as Arc<_>, args.engine.engine.as_deref(), threads)?;
+    let options = LocalOptions {
+        cache: client_cache(args.cache.as_deref()),
+        threads: args.threads.map(usize::from),
+        engine: args.engine.engine.clone(),
+        ..LocalOptions::default()
+    };
+    let runtime = options.runtime_over(Arc::clone(&store) as Arc<_>)?;
     let limits = Limits { workers: usize::from(args.workers), ..Limits::default() };
     let provider = model_functions(Provider::builder(Arc::clone(&store)), runtime).limits(limits).start()?;
     let offered = Functions::new(store).list("")?;

@@ -32,7 +32,8 @@ fn derived(workspace: &Workspace) -> usize {
 fn damaged_pack_does_not_change_results() {
     let workspace = Workspace::with("bert");
     let outputs = |workspace: &Workspace| {
-        let report = workspace.json(&RUN);
+        // The fast engine has files of its own, so it does not read the pack again.
+        let report = workspace.json(&[&RUN[..], &["--engine", "rten"]].concat());
         let users = report["users"].as_array().unwrap();
         users.iter().map(|user| user["outputs"].clone()).collect::<Vec<_>>()
     };

@@ -69,6 +69,11 @@ impl PackCache {
             .ok_or_else(|| Error::not_found("no cache folder: set HOME, XDG_CACHE_HOME or COTENSOR_CACHE"))
     }
 
+    /// The default folder, if a cache can be opened in it.
+    pub fn usable_default_dir() -> Option<PathBuf> {
+        Self::default_dir().ok().filter(|folder| Self::open(folder).is_ok())
+    }
+
     /// The errors of packs that are ignored, or that were removed because they were damaged.
     pub fn problems(&self) -> Vec<Error> {
         self.index().problems()

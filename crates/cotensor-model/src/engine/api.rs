@@ -36,8 +36,18 @@ pub trait Engine: Send + Sync {
     /// for an inconsistent graph.
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>>;
 
-    /// As [`load`](Engine::load) for a graph with this [fingerprint](Graph::fingerprint), by which an engine finds files
-    /// that it derived from the graph and its weights before. The loaded graph may read these instead of the weights.
+    /// Loads a graph with this [fingerprint](Graph::fingerprint) from files that an engine derived from the graph and its
+    /// weights before. The loaded graph reads these instead of the weights. `None` without such files.
+    ///
+    /// # Errors
+    /// As [`load`](Engine::load).
+    fn find_derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Result<Option<Arc<dyn LoadedGraph>>> {
+        let _ = (graph, fingerprint);
+        Ok(None)
+    }
+
+    /// As [`load`](Engine::load) for a graph with this fingerprint. The engine may first make the files that
+    /// [`find_derived`](Engine::find_derived) finds, and read these.
     ///
     /// # Errors
     /// As [`load`](Engine::load).

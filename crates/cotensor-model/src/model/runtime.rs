@@ -2,7 +2,7 @@ use super::open_model::{Model, StageSource};
 use crate::engine::{EngineOptions, Engines};
 use crate::graph::Graph;
 use crate::stage::{RunsOn, Sharing, Stage};
-use crate::weights::{load_weights, weight_hashes};
+use crate::weights::HashedWeights;
 use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
 use cotensor_hub::{Hub, ModelId};
 use cotensor_store::Store;
@@ -156,30 +156,40 @@ impl Runtime {
             if engine.capabilities().widens_floats {
                 graph.widen();
             }
-            let holder = self.store.holder(producer);
-            let weights = load_weights(&graph, &*self.store, &holder, producer)?;
-            let fingerprint = graph.fingerprint(&weights.hashes);
+            let weights = HashedWeights::of(&graph, &*self.store)?;
+            let fingerprint = graph.fingerprint(weights.hashes());
             let space = space_of(fingerprint, preprocessing);
-            // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its own.
-            let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
+            let mut leases = None;
+            loop {
+                // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its
+                // own.
+                let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
+                    return Ok(stage);
+                }
+                let loaded = match leases.take() {
+                    Some(leases) => Some(engine.load_derived(&graph, leases, &fingerprint)?),
+                    None => engine.find_derived(&graph, &fingerprint)?,
+                };
+                let Some(loaded) = loaded else {
+                    drop(stages);
+                    leases = Some(weights.lease(&*self.store, &self.store.holder(producer), producer)?);
+                    continue;
+                };
+                let sizes = graph.weights().iter().map(|weight| weight.size_bytes());
+                let sharing = Sharing {
+                    store: Arc::clone(&self.store),
+                    space,
+                    engine: (engine.name(), engine.version()),
+                    weights: weights.hashes().iter().copied().zip(sizes).collect(),
+                };
+                let runs_on = RunsOn::new(&**engine, &*loaded, reasons);
+                let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
+                let stage = Arc::new(stage);
+                stages.retain(|_, stage| stage.strong_count() > 0);
+                stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
                 return Ok(stage);
             }
-            let sizes =
-                weights.hashes.iter().zip(&weights.leases).map(|(&hash, lease)| (hash, lease.layout().size_bytes()));
-            let sharing = Sharing {
-                store: Arc::clone(&self.store),
-                space,
-                engine: (engine.name(), engine.version()),
-                weights: sizes.collect(),
-            };
-            let loaded = engine.load_derived(&graph, weights.leases, &fingerprint)?;
-            let runs_on = RunsOn::new(&**engine, &*loaded, reasons);
-            let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
-            let stage = Arc::new(stage);
-            stages.retain(|_, stage| stage.strong_count() > 0);
-            stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
-            Ok(stage)
         })
     }
 
@@ -190,7 +200,8 @@ impl Runtime {
             if engine.capabilities().widens_floats {
                 graph.widen();
             }
-            Ok(space_of(graph.fingerprint(&weight_hashes(&graph, &*self.store)?), preprocessing))
+            let weights = HashedWeights::of(&graph, &*self.store)?;
+            Ok(space_of(graph.fingerprint(weights.hashes()), preprocessing))
         })
     }
 }

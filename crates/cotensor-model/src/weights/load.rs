@@ -38,53 +38,73 @@ fn load_at(
     producer: &str,
     now: SystemTime,
 ) -> Result<LoadedWeights> {
-    let (files, hashes) = hashes_at(graph, store, now)?;
-    let count = graph.weights().len();
-    let specs: Vec<BlobSpec> = graph
-        .weights()
-        .iter()
-        .zip(&hashes)
-        .map(|(weight, &hash)| BlobSpec {
-            device: Device::Cpu,
-            hash,
-            dtype: weight.dtype,
-            shape: weight.shape.clone(),
-            producer: producer.to_owned(),
-        })
-        .collect();
-    let mut source = WeightReader { weights: graph.weights(), hashes: &hashes, files: &files, store, now };
-    let leases = store.blobs(&specs, &mut source, holder)?;
-    if leases.len() != count {
-        return Err(Error::new(
-            ErrorKind::Conflict,
-            format!("the store gave {} leases for {count} weights", leases.len()),
-        ));
-    }
-    Ok(LoadedWeights { leases, hashes })
+    let weights = HashedWeights::at(graph, store, now)?;
+    Ok(LoadedWeights { leases: weights.lease(store, holder, producer)?, hashes: weights.hashes })
 }
 
-/// The content hashes of the weights of `graph`, in their order: from the store's note, or by reading the files.
-///
-/// # Errors
-/// As [`load_weights`].
-pub fn weight_hashes(graph: &Graph, store: &dyn Store) -> Result<Vec<ContentHash>> {
-    hashes_at(graph, store, SystemTime::now()).map(|(_, hashes)| hashes)
+/// A graph's weights, before they are in a store: their files and content hashes.
+pub struct HashedWeights<'g> {
+    weights: &'g [Weight],
+    files: WeightFiles,
+    hashes: Vec<ContentHash>,
+    now: SystemTime,
 }
 
-fn hashes_at(graph: &Graph, store: &dyn Store, now: SystemTime) -> Result<(WeightFiles, Vec<ContentHash>)> {
-    let mut files = WeightFiles::default();
-    for weight in graph.weights() {
-        files.open(&weight.source.file)?;
+impl<'g> HashedWeights<'g> {
+    /// Opens the files of the weights. Takes the hashes from the store's note, or reads the files.
+    ///
+    /// # Errors
+    /// `Conflict` for a file that changes while it is read, and `Io`.
+    pub fn of(graph: &'g Graph, store: &dyn Store) -> Result<Self> {
+        Self::at(graph, store, SystemTime::now())
     }
-    let key = files.identity(graph);
-    if let Some(hashes) = store.get_note(&key).and_then(|note| read_note(&note, graph.weights().len())) {
-        return Ok((files, hashes));
+
+    fn at(graph: &'g Graph, store: &dyn Store, now: SystemTime) -> Result<Self> {
+        let weights = graph.weights();
+        let mut files = WeightFiles::default();
+        for weight in weights {
+            files.open(&weight.source.file)?;
+        }
+        let key = files.identity(graph);
+        if let Some(hashes) = store.get_note(&key).and_then(|note| read_note(&note, weights.len())) {
+            return Ok(Self { weights, files, hashes, now });
+        }
+        let hashes = hash_weights(weights, &files)?;
+        if files.settled(now) {
+            store.put_note(&key, &write_note(&hashes));
+        }
+        Ok(Self { weights, files, hashes, now })
     }
-    let hashes = hash_weights(graph.weights(), &files)?;
-    if files.settled(now) {
-        store.put_note(&key, &write_note(&hashes));
+
+    /// The content hash of each of [`Graph::weights`], in that order.
+    pub fn hashes(&self) -> &[ContentHash] {
+        &self.hashes
     }
-    Ok((files, hashes))
+
+    /// As [`load_weights`]: one lease for each of [`Graph::weights`], in that order.
+    ///
+    /// # Errors
+    /// As [`load_weights`].
+    pub fn lease(&self, store: &dyn Store, holder: &Holder, producer: &str) -> Result<Vec<Lease>> {
+        let weights = self.weights.iter().zip(&self.hashes);
+        let specs: Vec<BlobSpec> = weights
+            .map(|(weight, &hash)| BlobSpec {
+                device: Device::Cpu,
+                hash,
+                dtype: weight.dtype,
+                shape: weight.shape.clone(),
+                producer: producer.to_owned(),
+            })
+            .collect();
+        let Self { weights, files, hashes, now } = self;
+        let mut reader = WeightReader { weights, hashes, files, store, now: *now };
+        let leases = store.blobs(&specs, &mut reader, holder)?;
+        if leases.len() != specs.len() {
+            let message = format!("the store gave {} leases for {} weights", leases.len(), specs.len());
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        Ok(leases)
+    }
 }
 
 /// Reads weights into memory of the store.

@@ -8,4 +8,4 @@ mod load;
 mod note;
 
 pub(crate) use file::Stamp;
-pub use load::{LoadedWeights, load_weights, weight_hashes};
+pub use load::{HashedWeights, LoadedWeights, load_weights};

@@ -6,7 +6,7 @@ use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
 use cotensor_model::engine::{AUTO, Engines, RtenEngine};
 use cotensor_model::pipeline::{Pipeline, explain, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::{EmbeddedStore, StoreReports, TensorStore};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -82,4 +82,28 @@ fn engines_do_not_exchange_results() {
     let (space, embedding) = &embeddings[0];
     assert!(embeddings.iter().all(|(other, _)| other == space), "the numbers mean the same");
     assert!(embeddings.iter().all(|(_, other)| other.max_abs_diff(embedding) < 1e-5));
+}
+
+/// With files that the engine derived from the weights, a further process neither reads nor leases the weights.
+#[test]
+fn derived_files_replace_weights() {
+    let task = user("one", "bert", "sentence-embedding");
+    for engine in engines() {
+        let open = || {
+            let store = EmbeddedStore::builder().build();
+            let runtime = Runtime::new(store.clone(), engine.clone());
+            let model = runtime.open(&tiny("bert")).unwrap();
+            let stage = model.stage("encoder").unwrap();
+            let leased = store.stats().total_tensors;
+            let report = run_user(&model, &task, &inputs(), &store.holder("one")).unwrap();
+            (stage, leased, report.outputs[0].clone())
+        };
+        let (first, _, expected) = open();
+        let (stage, leased, output) = open();
+        let derives = stage.runs_on().engine.ends_with(" prepacked");
+        assert_eq!((derives, leased == 0), (engine.name() == "ort", derives), "{}", engine.name());
+        assert_eq!(output.max_abs_diff(&expected), 0.0);
+        // Reports count the same weights.
+        assert!(!stage.weights().is_empty() && stage.weights() == first.weights());
+    }
 }

@@ -67,6 +67,7 @@ impl Daemon {
         command
             .current_dir(self.folder.path())
             .env("COTENSOR_SOCKET", self.socket())
+            .env("COTENSOR_CACHE", self.path("cache"))
             .env_remove("COTENSOR_MAX_MEMORY")
             .env_remove("COTENSOR_SPILL")
             .env_remove("NOTIFY_SOCKET")

@@ -52,24 +52,23 @@ impl OrtEngine {
         &self.library.path
     }
 
-    /// Opens the derived files of a graph, and makes them if they do not exist. `None` without such files.
-    fn open_derived(&self, graph: &Graph, leases: &[Lease], fingerprint: &ContentHash) -> Result<Option<Session>> {
-        let Some(derived) = &self.derived else { return Ok(None) };
-        let key = prepacked::key(self.library, fingerprint).filter(|_| !leases.is_empty());
-        let Some(key) = key else { return Ok(None) };
-        let folder = match derived.find_files(&key) {
-            Some(folder) => folder,
-            None => derived.make_files(&key, &mut |folder| {
-                let saves = Some((folder.join(prepacked::MODEL), prepacked::DATA));
-                let options = SessionOptions { prepacks: true, saves, ..self.options.clone() };
-                let model = self.describe(graph, leases)?;
-                let saved = Session::save(leases, &self.library.environment, &options, &model);
-                saved.map_err(|failure| error(&failure))
-            })?,
-        };
+    /// The derived files and the key of a graph with weights; `None` if it has none, or without a folder for the files.
+    fn derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Option<(&dyn DerivedFiles, ContentHash)> {
+        let derived = self.derived.as_deref().filter(|_| !graph.weights().is_empty())?;
+        Some((derived, prepacked::key(self.library, fingerprint)?))
+    }
+
+    fn open_derived(&self, graph: &Graph, folder: &Path) -> Result<Arc<dyn LoadedGraph>> {
         let options = SessionOptions { prepacks: true, is_optimized: true, ..self.options.clone() };
         let session = Session::of_file(&self.library.environment, &options, &folder.join(prepacked::MODEL));
-        session.map(Some).map_err(|failure| error(&failure))
+        OrtGraph::of_graph(session.map_err(|failure| error(&failure))?, graph, prepacked::VARIANT)
+    }
+
+    fn make_derived(&self, graph: &Graph, leases: &[Lease], folder: &Path) -> Result<()> {
+        let saves = Some((folder.join(prepacked::MODEL), prepacked::DATA));
+        let options = SessionOptions { prepacks: true, saves, ..self.options.clone() };
+        let model = self.describe(graph, leases)?;
+        Session::save(leases, &self.library.environment, &options, &model).map_err(|failure| error(&failure))
     }
 
     fn describe<'g>(&self, graph: &'g Graph, leases: &[Lease]) -> Result<OpenModel<'g>> {
@@ -118,16 +117,27 @@ impl Engine for OrtEngine {
         OrtGraph::of_graph(session, graph, "")
     }
 
+    fn find_derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Result<Option<Arc<dyn LoadedGraph>>> {
+        let Some((derived, key)) = self.derived(graph, fingerprint) else { return Ok(None) };
+        let Some(folder) = derived.find_files(&key) else { return Ok(None) };
+        let opened = guarded("loading", || self.open_derived(graph, &folder));
+        opened.map(Some).map_err(|error| error.in_file(graph.path()))
+    }
+
     fn load_derived(
         &self,
         graph: &Graph,
         weights: Vec<Lease>,
         fingerprint: &ContentHash,
     ) -> Result<Arc<dyn LoadedGraph>> {
-        match guarded("loading", || self.open_derived(graph, &weights, fingerprint)) {
+        let Some((derived, key)) = self.derived(graph, fingerprint) else { return self.load(graph, weights) };
+        let open = || {
+            let folder = derived.make_files(&key, &mut |folder| self.make_derived(graph, &weights, folder))?;
+            self.open_derived(graph, &folder)
+        };
+        match guarded("loading", open) {
             // The session maps its own form of the weights, so the leases end.
-            Ok(Some(session)) => OrtGraph::of_graph(session, graph, prepacked::VARIANT),
-            Ok(None) => self.load(graph, weights),
+            Ok(loaded) => Ok(loaded),
             // Without room for the files, the weights of the store are enough.
             Err(error) if error.kind() == ErrorKind::Io => self.load(graph, weights),
             Err(error) => Err(error.in_file(graph.path())),

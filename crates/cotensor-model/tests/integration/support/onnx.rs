@@ -198,6 +198,9 @@ impl DerivedFiles for TemporaryFiles {
     }
 
     fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
+        if let Some(folder) = self.find_files(key) {
+            return Ok(folder);
+        }
         let folder = self.0.path().join(key.to_string());
         std::fs::create_dir(&folder).unwrap();
         fill(&folder)?;
