@@ -445,6 +445,7 @@ class PooledModel:
         texts: Optional[Sequence[str]] = None,
         head: Optional[str] = None,
         prompt_name: Optional[str] = None,
+        chat: Optional[bool] = None,
         max_new_tokens: Optional[int] = None,
         min_new_tokens: Optional[int] = None,
         threshold: Optional[float] = None,

@@ -19,4 +19,6 @@ pub use audio::{
 };
 pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
 pub use image::{ImageProcessor, decode_image, image_size};
-pub use text::{CtcDecoder, ScoreFunction, SentenceProcessor, TextProcessor, TextStream, TokenBatch, normalized};
+pub use text::{
+    ChatTemplate, CtcDecoder, ScoreFunction, SentenceProcessor, TextProcessor, TextStream, TokenBatch, normalized,
+};

@@ -3,7 +3,7 @@
 //! | function | arguments | result |
 //! |---|---|---|
 //! | `model.open` | `folder`, `variant` | a reference, which keeps the model open |
-//! | `model.run` | `model`, `variant`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
+//! | `model.run` | `model`, `variant`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `chat`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `variant`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //!
 //! `model` is a reference, the absolute path of a folder, or the name of a model on the hub. A folder whose files changed
@@ -81,7 +81,7 @@ impl Managed for OpenModel {
 /// Descriptions for lists of functions. They name every argument of [`RUN`] and [`STAGE`].
 const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, a name on the hub, or the \
     result of model.open), variant (of its graphs, such as fp16), task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
-    texts (labels, texts to rank), head, prompt_name, max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, seed, \
+    texts (labels, texts to rank), head, prompt_name, chat, max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, seed, \
     threshold.";
 const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, a name on the \
     hub, or the result of model.open), variant (of its graphs), role, inputs (tensors by name).";
@@ -93,6 +93,7 @@ const RUN: &[&str] = &[
     "texts",
     "head",
     "prompt_name",
+    "chat",
     "max_new_tokens",
     "min_new_tokens",
     "do_sample",
@@ -166,6 +167,7 @@ impl Service {
             head: arguments.text("head")?,
             texts: arguments.texts("texts")?,
             prompt_name: arguments.text("prompt_name")?,
+            chat: arguments.flag("chat")?,
             max_new_tokens: arguments.count("max_new_tokens")?,
             min_new_tokens: arguments.count("min_new_tokens")?,
             do_sample: arguments.flag("do_sample")?,

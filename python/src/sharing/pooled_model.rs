@@ -134,7 +134,7 @@ impl PooledModel {
     /// decoding. Without ``task``, the task that reads exactly these inputs runs. ``shared_embeddings`` are tensors of other
     /// models in place of the outputs of this model's stages. With ``keep``, the model keeps the outputs of its stages, and
     /// holds them under its name in the pool.
-    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, max_new_tokens=None, min_new_tokens=None, threshold=None, do_sample=None, temperature=None, top_k=None, top_p=None, seed=None, on_text=None, shared_embeddings=None, keep=false))]
+    #[pyo3(signature = (task, *, user, text=None, image=None, audio=None, texts=None, head=None, prompt_name=None, chat=None, max_new_tokens=None, min_new_tokens=None, threshold=None, do_sample=None, temperature=None, top_k=None, top_p=None, seed=None, on_text=None, shared_embeddings=None, keep=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn run<'py>(
         &self,
@@ -147,6 +147,7 @@ impl PooledModel {
         #[pyo3(from_py_with = args::texts)] texts: Option<Vec<String>>,
         #[pyo3(from_py_with = args::head)] head: Option<String>,
         #[pyo3(from_py_with = args::prompt_name)] prompt_name: Option<String>,
+        #[pyo3(from_py_with = args::chat)] chat: Option<bool>,
         #[pyo3(from_py_with = args::max_new_tokens)] max_new_tokens: Option<usize>,
         #[pyo3(from_py_with = args::min_new_tokens)] min_new_tokens: Option<usize>,
         #[pyo3(from_py_with = args::threshold)] threshold: Option<f32>,
@@ -173,6 +174,7 @@ impl PooledModel {
             head,
             texts,
             prompt_name,
+            chat,
             max_new_tokens,
             min_new_tokens,
             threshold,

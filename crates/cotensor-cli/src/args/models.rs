@@ -19,8 +19,9 @@ pub(crate) struct RunArgs {
     /// Task of the model [default: the task of the model's class, else the first that reads the given inputs].
     #[arg(value_parser = TaskName, hide_possible_values = true)]
     pub(crate) task: Option<String>,
-    /// Text input. Repeatable for a task that ranks texts: labels and captions, or for a reranker the query and then the texts.
-    #[arg(long, value_name = "TEXT")]
+    /// Text input, or the beginning of a caption. Repeatable for a task that ranks texts: labels and captions, or for a reranker the
+    /// query and then the texts.
+    #[arg(long, visible_alias = "prompt", value_name = "TEXT")]
     pub(crate) text: Vec<String>,
     /// Image input (PNG, JPEG, WebP, BMP).
     #[arg(long, value_name = "FILE")]
@@ -51,6 +52,10 @@ pub(crate) struct RunArgs {
 /// How a text is decoded.
 #[derive(Args)]
 pub(crate) struct DecodingArgs {
+    /// Answer the text as the message of a user, by the model's chat template, or continue it [default: true for a text about an
+    /// image that does not have the image's token].
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub(crate) chat: Option<bool>,
     /// Maximum number of tokens to decode.
     #[arg(long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,
@@ -80,8 +85,9 @@ pub(crate) struct DecodingArgs {
 
 impl DecodingArgs {
     /// The options with their names, and whether each is given.
-    pub(crate) fn given(&self) -> [(&'static str, bool); 8] {
+    pub(crate) fn given(&self) -> [(&'static str, bool); 9] {
         [
+            ("--chat", self.chat.is_some()),
             ("--max-new-tokens", self.max_new_tokens.is_some()),
             ("--min-new-tokens", self.min_new_tokens.is_some()),
             ("--do-sample", self.do_sample.is_some()),

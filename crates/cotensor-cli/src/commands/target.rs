@@ -66,6 +66,7 @@ impl<'a> Target<'a> {
                 }
                 let own_texts = match (&task.answer, args.text.as_slice()) {
                     (AnswerKind::Scores, [_query, texts @ ..]) => texts,
+                    (_, [_]) if task.begins => &args.text,
                     (_, [] | [_]) => &[],
                     (_, labels) => labels,
                 };
@@ -78,6 +79,7 @@ impl<'a> Target<'a> {
                     head: args.head.clone(),
                     texts: own_texts.to_vec(),
                     prompt_name: args.prompt_name.clone(),
+                    chat: args.decoding.chat,
                     threshold: args.threshold,
                     max_new_tokens: args.decoding.max_new_tokens,
                     min_new_tokens: args.decoding.min_new_tokens,

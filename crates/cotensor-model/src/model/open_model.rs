@@ -6,7 +6,8 @@ use crate::stage::Stage;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{Family, Variant, family_of, variant};
 use cotensor_preprocess::{
-    AudioProcessor, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor, find_json,
+    AudioProcessor, ChatTemplate, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor,
+    find_json,
 };
 use cotensor_store::Store;
 use std::collections::HashMap;
@@ -34,6 +35,7 @@ pub struct Model {
     pub(super) source: StageSource,
     pub(super) stages: Mutex<HashMap<String, Arc<Stage>>>,
     text: OnceLock<TextProcessor>,
+    chat: OnceLock<Option<ChatTemplate>>,
     image: OnceLock<ImageProcessor>,
     audio: OnceLock<AudioProcessor>,
     ctc: OnceLock<CtcDecoder>,
@@ -78,6 +80,7 @@ impl Model {
             source,
             stages: Mutex::default(),
             text: OnceLock::new(),
+            chat: OnceLock::new(),
             image: OnceLock::new(),
             audio: OnceLock::new(),
             ctc: OnceLock::new(),
@@ -161,6 +164,14 @@ impl Model {
     /// As [`TextProcessor::open`].
     pub fn text(&self) -> Result<&TextProcessor> {
         self.opened(&self.text, || TextProcessor::open(&self.files()))
+    }
+
+    /// The template of chats, if the model has one.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::open`].
+    pub(crate) fn chat(&self) -> Result<Option<&ChatTemplate>> {
+        self.opened(&self.chat, || ChatTemplate::open(&self.files())).map(Option::as_ref)
     }
 
     /// The configuration of sentence embeddings, and the tokenizer with its limits.

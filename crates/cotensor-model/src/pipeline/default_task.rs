@@ -11,7 +11,10 @@ use cotensor_preprocess::family::Task;
 /// `Invalid` when no task fits; the message lists the tasks of the model and their inputs.
 pub fn default_task(model: &Model, given: &[&str]) -> Result<&'static Task> {
     let family = model.family();
-    let reads_given = |task: &Task| media().all(|medium| family.reads(task, medium) == given.contains(&medium));
+    let reads_given = |task: &Task| {
+        let reads = |medium| family.reads(task, medium) || task.begins && medium == "text" && given.contains(&"text");
+        media().all(|medium| reads(medium) == given.contains(&medium))
+    };
     let fitting = || family.tasks().filter(|task| reads_given(task));
     let of_class = fitting().find(|task| task.head && has_class_of(model, task));
     of_class.or_else(|| fitting().find(|task| !task.head)).ok_or_else(|| {

@@ -54,6 +54,10 @@ pub struct User {
     /// `document`. Without a name, the file's default prompt applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_name: Option<String>,
+    /// Whether the text is the message of a user, which the model's chat template makes a prompt, instead of a text to
+    /// continue. Without it, a text about an image that does not have the image's token is a message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<bool>,
     /// The most tokens to decode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_new_tokens: Option<usize>,
@@ -244,6 +248,9 @@ impl User {
         }
         if self.prompt_name.is_some() && task.answer != AnswerKind::Sentence {
             return refuse("prompt_name", "reads no prompt");
+        }
+        if self.chat.is_some() && !task.prompt {
+            return refuse("chat", "continues no text");
         }
         if self.encoder.is_some() && task.answer == AnswerKind::Scores {
             return refuse("encoder", "reads pairs of texts, which no other encoder has");

@@ -31,6 +31,15 @@ fn image_token(model: &Model) -> Result<Option<i64>> {
     })
 }
 
+/// As [`image_token`], the text of the token.
+///
+/// # Errors
+/// As [`image_token`].
+pub(super) fn image_token_text(model: &Model) -> Result<Option<String>> {
+    let Some(token) = image_token(model)? else { return Ok(None) };
+    Ok(Some(model.text()?.token(token).unwrap_or_else(|| token.to_string())))
+}
+
 /// The features of the image, `[1, rows, width]`, of a stage that ran.
 fn features<'v>(model: &Model, values: &'v HashMap<String, Value>) -> Option<&'v Value> {
     let images = model.family().decoder.as_ref()?.images.as_ref()?;
@@ -54,7 +63,7 @@ pub(super) fn expanded(run: &Run<'_>, ids: &[i64]) -> Result<Vec<i64>> {
         return Ok(ids.to_vec());
     }
     if count != 1 {
-        let name = run.model.text()?.token(token).unwrap_or_else(|| token.to_string());
+        let name = image_token_text(run.model)?.unwrap_or_default();
         return Err(Error::invalid(format!("the text has {count} tokens {name}; one is required, where the image is")));
     }
     let of_token = |&id: &i64| std::iter::repeat_n(id, if id == token { rows } else { 1 });

@@ -183,11 +183,11 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The token ids of a text that a decoder continues.
-    pub(super) fn encode_text(&mut self, text: &str) -> Result<Vec<i64>> {
+    /// The token ids of a text that a decoder continues, without those that the tokenizer adds if it is `plain`.
+    pub(super) fn encode_text(&mut self, text: &str, plain: bool) -> Result<Vec<i64>> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
-        let batch = tokenizer.encode(&[text])?;
+        let batch = if plain { tokenizer.encode_plain(text)? } else { tokenizer.encode(&[text])? };
         self.note_texts(&[text], &[text], &batch, start);
         Ok(batch.ids.as_i64()?.to_vec())
     }

@@ -42,20 +42,52 @@ pub(super) fn write(
         run.run_stage(def, &stage, inputs, output)?;
     }
     let writing = Writing::load(run, task)?;
+    let mut continues = task.prompt;
     let ids = if task.prompt {
-        let text = text_of(&config, user, inputs)?;
-        text_ids = run.encode_text(&text)?;
+        text_ids = prompt_ids(run, user, &text_of(&config, user, inputs)?)?;
         image_tokens::expanded(run, &text_ids)?
     } else {
-        vec![config.start()?]
+        let mut ids = vec![config.start()?];
+        if let Some(text) = user.texts.first().filter(|_| task.begins) {
+            text_ids = run.encode_text(text, true)?;
+            ids.extend(&text_ids);
+            continues = true;
+        }
+        ids
     };
     check_vocabulary(run.model, text_ids.iter().chain(&ids))?;
-    let before = if task.prompt { ids.as_slice() } else { &[] };
+    let before = if continues { ids.as_slice() } else { &[] };
     let shown = Shown { before, is_text: &|_| true };
     let tokens = writing.write(run, user, &config, &ids, &shown, on_text)?;
     let text = decoded(run.tokenizer()?, before, &tokens)?;
     let answer = Answer::Text { text, tokens: tokens.len(), prompt_tokens: text_ids.len() };
     Ok((answer, vec![Output::of_tokens(&tokens)]))
+}
+
+/// The tokens of a text that the decoder continues: the text itself, or a chat with the text as the message of a user. A
+/// text about an image that does not have the image's token is a message.
+fn prompt_ids(run: &mut Run<'_>, user: &User, text: &str) -> Result<Vec<i64>> {
+    let model = run.model;
+    let image = image_tokens::image_token_text(model)?;
+    let template = match (user.chat, &image) {
+        (Some(true), _) => Some(model.chat()?.ok_or_else(|| {
+            let message =
+                "the model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)";
+            Error::invalid(message).in_file(model.folder()).in_field(format!("{}.chat", user.name))
+        })?),
+        (None, Some(token)) if !text.contains(token.as_str()) => model.chat()?,
+        _ => None,
+    };
+    let Some(template) = template else { return run.encode_text(text, false) };
+    let prompt = template.prompt(text, image.is_some())?;
+    // As processors of transformers do, in difference to its tokenizers.
+    let plain = image.is_none() || template.has_start(&prompt);
+    let (notices, ids) = (run.notices.len(), run.encode_text(&prompt, plain)?);
+    match run.notices.len() > notices {
+        // Without its end, the model would not answer.
+        true => Err(Error::invalid("the message is longer than the model reads").in_field("text")),
+        false => Ok(ids),
+    }
 }
 
 /// The roles of the task that run before the decoder.

@@ -4,7 +4,7 @@ use crate::support::onnx::engines;
 use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
-use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, run_user, run_user_streaming};
+use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, default_task, run_user, run_user_streaming};
 use cotensor_store::EmbeddedStore;
 use serde_json::{Value, json};
 use std::fs;
@@ -59,6 +59,61 @@ fn captions_and_answers_equal_the_reference() {
             assert!(again.outputs == report.outputs && again.stages.iter().all(|stage| !stage.computed), "{again:?}");
         }
     }
+}
+
+#[test]
+fn caption_continues_the_beginning_of_the_user() {
+    let continued = &greedy("blip")["continued"];
+    let expected: Vec<i64> = continued["tokens"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
+    let writer = User { texts: vec![continued["text"].as_str().unwrap().to_owned()], ..writer("blip") };
+    for engine in engines() {
+        let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine));
+        let model = runtime.open(&tiny("blip")).unwrap();
+        let report = run_user(&model, &writer, &picture(&greedy("blip")), &runtime.store().holder("writer")).unwrap();
+        assert_eq!(tokens(&report), expected, "{}", engine.name());
+        let Answer::Text { prompt_tokens, .. } = report.answer else { panic!("{:?}", report.answer) };
+        assert!(prompt_tokens >= 3);
+        assert_eq!(default_task(&model, &["text", "image"]).unwrap().name, "image-to-text");
+        let two = User { texts: vec!["a".into(), "b".into()], ..writer.clone() };
+        let error = run_user(&model, &two, &picture(&greedy("blip")), &runtime.store().holder("writer")).unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("one text"), "{error}");
+    }
+}
+
+/// LLaVA with a chat template.
+fn with_template() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&tiny("llava"), folder.path());
+    fs::copy(fixtures().join("chat/llava.jinja"), folder.path().join("chat_template.jinja")).unwrap();
+    folder
+}
+
+#[test]
+fn message_about_an_image_becomes_the_prompt_of_the_chat_template() {
+    let greedy = greedy("llava");
+    let folder = with_template();
+    let runtime = runtime(EmbeddedStore::builder());
+    let model = runtime.open(folder.path()).unwrap();
+    let run = |text: &str, chat: Option<bool>| {
+        let user = User { chat, ..writer("llava") };
+        run_user(&model, &user, &picture(&greedy).with_text(text), &runtime.store().holder("writer"))
+    };
+    let expected: Vec<i64> = greedy["tokens"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
+    // The reference's text is what the template makes of this message.
+    assert_eq!(greedy["text"], "USER: <image>\nWhat is this? ASSISTANT:");
+    for chat in [None, Some(true)] {
+        assert_eq!(tokens(&run("What is this?", chat).unwrap()), expected);
+    }
+    assert_eq!(tokens(&run(greedy["text"].as_str().unwrap(), None).unwrap()), expected, "with the image's token");
+    let error = run("What is this?", Some(false)).unwrap_err();
+    assert!(error.to_string().contains("<image>"), "{error}");
+    let error = run(&"word ".repeat(200), None).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("text")), "{error}");
+    fs::write(folder.path().join("chat_template.jinja"), "{{ raise_exception('no images') }}").unwrap();
+    let model = runtime.open(folder.path()).unwrap();
+    let inputs = picture(&greedy).with_text("What is this?");
+    let error = run_user(&model, &writer("llava"), &inputs, &runtime.store().holder("writer")).unwrap_err();
+    assert!(error.to_string().contains("chat_template.jinja") && error.to_string().contains("no images"), "{error}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Models that write text give the tokens of transformers' `generate` with the same weights.
 
 use crate::support::onnx::engines;
-use crate::support::{copy, runtime, tiny, user};
+use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
@@ -104,6 +104,41 @@ fn check_on(engine: Arc<dyn Engine>, family: &str, folder: &Path) -> UserReport 
     let private = Model::open(folder, StageSource::Private(engine.into(), FileMode::Read)).unwrap();
     assert_eq!(run_user(&private, &user, &inputs, &holder).unwrap().outputs, report.outputs, "{family}");
     report
+}
+
+#[test]
+fn chat_of_a_message_is_the_text_that_the_template_makes_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&tiny("llama"), folder.path());
+    let chats: Value = serde_json::from_slice(&fs::read(fixtures().join("chat/chats.json")).unwrap()).unwrap();
+    let case = chats.as_array().unwrap().iter().find(|case| case["template"] == "llama-2").unwrap();
+    let run = |chat: Option<bool>, text: &str| {
+        let runtime = runtime(EmbeddedStore::builder());
+        let model = runtime.open(folder.path()).unwrap();
+        let writer = User { chat, max_new_tokens: Some(4), ..user("one", "llama", "text-generation") };
+        run_user(&model, &writer, &Inputs::default().with_text(text), &runtime.store().holder("one"))
+    };
+    let text = case["text"].as_str().unwrap();
+    let error = run(Some(true), text).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("one.chat")), "{error}");
+    fs::copy(fixtures().join("chat/llama-2.jinja"), folder.path().join("chat_template.jinja")).unwrap();
+    let count = |report: &UserReport| {
+        let Answer::Text { prompt_tokens, .. } = report.answer else { panic!("{:?}", report.answer) };
+        prompt_tokens
+    };
+    let chat = run(Some(true), text).unwrap();
+    assert_eq!(count(&chat), case["ids"].as_array().unwrap().len());
+    // The tokenizer adds the start token that the prompt has already.
+    let prompt = case["prompt"].as_str().unwrap().strip_prefix("<s>").unwrap();
+    assert_eq!(run(None, prompt).unwrap().outputs, chat.outputs);
+    // A text is continued, unless a chat is wanted.
+    assert_ne!(count(&run(None, text).unwrap()), count(&chat));
+    let bert = runtime(EmbeddedStore::builder());
+    let user = User { chat: Some(true), ..user("one", "bert", "sentence-embedding") };
+    let holder = bert.store().holder("one");
+    let error =
+        run_user(&bert.open(&tiny("bert")).unwrap(), &user, &Inputs::default().with_text("x"), &holder).unwrap_err();
+    assert_eq!(error.field(), Some("one.chat"), "{error}");
 }
 
 #[test]

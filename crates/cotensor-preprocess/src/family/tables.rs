@@ -88,7 +88,7 @@ impl Task {
         let family = self.family.first().and_then(|name| families().iter().find(|family| &family.name == name));
         let stages = family.into_iter().flat_map(|family| &family.stages);
         let reads_text = |stage: &StageDef| stage.reads("text");
-        match self.prompt || stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
+        match self.prompt || self.begins || stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
             false => TextLimit::None,
             true if matches!(self.answer, AnswerKind::Similarity | AnswerKind::Scores) => TextLimit::Many,
             true => TextLimit::One,

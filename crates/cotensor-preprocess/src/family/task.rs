@@ -20,6 +20,10 @@ pub struct Task {
     /// Whether the decoder's prompt is the text itself. Otherwise the prompt has only the tokens that start a decoding.
     #[serde(default)]
     pub prompt: bool,
+    /// Whether a text of the user is the beginning of the text that the decoder writes: its tokens, without those that the
+    /// tokenizer adds, follow the token that starts a decoding.
+    #[serde(default)]
+    pub begins: bool,
     /// The output of the last stage that is the answer itself, in graphs that have it.
     #[serde(default)]
     pub result: Option<String>,

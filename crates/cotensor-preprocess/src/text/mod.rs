@@ -1,6 +1,7 @@
-//! Texts: tokenization, the pooling of hidden states to sentence embeddings, the scores of cross-encoders, and
+//! Texts: tokenization, chat templates, the pooling of hidden states to sentence embeddings, the scores of cross-encoders, and
 //! the text of connectionist temporal classification.
 
+mod chat;
 mod ctc;
 mod pooling;
 mod score;
@@ -8,6 +9,7 @@ mod sentence;
 mod stream;
 mod tokenizer;
 
+pub use chat::ChatTemplate;
 pub use ctc::CtcDecoder;
 pub use pooling::normalized;
 pub use score::ScoreFunction;

@@ -117,7 +117,15 @@ impl TextProcessor {
     /// # Errors
     /// As [`encode`](Self::encode); `Invalid` when a row needs padding and no padding token is configured.
     pub fn encode_to(&self, texts: &[&str], length: Option<usize>) -> Result<TokenBatch> {
-        self.encode_inputs(texts.iter().map(|text| EncodeInput::from(*text)).collect(), length)
+        self.encode_inputs(texts.iter().map(|text| EncodeInput::from(*text)).collect(), length, true)
+    }
+
+    /// The token ids of a text without the tokens that the tokenizer adds to a text, truncated to the model's limit.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_plain(&self, text: &str) -> Result<TokenBatch> {
+        self.encode_inputs(vec![EncodeInput::from(text)], None, false)
     }
 
     /// As [`encode_to`](Self::encode_to), with a row for each pair of texts. From a pair that is too long, tokens of
@@ -131,10 +139,11 @@ impl TextProcessor {
             let truncation = TruncationParams { max_length, ..known.cloned().unwrap_or_default() };
             check_truncation(&self.tokenizer, &truncation, true)?;
         }
-        self.encode_inputs(pairs.iter().map(|pair| EncodeInput::from(*pair)).collect(), length)
+        self.encode_inputs(pairs.iter().map(|pair| EncodeInput::from(*pair)).collect(), length, true)
     }
 
-    fn encode_inputs(&self, texts: Vec<EncodeInput<'_>>, length: Option<usize>) -> Result<TokenBatch> {
+    /// `adds` tells whether the tokenizer adds its tokens.
+    fn encode_inputs(&self, texts: Vec<EncodeInput<'_>>, length: Option<usize>, adds: bool) -> Result<TokenBatch> {
         if let Some(length) = length.filter(|&length| length as u64 > LENGTH_MAX) {
             return Err(Error::unsupported(format!(
                 "the graph reads {length} tokens; at most {LENGTH_MAX} are supported"
@@ -153,7 +162,7 @@ impl TextProcessor {
         let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
         let count = texts.len();
         let encode =
-            |text| tokenizer.encode(text, true).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")));
+            |text| tokenizer.encode(text, adds).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")));
         let encodings: Vec<Encoding> = texts.into_iter().map(encode).collect::<Result<_>>()?;
         let longest = encodings.iter().map(Encoding::len).max().unwrap_or(0);
         if longest == 0 {

@@ -13,6 +13,7 @@ macro_rules! fixtures {
 
 /// Path below `fixtures/`, and contents.
 const FIXTURES: &[(&str, &[u8])] = fixtures! {
+    "chat": ["chats.json", "llama-2.jinja", "llama-3.jinja", "llava.jinja", "mistral.jinja", "qwen3.jinja"],
     "forms/orientation": [
         "1.jpg", "2.jpg", "3.jpg", "4.jpg", "5.jpg", "6.jpg", "7.jpg", "8.jpg", "5.webp", "6.png", "reference.safetensors",
     ],
@@ -28,6 +29,10 @@ const FIXTURES: &[(&str, &[u8])] = fixtures! {
         "tokenizer_config.json",
     ],
     "tiny/images": ["gray.png", "rgba.png", "tall.png"],
+    "tiny/llama": ["tokenizer.json", "tokenizer_config.json"],
+    "tiny/llava": ["tokenizer.json", "tokenizer_config.json"],
+    "tiny/mistral": ["tokenizer.json", "tokenizer_config.json"],
+    "tiny/qwen3": ["tokenizer.json", "tokenizer_config.json"],
     "tiny/processors": ["preprocess.json", "preprocess.safetensors"],
     "tiny/vit": ["preprocess.json", "preprocess.safetensors", "preprocessor_config.json"],
     "tiny/whisper": [

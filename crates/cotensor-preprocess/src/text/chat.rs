@@ -1,0 +1,216 @@
+use crate::files::{ModelFiles, find_json};
+use cotensor_core::{Error, Result};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value as Variable};
+use minijinja::{Environment, ErrorKind, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The most bytes of a template.
+const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+/// The fuel of a template: about a million steps, or 64 MiB of text.
+const FUEL_MAX: u64 = 1 << 20;
+/// The most special tokens that a template can read.
+const TOKENS_MAX: usize = 256;
+
+const TEMPLATE_FILE: &str = "chat_template.jinja";
+const JSON_FILE: &str = "chat_template.json";
+const CONFIG_FILE: &str = "tokenizer_config.json";
+const FIELD: &str = "chat_template";
+/// The template that applies where tokenizer_config.json has several.
+const DEFAULT: &str = "default";
+
+/// The template of a model's prompts: from the message of a user to the text that the model was trained to answer, as
+/// `apply_chat_template` of transformers with `add_generation_prompt`.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+    /// The special tokens, by the names that templates use: `bos_token`.
+    tokens: BTreeMap<String, String>,
+    file: PathBuf,
+}
+
+impl ChatTemplate {
+    /// Reads the template of a model: chat_template.jinja, else chat_template.json (of a processor), else `chat_template` of
+    /// tokenizer_config.json. `None` for a model without one.
+    ///
+    /// # Errors
+    /// `Corrupt` when a file is not JSON or not UTF-8, `Invalid` for something that is not a template, or that is too long; the
+    /// error names file and field.
+    pub fn open(files: &dyn ModelFiles) -> Result<Option<Self>> {
+        let config = find_json(files, CONFIG_FILE)?.unwrap_or_default();
+        let Some((source, file, field)) = template(files, &config)? else { return Ok(None) };
+        let refused = |error: Error| match field {
+            Some(field) => error.in_file(&file).in_field(field),
+            None => error.in_file(&file),
+        };
+        if source.len() > TEMPLATE_BYTES_MAX {
+            let message = format!("a template of {} bytes; at most {TEMPLATE_BYTES_MAX} are read", source.len());
+            return Err(refused(Error::invalid(message)));
+        }
+        let environment = environment()?;
+        environment.template_from_str(&source).map_err(|error| refused(Error::invalid(described(&error))))?;
+        let named = find_json(files, "special_tokens_map.json")?.unwrap_or_default();
+        let entries = [&named, &config].into_iter().filter_map(Value::as_object).flatten();
+        let token = |(name, token): (&String, &Value)| {
+            let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
+            name.ends_with("_token").then(|| (name.clone(), text.to_owned()))
+        };
+        let tokens = entries.take(TOKENS_MAX).filter_map(token).collect();
+        Ok(Some(Self { environment, source, tokens, file }))
+    }
+
+    /// The prompt for `text`, a message of a user. With `has_image`, the message is an image and the text.
+    ///
+    /// # Errors
+    /// `Invalid` when the template refuses the message or takes too many steps; the error names the template's file.
+    pub fn prompt(&self, text: &str, has_image: bool) -> Result<String> {
+        let content = if has_image {
+            let parts = [context! { type => "image" }, context! { type => "text", text => text }];
+            Variable::from_iter(parts)
+        } else {
+            Variable::from(text)
+        };
+        let messages: Variable = [context! { role => "user", content => content }].into_iter().collect();
+        let tokens: Kwargs =
+            self.tokens.iter().map(|(name, token)| (name.as_str(), Variable::from(token.as_str()))).collect();
+        let given = context! { messages, add_generation_prompt => true, tools => (), documents => (), ..Variable::from(tokens) };
+        let rendered = self.environment.render_str(&self.source, given);
+        rendered.map_err(|error| Error::invalid(described(&error)).in_file(&self.file).in_field(FIELD))
+    }
+
+    /// Whether a prompt begins with the token that starts a text, so that the tokenizer must not add it.
+    pub fn has_start(&self, prompt: &str) -> bool {
+        self.tokens.get("bos_token").is_some_and(|start| prompt.starts_with(start.as_str()))
+    }
+}
+
+/// The template with its file, and its field if the file is JSON.
+fn template(files: &dyn ModelFiles, config: &Value) -> Result<Option<(String, PathBuf, Option<&'static str>)>> {
+    if let Some(bytes) = files.read(TEMPLATE_FILE, TEMPLATE_BYTES_MAX as u64)? {
+        let path = files.path(TEMPLATE_FILE);
+        let source = String::from_utf8(bytes).map_err(|_| Error::corrupt("not UTF-8").in_file(&path))?;
+        return Ok(Some((source, path, None)));
+    }
+    let of_processor = find_json(files, JSON_FILE)?;
+    for (config, name) in [(of_processor.as_ref(), JSON_FILE), (Some(config), CONFIG_FILE)] {
+        let Some(value) = config.and_then(|config| config.get(FIELD)).filter(|value| !value.is_null()) else {
+            continue;
+        };
+        let of_list = |list: &Vec<Value>| {
+            let named = list.iter().find(|each| each.get("name").and_then(Value::as_str) == Some(DEFAULT));
+            named.and_then(|each| each.get("template")?.as_str()).map(str::to_owned)
+        };
+        let source = value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(of_list));
+        let path = files.path(name);
+        let source = source.ok_or_else(|| {
+            let message = format!("a template, or a list of templates with one named {DEFAULT:?}, is required");
+            Error::invalid(message).in_file(&path).in_field(FIELD)
+        })?;
+        return Ok(Some((source, path, Some(FIELD))));
+    }
+    Ok(None)
+}
+
+/// The environment in which transformers renders templates, with bounds.
+fn environment() -> Result<Environment<'static>> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.map_err(|error| Error::invalid(described(&error)))?);
+    environment.set_fuel(Some(FUEL_MAX));
+    // Templates call methods of Python's strings, lists and dictionaries.
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.add_function("raise_exception", |message: String| {
+        Err::<Variable, _>(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+    });
+    Ok(environment)
+}
+
+/// The line and the cause of an error.
+fn described(error: &minijinja::Error) -> String {
+    let text = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    error.line().map_or_else(|| text.clone(), |line| format!("line {line} of the template: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::collections::HashMap;
+
+    fn files(entries: &[(&str, &str)]) -> HashMap<String, Vec<u8>> {
+        entries.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect()
+    }
+
+    fn open(entries: &[(&str, &str)]) -> Result<Option<ChatTemplate>> {
+        ChatTemplate::open(&files(entries))
+    }
+
+    fn prompt(template: &str) -> Result<String> {
+        open(&[(TEMPLATE_FILE, template)])?.expect("a template").prompt("Who  wakes? ", false)
+    }
+
+    #[test]
+    fn templates_are_found_in_the_order_of_transformers() {
+        let config = json!({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "c"}],
+            "bos_token": {"content": "<s>"}, "eos_token": "</s>"});
+        let config = config.to_string();
+        let text = |entries: &[(&str, &str)]| open(entries).unwrap().unwrap().prompt("x", false).unwrap();
+        assert!(open(&[]).unwrap().is_none() && open(&[(CONFIG_FILE, "{}")]).unwrap().is_none());
+        assert_eq!(text(&[(CONFIG_FILE, &config)]), "c");
+        assert_eq!(text(&[(CONFIG_FILE, &config), (JSON_FILE, r#"{"chat_template": "p"}"#)]), "p");
+        assert_eq!(text(&[(CONFIG_FILE, &config), (JSON_FILE, "{}"), (TEMPLATE_FILE, "f")]), "f");
+        let special =
+            [(TEMPLATE_FILE, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"), (CONFIG_FILE, &config)];
+        let template = open(&special).unwrap().unwrap();
+        assert_eq!(template.prompt("x", false).unwrap(), "<s>x</s>");
+        assert!(template.has_start("<s>x") && !template.has_start("x<s>"));
+        for wrong in [json!(5), json!([]), json!([{"name": "tools", "template": "t"}])] {
+            let error = open(&[(CONFIG_FILE, &json!({"chat_template": wrong}).to_string())]).err().unwrap();
+            assert_eq!((error.file(), error.field()), (Some(CONFIG_FILE.as_ref()), Some(FIELD)), "{error}");
+        }
+    }
+
+    #[test]
+    fn methods_and_blocks_are_those_of_python() {
+        let template = "{%- for message in messages %}\n  {% if loop.first and message['role'] == 'user' %}\n\
+            {{ message['role'].upper() + ': ' + message['content'].strip() }}\n  {% endif %}\n{%- endfor %}\n\
+            {%- set ns = namespace(found=false) %}{% for m in messages[::-1] %}{% set ns.found = true %}{% break %}{% endfor %}\
+            {% if ns.found and not tools %}!{% endif %}{% if strftime_now is defined %}?{% endif %}\n";
+        assert_eq!(prompt(template).unwrap(), "USER: Who  wakes?\n!");
+        assert_eq!(prompt("{{ '<b>' }}{{ messages[0].content.split()[-1] }}").unwrap(), "<b>wakes?");
+        let list = "{% for part in messages[0]['content'] | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}\
+            {% for part in messages[0]['content'] | selectattr('type', 'equalto', 'text') %} {{ part['text'] }}{% endfor %}";
+        let template = open(&[(TEMPLATE_FILE, list)]).unwrap().unwrap();
+        assert_eq!(template.prompt("What?", true).unwrap(), "<image> What?");
+    }
+
+    #[test]
+    fn hostile_templates_are_errors() {
+        let grows =
+            "{% set ns = namespace(a='aaaaaaaa') %}{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}";
+        let loops = "{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}";
+        let recurses = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
+        for template in [grows, loops, recurses, "{{ 'a' * 99999999999 }}"] {
+            let error = prompt(template).unwrap_err();
+            assert_eq!((error.file(), error.field()), (Some(TEMPLATE_FILE.as_ref()), Some(FIELD)), "{error}");
+        }
+        let refused = prompt("\n{{ raise_exception('roles must alternate') }}").unwrap_err();
+        assert!(
+            refused.message().contains("line 2") && refused.message().contains("roles must alternate"),
+            "{refused}"
+        );
+        for template in ["{% if %}", "{{", "{% generation %}", "{% include '/etc/passwd' %}"] {
+            let error = open(&[(TEMPLATE_FILE, template)]).err().unwrap();
+            assert_eq!(error.file(), Some(TEMPLATE_FILE.as_ref()), "{error}");
+        }
+        let long = " ".repeat(TEMPLATE_BYTES_MAX + 1);
+        assert!(open(&[(TEMPLATE_FILE, &long)]).is_err());
+        let config = json!({"chat_template": long}).to_string();
+        assert_eq!(open(&[(CONFIG_FILE, &config)]).err().unwrap().field(), Some(FIELD));
+        let deep = "{{ ".to_owned() + &"(".repeat(100_000) + "1" + &")".repeat(100_000) + " }}";
+        assert!(open(&[(TEMPLATE_FILE, &deep)]).is_err());
+    }
+}
