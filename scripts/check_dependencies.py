@@ -20,6 +20,7 @@ ALLOWED = {
     "cotensor-preprocess": {"cotensor-core"},
     "cotensor-hub": {"cotensor-core", "cotensor-preprocess"},
     "cotensor-model": {"cotensor-core", "cotensor-formats", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"},
+    "cotensor-placement": {"cotensor-core"},
     "cotensor-rpc": {"cotensor-core"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc"},
     "cotensor-formats": {"cotensor-core", "cotensor-store"},
@@ -38,7 +39,7 @@ ALLOWED = {
     },
     "cotensor-cli": {
         "cotensor", "cotensor-rpc", "cotensor-client", "cotensor-formats", "cotensor-functions", "cotensor-serving", "cotensor-daemon",
-        "cotensor-demo", "cotensor-inspect"
+        "cotensor-demo", "cotensor-inspect", "cotensor-placement"
     },
     # The Python extension: bindings of the library, and the embedded command.
     "cotensor-python": {

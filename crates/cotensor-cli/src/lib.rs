@@ -76,6 +76,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::DemoProcess(args) => commands::demo_process(args),
         Command::Completions { shell } => commands::completions(shell),
         Command::FitAdapter(args) => commands::fit_adapter(&args),
+        Command::Plan(args) => commands::plan(&args),
         Command::Serve(args) => commands::serve(&args, program),
         Command::Put(args) => commands::put(&args),
         Command::Get(args) => commands::get(&args),

@@ -6,6 +6,7 @@
 
 mod assets;
 mod by_hand;
+mod chart;
 mod compare;
 mod comparison;
 mod engine;
@@ -24,6 +25,7 @@ mod worker;
 mod worker_report;
 
 pub use by_hand::Onnxruntime;
+pub use chart::{escaped, line_chart};
 pub use compare::run_demo;
 pub use comparison::{Comparison, Cost, Entry, Scenario as ScenarioResult, SharedStage};
 pub use measure::Progress;

@@ -1,12 +1,11 @@
 //! Formats the comparison as text and as an HTML page with charts.
 
+use crate::chart::{escaped, line_chart};
 use crate::comparison::{Comparison, Cost, Entry, Scenario};
 use crate::processes::{FleetCost, Processes};
 use std::fmt::Write;
 
 const MIB: f64 = (1 << 20) as f64;
-const CHART_WIDTH: f64 = 640.0;
-const CHART_HEIGHT: f64 = 200.0;
 
 /// The comparison as text for a terminal.
 pub fn text(comparison: &Comparison) -> String {
@@ -308,28 +307,11 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
 fn write_chart(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
     let points = || scenario.timelines.iter().flat_map(|(_, samples)| samples);
     let seconds = points().map(|(at, _)| *at).fold(0.1, f64::max);
-    let bytes = points().map(|(_, bytes)| *bytes as f64).fold(1.0, f64::max);
-    write!(page, "<svg viewBox=\"0 0 {CHART_WIDTH} {}\" width=\"100%\">", CHART_HEIGHT + 20.0)?;
-    for (name, samples) in &scenario.timelines {
-        let line: Vec<String> = samples
-            .iter()
-            .map(|(at, held)| {
-                let (x, y) = (at / seconds * CHART_WIDTH, CHART_HEIGHT * (1.0 - *held as f64 / bytes / 1.05));
-                format!("{x:.1},{y:.1}")
-            })
-            .collect();
-        write!(page, "<polyline class=\"{name}\" fill=\"none\" stroke-width=\"2\" points=\"{}\"/>", line.join(" "))?;
-    }
-    write!(
-        page,
-        "<text x=\"4\" y=\"14\">{:.0} MiB</text><text x=\"4\" y=\"{}\">0 s</text><text x=\"{}\" y=\"{}\" text-anchor=\"end\">{seconds:.1} s</text></svg>",
-        bytes * 1.05 / MIB,
-        CHART_HEIGHT + 15.0,
-        CHART_WIDTH - 4.0,
-        CHART_HEIGHT + 15.0
-    )
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    let bytes = 1.05 * points().map(|(_, bytes)| *bytes as f64).fold(1.0, f64::max);
+    let lines = scenario.timelines.iter().map(|(name, samples)| {
+        let points = samples.iter().map(|(at, held)| (*at / seconds, *held as f64 / bytes));
+        ((*name).to_owned(), points.collect())
+    });
+    let lines: Vec<(String, Vec<(f64, f64)>)> = lines.collect();
+    page.write_str(&line_chart(&lines, &format!("{:.0} MiB", bytes / MIB), "0 s", &format!("{seconds:.1} s")))
 }

@@ -5,6 +5,7 @@ mod cache;
 mod calls;
 mod daemon;
 mod models;
+mod placement;
 mod sharing;
 mod stream;
 
@@ -13,6 +14,7 @@ pub(crate) use cache::*;
 pub(crate) use calls::*;
 pub(crate) use daemon::*;
 pub(crate) use models::*;
+pub(crate) use placement::*;
 pub(crate) use sharing::*;
 pub(crate) use stream::*;
 
@@ -42,6 +44,7 @@ pub(crate) enum Command {
     /// List the model families: supported ones and planned ones.
     Models(ModelsArgs),
     FitAdapter(FitAdapterArgs),
+    Plan(PlanArgs),
     Serve(ServeArgs),
     Put(PutArgs),
     Get(GetArgs),

@@ -1,7 +1,7 @@
 use super::local::{budget_bytes, cache_folder};
 use crate::args::{DemoArgs, ProcessArgs, WorkerArgs};
 use crate::launch::Program;
-use crate::output::{Steps, print, print_json};
+use crate::output::{ReportFile, Steps, print, print_json};
 use crate::signals::Signals;
 use cotensor::core::{Error, Result};
 use cotensor::model::engine::AUTO;
@@ -10,9 +10,6 @@ use cotensor_demo::{
     DemoOptions, ModelProcess, SCENARIOS, Scenario, Weights, WorkerOptions, html, run_demo, run_model_process,
     run_worker, text,
 };
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::path::Path;
 use std::time::Instant;
 
 /// The name of all scenarios.
@@ -91,46 +88,4 @@ pub(crate) fn demo_process(args: ProcessArgs) -> Result<()> {
             None => Weights::Copy,
         },
     })
-}
-
-/// The file of the report, opened before minutes of measurements. Its old content stays until the report is written. A
-/// file created here is removed if no report is written.
-struct ReportFile<'a> {
-    path: &'a Path,
-    file: File,
-    /// Whether the file was created here and is still empty.
-    empty: bool,
-}
-
-impl<'a> ReportFile<'a> {
-    fn open(path: &'a Path) -> Result<Self> {
-        let new = !path.exists();
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|error| Self::error(path, &error))?;
-        Ok(Self { path, file, empty: new })
-    }
-
-    fn write(mut self, html: &str) -> Result<()> {
-        // A pipe or a terminal cannot be truncated.
-        let truncated =
-            if self.file.metadata().is_ok_and(|file| file.is_file()) { self.file.set_len(0) } else { Ok(()) };
-        truncated
-            .and_then(|()| self.file.write_all(html.as_bytes()))
-            .map_err(|error| Self::error(self.path, &error))?;
-        self.empty = false;
-        Ok(())
-    }
-
-    fn error(path: &Path, error: &std::io::Error) -> Error {
-        Error::io("cannot write the report", error).in_file(path).in_field("--report")
-    }
-}
-
-impl Drop for ReportFile<'_> {
-    fn drop(&mut self) {
-        if self.empty {
-            // Best effort: an empty file does no harm.
-            let _ = std::fs::remove_file(self.path);
-        }
-    }
 }

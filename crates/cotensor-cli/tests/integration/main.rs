@@ -14,6 +14,7 @@ mod hostile;
 mod hub;
 mod mistakes;
 mod models;
+mod plan;
 mod serve;
 mod sharing;
 mod stream;

@@ -1,0 +1,84 @@
+//! Arguments of the commands for placement.
+
+use clap::Args;
+use std::path::PathBuf;
+
+/// Compare strategies for a program whose tensors do not fit on the device.
+///
+/// Simulates the recorded operations of a program under each strategy: flow (plans ahead), genoa (copies tensors before
+/// each operation and frees them after it), lru, pinned (keeps the first tensors), and cpu (no device) if every operation
+/// has a time there. Prints the time, the copied bytes and the stall of a period, beside a bound that no plan can beat.
+#[derive(Args)]
+#[command(after_help = "Example:\n  cotensor plan trace.json --budget 4GiB --bandwidth 12GB/s --report plan.html")]
+pub(crate) struct PlanArgs {
+    /// JSON file with the tensors and the operations of one period of the program; docs/placement.md describes it.
+    pub(crate) trace: PathBuf,
+    /// Memory of the device for tensors and workspace, such as 4GiB or 4GB; without a unit in bytes.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub(crate) budget: u64,
+    /// Speed of copies between host and device, such as 12GB/s, in each direction.
+    #[arg(long, value_name = "BYTES/s", value_parser = bytes_per_second)]
+    pub(crate) bandwidth: u64,
+    /// Time until a copy starts, in microseconds.
+    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub(crate) latency: u32,
+    /// Write a page with the table and a chart of the used memory.
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+    /// Print one JSON object on standard output and nothing else.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Units of sizes: decimal and binary.
+const UNITS: [(&str, u64); 10] = [
+    ("", 1),
+    ("b", 1),
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+];
+
+/// Parses a number of bytes with a unit.
+fn bytes(text: &str) -> Result<u64, String> {
+    let wrong = || "expected a number of bytes above 0, such as 4GiB, 500MB or 1000000".to_owned();
+    let end = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = unit.to_ascii_lowercase();
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
+    let bytes = number.trim().parse::<f64>().map_err(|_| wrong())? * *factor as f64;
+    if (1.0..=(1u64 << 60) as f64).contains(&bytes) { Ok(bytes.round() as u64) } else { Err(wrong()) }
+}
+
+fn bytes_per_second(text: &str) -> Result<u64, String> {
+    bytes(text.strip_suffix("/s").unwrap_or(text)).map_err(|_| "expected bytes per second, such as 12GB/s".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_decimal_and_binary_units() {
+        for (text, expected) in [
+            ("4GiB", 4 << 30),
+            ("1.5kb", 1500),
+            ("7", 7),
+            ("2 MB", 2_000_000),
+            ("12GB", 12_000_000_000),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "0", "-1", "GiB", "4XB", "nan", "inf", "1e30", "4 GiB/s"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+        assert_eq!(bytes_per_second("12GB/s"), Ok(12_000_000_000));
+        assert_eq!(bytes_per_second("1MiB"), Ok(1 << 20));
+    }
+}

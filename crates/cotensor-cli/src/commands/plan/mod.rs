@@ -1,0 +1,139 @@
+//! `plan`: compares strategies of placement on a recorded trace.
+
+mod page;
+
+use crate::args::PlanArgs;
+use crate::output::{ReportFile, print, print_json};
+use crate::table::Table;
+use cotensor::core::{Error, Result, size};
+use cotensor_placement::{Comparison, Device, Plan, Planner, Trace, compare, micros};
+use serde::Serialize;
+use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Largest trace file.
+const TRACE_BYTES_MAX: u64 = 256 << 20;
+
+/// The answer with `--json`.
+#[derive(Serialize)]
+struct Answer<'a> {
+    bound_us: f64,
+    resident_us: f64,
+    strategies: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    time_us: f64,
+    copied_bytes: u64,
+    stall_us: f64,
+    peak_bytes: u64,
+}
+
+pub(crate) fn plan(args: &PlanArgs) -> Result<()> {
+    let device = Device::new(args.budget, args.bandwidth, u64::from(args.latency) * 1000)?;
+    let trace = read(&args.trace)?;
+    let report = args.report.as_deref().map(ReportFile::open).transpose()?;
+    let in_file = |error: Error| error.in_file(&args.trace);
+    let comparison = compare(&trace, &device).map_err(in_file)?;
+    let plan = Planner::new(device).plan_trace(&trace).map_err(in_file)?;
+    let lines = summary(&trace, &device, &comparison, &plan);
+    if let Some(report) = report {
+        report.write(&page::html(&comparison, &device, &lines))?;
+    }
+    if args.json {
+        return print_json(&answer(&comparison));
+    }
+    print(&format!(
+        "{}\n{}",
+        table(&comparison).text(),
+        lines.iter().fold(String::new(), |text, line| text + line + "\n")
+    ))
+}
+
+fn read(path: &Path) -> Result<Trace> {
+    let read = || {
+        let mut text = String::new();
+        File::open(path)?.take(TRACE_BYTES_MAX + 1).read_to_string(&mut text).map(|_| text)
+    };
+    let text = read().map_err(|error| Error::io("cannot read", &error).in_file(path))?;
+    if text.len() as u64 > TRACE_BYTES_MAX {
+        return Err(Error::invalid(format!("a trace has at most {}", size(TRACE_BYTES_MAX))).in_file(path));
+    }
+    Trace::from_json(&text).map_err(|error| error.in_file(path))
+}
+
+fn answer(comparison: &Comparison) -> Answer<'_> {
+    let row = |measured| {
+        let &cotensor_placement::Measured { ref name, time_ns, copied_bytes, stall_ns, peak_bytes, .. } = measured;
+        let (time_us, stall_us) = (micros(time_ns), micros(stall_ns));
+        Row { name, time_us, copied_bytes: copied_bytes.round() as u64, stall_us, peak_bytes }
+    };
+    Answer {
+        bound_us: micros(comparison.bound_ns),
+        resident_us: micros(comparison.resident_ns as f64),
+        strategies: comparison.strategies.iter().map(row).collect(),
+    }
+}
+
+fn table(comparison: &Comparison) -> Table {
+    let mut table = Table::new(
+        &[false, true, true, true, true, true],
+        &["strategy", "time", "of the bound", "copied", "stall", "peak memory"],
+    );
+    for measured in &comparison.strategies {
+        table.row([
+            measured.name.clone(),
+            milliseconds(measured.time_ns),
+            factor(measured.time_ns, comparison.bound_ns),
+            size(measured.copied_bytes.round() as u64),
+            milliseconds(measured.stall_ns),
+            size(measured.peak_bytes),
+        ]);
+    }
+    table
+}
+
+/// What the table does not say, in sentences.
+fn summary(trace: &Trace, device: &Device, comparison: &Comparison, plan: &Plan) -> Vec<String> {
+    let used = trace.used();
+    let sizes = trace.sizes();
+    let total: u64 = used.iter().map(|&tensor| sizes[tensor]).sum();
+    let largest = used.iter().map(|&tensor| sizes[tensor]).max().unwrap_or(0);
+    let mut lines = vec![format!(
+        "times of one period: {} operations on {} tensors ({}), the largest {} (its copy takes {})",
+        trace.operations().len(),
+        used.len(),
+        size(total),
+        size(largest),
+        milliseconds(device.copy_ns(largest) as f64)
+    )];
+    lines.push(format!(
+        "no plan takes less than {}; with everything on the device a period takes {}",
+        milliseconds(comparison.bound_ns),
+        milliseconds(comparison.resident_ns as f64)
+    ));
+    let mut line = format!("plan {}: {} resident tensors", plan.hash().short(), plan.residents.len());
+    // Writing to a string cannot fail.
+    let _ = write!(line, ", {:.1} copies per period", plan.prefetches.len() as f64 / plan.periods as f64);
+    if !plan.on_cpu.is_empty() {
+        let _ = write!(line, ", {} operations on the CPU", plan.on_cpu.len());
+    }
+    if plan.periods > 1 {
+        let _ = write!(line, "; it repeats after {} periods", plan.periods);
+    }
+    lines.push(line);
+    lines
+}
+
+fn milliseconds(nanos: f64) -> String {
+    format!("{:.3} ms", nanos / 1e6)
+}
+
+/// A time in relation to the bound, such as 1.05.
+fn factor(time_ns: f64, bound_ns: f64) -> String {
+    if bound_ns > 0.0 { format!("{:.3}", time_ns / bound_ns) } else { "-".to_owned() }
+}

@@ -1,0 +1,24 @@
+//! Decides which tensors sit on a device when, for programs whose tensors do not fit there, and simulates the decisions.
+//!
+//! Pure Rust without files, threads and clocks: all times are virtual, in nanoseconds, and equal inputs give equal
+//! results. Builds for `wasm32-unknown-unknown`.
+
+mod bound;
+mod cache;
+mod compare;
+mod device;
+mod plan;
+mod random;
+mod simulator;
+mod strategy;
+mod time;
+mod trace;
+
+pub use bound::bound_ns;
+pub use compare::{Comparison, Measured, compare, measure};
+pub use device::Device;
+pub use plan::{Effort, Eviction, Plan, Planner, Prefetch};
+pub use simulator::{Faults, Outcome, Sample, Simulator, Theft};
+pub use strategy::{AllCpu, Expected, Flow, FlowState, Genoa, Lru, Move, Pinned, Place, Strategy, View};
+pub use time::{Nanos, micros};
+pub use trace::{Operation, Tensor, TensorIndex, Trace, cyclic};

@@ -1,0 +1,2 @@
+mod cyclic;
+mod optimum;

@@ -1,0 +1,143 @@
+use super::phase::Phase;
+use crate::strategy::{Move, Place, View};
+use crate::trace::TensorIndex;
+
+/// One operation that a strategy expects, with its moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// Name of the operation.
+    pub name: String,
+    /// Its tensors.
+    pub uses: Vec<TensorIndex>,
+    /// Where it runs.
+    pub place: Place,
+    /// Tensors that are copied to the device for it.
+    pub copied: Vec<TensorIndex>,
+    /// Tensors that leave the device after it.
+    pub evicted: Vec<TensorIndex>,
+}
+
+/// A position in a phase, and the moves that its plan wants there.
+#[derive(Debug)]
+pub(super) struct Follower {
+    /// The phase among those that are known.
+    pub(super) phase: usize,
+    /// The step that arrives next or is under way, counted from the start of the first cycle.
+    pub(super) step: usize,
+    /// The next prefetch, counted likewise.
+    prefetch: usize,
+    leaving: Vec<TensorIndex>,
+    /// Tensors on the device that the plan does not expect there; the last leaves first.
+    strays: Vec<TensorIndex>,
+}
+
+impl Follower {
+    /// Follows `phase`, the one with this number, from `step` of its cycle.
+    pub(super) fn new(number: usize, phase: &Phase, step: usize, view: &View<'_>) -> Self {
+        let mut held = vec![false; view.sizes().len()];
+        phase.held_at(step).into_iter().for_each(|tensor| held[tensor] = true);
+        let mut strays: Vec<TensorIndex> = view.on_device().filter(|&tensor| !held[tensor]).collect();
+        strays.sort_by_key(|&tensor| phase.distance(tensor, step));
+        Self { phase: number, step, prefetch: phase.first_prefetch(step), leaving: Vec::new(), strays }
+    }
+
+    pub(super) fn place(&self, phase: &Phase) -> Place {
+        if phase.is_on_cpu(self.step) { Place::Cpu } else { Place::Device }
+    }
+
+    /// The step within the cycle.
+    pub(super) fn step_of_cycle(&self, phase: &Phase) -> usize {
+        self.step % phase.plan.steps()
+    }
+
+    /// The current step has ended.
+    pub(super) fn finished(&mut self, phase: &Phase) {
+        // The last of `leaving` leaves first.
+        self.leaving.extend(phase.evicted_after(self.step_of_cycle(phase)).rev());
+        self.step += 1;
+    }
+
+    pub(super) fn next_move(&mut self, phase: &Phase, view: &View<'_>) -> Option<Move> {
+        while let Some(tensor) = self.leaving.pop() {
+            if view.is_on_device(tensor) && !view.is_needed_now(tensor) {
+                return Some(Move::Evict(tensor));
+            }
+        }
+        if view.short_bytes() > 0 {
+            return self.victim(phase, view).map(Move::Evict);
+        }
+        if view.is_copying() {
+            return None;
+        }
+        if let Some(missing) = view.missing() {
+            return view.can_fetch(missing).then_some(Move::Fetch(missing));
+        }
+        self.planned(phase, view)
+    }
+
+    /// The next copy of the plan, if there is memory for it.
+    fn planned(&mut self, phase: &Phase, view: &View<'_>) -> Option<Move> {
+        let prefetches = &phase.plan.prefetches;
+        // Each turn skips a copy that is not needed, at most all of them.
+        for _ in 0..prefetches.len() {
+            let copy = prefetches[self.prefetch % prefetches.len()];
+            let needed_by = self.prefetch / prefetches.len() * phase.plan.steps() + copy.step;
+            let passed = needed_by < self.step;
+            if !passed && needed_by - copy.lead.min(needed_by) >= self.step {
+                return None;
+            }
+            if !passed && view.is_leaving(copy.tensor) {
+                return None;
+            }
+            if !passed && view.is_on_host(copy.tensor) {
+                if view.can_fetch(copy.tensor) {
+                    self.prefetch += 1;
+                    return Some(Move::Fetch(copy.tensor));
+                }
+                return self.stray(view).map(Move::Evict);
+            }
+            self.prefetch += 1;
+        }
+        None
+    }
+
+    /// The tensor that should leave if memory is short: one that the plan does not expect, else the one that is used last.
+    pub(super) fn victim(&mut self, phase: &Phase, view: &View<'_>) -> Option<TensorIndex> {
+        self.stray(view).or_else(|| {
+            let free = view.on_device().filter(|&tensor| !view.is_needed_now(tensor));
+            free.max_by_key(|&tensor| (phase.distance(tensor, self.step), tensor))
+        })
+    }
+
+    /// The device had no memory: something leaves before the next attempt.
+    pub(super) fn out_of_memory(&mut self, phase: &Phase, view: &View<'_>) {
+        let victim = self.victim(phase, view);
+        self.leaving.extend(victim);
+    }
+
+    fn stray(&mut self, view: &View<'_>) -> Option<TensorIndex> {
+        while let Some(tensor) = self.strays.pop() {
+            if view.is_on_device(tensor) && !view.is_needed_now(tensor) {
+                return Some(tensor);
+            }
+        }
+        None
+    }
+
+    /// The next `count` operations.
+    pub(super) fn forecast(&self, phase: &Phase, count: usize) -> Vec<Expected> {
+        let expected = |step: usize| {
+            let step = step % phase.plan.steps();
+            let operation = &phase.operations[step % phase.operations.len()];
+            let copies = phase.first_prefetch(step)..phase.first_prefetch(step + 1);
+            Expected {
+                name: operation.name.clone(),
+                uses: operation.uses.clone(),
+                place: if phase.is_on_cpu(step) { Place::Cpu } else { Place::Device },
+                copied: phase.plan.prefetches[copies].iter().map(|copy| copy.tensor).collect(),
+                evicted: phase.evicted_after(step).collect(),
+            }
+        };
+        (self.step..self.step + count).map(expected).collect()
+    }
+}

@@ -1,0 +1,118 @@
+use crate::plan::Plan;
+use crate::time::Nanos;
+use crate::trace::{Operation, TensorIndex};
+use std::collections::HashMap;
+
+/// Weight of a new measurement of an operation's time: one in this many.
+const SMOOTHING: Nanos = 4;
+
+/// A part of a program that recurs, such as one pass over the layers, and its plan.
+#[derive(Debug)]
+pub(super) struct Phase {
+    pub(super) operations: Vec<Operation>,
+    pub(super) keys: Vec<u64>,
+    pub(super) plan: Plan,
+    /// The budget of the plan, in bytes.
+    pub(super) budget: u64,
+    /// Time of all operations when the plan was made.
+    planned_ns: Nanos,
+    on_cpu: Vec<bool>,
+    /// The first prefetch and the first eviction of each step of the cycle, and the ends.
+    first_prefetch: Vec<usize>,
+    first_eviction: Vec<usize>,
+    /// The steps of a period that use each tensor.
+    steps_of: HashMap<TensorIndex, Vec<usize>>,
+}
+
+impl Phase {
+    pub(super) fn new(operations: Vec<Operation>, plan: Plan, budget: u64) -> Self {
+        let mut steps_of: HashMap<TensorIndex, Vec<usize>> = HashMap::new();
+        for (step, operation) in operations.iter().enumerate() {
+            operation.uses.iter().for_each(|&tensor| steps_of.entry(tensor).or_default().push(step));
+        }
+        let mut on_cpu = vec![false; operations.len()];
+        plan.on_cpu.iter().for_each(|&operation| on_cpu[operation] = true);
+        let first = |steps: &mut dyn Iterator<Item = usize>| {
+            let mut first = vec![0; plan.steps() + 1];
+            steps.for_each(|step| first[step + 1] += 1);
+            (0..plan.steps()).for_each(|step| first[step + 1] += first[step]);
+            first
+        };
+        Self {
+            keys: operations.iter().map(Operation::key).collect(),
+            planned_ns: total(&operations),
+            first_prefetch: first(&mut plan.prefetches.iter().map(|copy| copy.step)),
+            first_eviction: first(&mut plan.evictions.iter().map(|eviction| eviction.step)),
+            on_cpu,
+            steps_of,
+            operations,
+            plan,
+            budget,
+        }
+    }
+
+    /// Whether the operation at a step of the cycle runs on the host.
+    pub(super) fn is_on_cpu(&self, step: usize) -> bool {
+        self.on_cpu[step % self.operations.len()]
+    }
+
+    /// The position of the first prefetch for `step` of the cycle or a later step.
+    pub(super) fn first_prefetch(&self, step: usize) -> usize {
+        self.first_prefetch[step]
+    }
+
+    /// The tensors that leave after `step` of the cycle.
+    pub(super) fn evicted_after(&self, step: usize) -> impl DoubleEndedIterator<Item = TensorIndex> {
+        let range = self.first_eviction[step]..self.first_eviction[step + 1];
+        self.plan.evictions[range].iter().map(|eviction| eviction.tensor)
+    }
+
+    /// Steps from `step` until the next use of a tensor; the largest number if the phase does not use it.
+    pub(super) fn distance(&self, tensor: TensorIndex, step: usize) -> usize {
+        let (steps, step) = (self.operations.len(), step % self.operations.len());
+        let Some(uses) = self.steps_of.get(&tensor) else { return usize::MAX };
+        let next = uses.partition_point(|&use_| use_ < step);
+        uses.get(next).map_or_else(|| uses[0] + steps - step, |next| next - step)
+    }
+
+    /// The tensors that the plan holds on the device when `step` of the cycle begins.
+    pub(super) fn held_at(&self, step: usize) -> Vec<TensorIndex> {
+        let cycle = self.plan.steps();
+        let mut seen: HashMap<TensorIndex, bool> = HashMap::new();
+        for back in 1..=cycle {
+            let at = (step + cycle - back) % cycle;
+            if seen.len() == self.steps_of.len() {
+                break;
+            }
+            let evicted: Vec<TensorIndex> = self.evicted_after(at).collect();
+            if !self.is_on_cpu(at) {
+                for tensor in &self.operations[at % self.operations.len()].uses {
+                    seen.entry(*tensor).or_insert(!evicted.contains(tensor));
+                }
+            }
+        }
+        seen.into_iter().filter_map(|(tensor, held)| held.then_some(tensor)).collect()
+    }
+
+    /// Notes how long the operation at a step of the cycle took.
+    pub(super) fn measured(&mut self, step: usize, elapsed_ns: Nanos) {
+        let on_cpu = self.is_on_cpu(step);
+        let count = self.operations.len();
+        let operation = &mut self.operations[step % count];
+        let smoothed = |before: Nanos| before - before / SMOOTHING + elapsed_ns / SMOOTHING;
+        if on_cpu {
+            operation.cpu_ns = operation.cpu_ns.map(smoothed);
+        } else if operation.compute_ns != elapsed_ns {
+            operation.compute_ns = smoothed(operation.compute_ns);
+        }
+    }
+
+    /// Whether the measured times differ by more than a quarter from those of the plan.
+    pub(super) fn is_outdated(&self) -> bool {
+        total(&self.operations).abs_diff(self.planned_ns) > self.planned_ns / 4
+    }
+}
+
+fn total(operations: &[Operation]) -> Nanos {
+    operations.iter().map(|operation| operation.compute_ns).sum()
+}

@@ -1,0 +1,131 @@
+//! What each strategy does on small loops.
+
+use super::all;
+use crate::simulator::{Faults, Simulator};
+use crate::strategy::{Expected, Flow, FlowState, Move, Place, Strategy, View};
+use crate::trace::{Operation, cyclic};
+use crate::{Device, measure};
+
+#[test]
+fn every_failing_allocation_is_survived() {
+    let trace = cyclic(8, 1000, 500).unwrap();
+    let device = Device::new(5000, 1_000_000_000, 10).unwrap();
+    for copy in 0..60 {
+        for mut strategy in all(&trace, &device) {
+            let faults = Faults { failing_copies: [copy, copy + 1].into(), ..Faults::default() };
+            let mut simulator = Simulator::new(&trace, &device, faults);
+            simulator.run_periods(12, strategy.as_mut()).unwrap();
+            assert_eq!(simulator.take_outcome().operations, 96);
+        }
+    }
+}
+
+#[test]
+fn flow_records_plans_and_resynchronises() {
+    let trace = cyclic(20, 1000, 500).unwrap();
+    let device = Device::new(10_000, 1_000_000_000, 0).unwrap();
+    let mut flow = Flow::new(device);
+    let mut simulator = Simulator::new(&trace, &device, Faults::default());
+    assert_eq!(flow.state(), FlowState::Unknown);
+    simulator.run(0..20, &mut flow).unwrap();
+    assert_eq!(flow.state(), FlowState::Record);
+    simulator.run(0..20, &mut flow).unwrap();
+    assert_eq!((flow.state(), flow.plan().unwrap().operations), (FlowState::Planned, 20));
+    simulator.run_periods(40, &mut flow).unwrap();
+    simulator.take_outcome();
+    simulator.run_periods(19, &mut flow).unwrap();
+    let steady = simulator.take_outcome();
+    // A conditional layer is skipped.
+    simulator.run((0..5).chain(8..9), &mut flow).unwrap();
+    assert_eq!(flow.state(), FlowState::Resync);
+    simulator.run(9..20, &mut flow).unwrap();
+    assert_eq!(flow.state(), FlowState::Planned);
+    simulator.run_periods(40, &mut flow).unwrap();
+    simulator.take_outcome();
+    simulator.run_periods(19, &mut flow).unwrap();
+    assert_eq!(simulator.take_outcome().copied_bytes, steady.copied_bytes);
+}
+
+#[test]
+fn each_phase_gets_its_own_plan() {
+    // Prefill: operations 0 to 11; decoding: 12 to 19, on some of the same tensors.
+    let trace = cyclic(20, 1000, 500).unwrap();
+    let device = Device::new(6000, 1_000_000_000, 0).unwrap();
+    let mut flow = Flow::new(device);
+    let mut simulator = Simulator::new(&trace, &device, Faults::default());
+    let turn = || (0..12).chain((0..6).flat_map(|_| 12..20));
+    (0..3).for_each(|_| simulator.run(turn(), &mut flow).unwrap());
+    simulator.run(0..6, &mut flow).unwrap();
+    assert_eq!((flow.state(), flow.plan().unwrap().operations), (FlowState::Planned, 12));
+    simulator.run((6..12).chain(12..17), &mut flow).unwrap();
+    assert_eq!((flow.state(), flow.plan().unwrap().operations), (FlowState::Planned, 8));
+}
+
+#[test]
+fn forecasts_come_true_and_can_be_given() {
+    let trace = cyclic(12, 1000, 500).unwrap();
+    let device = Device::new(6000, 1_000_000_000, 0).unwrap();
+    let mut flow = Flow::new(device).with_forecast(trace.operations().to_vec());
+    assert!(flow.forecast(3).is_empty());
+    let mut simulator = Simulator::new(&trace, &device, Faults::default());
+    simulator.run(0..1, &mut flow).unwrap();
+    assert_eq!(flow.plan().unwrap().operations, 12);
+    simulator.run(1..8, &mut flow).unwrap();
+    let forecast = flow.forecast(6);
+    let names: Vec<&str> = forecast.iter().map(|expected| expected.name.as_str()).collect();
+    assert_eq!(names, ["op8", "op9", "op10", "op11", "op0", "op1"]);
+    assert!(forecast.iter().all(|expected| expected.place == Place::Device && expected.uses.len() == 1));
+    // The moves of a cycle: what is copied to the device leaves it.
+    let cycle = flow.forecast(flow.plan().unwrap().steps());
+    let moved = |of: fn(&Expected) -> &Vec<usize>| cycle.iter().map(|expected| of(expected).len()).sum::<usize>();
+    assert_eq!(moved(|expected| &expected.copied), moved(|expected| &expected.evicted));
+}
+
+/// Evicts any tensor that is in the way.
+#[derive(Default)]
+struct Simplest;
+
+impl Strategy for Simplest {
+    fn name(&self) -> &str {
+        "simplest"
+    }
+
+    fn arrive(&mut self, _: &Operation, _: &View<'_>) -> Place {
+        Place::Device
+    }
+
+    fn next_move(&mut self, view: &View<'_>) -> Option<Move> {
+        if view.short_bytes() > 0 {
+            return view.on_device().find(|&tensor| !view.is_needed_now(tensor)).map(Move::Evict);
+        }
+        view.missing().filter(|&tensor| view.can_fetch(tensor)).map(Move::Fetch)
+    }
+}
+
+/// Copies without looking at the memory.
+struct Careless;
+
+impl Strategy for Careless {
+    fn name(&self) -> &str {
+        "careless"
+    }
+
+    fn arrive(&mut self, _: &Operation, _: &View<'_>) -> Place {
+        Place::Device
+    }
+
+    fn next_move(&mut self, view: &View<'_>) -> Option<Move> {
+        view.missing().filter(|_| !view.is_copying()).map(Move::Fetch)
+    }
+}
+
+#[test]
+fn users_can_bring_strategies_which_must_keep_the_rules() {
+    let trace = cyclic(4, 1000, 500).unwrap();
+    let device = Device::new(3000, 1_000_000_000, 0).unwrap();
+    let measured = measure(&trace, &device, &mut Simplest).unwrap();
+    assert_eq!(measured.name, "simplest");
+    assert!(measured.copied_bytes >= 1000.0 && measured.peak_bytes <= 3000);
+    let error = measure(&trace, &device, &mut Careless).unwrap_err().to_string();
+    assert!(error.contains("careless") && error.contains("op3") && error.contains("do not fit"), "{error}");
+}

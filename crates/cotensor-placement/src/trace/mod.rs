@@ -1,0 +1,11 @@
+//! What a program does in one period: its tensors and its operations in order.
+
+mod generate;
+mod json;
+mod trace;
+
+pub use generate::cyclic;
+pub use trace::{Operation, Tensor, TensorIndex, Trace};
+
+#[cfg(test)]
+mod tests;
