@@ -41,6 +41,9 @@ const SKELETONS: &[Skeleton] = &[
     skeleton!("bart-base": "config.json" "generation_config.json" "tokenizer.json.gz" "tokenizer_config.json"
         "onnx/encoder_model.onnx.gz" "onnx/decoder_model.onnx.gz" "onnx/decoder_with_past_model.onnx.gz" "seed.json.gz"),
     skeleton!("clap-htsat": "config.json" "preprocessor_config.json" "onnx/audio_model.onnx.gz" "seed.json.gz"),
+    skeleton!("roberta-base": "config.json" "labels.json" "tokenizer.json.gz" "tokenizer_config.json" "onnx/model.onnx.gz"
+        "onnx/head.entities.onnx.gz" "seed.json.gz"),
+    skeleton!("mpnet-base": "config.json" "tokenizer.json.gz" "tokenizer_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
     skeleton!("detr-resnet-50": "config.json" "preprocessor_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
 ];
 

@@ -9,6 +9,9 @@ use std::sync::Arc;
 /// The name of onnxruntime, which copies weights into the layout of its kernels by default.
 pub(crate) const ONNXRUNTIME: &str = "ort";
 
+/// The name of onnxruntime without these copies.
+pub(crate) const ONNXRUNTIME_SHARED: &str = "ort-shared";
+
 /// The engine of a scenario.
 pub(crate) struct Chosen {
     pub(crate) name: &'static str,

@@ -142,7 +142,7 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) compare: bool,
     /// Scenario to run; repeatable: clip, bert, whisper (several users of one model), vit-clip, bert-t5, whisper-clap,
-    /// bert-t5-bart, vit-clip-detr (several models that read one encoder through adapters), processes (several processes of
+    /// bert-t5-bart, three-texts, vit-clip-detr (several models that read one encoder through adapters), processes (several processes of
     /// one model), or all, which needs about 10 GB of disk and onnxruntime
     /// [default: clip, bert, whisper, vit-clip, processes].
     #[arg(long, value_name = "NAME")]

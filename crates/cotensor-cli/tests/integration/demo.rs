@@ -218,7 +218,7 @@ fn sound_embedding_is_approximated_from_another_model() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{complaint}"));
     let scenario = &report["scenarios"][0];
     check(scenario, "whisper-clap", &["whisper", "clap"], 1);
-    assert!(scenario["engine"].as_str().unwrap().starts_with("ort "));
+    assert!(scenario["engine"].as_str().unwrap().starts_with("ort-shared "));
     assert_eq!(scenario["adapters"][0]["role"], "audio_tower");
     let answer = &scenario["answers"][1];
     assert!(answer["stages"].as_array().unwrap().iter().all(|stage| stage["role"] != "audio_tower"), "{answer}");
