@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 /// The engine that is measured.
 const ENGINE: &str = "ort";
 
+/// A part of the bench; its argument is the folder of the cache.
+type Part = fn(&Path);
+
 /// The argument of a child process; the part that it runs, the engine and the index follow.
 const CHILD: &str = "--child";
 
@@ -37,7 +40,7 @@ fn main() {
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     println!("{threads} processors; threads as the engines choose");
-    let parts: [(&str, fn(&Path)); 4] =
+    let parts: [(&str, Part); 4] =
         [("path", path::run), ("processes", processes::run), ("open", open::run), ("decoding", decoding::run)];
     for (name, run) in parts {
         if arguments.is_empty() || arguments.iter().any(|argument| argument == name) {
