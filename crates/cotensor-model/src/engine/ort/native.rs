@@ -78,10 +78,6 @@ impl SessionOptions {
             .with_prepacking(self.prepacks)?
             // Threads that wait for the next run leave the cores to the other sessions and processes.
             .with_config_entry("session.force_spinning_stop", "1")?;
-        if self.prepacks {
-            // Files with prepacked weights do not spare this work: onnxruntime packs each weight again, and compares.
-            builder = builder.with_config_entry("session.prepack.enable_parallel", "1")?;
-        }
         if self.is_optimized {
             builder = builder.with_optimization_level(GraphOptimizationLevel::Disable)?;
         }
