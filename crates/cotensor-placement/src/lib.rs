@@ -15,10 +15,11 @@ mod time;
 mod trace;
 
 pub use bound::bound_ns;
+pub use cache::Blend;
 pub use compare::{Comparison, Measured, compare, measure};
 pub use device::Device;
 pub use plan::{Effort, Eviction, Plan, Planner, Prefetch};
 pub use simulator::{Faults, Outcome, Sample, Simulator, Theft};
 pub use strategy::{AllCpu, Expected, Flow, FlowState, Genoa, Lru, Move, Pinned, Place, Strategy, View};
 pub use time::{Nanos, micros};
-pub use trace::{Operation, Tensor, TensorIndex, Trace, cyclic};
+pub use trace::{Operation, Routing, Tensor, TensorIndex, Trace, cyclic};

@@ -18,4 +18,9 @@ impl Random {
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
+
+    /// True with the probability `probability`.
+    pub(crate) fn chance(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
+    }
 }

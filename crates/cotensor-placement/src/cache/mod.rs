@@ -1,7 +1,9 @@
 //! Which tensors to keep when the next uses are unknown.
 
+mod blend;
 mod tiny_lfu;
 
+pub use blend::Blend;
 pub(crate) use tiny_lfu::TinyLfu;
 
 #[cfg(test)]

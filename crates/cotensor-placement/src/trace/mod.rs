@@ -4,7 +4,7 @@ mod generate;
 mod json;
 mod trace;
 
-pub use generate::cyclic;
+pub use generate::{Routing, cyclic};
 pub use trace::{Operation, Tensor, TensorIndex, Trace};
 
 #[cfg(test)]
