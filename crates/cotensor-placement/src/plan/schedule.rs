@@ -4,7 +4,7 @@ use crate::time::Nanos;
 use std::collections::VecDeque;
 
 /// How many steps before its use a copy may start at most.
-const LEAD_MAX: usize = 1024;
+const LEAD_MAX: usize = 256;
 /// Cycles until the time of one cycle is taken as steady.
 const CYCLES_MAX: usize = 6;
 
