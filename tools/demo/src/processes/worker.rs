@@ -5,7 +5,8 @@ use crate::engine::plain;
 use crate::scenario::{PROCESSES, Scenario};
 use cotensor::Runtime;
 use cotensor::client::ClientStore;
-use cotensor::core::{Error, Result};
+use cotensor::core::{DerivedFiles, Error, Result};
+use cotensor::memory::PackCache;
 use cotensor::model::engine::{EngineOptions, FileMode};
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Inputs, UserReport, run_user};
@@ -43,7 +44,7 @@ pub enum Weights {
     Copy,
     /// In the engine's mapping of the model's files.
     Mapped,
-    /// In the daemon with this socket.
+    /// In the daemon with this socket; in the layout of the engine's kernels, in the cache, if the engine has one.
     Daemon(PathBuf),
 }
 
@@ -101,7 +102,8 @@ fn open(options: &ModelProcess) -> Result<(Arc<dyn Store>, Arc<Model>)> {
         Weights::Daemon(socket) => {
             let name = format!("process {}", options.index);
             let store: Arc<dyn Store> = ClientStore::connect(Some(socket), &name)?;
-            let engine = EngineOptions::from(options.threads);
+            let derived = Some(Arc::new(PackCache::open(&options.cache)?) as Arc<dyn DerivedFiles>);
+            let engine = EngineOptions { threads: options.threads, derived };
             let runtime = Runtime::with_engine(Arc::clone(&store), Some(&options.engine), engine)?;
             let model = runtime.open(&options.folder)?;
             Ok((store, model))
