@@ -45,6 +45,11 @@ const SKELETONS: &[Skeleton] = &[
         "onnx/head.entities.onnx.gz" "seed.json.gz"),
     skeleton!("mpnet-base": "config.json" "tokenizer.json.gz" "tokenizer_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
     skeleton!("detr-resnet-50": "config.json" "preprocessor_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
+    skeleton!("clip-vit-l14-336": "config.json" "preprocessor_config.json" "onnx/vision_model.onnx.gz" "onnx/text_model.onnx.gz"
+        "seed.json.gz"; "clip-vit-b16": "tokenizer.json.gz" "tokenizer_config.json"),
+    skeleton!("llava-0.5b": "config.json" "preprocessor_config.json" "generation_config.json" "tokenizer.json.gz"
+        "tokenizer_config.json" "onnx/vision_encoder.onnx.gz" "onnx/embed_tokens.onnx.gz" "onnx/decoder_model_merged.onnx.gz"
+        "seed.json.gz"),
 ];
 
 /// Finds a skeleton by name.

@@ -144,6 +144,15 @@ pub const SCENARIOS: &[Scenario] = &[
         ..PLAIN
     },
     Scenario {
+        name: "llava",
+        models: &["clip-vit-l14-336", "llava-0.5b"],
+        is_large: true,
+        pipeline: include_str!("../pipelines/llava.toml"),
+        input: Medium::Image,
+        prompt: Some("USER: <image>\nWhat is this? ASSISTANT:"),
+        ..PLAIN
+    },
+    Scenario {
         name: PROCESSES,
         by_default: true,
         models: &["bert-base"],

@@ -142,8 +142,8 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) compare: bool,
     /// Scenario to run; repeatable: clip, bert, whisper (several users of one model), vit-clip, bert-t5, whisper-clap,
-    /// bert-t5-bart, three-texts, vit-clip-detr (several models that read one encoder through adapters), processes (several processes of
-    /// one model), or all, which needs about 10 GB of disk and onnxruntime
+    /// bert-t5-bart, three-texts, vit-clip-detr (several models that read one encoder through adapters), llava (CLIP and LLaVA
+    /// with one tower), processes (several processes of one model), or all, which needs about 15 GB of disk and onnxruntime
     /// [default: clip, bert, whisper, vit-clip, processes].
     #[arg(long, value_name = "NAME")]
     pub(crate) scenario: Vec<String>,
@@ -151,7 +151,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub(crate) hardware: String,
     /// Folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base, vit-base, t5-base,
-    /// bart-base, detr-resnet-50, clap-htsat). A model without a folder gets seeded random weights.
+    /// bart-base, detr-resnet-50, clap-htsat, clip-vit-l14-336, llava-0.5b). A model without a folder gets seeded random weights.
     #[arg(long, value_name = "DIR")]
     pub(crate) models: Option<PathBuf>,
     /// Number of timed runs of each variant; the median counts.

@@ -3,11 +3,10 @@
 use crate::assets;
 use crate::engine::plain;
 use crate::scenario::{PROCESSES, Scenario};
-use cotensor::Runtime;
+use cotensor::LocalOptions;
 use cotensor::client::ClientStore;
-use cotensor::core::{DerivedFiles, Error, Result};
-use cotensor::memory::PackCache;
-use cotensor::model::engine::{EngineOptions, FileMode};
+use cotensor::core::{Error, Result};
+use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Inputs, UserReport, run_user};
 use cotensor::store::{EmbeddedStore, Store};
@@ -102,10 +101,13 @@ fn open(options: &ModelProcess) -> Result<(Arc<dyn Store>, Arc<Model>)> {
         Weights::Daemon(socket) => {
             let name = format!("process {}", options.index);
             let store: Arc<dyn Store> = ClientStore::connect(Some(socket), &name)?;
-            let derived = Some(Arc::new(PackCache::open(&options.cache)?) as Arc<dyn DerivedFiles>);
-            let engine = EngineOptions { threads: options.threads, derived };
-            let runtime = Runtime::with_engine(Arc::clone(&store), Some(&options.engine), engine)?;
-            let model = runtime.open(&options.folder)?;
+            let local = LocalOptions {
+                cache: Some(options.cache.clone()),
+                threads: options.threads,
+                engine: Some(options.engine.clone()),
+                ..LocalOptions::default()
+            };
+            let model = local.runtime_over(Arc::clone(&store))?.open(&options.folder)?;
             Ok((store, model))
         }
     }
