@@ -53,7 +53,7 @@ fn check(scenario: &Value, name: &str, families: &[&str], repeats: usize) {
     assert_eq!(scenario["models"], json!(families));
     let engine = scenario["engine"].as_str().unwrap();
     let on_ort = engine.starts_with("ort ");
-    assert!(on_ort || engine.starts_with("rten "), "{engine}");
+    assert!(["ort ", "ort-shared ", "rten "].iter().any(|name| engine.starts_with(name)), "{engine}");
     // Users of different models are compared with models that are mapped, too, by an engine that reads the mapping.
     let baseline = if families.len() == 1 || on_ort { "without" } else { "mapped" };
     assert_eq!(scenario["baseline"], baseline);
