@@ -1,5 +1,5 @@
-"""BERT-base of the demo through the pool of a daemon's client, on the engine that COTENSOR_ENGINE names, and on plain onnxruntime:
-one run with its tokenizer, the first answer of a process, and the memory of four processes."""
+"""BERT-base of the demo through the pool of a daemon's client, on the engine that COTENSOR_ENGINE names, and on plain
+onnxruntime: one run with its tokenizer, the first answer of a process, and the memory of four processes."""
 
 from __future__ import annotations
 

@@ -200,8 +200,8 @@ class Model:
 
         An image is the path or bytes of a file (PNG, JPEG, WebP, BMP), a PIL image, or a uint8 array [height, width, 3]. Audio is
         the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``; it is required where the inputs
-        allow several. ``texts`` of one text is the beginning of a caption. With ``chat``, the text is a message for the model's chat
-        template. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the
+        allow several. ``texts`` of one text is the beginning of a caption. With ``chat``, the text is a message for the model's
+        chat template. ``head``, ``prompt_name``, ``max_new_tokens``, ``min_new_tokens`` and ``threshold`` are options of the
         task; ``do_sample``, ``temperature``, ``top_k``, ``top_p`` and ``seed`` draw tokens. ``on_text`` is called with each piece
         of a text while it is decoded; ``stream`` gives the pieces as an iterator.
 

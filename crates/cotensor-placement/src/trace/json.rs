@@ -53,8 +53,8 @@ fn one() -> u32 {
 }
 
 impl Trace {
-    /// Reads a trace from JSON: {"tensors": [{"id", "size_bytes"}], "operations": [{"name", "uses": [id], "compute_us",
-    /// "cpu_us" (optional), "workspace_bytes" (optional), "writes": [id] (optional)}], "periods" (optional)}. Times are
+    /// Reads a trace from JSON: `{"tensors": [{"id", "size_bytes"}], "operations": [{"name", "uses": [id], "compute_us",
+    /// "cpu_us" (optional), "workspace_bytes" (optional), "writes": [id] (optional)}], "periods" (optional)}`. Times are
     /// in microseconds.
     ///
     /// # Errors

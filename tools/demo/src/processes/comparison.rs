@@ -1,3 +1,5 @@
+//! The rounds of the scenario of several processes, and what they save.
+
 use super::daemon::Daemon;
 use super::fleet::Fleet;
 use super::memory::FleetMemory;

@@ -28,7 +28,7 @@ pub enum FlowState {
 }
 
 /// Records the operations of a program until they repeat, plans, and follows the plan. A program may have several phases
-/// that recur, each with a plan of its own. Operations that no plan expects are served by [`TinyLfu`].
+/// that recur, each with a plan of its own. Operations that no plan expects are served by a TinyLFU cache.
 #[derive(Debug)]
 pub struct Flow {
     device: Device,
