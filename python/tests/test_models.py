@@ -54,7 +54,7 @@ FAMILIES = {
     "llama": ({"text": "a harbour", "max_new_tokens": 4}, "text-generation", set()),
     "vit": ({"image": PHOTO}, "image-embedding", {"vision_embedding"}),
     "clip": ({"image": PHOTO}, "image-embedding", {"vision_text_joint"}),
-    "detr": ({"image": PHOTO}, "object-detection", set()),
+    "detr": ({"image": PHOTO}, "object-detection", {"vision_embedding"}),
     "blip": ({"image": PHOTO, "task": "image-to-text", "max_new_tokens": 4}, "image-to-text", {"vision_text_joint"}),
     "llava": ({"image": PHOTO, "text": "<image>What is this?", "max_new_tokens": 4}, "image-text-to-text", {"vision_text_joint"}),
     "whisper": ({"audio": SPEECH, "max_new_tokens": 4}, "transcription", {"audio_embedding"}),

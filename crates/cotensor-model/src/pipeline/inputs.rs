@@ -157,6 +157,11 @@ impl Inputs {
         self.image.as_deref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))
     }
 
+    /// Whether there is an image; an image that an encoder has read may be missing.
+    pub(super) fn has_image(&self) -> bool {
+        self.image.is_some()
+    }
+
     /// Width and height of the image before preprocessing, in pixels.
     ///
     /// # Errors

@@ -44,7 +44,7 @@ pub fn encode(model: &Model, medium: Medium, inputs: &Inputs, holder: &Holder) -
 /// # Errors
 /// `Invalid` for an image that `model` cannot read.
 pub(super) fn image_parts(model: &Model, inputs: &Inputs) -> Result<RowParts> {
-    if !inputs.media().contains(&Medium::Image.name()) {
+    if !inputs.has_image() {
         return Ok(RowParts::Unknown);
     }
     let (height, width) = model.image()?.size(inputs.image_size()?)?;
