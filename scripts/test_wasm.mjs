@@ -5,14 +5,16 @@
 import { readFile } from "node:fs/promises";
 import { basename } from "node:path";
 
-// The harness passes each test as a closure in the test's function: `_RNC` in Rust's v0 symbol names. The function is in a
-// module `tests` or a program `integration`.
-const TEST_CLOSURE = /_RNCNv[0-9A-Za-z_]*(5tests|11integration)/;
+// The harness passes each test as a closure in the test's function: `_RNC` in Rust's v0 symbol names, or its `call_once`,
+// `_RNvYNC`, of which an optimized program has no more. The function is in a module `tests` or a program `integration`.
+const TEST_CLOSURE = /_R(NvY)?NCNv[0-9A-Za-z_]*(5tests|11integration)/;
 
 /** The number of tests. A test is a function and a constant of one path: the function has a disambiguator, `s_`, the closure not. */
 function countTests(functions) {
   const paths = new Set(functions.map((name) => name.match(/^_R(Nv.*)s_(\d.*)$/)).filter(Boolean).map(([, path, name]) => path + name));
-  return functions.filter((name) => TEST_CLOSURE.test(name) && paths.has(name.match(/^_RNC(.*)0B[0-9A-Za-z]*_$/)?.[1])).length;
+  const closures = functions.filter((name) => TEST_CLOSURE.test(name));
+  const plain = closures.filter((name) => paths.has(name.match(/^_RNC(.*)0B[0-9A-Za-z]*_$/)?.[1]));
+  return plain.length || closures.filter((name) => /^_RNvYNC.*0I.*6FnOnceuE9call_once/.test(name)).length;
 }
 
 /** The names of the functions, from the custom section "name", subsection 1. */
