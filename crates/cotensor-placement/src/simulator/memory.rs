@@ -128,7 +128,7 @@ impl Memory {
         self.workspace_bytes = 0;
     }
 
-    /// Bytes that nobody can free now: those of copies under way.
+    /// Bytes of copies under way, which cannot be freed now.
     pub(super) fn moving(&self) -> u64 {
         let moving = |residency: &Residency| matches!(residency, Residency::Arriving | Residency::Leaving);
         self.residencies.iter().zip(&self.sizes).filter(|(residency, _)| moving(residency)).map(|(_, size)| size).sum()

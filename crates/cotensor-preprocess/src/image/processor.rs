@@ -1,4 +1,3 @@
-use super::decode::SIDE_MAX;
 use super::processor_class::{CLASSES, NumberMeans, Pad, ProcessorClass, required};
 use super::resize::{center_cropped, resized, squared};
 use super::size::{Size, size};
@@ -172,11 +171,7 @@ impl ImageProcessor {
         if self.square.is_some() {
             inner = (inner.0.max(inner.1), inner.0.max(inner.1));
         }
-        let resized = self.resize.map_or((inner.1, inner.0), |(size, _)| size.target(inner));
-        if resized.0.max(resized.1) > SIDE_MAX as usize {
-            let message = format!("resized to {} x {}; at most {SIDE_MAX} pixels a side", resized.1, resized.0);
-            return Err(Error::invalid(message).in_field("image"));
-        }
+        let resized = self.resize.map_or(Ok((inner.1, inner.0)), |(size, _)| size.target(inner))?;
         Ok(self.crop.unwrap_or(resized))
     }
 
@@ -205,11 +200,7 @@ impl ImageProcessor {
             (width, height) = (width.max(height), width.max(height));
         }
         if let Some((size, filter)) = self.resize {
-            let (to_height, to_width) = size.target((width, height));
-            if to_height.max(to_width) > SIDE_MAX as usize {
-                let message = format!("resized to {to_width} x {to_height}; at most {SIDE_MAX} pixels a side");
-                return Err(Error::invalid(message).in_field("image"));
-            }
+            let (to_height, to_width) = size.target((width, height))?;
             levels = resized(&levels, (width, height), (to_width, to_height), filter)?.into();
             (width, height) = (to_width, to_height);
         }

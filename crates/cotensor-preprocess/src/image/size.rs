@@ -1,5 +1,6 @@
 //! The sizes to which a configuration resizes an image.
 
+use super::decode::SIDE_MAX;
 use super::processor_class::{NumberMeans, required};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
@@ -21,13 +22,21 @@ pub(super) enum Size {
 
 impl Size {
     /// Height and width of an image of `(width, height)` after resizing, in pixels.
-    pub(super) fn target(self, image: (usize, usize)) -> (usize, usize) {
-        match self {
+    ///
+    /// # Errors
+    /// `Invalid` when a side is too long.
+    pub(super) fn target(self, image: (usize, usize)) -> Result<(usize, usize)> {
+        let (height, width) = match self {
             Size::Exact(height, width) => (height, width),
             Size::ShortestEdge(side) => shortest_edge(side, image),
             Size::Edges { shortest, longest } => between_edges(shortest, longest, image),
             Size::Within(height_max, width_max) => within(height_max, width_max, image),
+        };
+        if height.max(width) > SIDE_MAX as usize {
+            let message = format!("resized to {width} x {height}; at most {SIDE_MAX} pixels a side");
+            return Err(Error::invalid(message).in_field("image"));
         }
+        Ok((height, width))
     }
 }
 

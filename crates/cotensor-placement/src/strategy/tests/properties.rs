@@ -36,7 +36,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A trace, a device on which every operation without a time on the host fits, and memory that nobody needs there.
+    /// A trace, a device on which every operation without a time on the host fits, and memory that the trace does not need.
     fn setting()(trace in trace(), more in 0..8 * KIB, bandwidth in 1_000_000u64..5_000_000_000, latency in 0u64..500)
         -> (Trace, Device)
     {
