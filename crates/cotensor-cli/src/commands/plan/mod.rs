@@ -39,6 +39,9 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<()> {
     let report = args.report.as_deref().map(ReportFile::open).transpose()?;
     let in_file = |error: Error| error.in_file(&args.trace);
     let comparison = compare(&trace, &device).map_err(in_file)?;
+    if args.json && report.is_none() {
+        return print_json(&answer(&comparison));
+    }
     let plan = Planner::new(device).plan_trace(&trace).map_err(in_file)?;
     let lines = summary(&trace, &device, &comparison, &plan);
     if let Some(report) = report {

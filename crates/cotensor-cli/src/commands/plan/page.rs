@@ -1,3 +1,5 @@
+//! The page of `plan --report`.
+
 use super::{factor, milliseconds};
 use cotensor::core::size;
 use cotensor_demo::{escaped, line_chart};
