@@ -148,7 +148,7 @@ impl Hub {
         }
         config.iter().chain(&others).try_for_each(|file| needed::check_size(file, CONFIGURATION_BYTES_MAX))?;
         self.add(&download, &config, &mut pulled, None)?;
-        let family = family_in(&pulled.folder)?;
+        let family = family_in(&pulled.folder, &files)?;
         others.extend(needed::graphs(id, family, &files, variant)?);
         space::check(&repository, &commit, &others)?;
         self.add(&download, &others, &mut pulled, self.observer.get())?;
@@ -214,13 +214,14 @@ impl Transfer for Observed<'_> {
     }
 }
 
-/// The family that config.json in a folder names.
-fn family_in(folder: &Path) -> Result<&'static Family> {
+/// The family that config.json in a folder names, of a repository with `files`.
+fn family_in(folder: &Path, files: &[RepoFile]) -> Result<&'static Family> {
     let path = folder.join(CONFIG_FILE);
     let bytes = read(&path, JSON_BYTES_MAX)?;
     let bytes = bytes.ok_or_else(|| Error::not_found("a model needs this file").in_file(&path))?;
     let config = serde_json::from_slice(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
-    needed::family(&config).map_err(|error| error.in_file(path))
+    let has_file = |name: &str| files.iter().any(|file| file.path == name);
+    needed::family(&config, has_file).map_err(|error| error.in_file(path))
 }
 
 /// Whether the snapshot of a commit has every file that this program reads. False when their list is not known.
@@ -230,6 +231,6 @@ fn is_complete(repository: &Repository, id: &ModelId, commit: &str, variant: Opt
     if !needed::configuration(&files).all(has) {
         return Ok(false);
     }
-    let family = family_in(&repository.snapshot(commit))?;
+    let family = family_in(&repository.snapshot(commit), &files)?;
     Ok(needed::graphs(id, family, &files, variant)?.into_iter().all(has))
 }

@@ -3,7 +3,7 @@
 use crate::cache::RepoFile;
 use crate::id::ModelId;
 use cotensor_core::{Error, Result, size};
-use cotensor_preprocess::family::{Family, family_of, variant, variants};
+use cotensor_preprocess::family::{Family, family_of_model, variant, variants};
 use serde_json::Value;
 
 /// The file that names the model's family.
@@ -31,14 +31,14 @@ pub(crate) fn configuration(files: &[RepoFile]) -> impl Iterator<Item = &RepoFil
     })
 }
 
-/// The family that config.json names.
+/// The family that config.json names, of a model with the files for which `has_file` is true.
 ///
 /// # Errors
 /// `Invalid` without a `model_type`, `Unsupported` for an unknown one.
-pub(crate) fn family(config: &Value) -> Result<&'static Family> {
+pub(crate) fn family(config: &Value, has_file: impl Fn(&str) -> bool) -> Result<&'static Family> {
     let model_type = config.get("model_type").and_then(Value::as_str);
     let model_type = model_type.ok_or_else(|| Error::invalid("a string is required").in_field("model_type"))?;
-    family_of(model_type).map_err(|error| error.in_field("model_type"))
+    family_of_model(model_type, has_file).map_err(|error| error.in_field("model_type"))
 }
 
 /// The graphs of the family's stages in a variant (`fp16`), the heads, and the files with the weights of each. Without a
@@ -182,7 +182,7 @@ mod tests {
         let configuration: Vec<&RepoFile> = configuration(&files).collect();
         assert_eq!(paths(&configuration), ["config.json", "generation_config.json", "tokenizer.json"]);
         let id = ModelId::parse("openai/whisper-base").unwrap();
-        let whisper = family(&json!({"model_type": "whisper"})).unwrap();
+        let whisper = family(&json!({"model_type": "whisper"}), |_| false).unwrap();
         let plain = graphs(&id, whisper, &files, None).unwrap();
         let expected = [
             "onnx/decoder_model.onnx",
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn repository_without_graphs_names_the_command_that_makes_them() {
         let id = ModelId::parse("google/vit-base").unwrap();
-        let vit = family(&json!({"model_type": "vit"})).unwrap();
+        let vit = family(&json!({"model_type": "vit"}), |_| false).unwrap();
         let error = graphs(&id, vit, &repository(&["config.json", "model.safetensors"]), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         let text = error.to_string();
@@ -224,14 +224,14 @@ mod tests {
         let other = graphs(&id, vit, &repository(&["other.onnx"]), None).unwrap_err().to_string();
         assert!(other.contains("it has other.onnx"), "{other}");
         for config in [json!({}), json!({"model_type": 5}), json!({"model_type": "unknown"})] {
-            assert_eq!(family(&config).unwrap_err().field(), Some("model_type"));
+            assert_eq!(family(&config, |_| false).unwrap_err().field(), Some("model_type"));
         }
     }
 
     #[test]
     fn oversized_files_are_refused() {
         let id = ModelId::parse("a/b").unwrap();
-        let bert = family(&json!({"model_type": "bert"})).unwrap();
+        let bert = family(&json!({"model_type": "bert"}), |_| false).unwrap();
         let mut files = repository(&["onnx/model.onnx"]);
         files[0].size = GRAPH_BYTES_MAX + 1;
         assert_eq!(graphs(&id, bert, &files, None).unwrap_err().field(), Some("onnx/model.onnx"));

@@ -8,6 +8,7 @@ mod array;
 pub mod audio;
 pub mod family;
 mod files;
+mod guard;
 pub mod image;
 mod processor_config;
 pub mod text;

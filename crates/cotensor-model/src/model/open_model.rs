@@ -4,7 +4,7 @@ use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
 use crate::stage::Stage;
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::{Family, Variant, family_of, variant};
+use cotensor_preprocess::family::{Family, Variant, family_of_model, variant};
 use cotensor_preprocess::{
     AudioProcessor, ChatTemplate, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor,
     find_json,
@@ -68,7 +68,8 @@ impl Model {
         let model_type = config.get("model_type").and_then(serde_json::Value::as_str);
         let model_type =
             model_type.ok_or_else(|| Error::invalid("a string is required").in_file(&path).in_field("model_type"))?;
-        let family = family_of(model_type).map_err(|error| error.in_file(&path).in_field("model_type"))?;
+        let family = family_of_model(model_type, |file| folder.join(file).is_file());
+        let family = family.map_err(|error| error.in_file(&path).in_field("model_type"))?;
         let checked = family.check_variant(variant, |file| folder.join(file).is_file());
         checked.map_err(|error| error.in_file(folder))?;
         Ok(Self {

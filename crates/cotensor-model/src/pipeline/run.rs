@@ -1,6 +1,7 @@
 //! The state of a run: its values and its report. Runs stages on values.
 
 use super::answer::read;
+use super::decode::empty_cache;
 use super::definition::User;
 use super::inputs::Inputs;
 use super::outputs::lacks;
@@ -60,13 +61,16 @@ impl<'a> Run<'a> {
     /// Runs a stage on the values that its definition names; returns `output`. If that is the result of the stage, the
     /// stage gives the other outputs of its definition in the same run.
     pub(super) fn run_stage(&mut self, def: &StageDef, stage: &Stage, inputs: &Inputs, output: &str) -> Result<Value> {
-        let reads = |name: &str| stage.graph().inputs().iter().any(|port| port.name == name);
-        let optional = def.inputs_optional.iter().filter(|(name, _)| reads(name));
+        let port = |name: &str| stage.graph().inputs().iter().find(|port| port.name == name);
+        let others = stage.graph().inputs().iter().map(|port| port.name.as_str());
+        let others = others.filter(|name| !def.inputs.contains_key(*name));
+        let optional = others.filter_map(|name| Some((name, def.source(name)?)));
         // A part of a graph has the inputs that it reads.
-        let always = def.inputs.iter().filter(|(name, _)| def.rest_of.is_none() || reads(name));
+        let always = def.inputs.iter().filter(|(name, _)| def.rest_of.is_none() || port(name).is_some());
+        let always = always.map(|(name, source)| (name.as_str(), source.as_str()));
         let mut bound = Vec::new();
         for (name, source) in always.chain(optional) {
-            let value = match source.as_str() {
+            let value = match source {
                 "image.pixels" => {
                     let start = Instant::now();
                     let (pixels, computed) = inputs.pixels(self.model, self.holder)?;
@@ -87,15 +91,13 @@ impl<'a> Run<'a> {
                     let shape = self.values["audio.features"].shape();
                     Value::from(Array::i64(shape, vec![1; shape.iter().product()])?)
                 }
-                "image.mask" => {
-                    let port = stage.graph().inputs().iter().find(|port| port.name == *name);
-                    inputs.mask(self.model, port.and_then(|port| port.dims.as_deref()))?
-                }
+                "image.mask" => inputs.mask(self.model, port(name).and_then(|port| port.dims.as_deref()))?,
+                "cache.empty" => empty_cache(port(name))?,
                 source => self.values.get(source).cloned().ok_or_else(|| {
                     Error::invalid(format!("stage {:?} needs {source}, which no stage made", def.role))
                 })?,
             };
-            bound.push((name.as_str(), value));
+            bound.push((name, value));
         }
         let bound: Vec<(&str, &Value)> = bound.iter().map(|(name, value)| (*name, value)).collect();
         let is_result = def.trunk_output(|name| stage.has_output(name)) == Some(output);
@@ -197,6 +199,7 @@ impl<'a> Run<'a> {
         self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
         self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
         self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
+        self.values.insert("text.positions".into(), Value::from(batch.positions.clone()));
     }
 
     /// Reports tokenized texts. `rows` names each row of the batch in notices.

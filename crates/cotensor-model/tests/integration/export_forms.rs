@@ -4,7 +4,7 @@ use crate::support::onnx::engines;
 use crate::support::{self, fixtures, runtime, user};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
-use cotensor_model::pipeline::{Answer, Inputs, UserReport, run_user};
+use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, default_task, run_user};
 use cotensor_store::EmbeddedStore;
 use safetensors::SafeTensors;
 use std::fs;
@@ -152,6 +152,25 @@ fn pooling_files_take_effect_as_in_sentence_transformers() {
     refused(pooling("mean".into()), &["module 3 (Dense)"]);
     add("../elsewhere", "sentence_transformers.models.Normalize");
     refused(pooling("mean".into()), &["plain folder name"]);
+}
+
+#[test]
+fn decoder_gives_the_vector_of_the_last_token_as_sentence_transformers_does() {
+    let folder = unpacked("decoder-embedding");
+    let run = |prompt: Option<&str>| {
+        let user = User { prompt_name: prompt.map(str::to_owned), ..user("one", "model", "sentence-embedding") };
+        let runtime = runtime(EmbeddedStore::builder());
+        let model = runtime.open(folder.path())?;
+        assert_eq!(default_task(&model, &["text"])?.name, "sentence-embedding");
+        run_user(&model, &user, &Inputs::default().with_text(TEXT), &runtime.store().holder("one"))
+    };
+    matches_reference(&run(None).unwrap(), "decoder-embedding.embedding", 1e-5);
+    matches_reference(&run(Some("query")).unwrap(), "decoder-embedding.query", 1e-5);
+    assert_eq!(run(Some("document")).unwrap().outputs, run(None).unwrap().outputs);
+    // Without the files of sentence-transformers, the folder is a decoder, and its graph gives no logits.
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    refused(super::export_forms::run(folder.path(), "sentence-embedding"), &["sentence-embedding", "text-generation"]);
+    refused(super::export_forms::run(folder.path(), "text-generation"), &["logits"]);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use super::sound::{AudioLength, SECONDS_MAX, corrupt, invalid};
 use cotensor_core::{Error, Result};
 use std::io::Cursor;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use symphonia::core::codecs::audio::well_known::CODEC_ID_FLAC;
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder};
 use symphonia::core::errors::Error as DecodingError;
@@ -153,8 +152,7 @@ fn broken(error: DecodingError) -> Error {
     }
 }
 
-/// Turns a panic of the decoder, which a hostile file may cause, into an error. The decoder is dropped, so its state
-/// does not matter.
+/// The decoder is dropped after a panic, so its state does not matter.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(corrupt("the decoder failed on this audio")))
+    crate::guard::guarded(work, || corrupt("the decoder failed on this audio"))
 }

@@ -39,6 +39,10 @@ impl Whisper {
             return Err(Error::invalid(format!("{samples} samples are too many")).in_field("chunk_length"));
         }
         mel.check(samples, "chunk_length", "n_fft")?;
+        if samples < mel.hop {
+            let message = format!("{samples} samples are fewer than the hop_length of {}", mel.hop);
+            return Err(Error::invalid(message).in_field("chunk_length"));
+        }
         let padding = config.get("padding_value").and_then(Value::as_f64).unwrap_or(0.0) as f32;
         Ok(Self { mel, samples, padding })
     }

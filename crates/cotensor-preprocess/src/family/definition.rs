@@ -15,6 +15,9 @@ pub struct Family {
     pub title: String,
     /// The values of `model_type` in config.json that belong to the family.
     pub model_types: Vec<String>,
+    /// The file by which models of the family differ from those of another family with the same `model_type`.
+    #[serde(default)]
+    pub file: Option<String>,
     /// The kinds of its tensors.
     #[serde(deserialize_with = "kinds")]
     pub kinds: Vec<Kind>,
@@ -53,7 +56,8 @@ pub struct StageDef {
     pub kind: Kind,
     /// From graph input to source.
     pub inputs: BTreeMap<String, String>,
-    /// From graph input to source, for inputs that some exports leave out.
+    /// From graph input to source, for inputs that some exports leave out. A name that ends in `*` is the beginning of the
+    /// names of inputs.
     #[serde(default)]
     pub inputs_optional: BTreeMap<String, String>,
     /// The outputs that other stages and tasks read.
@@ -210,6 +214,14 @@ pub struct BlockFields {
 }
 
 impl StageDef {
+    /// The source of an input of the graph.
+    pub fn source(&self, input: &str) -> Option<&str> {
+        let named = self.inputs.get(input).or_else(|| self.inputs_optional.get(input));
+        let fits = |name: &str| name.strip_suffix('*').is_some_and(|start| input.starts_with(start));
+        let by_start = || self.inputs_optional.iter().find(|(name, _)| fits(name)).map(|(_, source)| source);
+        named.or_else(by_start).map(String::as_str)
+    }
+
     /// Whether the stage reads an input of type `medium`: `text`, `image` or `audio`.
     pub fn reads(&self, medium: &str) -> bool {
         self.inputs.values().any(|source| source.split('.').next() == Some(medium))

@@ -9,6 +9,6 @@ mod variant;
 pub use definition::{
     BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef,
 };
-pub use tables::{families, family_of, kinds_by_name, tasks, variants};
+pub use tables::{families, family_of, family_of_model, kinds_by_name, tasks, variants};
 pub use task::{AnswerKind, Task, TextLimit};
 pub use variant::{Variant, variant};

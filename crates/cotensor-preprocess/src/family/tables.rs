@@ -40,7 +40,18 @@ pub fn variants() -> &'static [Variant] {
 /// # Errors
 /// `Unsupported`; the message lists the known types.
 pub fn family_of(model_type: &str) -> Result<&'static Family> {
-    families().iter().find(|family| family.model_types.iter().any(|known| known == model_type)).ok_or_else(|| {
+    family_of_model(model_type, |_| false)
+}
+
+/// The family of a model with a `model_type`; `has_file` tells which files the model has.
+///
+/// # Errors
+/// As [`family_of`].
+pub fn family_of_model(model_type: &str, has_file: impl Fn(&str) -> bool) -> Result<&'static Family> {
+    let is_of = |family: &&Family| {
+        family.model_types.iter().any(|known| known == model_type) && family.file.as_deref().is_none_or(&has_file)
+    };
+    families().iter().find(is_of).ok_or_else(|| {
         let known: Vec<&str> = families().iter().flat_map(|family| &family.model_types).map(String::as_str).collect();
         Error::unsupported(format!("unknown model_type {model_type:?}; known: {}", known.join(", ")))
     })
@@ -168,7 +179,7 @@ mod tests {
                 .map(|family| family.title.as_str())
                 .collect()
         };
-        assert_eq!(with(Kind::TextEmbedding), ["BERT", "T5", "LLaMA", "BART"]);
+        assert_eq!(with(Kind::TextEmbedding), ["BERT", "T5", "LLaMA embeddings", "LLaMA", "BART"]);
         assert_eq!(with(Kind::VisionEmbedding), ["ViT", "CLIP", "SigLIP", "DETR"]);
         assert_eq!(with(Kind::AudioEmbedding), ["Whisper", "Wav2Vec2", "CLAP"]);
         assert_eq!(with(Kind::VisionTextJoint), ["CLIP", "SigLIP", "LLaVA", "BLIP"]);
@@ -181,6 +192,8 @@ mod tests {
         assert_eq!(kinds_by_name("cross-encoder/ms-marco-DistilBERT-base"), [Kind::TextEmbedding]);
         assert_eq!(kinds_by_name("FacebookAI/xlm-roberta-base"), [Kind::TextEmbedding]);
         assert!(kinds_by_name("bert/roberto").is_empty() && kinds_by_name("").is_empty());
+        assert_eq!(family_of_model("qwen3", |file| file == "modules.json").unwrap().name, "llama-embedding");
+        assert_eq!((family("qwen3").name.as_str(), family("qwen3").tasks().count()), ("llama", 1));
         assert!(family("vit").may_share_with(family("clip")));
         assert!(!family("bert").may_share_with(family("whisper")));
         assert_eq!(family_of("gpt_neox").unwrap_err().kind(), ErrorKind::Unsupported);

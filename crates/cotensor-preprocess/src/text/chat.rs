@@ -8,10 +8,15 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The most bytes of a template.
-const TEMPLATE_BYTES_MAX: usize = 1 << 20;
-/// The fuel of a template: about a million steps, or 64 MiB of text.
-const FUEL_MAX: u64 = 1 << 20;
+/// The most bytes of a template. Those of models have up to 20 KB.
+const TEMPLATE_BYTES_MAX: usize = 1 << 16;
+/// The fuel of a template: about a hundred thousand steps. Templates of models take some hundred for a message.
+const FUEL_MAX: u64 = 1 << 17;
+/// The stack on which templates are read and rendered: enough for an expression as deep as the limits above allow.
+#[cfg(not(target_arch = "wasm32"))]
+const STACK_BYTES: usize = 512 << 20;
+/// The most bytes that a template may join.
+const JOINED_BYTES_MAX: usize = 16 << 20;
 /// The most special tokens that a template can read.
 const TOKENS_MAX: usize = 256;
 
@@ -51,7 +56,9 @@ impl ChatTemplate {
             return Err(refused(Error::invalid(message)));
         }
         let environment = environment()?;
-        environment.template_from_str(&source).map_err(|error| refused(Error::invalid(described(&error))))?;
+        let read =
+            || environment.template_from_str(&source).map(drop).map_err(|error| Error::invalid(described(&error)));
+        on_deep_stack(read).map_err(refused)?;
         let named = find_json(files, "special_tokens_map.json")?.unwrap_or_default();
         let entries = [&named, &config].into_iter().filter_map(Value::as_object).flatten();
         let token = |(name, token): (&String, &Value)| {
@@ -77,8 +84,11 @@ impl ChatTemplate {
         let tokens: Kwargs =
             self.tokens.iter().map(|(name, token)| (name.as_str(), Variable::from(token.as_str()))).collect();
         let given = context! { messages, add_generation_prompt => true, tools => (), documents => (), ..Variable::from(tokens) };
-        let rendered = self.environment.render_str(&self.source, given);
-        rendered.map_err(|error| Error::invalid(described(&error)).in_file(&self.file).in_field(FIELD))
+        let render = || {
+            let rendered = self.environment.render_str(&self.source, given);
+            rendered.map_err(|error| Error::invalid(described(&error)))
+        };
+        on_deep_stack(render).map_err(|error| error.in_file(&self.file).in_field(FIELD))
     }
 
     /// Whether a prompt begins with the token that starts a text, so that the tokenizer must not add it.
@@ -121,11 +131,51 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_syntax(syntax.map_err(|error| Error::invalid(described(&error)))?);
     environment.set_fuel(Some(FUEL_MAX));
     // Templates call methods of Python's strings, lists and dictionaries.
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(|state, value, method, arguments| {
+        if let ("join", Some(separator), [list]) = (method, value.as_str(), arguments) {
+            return joined(list, separator).map(Variable::from);
+        }
+        unknown_method_callback(state, value, method, arguments)
+    });
+    environment.add_filter("join", |list: Variable, separator: Option<String>| {
+        joined(&list, separator.as_deref().unwrap_or_default())
+    });
     environment.add_function("raise_exception", |message: String| {
         Err::<Variable, _>(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });
     Ok(environment)
+}
+
+/// The texts of a list with a separator between them; an error if the result is too long.
+fn joined(list: &Variable, separator: &str) -> std::result::Result<String, minijinja::Error> {
+    let mut text = String::new();
+    for (index, item) in list.try_iter()?.enumerate() {
+        if index > 0 {
+            text.push_str(separator);
+        }
+        text.push_str(&item.to_string());
+        if text.len() > JOINED_BYTES_MAX {
+            let message = format!("a joined text has more than {JOINED_BYTES_MAX} bytes");
+            return Err(minijinja::Error::new(ErrorKind::InvalidOperation, message));
+        }
+    }
+    Ok(text)
+}
+
+/// Runs `work` on a stack that deep expressions do not exhaust.
+#[cfg(not(target_arch = "wasm32"))]
+fn on_deep_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| Error::io("cannot start a thread", &error))?;
+        thread.join().unwrap_or_else(|_| Err(Error::invalid("the template failed")))
+    })
+}
+
+/// A browser ends the module, and not its process, when the stack is exhausted.
+#[cfg(target_arch = "wasm32")]
+fn on_deep_stack<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    work()
 }
 
 /// The line and the cause of an error.
@@ -193,7 +243,15 @@ mod tests {
             "{% set ns = namespace(a='aaaaaaaa') %}{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}";
         let loops = "{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}";
         let recurses = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
-        for template in [grows, loops, recurses, "{{ 'a' * 99999999999 }}"] {
+        let joins = "{{ (['a' * 100000] * 100000) | join }}";
+        let joins_by_method = "{{ ','.join(['a' * 100000] * 100000) }}";
+        let nests = "{% set ns = namespace(a=[]) %}{% for i in range(9999) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a | tojson }}";
+        let deep = [format!("{{{{ {}1 }}}}", "1+".repeat(32000)), format!("{{{{ {}1 }}}}", "not ".repeat(16000))];
+        for template in [nests, &deep[0], &deep[1]] {
+            // Whether it is refused is of no importance: the process goes on.
+            let _ = prompt(template);
+        }
+        for template in [grows, loops, recurses, "{{ 'a' * 99999999999 }}", joins, joins_by_method] {
             let error = prompt(template).unwrap_err();
             assert_eq!((error.file(), error.field()), (Some(TEMPLATE_FILE.as_ref()), Some(FIELD)), "{error}");
         }

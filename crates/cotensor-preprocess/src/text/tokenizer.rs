@@ -1,6 +1,7 @@
 use super::stream::TextStream;
 use crate::array::Array;
 use crate::files::{ModelFiles, find_json};
+use crate::guard::guarded;
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use std::ops::Range;
 use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
@@ -29,6 +30,8 @@ pub struct TokenBatch {
     pub ids: Array,
     /// 1 for a token, 0 for padding.
     pub mask: Array,
+    /// The number of tokens before each token; padding counts as nothing.
+    pub positions: Array,
     /// The segment of each token.
     pub type_ids: Array,
     /// For each token: whether it is padding or was added around the text by the tokenizer.
@@ -46,8 +49,9 @@ impl TextProcessor {
         let path = files.path(TOKENIZER_FILE);
         let bytes = files.read(TOKENIZER_FILE, TOKENIZER_BYTES_MAX)?;
         let bytes = bytes.ok_or_else(|| Error::not_found("this model needs a tokenizer").in_file(&path))?;
+        let read = || Tokenizer::from_bytes(&bytes).map_err(|error| Error::corrupt(error.to_string()));
         let mut tokenizer =
-            Tokenizer::from_bytes(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
+            guarded(read, || Error::corrupt("the tokenizer is damaged")).map_err(|error| error.in_file(&path))?;
         let config_path = files.path(CONFIG_FILE);
         let config = find_json(files, CONFIG_FILE)?.unwrap_or_default();
         let refused = |error: Error, field: &str| error.in_file(&config_path).in_field(field);
@@ -161,9 +165,8 @@ impl TextProcessor {
         };
         let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
         let count = texts.len();
-        let encode =
-            |text| tokenizer.encode(text, adds).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")));
-        let encodings: Vec<Encoding> = texts.into_iter().map(encode).collect::<Result<_>>()?;
+        let encodings: Vec<Encoding> =
+            texts.into_iter().map(|text| encoded(tokenizer, text, adds)).collect::<Result<_>>()?;
         let longest = encodings.iter().map(Encoding::len).max().unwrap_or(0);
         if longest == 0 {
             return Err(Error::invalid("the text has no token").in_field("text"));
@@ -184,9 +187,15 @@ impl TextProcessor {
             Array::i64(shape, rows.map(i64::from).collect())
         };
         let added = encodings.iter().flat_map(|encoding| row(encoding, Encoding::get_special_tokens_mask, 1));
+        let mask = array(Encoding::get_attention_mask, 0)?;
+        let positions = mask.as_i64()?.chunks_exact(longest).flat_map(|row| {
+            let counted = row.iter().scan(0, |before, &kept| Some(std::mem::replace(before, *before + kept)));
+            counted.collect::<Vec<i64>>()
+        });
         Ok(TokenBatch {
+            positions: Array::i64(shape, positions.collect())?,
             ids: array(Encoding::get_ids, self.pad.unwrap_or(0))?,
-            mask: array(Encoding::get_attention_mask, 0)?,
+            mask,
             type_ids: array(Encoding::get_type_ids, 0)?,
             added: added.map(|added| added != 0).collect(),
             truncated: encodings.iter().map(|encoding| !encoding.get_overflowing().is_empty()).collect(),
@@ -198,8 +207,7 @@ impl TextProcessor {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn spans(&self, text: &str) -> Result<Vec<Range<usize>>> {
-        let encoding = self.tokenizer.encode(text, true);
-        let encoding = encoding.map_err(|error| Error::invalid(format!("cannot tokenize: {error}")))?;
+        let encoding = encoded(&self.tokenizer, text.into(), true)?;
         let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
         Ok(offsets.map(|(&(start, end), &added)| if added == 0 { start..end } else { 0..0 }).collect())
     }
@@ -284,4 +292,10 @@ fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams, pair: 
         return Ok(());
     }
     Err(Error::invalid(format!("{} tokens leave no room beside {special} special ones", truncation.max_length)))
+}
+
+/// The tokens of a text. The tokenizer does not change, so a panic leaves it as it is.
+fn encoded(tokenizer: &Tokenizer, text: EncodeInput<'_>, adds: bool) -> Result<Encoding> {
+    let encode = || tokenizer.encode(text, adds).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")));
+    guarded(encode, || Error::corrupt("the tokenizer is damaged: it failed on a text").in_field(TOKENIZER_FILE))
 }

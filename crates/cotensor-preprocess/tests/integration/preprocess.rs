@@ -337,7 +337,30 @@ fn bad_configurations_name_file_and_field() {
     assert_eq!(AudioProcessor::open(&with(negative), WHISPER).unwrap_err().field(), Some("sampling_rate"));
     let hours = r#"{"feature_size": 1, "sampling_rate": 16000, "n_fft": 65536, "hop_length": 1, "chunk_length": 30}"#;
     assert_eq!(AudioProcessor::open(&with(hours), WHISPER).unwrap_err().field(), Some("n_fft"));
+    let hops = r#"{"feature_size": 1, "sampling_rate": 1000, "n_fft": 65536, "hop_length": 65536, "chunk_length": 1}"#;
+    assert_eq!(AudioProcessor::open(&with(hops), WHISPER).unwrap_err().field(), Some("chunk_length"));
     assert!(ImageProcessor::open(&with("{"), None).unwrap_err().to_string().contains(FILE));
     assert!(TextProcessor::open(&with("{}")).err().unwrap().to_string().contains("tokenizer.json"));
     assert!(decode_image(b"").is_err() && decode_image(b"GIF89a no").is_err());
+}
+
+// A browser has no unwinding: a panic ends the module there.
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn damaged_tokenizers_are_errors_and_no_panics() {
+    let tokenizer = |part: &str| {
+        let text = r#"{"model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}, "added_tokens": []"#;
+        HashMap::from([("tokenizer.json".to_owned(), format!("{text}, {part}}}").into())])
+    };
+    let map = |bytes: &str| format!(r#""normalizer": {{"type": "Precompiled", "precompiled_charsmap": "{bytes}"}}"#);
+    // A map that ends early, one without a table, and a token that does not exist.
+    let token = r#""post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "Y", "type_id": 0}}],
+        "pair": [], "special_tokens": {}}"#;
+    for part in [map("AA=="), map("AAAAAA=="), map(""), token.to_owned()] {
+        let error = match TextProcessor::open(&tokenizer(&part)) {
+            Err(error) => error,
+            Ok(opened) => opened.encode(&["a b"]).unwrap_err(),
+        };
+        assert!(error.to_string().contains("tokenizer"), "{error}");
+    }
 }

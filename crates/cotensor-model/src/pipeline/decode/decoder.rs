@@ -188,6 +188,14 @@ impl<'a> Decoder<'a> {
     }
 }
 
+/// A cache without rows for an input of a graph.
+///
+/// # Errors
+/// `Unsupported` for an input without heads and width, or with another type.
+pub(in crate::pipeline) fn empty_cache(port: Option<&Port>) -> Result<Value> {
+    empty(port.ok_or_else(|| Error::unsupported("the graph has no such input"))?)
+}
+
 /// A cache without rows, for a graph that reads a cache in its first run, too.
 fn empty(port: &Port) -> Result<Value> {
     let dims = port.dims.as_deref().unwrap_or_default();

@@ -14,6 +14,7 @@ mod timestamps;
 
 pub(crate) use config::NEW_TOKENS_MAX;
 pub use config::{GenerationConfig, Request};
+pub(super) use decoder::empty_cache;
 pub use decoder::{Decoder, DecoderGraph, Embed};
 pub use sampling::Sampling;
 pub use scores::process;

@@ -36,7 +36,7 @@ impl Timestamps {
             scores[from as usize..to.clamp(from, count) as usize].fill(f32::NEG_INFINITY);
         };
         let is_timestamp = |token: &i64| *token >= self.begin;
-        exclude(self.none, self.none + 1);
+        exclude(self.none, self.none.saturating_add(1));
         let last = tokens.last().is_some_and(is_timestamp);
         let before_last = tokens.len() < 2 || is_timestamp(&tokens[tokens.len() - 2]);
         if last && before_last {
