@@ -81,6 +81,9 @@ impl SessionOptions {
         if self.is_optimized {
             builder = builder.with_optimization_level(GraphOptimizationLevel::Disable)?;
         }
+        if self.prepacks && self.saves.is_none() {
+            builder = builder.with_config_entry("session.prepack.enable_parallel", "1")?;
+        }
         if let Some((path, data)) = &self.saves {
             builder = builder
                 .with_optimized_model_path(path)?
@@ -119,6 +122,7 @@ impl Session {
     /// Opens a model file with onnxruntime's own means.
     pub(super) fn of_file(environment: &Environment, options: &SessionOptions, path: &Path) -> Result<Self> {
         let session = options.builder(environment)?.commit_from_file(path)?;
+        return_free_memory();
         Ok(Self { session, _weights: Vec::new() })
     }
 
@@ -186,6 +190,16 @@ impl Session {
             None => unsafe { Tensor::adopt(value) },
         });
         made.collect()
+    }
+}
+
+/// Gives free memory of the allocator back to the system: onnxruntime packs every weight of a file again to check it,
+/// and the allocator would keep up to 100 MiB of these copies.
+fn return_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the function changes free memory only, under the locks of the allocator.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 
