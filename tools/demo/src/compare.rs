@@ -70,7 +70,7 @@ fn compare(
     // Users of different models share no weights, so that their baseline is the one that maps them, too: with the
     // kernels of the run with Cotensor.
     let (baseline, base_variant) = match definition.models {
-        [_, _, ..] if !engine.copies_weights() && !definition.is_large => (Mode::Mapped, &variants.mapped),
+        [_, _, ..] if !engine.copies_weights() => (Mode::Mapped, &variants.mapped),
         _ => (Mode::Without, &variants.without),
     };
     let (without, with) = (base_variant.cost(), variants.with.cost());

@@ -151,16 +151,12 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
         cost("without", "without sharing", scenario.without, ""),
         cost("mapped", "mapped by the engine", scenario.mapped, ""),
         cost("by_hand", "one model by hand", scenario.by_hand, "one program, one copy, results reused"),
-        match scenario.with_cold {
-            Some(_) => cost("with", "with Cotensor (weight cache warm)", scenario.with, ""),
-            None => cost("with", "with Cotensor (no weight cache)", scenario.with, "reads the weights into memory"),
-        },
+        cost("with", "with Cotensor (weight cache warm)", scenario.with, ""),
         row(
             "",
-            match (scenario.baseline, scenario.with_cold) {
-                ("mapped", _) => "saved (warm, over mapped)",
-                (_, Some(_)) => "saved (warm)",
-                (_, None) => "saved",
+            match scenario.baseline {
+                "mapped" => "saved (warm, over mapped)",
+                _ => "saved (warm)",
             },
             format!("{:.1} %", scenario.memory_saved_percent),
             format!("{:.1} %", scenario.time_saved_percent),

@@ -28,8 +28,7 @@ pub struct Scenario {
     pub claim: Option<Claim>,
     /// The engine on which its graphs run, if not on all.
     pub(crate) engine: Option<&'static str>,
-    /// Whether its models are too large for copies on the disk: runs with Cotensor read the weights into memory, as the
-    /// engine does by default, and keep none in the weight cache.
+    /// Whether its models are so large that the first run and plain onnxruntime, which need further copies, are left out.
     pub(crate) is_large: bool,
     /// Whether several processes run its model, instead of several users in one process.
     pub(crate) in_processes: bool,

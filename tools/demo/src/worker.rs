@@ -17,7 +17,7 @@ use cotensor::model::stage::Stage;
 use cotensor::store::{EmbeddedStore, Holder, Store};
 use cotensor::{LocalOptions, Runtime};
 use std::collections::{BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerRep
         Mode::ByHand => by_hand(scenario, &pipeline, options, started),
         Mode::With => shared(scenario, &pipeline, options, started),
         Mode::Fit => {
-            let fits = fit_all(scenario, options, &runtime(scenario, options)?)?;
+            let fits = fit_all(scenario, options, &runtime(options)?)?;
             let time_ms = started.elapsed().as_secs_f64() * 1e3;
             Ok(WorkerReport {
                 time_ms,
@@ -69,7 +69,7 @@ fn private(
     mode: FileMode,
     started: Instant,
 ) -> Result<WorkerReport> {
-    let engine = plain_engine(scenario, options, mode)?;
+    let engine = plain(&options.engine, Some(options.threads), &options.cache, mode)?;
     let holders = EmbeddedStore::builder().build();
     let open =
         |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine).into(), mode)).map(Arc::new);
@@ -89,7 +89,8 @@ fn by_hand(
 ) -> Result<WorkerReport> {
     let recorder = options.record.as_deref().map(|folder| Arc::new(Recorder::new(folder)));
     let mode = usual_mode(&options.engine);
-    let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain_engine(scenario, options, mode)?, recorder.clone()));
+    let engine = plain(&options.engine, Some(options.threads), &options.cache, mode)?;
+    let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(engine, recorder.clone()));
     let holders = EmbeddedStore::builder().build();
     let source = || StageSource::Private(Arc::clone(&engine).into(), mode);
     let models = options.models.iter().map(|folder| Model::open(folder, source()).map(Arc::new));
@@ -107,28 +108,22 @@ fn by_hand(
     Ok(report)
 }
 
-/// The engine of a variant without Cotensor. Without a cache, onnxruntime has no copies of weights on either side.
-fn plain_engine(scenario: &Scenario, options: &WorkerOptions, mode: FileMode) -> Result<Arc<dyn Engine>> {
-    let mode = if scenario.is_large { FileMode::Map } else { mode };
-    plain(&options.engine, Some(options.threads), &options.cache, mode)
-}
-
 /// All users share one runtime.
 fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, started: Instant) -> Result<WorkerReport> {
-    let runtime = runtime(scenario, options)?;
+    let runtime = runtime(options)?;
     let open = |folder: &Path| runtime.open(folder);
     let inputs = |user: &User, model: &Model, inputs: &Inputs, holder: &Holder| {
         inputs_of(user, model, inputs, Path::new(""), &runtime, holder)
     };
     let run = run_users(scenario, pipeline, options, &**runtime.store(), started, open, inputs)?;
-    let weights = run.weights((!scenario.is_large).then_some(&options.cache))?;
+    let weights = run.weights(&options.cache)?;
     let continued = run.continued()?;
     Ok(WorkerReport { continued, ..run.report(0.0, Some(weights))? })
 }
 
-fn runtime(scenario: &Scenario, options: &WorkerOptions) -> Result<Arc<Runtime>> {
+fn runtime(options: &WorkerOptions) -> Result<Arc<Runtime>> {
     let local = LocalOptions {
-        cache: (!scenario.is_large).then(|| options.cache.clone()),
+        cache: Some(options.cache.clone()),
         max_memory_bytes: options.max_memory_bytes,
         threads: Some(options.threads),
         // The engine of the variants without Cotensor.
@@ -176,8 +171,8 @@ fn run_users(
 }
 
 impl Run {
-    /// Sizes of the weights of all opened stages, which are in `cache`, or in memory without one.
-    fn weights(&self, cache: Option<&PathBuf>) -> Result<WeightBytes> {
+    /// Sizes of the weights of all opened stages, which are in `cache`.
+    fn weights(&self, cache: &Path) -> Result<WeightBytes> {
         let mut contents = HashMap::new();
         let mut opened_bytes = 0;
         for (user, model) in self.users.iter().zip(&self.models) {
@@ -202,8 +197,7 @@ impl Run {
             }
         }
         let unique_bytes = contents.values().sum();
-        let resident_bytes = cache.map_or(Ok(unique_bytes), |cache| resident_bytes(cache))?;
-        Ok(WeightBytes { opened_bytes, unique_bytes, resident_bytes })
+        Ok(WeightBytes { opened_bytes, unique_bytes, resident_bytes: resident_bytes(cache)? })
     }
 
     /// The stages whose first part another user had run.
