@@ -77,6 +77,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Completions { shell } => commands::completions(shell),
         Command::FitAdapter(args) => commands::fit_adapter(&args),
         Command::Plan(args) => commands::plan(&args),
+        Command::Trace(args) => commands::trace(&args, program),
         Command::Serve(args) => commands::serve(&args, program),
         Command::Put(args) => commands::put(&args),
         Command::Get(args) => commands::get(&args),

@@ -3,14 +3,16 @@ use crate::trace::Trace;
 
 /// A time that no plan can beat, as the mean of one period in the long run, in nanoseconds.
 ///
-/// With C the compute time, W the bytes of all used tensors, B the budget and β the bandwidth, it is the larger of C and
-/// (W − B) / β: at most B bytes are still on the device when the next period begins. If operations may run on the host,
+/// With C the compute time, W the bytes of all used tensors, B the sum of the budgets and β the sum of the bandwidths, it
+/// is the larger of C and (W − B) / β: at most B bytes are still on the devices when the next period begins. If operations may run on the host,
 /// each may be divided between the host and the device, which is more than any plan can do.
-pub fn bound_ns(trace: &Trace, device: &Device) -> f64 {
+pub fn bound_ns(trace: &Trace, devices: &[Device]) -> f64 {
     let sizes = trace.sizes();
     let used: u64 = trace.used().iter().map(|&tensor| sizes[tensor]).sum();
-    let per_byte = 1e9 / device.bandwidth() as f64;
-    let mut copying = used.saturating_sub(device.budget_bytes()) as f64 * per_byte;
+    let bandwidth: f64 = devices.iter().map(|device| device.bandwidth() as f64).sum();
+    let budget = devices.iter().fold(0u64, |sum, device| sum.saturating_add(device.budget_bytes()));
+    let per_byte = 1e9 / bandwidth;
+    let mut copying = used.saturating_sub(budget) as f64 * per_byte;
     let mut computing = 0.0;
     // (time that an operation takes longer on the host, copy time that this saves)
     let mut choices = Vec::new();

@@ -45,6 +45,7 @@ pub(crate) enum Command {
     Models(ModelsArgs),
     FitAdapter(FitAdapterArgs),
     Plan(PlanArgs),
+    Trace(TraceArgs),
     Serve(ServeArgs),
     Put(PutArgs),
     Get(GetArgs),

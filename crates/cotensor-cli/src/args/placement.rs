@@ -1,6 +1,7 @@
 //! Arguments of the commands for placement.
 
 use clap::Args;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Compare strategies for a program whose tensors do not fit on the device.
@@ -13,12 +14,13 @@ use std::path::PathBuf;
 pub(crate) struct PlanArgs {
     /// JSON file with the tensors and the operations of one period of the program; docs/placement.md describes it.
     pub(crate) trace: PathBuf,
-    /// Memory of the device for tensors and workspace, such as 4GiB or 4GB; without a unit in bytes.
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub(crate) budget: u64,
-    /// Speed of copies between host and device, such as 12GB/s, in each direction.
-    #[arg(long, value_name = "BYTES/s", value_parser = bytes_per_second)]
-    pub(crate) bandwidth: u64,
+    /// Memory of the device for tensors and workspace, such as 4GiB or 4GB; without a unit in bytes. Repeatable: several
+    /// devices divide the operations.
+    #[arg(long, required = true, value_name = "BYTES", value_parser = bytes)]
+    pub(crate) budget: Vec<u64>,
+    /// Speed of copies between host and device, such as 12GB/s, in each direction. Given once, it is that of all devices.
+    #[arg(long, required = true, value_name = "BYTES/s", value_parser = bytes_per_second)]
+    pub(crate) bandwidth: Vec<u64>,
     /// Time until a copy starts, in microseconds.
     #[arg(long, default_value_t = 0, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub(crate) latency: u32,
@@ -28,6 +30,33 @@ pub(crate) struct PlanArgs {
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Record the operations of a PyTorch script on its parameters, for `cotensor plan`.
+///
+/// Runs the script with the Python package cotensor, and writes the last period that its operations repeat: for example one
+/// pass over a model, or one generated token. Times are those of the device that the script uses.
+#[derive(Args)]
+pub(crate) struct TraceArgs {
+    /// Python script that runs a model at least twice.
+    pub(crate) script: PathBuf,
+    /// Arguments of the script.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<OsString>,
+    /// File for the trace.
+    #[arg(short, long, value_name = "TRACE.json")]
+    pub(crate) output: PathBuf,
+    /// For a script on the CPU: the device is this many times as fast; measured times become those of the CPU.
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = factor)]
+    pub(crate) speedup: f64,
+    /// Python interpreter with the packages cotensor and torch; by default that of this command, else python3.
+    #[arg(long, value_name = "PYTHON")]
+    pub(crate) python: Option<PathBuf>,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse::<f64>().ok().filter(|factor| (1e-6..=1e6).contains(factor));
+    factor.ok_or_else(|| "expected a number from 0.000001 to 1000000".to_owned())
 }
 
 /// Units of sizes: decimal and binary.

@@ -26,6 +26,7 @@ mod target;
 mod tasks;
 mod tensors;
 mod top;
+mod trace;
 
 pub(crate) use cache::cache;
 pub(crate) use call::call;
@@ -48,3 +49,4 @@ pub(crate) use stream::stream;
 pub(crate) use tasks::tasks;
 pub(crate) use tensors::{ls, rm, stat, who};
 pub(crate) use top::top;
+pub(crate) use trace::trace;

@@ -45,6 +45,26 @@ fn plan_compares_strategies_with_the_bound() {
 }
 
 #[test]
+fn several_devices_divide_the_operations() {
+    let workspace = Workspace::with("bert");
+    fs::write(workspace.path("trace.json"), trace(20, None).to_string()).unwrap();
+    let one = ["plan", "trace.json", "--budget", "40kB", "--bandwidth", "1GB/s"];
+    let two = [&one[..], &["--budget", "40kB"]].concat();
+    let [alone, both] = [&one[..], &two[..]].map(|arguments| workspace.json(&[arguments, &["--json"]].concat()));
+    assert!(alone.get("devices").is_none());
+    let devices = both["devices"].as_array().unwrap();
+    assert_eq!(devices.iter().filter(|&device| device == 0).count(), 10, "{both}");
+    let time = |answer: &Value| answer["strategies"][0]["time_us"].as_f64().unwrap();
+    assert!(time(&both) < 0.7 * time(&alone), "{both}");
+    let text = String::from_utf8(workspace.run(&[&two[..], &["--report", "plan.html"]].concat()).stdout).unwrap();
+    assert!(text.contains("device 0: 10 operations, plan ") && text.contains("device 1: 10 operations"), "{text}");
+    let page = fs::read_to_string(workspace.path("plan.html")).unwrap();
+    assert!(page.contains("Used memory of device 1"), "{page}");
+    let three = [&two[..], &["--budget", "1GB", "--bandwidth", "1GB/s"]].concat();
+    workspace.expect_error(&three, &["--bandwidth", "2 values for 3 devices"]);
+}
+
+#[test]
 fn errors_of_plan_name_the_field() {
     let workspace = Workspace::with("bert");
     fs::write(workspace.path("trace.json"), trace(3, None).to_string()).unwrap();

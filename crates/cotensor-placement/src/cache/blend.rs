@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use crate::trace::TensorIndex;
 
 /// How long a use counts: after this many uses of any tensor, it counts half. From the last use alone (recency) to all
 /// uses alike (frequency).
@@ -18,43 +18,83 @@ pub struct Blend {
     trials: Vec<Trial>,
     followed: usize,
     /// What is kept, which differs from every trial after a change of the followed one.
-    kept: BTreeSet<usize>,
-    capacity: usize,
+    kept: Kept,
+    capacity_bytes: u64,
     clock: f64,
 }
 
 impl Blend {
-    /// A cache with room for `capacity` tensors (at least 1) of equal size.
-    pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.max(1);
+    /// A cache for `capacity_bytes`. It keeps a tensor that is larger alone, while it is the last one used.
+    pub fn new(capacity_bytes: u64) -> Self {
         let trials = HALF_LIVES.iter().map(|&half_life| Trial::new(half_life)).collect();
-        Self { trials, followed: 0, kept: BTreeSet::new(), capacity, clock: 0.0 }
+        Self { trials, followed: 0, kept: Kept::default(), capacity_bytes, clock: 0.0 }
     }
 
     /// Whether `tensor` is kept.
-    pub fn contains(&self, tensor: usize) -> bool {
-        self.kept.contains(&tensor)
+    pub fn contains(&self, tensor: TensorIndex) -> bool {
+        self.kept.contains(tensor)
     }
 
-    /// Notes a use of `tensor`, which is kept from now on. Returns the tensor that gives way, if one does.
-    pub fn used(&mut self, tensor: usize) -> Option<usize> {
+    /// Notes a use of `tensor` of `size_bytes`, which is kept from now on. Returns the tensors that give way.
+    pub fn used(&mut self, tensor: TensorIndex, size_bytes: u64) -> Vec<TensorIndex> {
         self.clock += 1.0;
         for trial in &mut self.trials {
-            trial.used(tensor, self.clock, self.capacity);
+            trial.used(tensor, size_bytes, self.clock, self.capacity_bytes);
         }
         let best =
             (0..self.trials.len()).max_by(|&left, &right| self.trials[left].hits.total_cmp(&self.trials[right].hits));
         if let Some(best) = best.filter(|&best| self.trials[best].hits > self.trials[self.followed].hits * BETTER) {
             self.followed = best;
         }
-        if !self.kept.insert(tensor) || self.kept.len() <= self.capacity {
-            return None;
+        let values = &self.trials[self.followed].values;
+        self.kept.keep(tensor, size_bytes, self.capacity_bytes, values)
+    }
+
+    /// The least valuable of `tensors`; those that are not kept come first.
+    pub(crate) fn least(&self, tensors: impl Iterator<Item = TensorIndex>) -> Option<TensorIndex> {
+        let values = &self.trials[self.followed].values;
+        tensors.min_by(|&left, &right| {
+            let kept = self.contains(left).cmp(&self.contains(right));
+            kept.then_with(|| value(values, left).total_cmp(&value(values, right)))
+        })
+    }
+}
+
+/// The value of a tensor; the least for one that was never used.
+fn value(values: &[f64], tensor: TensorIndex) -> f64 {
+    values.get(tensor).copied().unwrap_or(f64::NEG_INFINITY)
+}
+
+/// The tensors of a cache.
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    /// Size of each tensor that is kept.
+    sizes: Vec<Option<u64>>,
+    bytes: u64,
+}
+
+impl Kept {
+    fn contains(&self, tensor: TensorIndex) -> bool {
+        self.sizes.get(tensor).is_some_and(Option::is_some)
+    }
+
+    /// Keeps `tensor`, and removes those of the least value until the others fit beside it. Returns these.
+    fn keep(&mut self, tensor: TensorIndex, size_bytes: u64, capacity: u64, values: &[f64]) -> Vec<TensorIndex> {
+        if tensor >= self.sizes.len() {
+            self.sizes.resize(tensor + 1, None);
         }
-        let trial = &self.trials[self.followed];
-        let others = self.kept.iter().copied().filter(|&kept| kept != tensor);
-        let victim = others.min_by(|&left, &right| trial.value(left).total_cmp(&trial.value(right)))?;
-        self.kept.remove(&victim);
-        Some(victim)
+        if self.sizes[tensor].replace(size_bytes).is_none() {
+            self.bytes += size_bytes;
+        }
+        let mut gone = Vec::new();
+        while self.bytes > capacity {
+            let others = (0..self.sizes.len()).filter(|&other| self.contains(other) && other != tensor);
+            let least = others.min_by(|&left, &right| value(values, left).total_cmp(&value(values, right)));
+            let Some(least) = least else { break };
+            self.bytes -= self.sizes[least].take().unwrap_or(0);
+            gone.push(least);
+        }
+        gone
     }
 }
 
@@ -65,26 +105,19 @@ struct Trial {
     /// Logarithm of the sum over all uses of 2^(time of use / half-life); for no decay, the number of uses. Comparing it
     /// compares the values of tensors at any one time.
     values: Vec<f64>,
-    /// The kept tensors.
-    kept: Vec<bool>,
-    count: usize,
+    kept: Kept,
     /// Hits, those of the past weighted less.
     hits: f64,
 }
 
 impl Trial {
     fn new(half_life: f64) -> Self {
-        Self { half_life, values: Vec::new(), kept: Vec::new(), count: 0, hits: 0.0 }
+        Self { half_life, values: Vec::new(), kept: Kept::default(), hits: 0.0 }
     }
 
-    fn value(&self, tensor: usize) -> f64 {
-        self.values.get(tensor).copied().unwrap_or(f64::NEG_INFINITY)
-    }
-
-    fn used(&mut self, tensor: usize, clock: f64, capacity: usize) {
+    fn used(&mut self, tensor: TensorIndex, size_bytes: u64, clock: f64, capacity: u64) {
         if tensor >= self.values.len() {
             self.values.resize(tensor + 1, f64::NEG_INFINITY);
-            self.kept.resize(tensor + 1, false);
         }
         let before = self.values[tensor];
         self.values[tensor] = if self.half_life.is_infinite() {
@@ -94,17 +127,10 @@ impl Trial {
             now + (1.0 + (before - now).exp2()).log2()
         };
         self.hits *= 1.0 - 1.0 / MEMORY;
-        if std::mem::replace(&mut self.kept[tensor], true) {
+        if self.kept.contains(tensor) {
             self.hits += 1.0;
             return;
         }
-        self.count += 1;
-        if self.count > capacity {
-            let kept = (0..self.kept.len()).filter(|&other| self.kept[other] && other != tensor);
-            if let Some(victim) = kept.min_by(|&left, &right| self.values[left].total_cmp(&self.values[right])) {
-                self.kept[victim] = false;
-                self.count -= 1;
-            }
-        }
+        self.kept.keep(tensor, size_bytes, capacity, &self.values);
     }
 }

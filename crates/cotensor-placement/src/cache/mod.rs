@@ -7,4 +7,6 @@ pub use blend::Blend;
 pub(crate) use tiny_lfu::TinyLfu;
 
 #[cfg(test)]
+pub(crate) mod policies;
+#[cfg(test)]
 mod tests;

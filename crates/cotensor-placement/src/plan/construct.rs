@@ -1,18 +1,46 @@
 use super::holds::Holds;
 use super::problem::{Problem, Use};
+use std::cmp::Reverse;
 
 /// Gaps are of one class if their values differ by less than this factor.
 const CLASS_FACTOR: f64 = 1.05;
+/// A tensor is large if it is as many times as large as the memory that stays free.
+const LARGE_FACTOR: u64 = 3;
 
 /// Holds of one period, best value first: the copy time saved, for each byte and step that the hold occupies. Gaps of
 /// equal value are chosen so that the remaining copies are spread evenly over the compute time. `reserve_bytes` stay free
 /// for copies ahead of their use.
 pub(super) fn even(problem: &Problem, reserve_bytes: u64) -> Holds {
+    evenly(problem, Holds::none(problem, 1), reserve_bytes)
+}
+
+/// As [`even`], but first holds the tensors that are much larger than the reserve, since they cannot be copied ahead. Nothing
+/// if there are none.
+pub(super) fn large_first(problem: &Problem, reserve_bytes: u64) -> Option<Holds> {
+    let is_large = |&index: &usize| problem.uses[index].size_bytes / LARGE_FACTOR >= reserve_bytes;
+    let mut large: Vec<usize> = (0..problem.uses.len()).filter(is_large).collect();
+    if reserve_bytes == 0 || large.is_empty() {
+        return None;
+    }
     let mut holds = Holds::none(problem, 1);
+    let limit = problem.device.budget_bytes().saturating_sub(reserve_bytes);
+    large.sort_by_key(|&index| {
+        let used = &problem.uses[index];
+        (Reverse(class(used)), Reverse(used.size_bytes), index)
+    });
+    for index in large {
+        holds.try_hold(problem, index, limit);
+    }
+    Some(evenly(problem, holds, reserve_bytes))
+}
+
+/// Adds holds to `holds`.
+fn evenly(problem: &Problem, mut holds: Holds, reserve_bytes: u64) -> Holds {
     let limit = problem.device.budget_bytes().saturating_sub(reserve_bytes);
     let elapsed = elapsed(problem);
     let mut gaps: Vec<(i64, usize)> =
         problem.uses.iter().enumerate().map(|(index, used)| (class(used).saturating_neg(), index)).collect();
+    gaps.retain(|&(_, index)| !holds.is_held(index));
     gaps.sort_by_key(|&(class, index)| (class, problem.uses[problem.uses[index].next].step, index));
     for class in gaps.chunk_by(|left, right| left.0 == right.0) {
         let total: f64 = class.iter().map(|&(_, index)| problem.uses[index].copy_ns as f64).sum();

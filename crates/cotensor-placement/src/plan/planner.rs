@@ -1,4 +1,4 @@
-use super::construct::{even, recent};
+use super::construct::{even, large_first, recent};
 use super::holds::Holds;
 use super::host::{forced, placements};
 use super::improve::improved;
@@ -110,6 +110,7 @@ fn constructed(problem: &Problem) -> (Holds, f64) {
     let mut candidates = vec![Holds::none(problem, 1), recent(problem)];
     for reserve in reserves(problem) {
         candidates.push(even(problem, reserve));
+        candidates.extend(large_first(problem, reserve));
         candidates.extend(rotating(problem, reserve));
     }
     let timed = candidates.into_iter().map(|holds| {
@@ -119,12 +120,12 @@ fn constructed(problem: &Problem) -> (Holds, f64) {
     timed.min_by(|left, right| left.1.total_cmp(&right.1)).unwrap_or_else(|| (Holds::none(problem, 1), 0.0))
 }
 
-/// Sizes of the memory that is kept free for copies ahead of their use, in bytes: none, a usual tensor, a large one, two.
+/// Sizes of the memory that is kept free for copies ahead of their use, in bytes: none, and some usual or large tensors.
 fn reserves(problem: &Problem) -> Vec<u64> {
     let mut sizes: Vec<u64> = problem.uses.iter().map(|used| used.size_bytes).collect();
     sizes.sort_unstable();
     let at = |share: usize| sizes.get(sizes.len().saturating_sub(1) * share / 4).copied().unwrap_or(0);
-    let mut reserves = vec![0, at(2), at(3), at(4), 2 * at(4)];
+    let mut reserves = vec![0, at(2), at(3), 2 * at(3), 4 * at(3), at(4), 2 * at(4)];
     reserves.sort_unstable();
     reserves.dedup();
     reserves

@@ -28,9 +28,15 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(sizes: Vec<u64>, budget: u64) -> Self {
+    pub(crate) fn new(sizes: Vec<u64>, budget: u64) -> Self {
         let residencies = vec![Residency::Host; sizes.len()];
         Self { residencies, sizes, budget, tensors_bytes: 0, leaving_bytes: 0, workspace_bytes: 0, peak_bytes: 0 }
+    }
+
+    /// Adds a tensor, which is on the host.
+    pub(crate) fn add(&mut self, size_bytes: u64) {
+        self.residencies.push(Residency::Host);
+        self.sizes.push(size_bytes);
     }
 
     pub(crate) fn budget(&self) -> u64 {
@@ -66,12 +72,12 @@ impl Memory {
         self.residencies[tensor] == Residency::OnDevice { changed: true }
     }
 
-    pub(super) fn set_budget(&mut self, budget: u64) {
+    pub(crate) fn set_budget(&mut self, budget: u64) {
         self.budget = budget;
     }
 
     /// Takes memory for a copy to the device.
-    pub(super) fn arrive(&mut self, tensor: TensorIndex) -> Result<()> {
+    pub(crate) fn arrive(&mut self, tensor: TensorIndex) -> Result<()> {
         self.expect(tensor, self.is_on_host(tensor), "is copied to the device, but is not on the host")?;
         self.take(self.sizes[tensor])?;
         self.residencies[tensor] = Residency::Arriving;
@@ -79,12 +85,12 @@ impl Memory {
         Ok(())
     }
 
-    pub(super) fn landed(&mut self, tensor: TensorIndex) {
+    pub(crate) fn landed(&mut self, tensor: TensorIndex) {
         self.residencies[tensor] = Residency::OnDevice { changed: false };
     }
 
     /// Frees the memory of a tensor. Returns true if a changed tensor must be copied to the host before.
-    pub(super) fn leave(&mut self, tensor: TensorIndex) -> Result<bool> {
+    pub(crate) fn leave(&mut self, tensor: TensorIndex) -> Result<bool> {
         self.expect(tensor, self.is_on_device(tensor), "is evicted, but is not on the device")?;
         if self.is_changed(tensor) {
             self.residencies[tensor] = Residency::Leaving;

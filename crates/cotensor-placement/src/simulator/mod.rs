@@ -5,12 +5,14 @@
 //! the arguments.
 
 mod faults;
+mod machine;
 mod memory;
 mod outcome;
 mod queues;
 mod simulator;
 
 pub use faults::{Faults, Theft};
+pub use machine::Machine;
 pub(crate) use memory::Memory;
 pub use outcome::{Outcome, Sample};
 pub use simulator::Simulator;

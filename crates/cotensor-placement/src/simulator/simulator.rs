@@ -68,19 +68,24 @@ impl<'a> Simulator<'a> {
     pub fn run(&mut self, order: impl IntoIterator<Item = usize>, strategy: &mut dyn Strategy) -> Result<()> {
         let trace = self.trace;
         for index in order {
-            let operation = &trace.operations()[index];
-            let copies: u128 =
-                operation.uses.iter().map(|&tensor| u128::from(self.device.copy_ns(self.sizes[tensor]))).sum();
-            self.longest += 4 * copies + u128::from(operation.compute_ns.max(operation.cpu_ns.unwrap_or(0)));
-            if self.longest > CLOCK_MAX {
-                return Err(Error::invalid("the simulation takes too much virtual time"));
-            }
-            self.sample();
-            self.step(operation, strategy).map_err(|error| {
-                error.prefixed(format!("strategy {}: operation {:?}", strategy.name(), operation.name))
-            })?;
+            self.run_one(&trace.operations()[index], strategy)?;
         }
         Ok(())
+    }
+
+    /// Runs an operation, and returns how long it took with its wait.
+    pub(super) fn run_one(&mut self, operation: &Operation, strategy: &mut dyn Strategy) -> Result<Nanos> {
+        let began = self.now;
+        let copies: u128 =
+            operation.uses.iter().map(|&tensor| u128::from(self.device.copy_ns(self.sizes[tensor]))).sum();
+        self.longest += 4 * copies + u128::from(operation.compute_ns.max(operation.cpu_ns.unwrap_or(0)));
+        if self.longest > CLOCK_MAX {
+            return Err(Error::invalid("the simulation takes too much virtual time"));
+        }
+        self.sample();
+        self.step(operation, strategy)
+            .map_err(|error| error.prefixed(format!("strategy {}: operation {:?}", strategy.name(), operation.name)))?;
+        Ok(self.now - began)
     }
 
     /// Runs whole periods of the trace; see [`Simulator::run`].

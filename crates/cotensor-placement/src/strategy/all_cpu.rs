@@ -10,8 +10,9 @@ impl Strategy for AllCpu {
         "cpu"
     }
 
-    fn arrive(&mut self, _: &Operation, _: &View<'_>) -> Place {
-        Place::Cpu
+    fn arrive(&mut self, operation: &Operation, _: &View<'_>) -> Place {
+        // An operation that another device runs has no time on the host.
+        if operation.cpu_ns.is_some() { Place::Cpu } else { Place::Device }
     }
 
     fn next_move(&mut self, _: &View<'_>) -> Option<Move> {

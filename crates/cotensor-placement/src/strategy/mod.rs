@@ -11,11 +11,11 @@ mod pinned;
 mod strategy;
 
 pub use all_cpu::AllCpu;
-pub use flow::{Expected, Flow, FlowState};
+pub use flow::{Flow, FlowState};
 pub use genoa::Genoa;
 pub use lru::Lru;
 pub use pinned::Pinned;
-pub use strategy::{Move, Place, Strategy, View};
+pub use strategy::{Expected, Move, Place, Strategy, View};
 
 #[cfg(test)]
 mod tests;

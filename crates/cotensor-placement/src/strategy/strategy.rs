@@ -20,6 +20,21 @@ pub enum Move {
     Evict(TensorIndex),
 }
 
+/// One operation that a strategy expects, with its moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// Name of the operation.
+    pub name: String,
+    /// Its tensors.
+    pub uses: Vec<TensorIndex>,
+    /// Where it runs.
+    pub place: Place,
+    /// Tensors that are copied to the device for it.
+    pub copied: Vec<TensorIndex>,
+    /// Tensors that leave the device after it.
+    pub evicted: Vec<TensorIndex>,
+}
+
 /// Decides for one program on one device. The caller runs the operations in their order.
 ///
 /// For each operation the caller calls [`arrive`](Strategy::arrive), then [`next_move`](Strategy::next_move) whenever
@@ -50,6 +65,17 @@ pub trait Strategy {
     /// tries again.
     fn out_of_memory(&mut self, view: &View<'_>) {
         let _ = view;
+    }
+
+    /// The next `count` operations with their tensors and moves, if the strategy knows them.
+    fn forecast(&self, count: usize) -> Vec<Expected> {
+        let _ = count;
+        Vec::new()
+    }
+
+    /// Announces the period of the program before its first operation.
+    fn announce(&mut self, operations: Vec<Operation>) {
+        let _ = operations;
     }
 
     /// Number of periods after which the decisions repeat; 1 if unknown.

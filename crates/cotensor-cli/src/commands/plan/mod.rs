@@ -6,7 +6,7 @@ use crate::args::PlanArgs;
 use crate::output::{ReportFile, print, print_json};
 use crate::table::Table;
 use cotensor::core::{Error, Result, size};
-use cotensor_placement::{Comparison, Device, Plan, Planner, Trace, compare, micros};
+use cotensor_placement::{Comparison, Device, Plan, Planner, Trace, compare, micros, part};
 use serde::Serialize;
 use std::fmt::Write;
 use std::fs::File;
@@ -16,12 +16,18 @@ use std::path::Path;
 /// Largest trace file.
 const TRACE_BYTES_MAX: u64 = 256 << 20;
 
+/// Devices at most.
+const DEVICES_MAX: usize = 64;
+
 /// The answer with `--json`.
 #[derive(Serialize)]
 struct Answer<'a> {
     bound_us: f64,
     resident_us: f64,
     strategies: Vec<Row<'a>>,
+    /// The device of each operation, for several devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    devices: Option<&'a [usize]>,
 }
 
 #[derive(Serialize)]
@@ -34,18 +40,17 @@ struct Row<'a> {
 }
 
 pub(crate) fn plan(args: &PlanArgs) -> Result<()> {
-    let device = Device::new(args.budget, args.bandwidth, u64::from(args.latency) * 1000)?;
+    let devices = devices(args)?;
     let trace = read(&args.trace)?;
     let report = args.report.as_deref().map(ReportFile::open).transpose()?;
     let in_file = |error: Error| error.in_file(&args.trace);
-    let comparison = compare(&trace, &device).map_err(in_file)?;
+    let comparison = compare(&trace, &devices).map_err(in_file)?;
     if args.json && report.is_none() {
         return print_json(&answer(&comparison));
     }
-    let plan = Planner::new(device).plan_trace(&trace).map_err(in_file)?;
-    let lines = summary(&trace, &device, &comparison, &plan);
+    let lines = summary(&trace, &devices, &comparison).map_err(in_file)?;
     if let Some(report) = report {
-        report.write(&page::html(&comparison, &device, &lines))?;
+        report.write(&page::html(&comparison, &devices, &lines))?;
     }
     if args.json {
         return print_json(&answer(&comparison));
@@ -55,6 +60,19 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<()> {
         table(&comparison).text(),
         lines.iter().fold(String::new(), |text, line| text + line + "\n")
     ))
+}
+
+fn devices(args: &PlanArgs) -> Result<Vec<Device>> {
+    let (count, speeds) = (args.budget.len(), &args.bandwidth);
+    if count > DEVICES_MAX {
+        return Err(Error::invalid(format!("{count} devices; at most {DEVICES_MAX}")).in_field("--budget"));
+    }
+    if speeds.len() != 1 && speeds.len() != count {
+        let text = format!("{} values for {count} devices; expected one, or one for each", speeds.len());
+        return Err(Error::invalid(text).in_field("--bandwidth"));
+    }
+    let device = |(&budget, &speed): (&u64, &u64)| Device::new(budget, speed, u64::from(args.latency) * 1000);
+    args.budget.iter().zip(speeds.iter().cycle()).map(device).collect()
 }
 
 fn read(path: &Path) -> Result<Trace> {
@@ -79,6 +97,7 @@ fn answer(comparison: &Comparison) -> Answer<'_> {
         bound_us: micros(comparison.bound_ns),
         resident_us: micros(comparison.resident_ns as f64),
         strategies: comparison.strategies.iter().map(row).collect(),
+        devices: comparison.strategies.first().filter(|first| first.outcomes.len() > 1).map(|_| &*comparison.places),
     }
 }
 
@@ -101,24 +120,35 @@ fn table(comparison: &Comparison) -> Table {
 }
 
 /// What the table does not say, in sentences.
-fn summary(trace: &Trace, device: &Device, comparison: &Comparison, plan: &Plan) -> Vec<String> {
+fn summary(trace: &Trace, devices: &[Device], comparison: &Comparison) -> Result<Vec<String>> {
     let used = trace.used();
     let sizes = trace.sizes();
     let total: u64 = used.iter().map(|&tensor| sizes[tensor]).sum();
     let largest = used.iter().map(|&tensor| sizes[tensor]).max().unwrap_or(0);
+    let slowest = devices.iter().map(|device| device.copy_ns(largest)).max().unwrap_or(0);
     let mut lines = vec![format!(
         "times of one period: {} operations on {} tensors ({}), the largest {} (its copy takes {})",
         trace.operations().len(),
         used.len(),
         size(total),
         size(largest),
-        milliseconds(device.copy_ns(largest) as f64)
+        milliseconds(slowest as f64)
     )];
     lines.push(format!(
-        "no plan takes less than {}; with everything on the device a period takes {}",
+        "no plan takes less than {}; with everything on its device a period takes {}",
         milliseconds(comparison.bound_ns),
         milliseconds(comparison.resident_ns as f64)
     ));
+    for (number, device) in devices.iter().enumerate() {
+        let plan = Planner::new(*device).plan_trace(&part(trace, &comparison.places, number)?)?;
+        let operations = comparison.places.iter().filter(|&&place| place == number).count();
+        let of = if devices.len() > 1 { format!("device {number}: {operations} operations, ") } else { String::new() };
+        lines.push(of + &sentence(&plan));
+    }
+    Ok(lines)
+}
+
+fn sentence(plan: &Plan) -> String {
     let mut line = format!("plan {}: {} resident tensors", plan.hash().short(), plan.residents.len());
     // Writing to a string cannot fail.
     let _ = write!(line, ", {:.1} copies per period", plan.prefetches.len() as f64 / plan.periods as f64);
@@ -128,8 +158,7 @@ fn summary(trace: &Trace, device: &Device, comparison: &Comparison, plan: &Plan)
     if plan.periods > 1 {
         let _ = write!(line, "; it repeats after {} periods", plan.periods);
     }
-    lines.push(line);
-    lines
+    line
 }
 
 fn milliseconds(nanos: f64) -> String {

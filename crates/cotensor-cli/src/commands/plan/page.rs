@@ -19,12 +19,13 @@ const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:720px;margin:2em au
     svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}";
 
 /// The comparison as one self-contained HTML page.
-pub(super) fn html(comparison: &Comparison, device: &Device, lines: &[String]) -> String {
+pub(super) fn html(comparison: &Comparison, devices: &[Device], lines: &[String]) -> String {
+    let device = |device: &Device| format!("{} of memory, {}/s", size(device.budget_bytes()), size(device.bandwidth()));
+    let described: Vec<String> = devices.iter().map(device).collect();
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Cotensor plan</title><style>{STYLE}</style>\
-         <h1>Strategies of placement</h1><p>{} of memory, {}/s. Means of one period, simulated.</p>",
-        size(device.budget_bytes()),
-        size(device.bandwidth())
+         <h1>Strategies of placement</h1><p>{}. Means of one period, simulated.</p>",
+        described.join("; ")
     );
     page.push_str(
         "<table><tr><th>strategy</th><th>time</th><th>of the bound</th><th>copied</th><th>stall</th><th>peak memory</th></tr>",
@@ -44,8 +45,13 @@ pub(super) fn html(comparison: &Comparison, device: &Device, lines: &[String]) -
     }
     page.push_str("</table><h2>Time of a period</h2><p>The dark line is the bound that no plan can beat.</p>");
     page.push_str(&bars(comparison));
-    page.push_str("<h2>Used memory</h2>");
-    page.push_str(&memory(&comparison.strategies, device));
+    for (number, device) in devices.iter().enumerate() {
+        let _ = match devices.len() {
+            1 => write!(page, "<h2>Used memory</h2>"),
+            _ => write!(page, "<h2>Used memory of device {number}</h2>"),
+        };
+        page.push_str(&memory(&comparison.strategies, number, device));
+    }
     page.push_str("<ul>");
     lines.iter().for_each(|line| page.extend(["<li>", &escaped(line), "</li>"]));
     page.push_str("</ul></html>\n");
@@ -76,10 +82,10 @@ fn bars(comparison: &Comparison) -> String {
 }
 
 /// Used memory over time, one line per strategy; the upper end is the budget.
-fn memory(strategies: &[Measured], device: &Device) -> String {
+fn memory(strategies: &[Measured], number: usize, device: &Device) -> String {
     let shown = PERIODS_SHOWN * strategies.iter().map(|measured| measured.time_ns).fold(1.0, f64::max);
     let line = |measured: &Measured| {
-        let samples = measured.outcome.timeline.iter().take_while(|sample| sample.at_ns as f64 <= shown);
+        let samples = measured.outcomes[number].timeline.iter().take_while(|sample| sample.at_ns as f64 <= shown);
         let point = |at: u64, bytes: u64| (at as f64 / shown, bytes as f64 / device.budget_bytes() as f64 / 1.05);
         (measured.name.clone(), samples.map(|sample| point(sample.at_ns, sample.bytes)).collect())
     };

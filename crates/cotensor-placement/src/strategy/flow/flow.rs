@@ -1,18 +1,22 @@
-use super::follow::{Expected, Follower};
-use super::phase::Phase;
+use super::follow::Follower;
+use super::phases::Phases;
 use super::recorder::Recorder;
 use crate::cache::TinyLfu;
 use crate::device::Device;
-use crate::plan::{Plan, Planner};
-use crate::strategy::{Move, Place, Strategy, View};
+use crate::plan::Plan;
+use crate::strategy::{Expected, Move, Place, Strategy, View};
 use crate::time::Nanos;
 use crate::trace::Operation;
 
 /// Operations in a row that no phase knows, after which a new recording starts.
 const FOREIGN_MAX: usize = 8;
+/// Where the data chooses operations, as many times more than were seen in a row may follow: the first pass over a prompt
+/// uses more experts than the passes over its tokens.
+const GAP_FACTOR: usize = 8;
 /// Expected operations in a row after which a resynchronised plan counts as good.
 const MATCHES_MIN: usize = 4;
-const PHASES_MAX: usize = 16;
+/// Passes after which the budget is divided again; then after twice as many.
+const DIVIDE_MIN: usize = 8;
 
 /// What a [`Flow`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +33,14 @@ pub enum FlowState {
 
 /// Records the operations of a program until they repeat, plans, and follows the plan. A program may have several phases
 /// that recur, each with a plan of its own. Operations that no plan expects are served by a TinyLFU cache.
+///
+/// Where the data chooses operations, such as the experts of a mixture, the plan covers the operations that recur in every
+/// pass. The tensors of the others have a share of the budget, in which a [`Blend`](crate::Blend) keeps the most valuable.
 #[derive(Debug)]
 pub struct Flow {
-    device: Device,
     state: FlowState,
     recorder: Recorder,
-    phases: Vec<Phase>,
+    phases: Phases,
     following: Option<Follower>,
     /// Operations that the user has announced.
     seed: Option<Vec<Operation>>,
@@ -53,10 +59,9 @@ impl Flow {
     /// The strategy for a device; its bandwidth decides the plans. The budget is read at run time.
     pub fn new(device: Device) -> Self {
         Self {
-            device,
             state: FlowState::Unknown,
             recorder: Recorder::new(1),
-            phases: Vec::new(),
+            phases: Phases::new(device),
             following: None,
             seed: None,
             off_plan: TinyLfu::default(),
@@ -71,7 +76,7 @@ impl Flow {
     /// Announces the period of the program, so that the first pass is planned, too.
     #[must_use]
     pub fn with_forecast(mut self, operations: Vec<Operation>) -> Self {
-        self.seed = Some(operations).filter(|operations| !operations.is_empty());
+        self.announce(operations);
         self
     }
 
@@ -82,62 +87,62 @@ impl Flow {
 
     /// The plan that is followed.
     pub fn plan(&self) -> Option<&Plan> {
-        self.following.as_ref().map(|follower| &self.phases[follower.phase].plan)
+        self.following.as_ref().map(|follower| &self.phases.all[follower.phase].plan)
     }
 
     /// The next `count` operations with their tensors and moves; nothing while no plan is followed.
     pub fn forecast(&self, count: usize) -> Vec<Expected> {
-        let forecast = |follower: &Follower| follower.forecast(&self.phases[follower.phase], count);
+        let forecast = |follower: &Follower| follower.forecast(&self.phases.all[follower.phase], count);
         self.following.as_ref().map(forecast).unwrap_or_default()
     }
 
-    /// Plans `operations` as a new phase, and returns its number. Nothing if they do not fit on the device.
-    fn add_phase(&mut self, operations: Vec<Operation>, view: &View<'_>) -> Option<usize> {
-        let plan = self.plan_of(&operations, view)?;
-        if self.phases.len() >= PHASES_MAX {
-            self.phases.clear();
-        }
-        self.phases.push(Phase::new(operations, plan, view.budget_bytes()));
-        Some(self.phases.len() - 1)
-    }
-
-    fn plan_of(&self, operations: &[Operation], view: &View<'_>) -> Option<Plan> {
-        let device = self.device.with_budget(view.budget_bytes());
-        Planner::new(device).plan(view.sizes(), operations).ok()
-    }
-
     fn follow(&mut self, phase: usize, step: usize, view: &View<'_>) {
-        self.following = Some(Follower::new(phase, &self.phases[phase], step, view));
+        self.following = Some(self.phases.follow(phase, step, view));
+    }
+
+    /// The followed phase and the step that is expected there.
+    fn position(&self) -> Option<(usize, usize)> {
+        self.following.as_ref().map(|follower| (follower.phase, follower.step))
     }
 
     /// Makes a new plan for the followed phase, with the current budget and the measured times.
     fn replan(&mut self, view: &View<'_>) {
         let Some(Follower { phase, step, .. }) = self.following else { return };
-        let operations = self.phases[phase].operations.clone();
-        if let Some(plan) = self.plan_of(&operations, view) {
-            let step = step % operations.len();
-            self.phases[phase] = Phase::new(operations, plan, view.budget_bytes());
+        let known = &self.phases.all[phase];
+        let (operations, gap) = (known.operations.clone(), known.gap);
+        let step = step % operations.len();
+        if let Some(planned) = self.phases.plan(operations, gap, view) {
+            self.phases.all[phase] = planned;
             self.follow(phase, step, view);
         }
     }
 
-    /// A phase and its step with this operation: the followed phase from its current step on, else another.
-    fn locate(&self, key: u64) -> Option<(usize, usize)> {
-        let current = self.following.as_ref().map(|follower| (follower.phase, follower.step));
-        let (first, from) = current.unwrap_or((0, 0));
-        (0..self.phases.len()).map(|offset| (first + offset) % self.phases.len()).find_map(|number| {
-            let keys = &self.phases[number].keys;
-            let from = if number == first { from % keys.len() } else { 0 };
-            let step = (0..keys.len()).map(|offset| (from + offset) % keys.len()).find(|&step| keys[step] == key)?;
-            Some((number, step))
-        })
+    /// A period of the followed phase begins: plans again if the budget has grown, the times have changed, or other
+    /// operations vary.
+    fn begin_period(&mut self, view: &View<'_>) {
+        let Some(Follower { phase: number, .. }) = self.following else { return };
+        let phase = &self.phases.all[number];
+        if let Some((operations, gap)) = phase.without_varying() {
+            if let Some(planned) = self.phases.plan(operations, gap, view) {
+                self.phases.all[number] = planned;
+                self.follow(number, 0, view);
+            }
+            return;
+        }
+        let passes = if phase.gap > 0 { self.phases.varying.pass() } else { 0 };
+        let divide_again = passes >= DIVIDE_MIN && passes.is_power_of_two();
+        if phase.budget < view.budget_bytes() || phase.is_outdated() || divide_again {
+            self.replan(view);
+        }
     }
 
     /// While a plan is followed: whether `key` is what it expects; otherwise looks for it elsewhere in the phases.
-    fn expect(&mut self, key: u64, view: &View<'_>) {
+    fn expect(&mut self, key: u64, operation: &Operation, view: &View<'_>) {
         let Some(follower) = &self.following else { return };
-        let phase = &self.phases[follower.phase];
-        if phase.keys[follower.step % phase.keys.len()] == key {
+        let (number, step) = (follower.phase, follower.step % self.phases.all[follower.phase].keys.len());
+        let phase = &mut self.phases.all[number];
+        if phase.keys[step] == key {
+            phase.passed(step, step);
             self.on_plan = true;
             self.foreign = 0;
             self.matches += 1;
@@ -146,15 +151,26 @@ impl Flow {
             }
             return;
         }
-        self.state = FlowState::Resync;
-        self.matches = 0;
-        if let Some((phase, step)) = self.locate(key) {
-            self.follow(phase, step, view);
+        let gap = phase.gap;
+        if gap > 0 && operation.uses.is_empty() {
+            return;
+        }
+        if let Some((found, next)) = self.phases.locate(key, self.position()) {
+            (self.state, self.matches, self.foreign) = (FlowState::Resync, 0, 0);
+            if found == number {
+                self.phases.all[number].passed(step, next);
+            }
+            self.follow(found, next, view);
             self.on_plan = true;
             return;
         }
         self.foreign += 1;
-        if self.foreign == 1 {
+        if gap > 0 && self.foreign <= gap * GAP_FACTOR + FOREIGN_MAX {
+            self.phases.chosen(operation, view);
+            return;
+        }
+        (self.state, self.matches) = (FlowState::Resync, 0);
+        if self.foreign == 1 || gap > 0 {
             self.recorder = Recorder::new(1);
         }
         if self.foreign > FOREIGN_MAX {
@@ -166,9 +182,9 @@ impl Flow {
     /// While operations are recorded: two operations in a row that a phase knows end the recording, which becomes a phase
     /// if it is one.
     fn recognise(&mut self, key: u64, view: &View<'_>) {
-        let known = self.locate(key);
+        let known = self.phases.locate(key, self.position());
         let follows = |&(phase, step): &(usize, usize)| {
-            let steps = self.phases[phase].keys.len();
+            let steps = self.phases.all[phase].keys.len();
             self.last_known.is_some_and(|(last, before)| last == phase && (before + 1) % steps == step)
         };
         let Some((phase, step)) = known.filter(follows) else {
@@ -179,8 +195,8 @@ impl Flow {
         let mut recorded = std::mem::take(&mut self.recorder).operations;
         // The last operation belongs to the phase that goes on.
         recorded.pop();
-        if recorded.iter().any(|operation| !operation.uses.is_empty()) && self.phases.len() < PHASES_MAX {
-            self.add_phase(recorded, view);
+        if recorded.iter().any(|operation| !operation.uses.is_empty()) && !self.phases.is_full() {
+            self.phases.add(recorded, 0, view);
         }
         self.follow(phase, step, view);
         self.on_plan = true;
@@ -195,34 +211,32 @@ impl Strategy for Flow {
 
     fn arrive(&mut self, operation: &Operation, view: &View<'_>) -> Place {
         if let Some(seed) = self.seed.take()
-            && let Some(phase) = self.add_phase(seed, view)
+            && let Some(phase) = self.phases.add(seed, 0, view)
         {
             self.follow(phase, 0, view);
         }
         let key = operation.key();
         (self.on_plan, self.was_full) = (false, false);
         if self.following.is_some() {
-            self.expect(key, view);
-        } else if !self.phases.is_empty() {
+            self.expect(key, operation, view);
+        } else if !self.phases.all.is_empty() {
             self.recognise(key, view);
         }
         operation.uses.iter().for_each(|&tensor| self.off_plan.used(tensor, view.sizes().len()));
         let Some(follower) = self.following.as_ref().filter(|_| self.on_plan) else {
             return Place::Device;
         };
-        let phase = &self.phases[follower.phase];
-        let boundary = follower.step % phase.operations.len() == 0;
-        if boundary && (phase.budget < view.budget_bytes() || phase.is_outdated()) {
-            self.replan(view);
+        if follower.step % self.phases.all[follower.phase].operations.len() == 0 {
+            self.begin_period(view);
         }
-        let place = |follower: &Follower| follower.place(&self.phases[follower.phase]);
+        let place = |follower: &Follower| follower.place(&self.phases.all[follower.phase]);
         let place = self.following.as_ref().map_or(Place::Device, place);
         if operation.cpu_ns.is_some() { place } else { Place::Device }
     }
 
     fn next_move(&mut self, view: &View<'_>) -> Option<Move> {
         if let Some(follower) = &mut self.following {
-            return follower.next_move(&self.phases[follower.phase], view);
+            return follower.next_move(&self.phases.all[follower.phase], &self.phases.varying, view);
         }
         if view.short_bytes() > 0 {
             self.was_full = true;
@@ -238,7 +252,7 @@ impl Strategy for Flow {
     fn finished(&mut self, operation: &Operation, elapsed_ns: Nanos, view: &View<'_>) {
         if self.on_plan {
             if let Some(follower) = &mut self.following {
-                let phase = &mut self.phases[follower.phase];
+                let phase = &mut self.phases.all[follower.phase];
                 let step = follower.step_of_cycle(phase);
                 follower.finished(phase);
                 phase.measured(step, elapsed_ns);
@@ -248,18 +262,23 @@ impl Strategy for Flow {
         self.recorder.push(Operation { compute_ns: elapsed_ns, ..operation.clone() });
         if self.following.is_none() {
             self.state = FlowState::Record;
-            if let Some(period) = self.recorder.period()
-                && let Some(phase) = self.add_phase(period, view)
-            {
+            let place = match self.recorder.period() {
+                Some(period) => self.phases.add(period, 0, view).map(|phase| (phase, 0)),
+                None => self
+                    .recorder
+                    .spine()
+                    .and_then(|spine| self.phases.add_spine(spine, &self.recorder.operations, view)),
+            };
+            if let Some((phase, step)) = place {
                 self.recorder = Recorder::new(1);
-                self.follow(phase, 0, view);
+                self.follow(phase, step, view);
                 self.state = FlowState::Planned;
             }
         }
     }
 
     fn budget_changed(&mut self, view: &View<'_>) {
-        let shrunk = |follower: &Follower| view.budget_bytes() < self.phases[follower.phase].budget;
+        let shrunk = |follower: &Follower| view.budget_bytes() < self.phases.all[follower.phase].budget;
         if self.following.as_ref().is_some_and(shrunk) {
             self.replan(view);
         }
@@ -267,8 +286,16 @@ impl Strategy for Flow {
 
     fn out_of_memory(&mut self, view: &View<'_>) {
         if let Some(follower) = &mut self.following {
-            follower.out_of_memory(&self.phases[follower.phase], view);
+            follower.out_of_memory(&self.phases.all[follower.phase], &self.phases.varying, view);
         }
+    }
+
+    fn forecast(&self, count: usize) -> Vec<Expected> {
+        Flow::forecast(self, count)
+    }
+
+    fn announce(&mut self, operations: Vec<Operation>) {
+        self.seed = Some(operations).filter(|operations| !operations.is_empty());
     }
 
     fn cycle_periods(&self) -> usize {

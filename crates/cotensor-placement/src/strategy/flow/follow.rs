@@ -1,21 +1,7 @@
 use super::phase::Phase;
-use crate::strategy::{Move, Place, View};
+use super::varying::Varying;
+use crate::strategy::{Expected, Move, Place, View};
 use crate::trace::TensorIndex;
-
-/// One operation that a strategy expects, with its moves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected {
-    /// Name of the operation.
-    pub name: String,
-    /// Its tensors.
-    pub uses: Vec<TensorIndex>,
-    /// Where it runs.
-    pub place: Place,
-    /// Tensors that are copied to the device for it.
-    pub copied: Vec<TensorIndex>,
-    /// Tensors that leave the device after it.
-    pub evicted: Vec<TensorIndex>,
-}
 
 /// A position in a phase, and the moves that its plan wants there.
 #[derive(Debug)]
@@ -33,10 +19,11 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Follows `phase`, the one with this number, from `step` of its cycle.
-    pub(super) fn new(number: usize, phase: &Phase, step: usize, view: &View<'_>) -> Self {
+    pub(super) fn new(number: usize, phase: &Phase, step: usize, varying: &Varying, view: &View<'_>) -> Self {
         let mut held = vec![false; view.sizes().len()];
         phase.held_at(step).into_iter().for_each(|tensor| held[tensor] = true);
-        let mut strays: Vec<TensorIndex> = view.on_device().filter(|&tensor| !held[tensor]).collect();
+        let is_stray = |&tensor: &TensorIndex| !(held[tensor] || phase.gap > 0 && varying.contains(tensor));
+        let mut strays: Vec<TensorIndex> = view.on_device().filter(is_stray).collect();
         strays.sort_by_key(|&tensor| phase.distance(tensor, step));
         Self { phase: number, step, prefetch: phase.first_prefetch(step), leaving: Vec::new(), strays }
     }
@@ -57,14 +44,14 @@ impl Follower {
         self.step += 1;
     }
 
-    pub(super) fn next_move(&mut self, phase: &Phase, view: &View<'_>) -> Option<Move> {
+    pub(super) fn next_move(&mut self, phase: &Phase, varying: &Varying, view: &View<'_>) -> Option<Move> {
         while let Some(tensor) = self.leaving.pop() {
             if view.is_on_device(tensor) && !view.is_needed_now(tensor) {
                 return Some(Move::Evict(tensor));
             }
         }
         if view.short_bytes() > 0 {
-            return self.victim(phase, view).map(Move::Evict);
+            return self.victim(phase, varying, view).map(Move::Evict);
         }
         if view.is_copying() {
             return None;
@@ -101,17 +88,25 @@ impl Follower {
         None
     }
 
-    /// The tensor that should leave if memory is short: one that the plan does not expect, else the one that is used last.
-    pub(super) fn victim(&mut self, phase: &Phase, view: &View<'_>) -> Option<TensorIndex> {
-        self.stray(view).or_else(|| {
-            let free = view.on_device().filter(|&tensor| !view.is_needed_now(tensor));
+    /// The tensor that should leave if memory is short: one that the plan does not expect, one that varies if those have
+    /// more than their share, else the one that is used last.
+    fn victim(&mut self, phase: &Phase, varying: &Varying, view: &View<'_>) -> Option<TensorIndex> {
+        if let Some(stray) = self.stray(view) {
+            return Some(stray);
+        }
+        let varies = |tensor: TensorIndex| phase.gap > 0 && varying.contains(tensor);
+        let of_share = || varying.victim(view).filter(|&tensor| varies(tensor));
+        let over = if phase.gap > 0 && varying.is_over(view) { of_share() } else { None };
+        over.or_else(|| {
+            let free = view.on_device().filter(|&tensor| !view.is_needed_now(tensor) && !varies(tensor));
             free.max_by_key(|&tensor| (phase.distance(tensor, self.step), tensor))
         })
+        .or_else(of_share)
     }
 
     /// The device had no memory: something leaves before the next attempt.
-    pub(super) fn out_of_memory(&mut self, phase: &Phase, view: &View<'_>) {
-        let victim = self.victim(phase, view);
+    pub(super) fn out_of_memory(&mut self, phase: &Phase, varying: &Varying, view: &View<'_>) {
+        let victim = self.victim(phase, varying, view);
         self.leaving.extend(victim);
     }
 

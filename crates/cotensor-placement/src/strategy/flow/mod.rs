@@ -3,7 +3,9 @@
 mod flow;
 mod follow;
 mod phase;
+mod phases;
 mod recorder;
+mod spine;
+mod varying;
 
 pub use flow::{Flow, FlowState};
-pub use follow::Expected;

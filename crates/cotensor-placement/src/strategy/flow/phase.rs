@@ -5,6 +5,10 @@ use std::collections::HashMap;
 
 /// Weight of a new measurement of an operation's time: one in this many.
 const SMOOTHING: Nanos = 4;
+/// Weight of a pass in the share of passes that leave an operation out.
+const PASS_WEIGHT: f32 = 1.0 / 8.0;
+/// An operation that more than this share of the passes leaves out varies with the data.
+const LEFT_OUT_MAX: f32 = 0.3;
 
 /// A part of a program that recurs, such as one pass over the layers, and its plan.
 #[derive(Debug)]
@@ -12,8 +16,14 @@ pub(super) struct Phase {
     pub(super) operations: Vec<Operation>,
     pub(super) keys: Vec<u64>,
     pub(super) plan: Plan,
-    /// The budget of the plan, in bytes.
+    /// The budget for which the plan was made, in bytes, with the share of tensors whose use varies.
     pub(super) budget: u64,
+    /// The most operations that were seen between two of these. With 0, none is chosen by data.
+    pub(super) gap: usize,
+    /// The part of the budget for tensors whose use varies, in bytes.
+    pub(super) share: u64,
+    /// For each operation the share of recent passes that left it out.
+    left_out: Vec<f32>,
     /// Time of all operations when the plan was made.
     planned_ns: Nanos,
     on_cpu: Vec<bool>,
@@ -25,7 +35,7 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    pub(super) fn new(operations: Vec<Operation>, plan: Plan, budget: u64) -> Self {
+    pub(super) fn new(operations: Vec<Operation>, gap: usize, plan: Plan, budget: u64, share: u64) -> Self {
         let mut steps_of: HashMap<TensorIndex, Vec<usize>> = HashMap::new();
         for (step, operation) in operations.iter().enumerate() {
             operation.uses.iter().for_each(|&tensor| steps_of.entry(tensor).or_default().push(step));
@@ -45,6 +55,9 @@ impl Phase {
             first_eviction: first(&mut plan.evictions.iter().map(|eviction| eviction.step)),
             on_cpu,
             steps_of,
+            gap,
+            share,
+            left_out: vec![0.0; operations.len()],
             operations,
             plan,
             budget,
@@ -65,6 +78,33 @@ impl Phase {
     pub(super) fn evicted_after(&self, step: usize) -> impl DoubleEndedIterator<Item = TensorIndex> {
         let range = self.first_eviction[step]..self.first_eviction[step + 1];
         self.plan.evictions[range].iter().map(|eviction| eviction.tensor)
+    }
+
+    /// Whether the phase has the tensor.
+    pub(super) fn uses(&self, tensor: TensorIndex) -> bool {
+        self.steps_of.contains_key(&tensor)
+    }
+
+    /// The program has come from `step` to `next` (both within the period), and left out the operations between.
+    pub(super) fn passed(&mut self, step: usize, next: usize) {
+        let count = self.operations.len();
+        let left_out = (next + count - step) % count;
+        // A program that starts again leaves nothing out.
+        if left_out <= count / 2 {
+            (0..left_out).for_each(|offset| self.left_out[(step + offset) % count] += PASS_WEIGHT);
+        }
+        self.left_out[next] *= 1.0 - PASS_WEIGHT;
+    }
+
+    /// The operations that recur, without those that many passes leave out; nothing if there are none of these. The first
+    /// one stays.
+    pub(super) fn without_varying(&self) -> Option<(Vec<Operation>, usize)> {
+        let recurs = |&step: &usize| step == 0 || self.left_out[step] <= LEFT_OUT_MAX;
+        let kept: Vec<Operation> =
+            (0..self.operations.len()).filter(recurs).map(|step| self.operations[step].clone()).collect();
+        let removed = self.operations.len() - kept.len();
+        let is_phase = kept.iter().any(|operation| !operation.uses.is_empty());
+        (removed > 0 && is_phase).then_some((kept, self.gap + removed))
     }
 
     /// Steps from `step` until the next use of a tensor; the largest number if the phase does not use it.

@@ -1,3 +1,4 @@
+use super::spine::Spine;
 use crate::trace::Operation;
 use std::collections::HashMap;
 
@@ -6,7 +7,10 @@ const RECORDED_MAX: usize = 1 << 18;
 /// Earlier places of an operation that are tried as the end of the last period.
 const PLACES_MAX: usize = 8;
 
-/// Records operations until their last part is the same twice.
+/// Operations after which a recording without a period is searched for operations that recur; then after half as many more.
+const SEARCH_MIN: usize = 32;
+
+/// Records operations until their last part is the same twice, or until some recur among others.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     keys: Vec<u64>,
@@ -14,12 +18,14 @@ pub(super) struct Recorder {
     places: HashMap<u64, Vec<usize>>,
     /// Shorter repetitions are no period.
     shortest: usize,
+    /// Length of the recording at which it is searched again.
+    next_search: usize,
 }
 
 impl Recorder {
     /// A recorder for periods of at least `shortest` operations.
     pub(super) fn new(shortest: usize) -> Self {
-        Self { shortest, ..Self::default() }
+        Self { shortest, next_search: SEARCH_MIN, ..Self::default() }
     }
 
     /// Adds an operation with its measured time.
@@ -45,5 +51,15 @@ impl Recorder {
                 && self.operations[last + 1 - length..].iter().any(|operation| !operation.uses.is_empty())
         });
         found.map(|length| self.operations[last + 1 - length..].to_vec())
+    }
+
+    /// The operations that recur, if it is time to search for them.
+    pub(super) fn spine(&mut self) -> Option<Spine> {
+        let length = self.keys.len();
+        if length < self.next_search {
+            return None;
+        }
+        self.next_search = length + length / 2;
+        Spine::find(&self.keys, &self.operations, &self.places)
     }
 }

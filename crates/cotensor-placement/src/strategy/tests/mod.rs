@@ -1,6 +1,7 @@
 mod behaviour;
 #[cfg(not(target_arch = "wasm32"))]
 mod properties;
+mod routed;
 
 use super::{Flow, Genoa, Lru, Pinned, Strategy};
 use crate::{Device, Trace};

@@ -62,6 +62,35 @@ proptest! {
     }
 
     #[test]
+    fn operations_in_any_order_keep_the_rules(
+        (trace, device) in setting(),
+        chosen in prop::collection::vec((any::<bool>(), 0usize..16), 64..256),
+    ) {
+        // The first operations recur, each with one that is chosen.
+        let count = trace.operations().len();
+        let order: Vec<usize> = chosen.iter().enumerate().flat_map(|(index, &(is_chosen, choice))| {
+            [index % 4 % count].into_iter().chain(is_chosen.then_some(choice % count))
+        }).collect();
+        for mut strategy in all(&trace, &device) {
+            let mut simulator = Simulator::new(&trace, &device, Faults::default());
+            simulator.run(order.iter().copied(), strategy.as_mut()).unwrap();
+            let outcome = simulator.take_outcome();
+            prop_assert!(outcome.peak_bytes <= device.budget_bytes());
+            prop_assert_eq!(outcome.operations, order.len());
+        }
+    }
+
+    #[test]
+    fn several_devices_keep_the_rules((trace, device) in setting(), count in 1usize..4) {
+        let devices = vec![device; count];
+        let comparison = compare(&trace, &devices).unwrap();
+        for measured in &comparison.strategies {
+            prop_assert!(measured.time_ns >= comparison.bound_ns * 0.999 - 1.0, "{} {:?}", measured.name, comparison.places);
+            prop_assert!(measured.peak_bytes <= device.budget_bytes());
+        }
+    }
+
+    #[test]
     fn runs_are_deterministic((trace, device) in setting()) {
         let run = || {
             let mut flow = Flow::new(device);
@@ -77,7 +106,7 @@ proptest! {
         // Without changes: when changed tensors have been copied back is only estimated by the planner.
         let unchanged = trace.operations().iter().map(|operation| Operation { writes: Vec::new(), ..operation.clone() });
         let trace = Trace::new(trace.tensors().to_vec(), unchanged.collect(), 1).unwrap();
-        let comparison = compare(&trace, &device).unwrap();
+        let comparison = compare(&trace, &[device]).unwrap();
         let flow = &comparison.strategies[0];
         prop_assert!(flow.time_ns >= comparison.bound_ns * 0.999 - 1.0, "{comparison:?}");
         for other in &comparison.strategies[1..] {
