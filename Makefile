@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch bench-peers test-dashboard bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch bench-peers bench-gpu test-dashboard bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm
 
 test: $(TEST_STEPS)
@@ -58,6 +58,11 @@ test-torch:
 # Compares Cotensor with other libraries in one run on this machine. Ray and torch are large downloads.
 bench-peers:
 	scripts/bench_peers.sh
+
+# Models larger than the memory that they may use on a GPU, beside accelerate and diffusers; under nine minutes. With COTENSOR_BENCH_PYTHON, that
+# interpreter runs it, with the package of python/, whose extension must be built.
+bench-gpu:
+	scripts/bench_gpu.sh
 
 # The dashboard in a headless Chromium; installs Node and Chromium if they are missing.
 test-dashboard:

@@ -44,7 +44,8 @@ ALLOWED = {
     # The Python extension: bindings of the library, and the embedded command.
     "cotensor-python": {
         "cotensor", "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-rpc",
-        "cotensor-client", "cotensor-formats", "cotensor-functions", "cotensor-cli", "cotensor-daemon"
+        "cotensor-client", "cotensor-formats", "cotensor-functions", "cotensor-cli", "cotensor-daemon",
+        "cotensor-placement"
     },
     # Tests only.
     "cotensor-attacks": {

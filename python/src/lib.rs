@@ -14,6 +14,7 @@ mod functions;
 mod import;
 mod imports;
 mod interrupt;
+mod placement;
 mod process;
 mod sharing;
 mod store;
@@ -29,6 +30,8 @@ mod _native {
     use super::functions::{
         Call, CompletionQueue, Functions, Provider, RemoteObject, Task, reset_functions, stop_functions,
     };
+    #[pymodule_export]
+    use super::placement::Placement;
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

@@ -12,11 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "python" / "README.md"]
 DOCUMENTS = "\n".join(page.read_text() for page in PAGES)
 MODULES = "async_client async_provider client errors functions models pool provider server sharing streaming torch".split()
+MODULES.append("tensorref")
 
 
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_public_names_are_exported_and_documented(name):
-    if name == "torch":
+    if name in ("tensorref", "torch"):
         pytest.importorskip("torch")
     module = importlib.import_module(f"cotensor.{name}".rstrip("."))
     assert module.__doc__ and module.__all__

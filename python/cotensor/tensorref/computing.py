@@ -1,0 +1,262 @@
+"""Runs the functions of PyTorch on the device, while weights stay on the host."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device
+from .events import Hooks, Operation
+from .gradients import ToDevice
+from .mover import Mover
+from .operations import kind_of, name_of, written_by
+from .weights import Weight
+
+_Found = Dict[int, Weight]
+_Handler = Callable[[Any, Args, Kwargs], Any]
+#: Times of an operation that are measured with a synchronized device.
+_MEASURED = 3
+
+
+class Computing(TorchFunctionMode):
+    """Substitutes arguments: an operation gets copies on the device, and the program keeps its tensors."""
+
+    def __init__(self, mover: Mover, results_on_host: bool) -> None:
+        super().__init__()
+        self.mover = mover
+        self.weights = mover.weights
+        self.target = mover.device
+        self.hooks: Hooks = mover.hooks
+        #: Whether results leave the device at once.
+        self.results_on_host = results_on_host
+        #: Threads whose functions run as they are.
+        self.paused: Set[int] = set()
+        #: Errors of saved tensors: an exception of their hooks would end the process in a thread of the device.
+        self.failures: List[Exception] = []
+        #: Results on the host that belong to the device, by id.
+        self._marked: Dict[int, "weakref.ref[torch.Tensor]"] = {}
+        self._handlers: Dict[Any, Tuple[_Handler, str]] = {}
+        self._times: Dict[Tuple[str, Tuple[str, ...]], Tuple[int, int]] = {}
+        self._waits = self.target.type not in ("simulated", "cpu")
+
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Optional[Kwargs] = None) -> Any:
+        known = self._handlers.get(func)
+        if known is None:
+            kind = kind_of(func)
+            known = self._handlers[func] = getattr(self, f"_{kind.name.lower()}"), name_of(func)
+        if self.paused and threading.get_ident() in self.paused:
+            return func(*args, **(kwargs or {}))
+        return known[0](func, args, kwargs or {})
+
+    def _plain(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        return func(*args, **kwargs)
+
+    def _compute(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        on_host: List[torch.Tensor] = []
+        on_device = collect(args, on_host)
+        if kwargs:
+            on_device = collect(kwargs.values(), on_host) or on_device
+        if not on_host:
+            return self._on_device(func, args, kwargs) if on_device else self._factory(func, args, kwargs, False)
+        out = kwargs.get("out")
+        if out is not None and any(tensor.is_cpu for tensor in tensors(out)):
+            return self._write(func, args, kwargs, tensors(out))
+        found: Dict[int, Weight] = {}
+        weights: List[Weight] = []
+        if len(on_host) > 1:
+            on_host = list({id(tensor): tensor for tensor in on_host}.values())
+        for tensor in on_host:
+            weight = self.weights.find(tensor)
+            if weight is None and type(tensor) is torch.nn.Parameter:
+                self.mover.add("parameter", tensor)
+                weight = self.weights.find(tensor)
+            if weight is not None:
+                found[id(tensor)] = weight
+                if weight not in weights:
+                    weights.append(weight)
+        if not weights and not on_device and not any(self._is_marked(tensor) for tensor in on_host):
+            return self._factory(func, args, kwargs, False)
+        with self.mover.lock:
+            return self._managed(func, args, kwargs, on_host, found, weights)
+
+    def _managed(
+        self, func: Any, args: Args, kwargs: Kwargs, on_host: List[torch.Tensor], found: _Found, weights: List[Weight]
+    ) -> Any:
+        """An operation with tensors of the host."""
+        name = self._handlers[func][1]
+        hooks = self.hooks.all
+        operation = Operation(name, tuple([weight.name for weight in weights])) if hooks else None
+        on_device = operation is None or self.hooks.before(operation)
+        if on_device and weights:
+            on_device = self.mover.begin(name, weights)
+        started = time.perf_counter_ns()
+        if not on_device:
+            result = self._on_host(func, args, kwargs, True)
+        else:
+            result = self._substituted(func, args, kwargs, on_host, found, weights)
+        elapsed = time.perf_counter_ns() - started
+        if weights and on_device:
+            self.mover.running()
+            self.mover.end(self._measured(name, weights, elapsed, started) if self._waits else elapsed)
+        if operation is not None:
+            self.hooks.after(operation, "device" if on_device else "host", elapsed)
+        return result
+
+    def _substituted(
+        self, func: Any, args: Args, kwargs: Kwargs, on_host: List[torch.Tensor], found: _Found, weights: List[Weight]
+    ) -> Any:
+        """Runs an operation with copies on the device instead of tensors of the host."""
+        for attempt in range(2):
+            copies: Dict[int, torch.Tensor] = {}
+            try:
+                for tensor in on_host:
+                    copies[id(tensor)] = self._copy(tensor, found.get(id(tensor)))
+                versions = [None if copy.is_inference() else copy._version for copy in copies.values()]
+                result = func(*replace(args, copies), **(replace_values(kwargs, copies) if kwargs else kwargs))
+                break
+            except torch.OutOfMemoryError:
+                if attempt:
+                    raise
+                copies.clear()
+                self.mover.no_memory()
+        written = [argument(args, kwargs, position, name) for position, name in written_by(func, args, kwargs)]
+        for tensor, version in zip(on_host, versions):
+            copy = copies[id(tensor)]
+            if any(tensor is one for one in written):
+                # As in PyTorch, the version of the tensor stays.
+                with torch.no_grad():
+                    tensor.data.copy_(copy.detach())
+            elif version is not None and copy._version != version:
+                weight = found.get(id(tensor))
+                if weight is not None:
+                    weight.write_back(tensor)
+                else:
+                    with torch.no_grad():
+                        tensor.detach().copy_(copy.detach())
+        return self._home(result) if self.results_on_host else result
+
+    def _copy(self, tensor: torch.Tensor, weight: Optional[Weight]) -> torch.Tensor:
+        """The copy of a tensor on the device, for one operation."""
+        linked = tensor.requires_grad and torch.is_grad_enabled()
+        if weight is None:
+            copy = to_device(tensor.detach(), self.target)
+            return ToDevice.apply(tensor, copy) if linked else copy
+        if not linked:
+            return weight.view(tensor)
+        found = weight.linked.get(id(tensor))
+        if found is None:
+            found = ToDevice.apply(tensor, weight.view(tensor))
+            if id(tensor) in weight.views:
+                weight.linked[id(tensor)] = found
+        return found
+
+    def _on_device(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """An operation whose tensors are all on the device."""
+        try:
+            return func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            with self.mover.lock:
+                self.mover.no_memory()
+            return func(*args, **kwargs)
+
+    def _on_host(self, func: Any, args: Args, kwargs: Kwargs, results_on_device: bool) -> Any:
+        """Runs an operation on the host."""
+
+        def home(value: Any) -> Any:
+            return value.to("cpu") if isinstance(value, torch.Tensor) and not value.is_cpu else value
+
+        def away(value: Any) -> Any:
+            return to_device(value, self.target) if isinstance(value, torch.Tensor) and value.is_cpu else value
+
+        args, kwargs = tree_map(home, (list(args), dict(kwargs)))
+        if self._is_ours(kwargs.get("device")):
+            kwargs["device"] = "cpu"  # type: ignore[index]
+        result = func(*args, **kwargs)
+        if self.results_on_host:
+            return self._mark(result)
+        return self._on_device(tree_map, (away, result), {}) if results_on_device else result
+
+    def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool) -> Any:
+        """Makes a tensor; ``belongs``: on the device, unless the arguments name another one."""
+        device = kwargs.get("device")
+        if self._is_ours(device) or (device is None and belongs):
+            if self.results_on_host:
+                return self._mark(func(*args, **{**kwargs, "device": "cpu"}))
+            return self._on_device(func, args, {**kwargs, "device": self.target})
+        return func(*args, **kwargs)
+
+    def _like(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        tensor = args[0] if args else kwargs.get("input")
+        if isinstance(tensor, torch.Tensor) and tensor.is_cpu:
+            return self._factory(func, args, kwargs, self.belongs(tensor))
+        return self._compute(func, args, kwargs)
+
+    def _view(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        tensor = args[0] if args else None
+        if len(args) > 1 and isinstance(tensor, torch.Tensor):
+            others: List[torch.Tensor] = []
+            mixed = collect(args[1:], others) and tensor.is_cpu
+            if mixed or (others and self._handlers[func][1] == "__getitem__"):
+                return self._compute(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if self.results_on_host and isinstance(tensor, torch.Tensor) and self._is_marked(tensor):
+            self._mark(result)
+        return result
+
+    def _in_place(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        targets = tensors(args[0] if args else next(iter(kwargs.values()), None))
+        if not targets or not all(tensor.is_cpu for tensor in targets):
+            return self._compute(func, args, kwargs)
+        return self._write(func, args, kwargs, targets)
+
+    def _write(self, func: Any, args: Args, kwargs: Kwargs, targets: List[torch.Tensor]) -> Any:
+        """Writes tensors of the host, on the host."""
+        result = self._on_host(func, args, kwargs, False)
+        for tensor in targets:
+            for weight in self.weights.sharing(tensor):
+                weight.edits += 1
+        return result
+
+    def belongs(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the host is shown as one of the device."""
+        return self._is_marked(tensor) or self.weights.find(tensor) is not None
+
+    def _is_marked(self, tensor: torch.Tensor) -> bool:
+        found = self._marked.get(id(tensor))
+        return found is not None and found() is tensor
+
+    def _mark(self, result: Any) -> Any:
+        def mark(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.is_cpu:
+                key, marked = id(value), self._marked
+                marked[key] = weakref.ref(value, lambda dead: marked.pop(key, None) if marked.get(key) is dead else None)
+            return value
+
+        return tree_map(mark, result)
+
+    def _home(self, result: Any) -> Any:
+        """Results as tensors of the host that belong to the device."""
+        return self._mark(tree_map(lambda value: value.to("cpu") if isinstance(value, torch.Tensor) else value, result))
+
+    def _is_ours(self, device: Any) -> bool:
+        if device is None or isinstance(device, int):
+            return device is not None and device == self.target.index
+        device = torch.device(device)
+        return device.type == self.target.type and device.index in (None, self.target.index)
+
+    def _measured(self, name: str, weights: List[Weight], elapsed: int, started: int) -> int:
+        """The time of an operation on a device that does not wait: measured a few times."""
+        key = (name, tuple([weight.name for weight in weights]))
+        count, mean = self._times.get(key, (0, 0))
+        if count < _MEASURED:
+            self.mover.memory.module.synchronize(self.target)
+            elapsed = time.perf_counter_ns() - started
+            mean = (mean * count + elapsed) // (count + 1)
+            self._times[key] = count + 1, mean
+        return mean

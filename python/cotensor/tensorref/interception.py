@@ -1,0 +1,129 @@
+"""Intercepts the functions of PyTorch that show, move or give out tensors, and those that run gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch.overrides import _pop_mode, _push_mode
+
+from ..errors import ConflictError
+from .arguments import Args, Kwargs
+from .computing import Computing
+
+
+class Interception(Computing):
+    """Shows the weights as tensors of the device, where only their copies are."""
+
+    def _device(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        tensor = args[0]
+        if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu and self.belongs(tensor)):
+            return func(*args, **kwargs)
+        name = self._handlers[func][1]
+        if name == "device":
+            return self.target
+        if name == "get_device":
+            return self.target.index
+        return name == f"is_{self.target.type}" if name.startswith("is_") else func(*args, **kwargs)
+
+    def _move(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        tensor, rest = args[0], list(args[1:])
+        if not tensor.is_cpu:
+            return self._on_device(func, args, kwargs)
+        options = dict(kwargs)
+        name = self._handlers[func][1]
+        if name == "to":
+            named = [value for value in rest if isinstance(value, (str, torch.device)) or type(value) is int]
+            other = next((value for value in [*rest, options.get("other")] if isinstance(value, torch.Tensor)), None)
+            named += [options.pop("device")] if options.get("device") is not None else []
+            if other is not None:
+                named.append(self.target if other.is_cpu and self.belongs(other) else other.device)
+                options["dtype"] = other.dtype
+                options.pop("other", None)
+            rest = [value for value in rest if isinstance(value, torch.dtype)]
+        else:
+            named, rest = [name], []
+        if rest:
+            options["dtype"] = rest[0]
+        place = named[0] if named else None
+        belongs, ours = self.belongs(tensor), self._is_ours(place)
+        copy = bool(options.pop("copy", False))
+        if not belongs and not ours:
+            return func(*args, **kwargs)
+        if not belongs and not self.results_on_host:
+            return self._on_device(torch.Tensor.to, (tensor, self.target), {**options, "copy": copy})
+        if ours and not belongs:
+            return self._mark(tensor.clone().to(**options))
+        if not ours and place is not None:
+            moved = tensor.clone().to("cpu", **options)
+            return moved if torch.device(place).type == "cpu" else func(tensor, *args[1:], **kwargs)
+        if options.get("dtype") in (None, tensor.dtype) and not copy and options.get("memory_format") is None:
+            return tensor
+        options.pop("non_blocking", None)
+        function = torch.Tensor.clone if options.get("dtype") in (None, tensor.dtype) else torch.Tensor.to
+        if function is torch.Tensor.clone:
+            options.pop("dtype", None)
+        self._handlers.setdefault(torch.Tensor.clone, (self._compute, "clone"))
+        return self._compute(function, (tensor,), options)
+
+    def _escape(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if args and isinstance(args[0], torch.Tensor):
+            for weight in self.weights.sharing(args[0]):
+                # Whoever has the address may write at any time.
+                weight.exposed = True
+        return func(*args, **kwargs)
+
+    def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        tensor, value = args
+        weight = self.weights.by_id.get(id(tensor))
+        if weight is None:
+            return func(tensor, value)
+        func(tensor, value if value.is_cpu else value.to("cpu"))
+        with self.mover.lock:
+            self.mover.replace(weight, tensor)
+        return None
+
+    def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        self.failures.clear()
+        try:
+            if func is torch.Tensor.backward or func is torch.autograd.backward:
+                result = None
+                self._run_backward(*args, **kwargs)
+            else:
+                result = func(*args, **kwargs)
+        except RuntimeError as failure:
+            if "device_ready_queues_" in str(failure):
+                text = "a backward pass ran before simulated_device() was called; call it first, as PyTorch counts devices then"
+                raise ConflictError(text) from failure
+            if not self.failures:
+                raise
+        if self.failures:
+            raise self.failures[0]
+        return result
+
+    def _run_backward(
+        self,
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: Optional[bool] = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+        **gradient: Any,
+    ) -> None:
+        """As ``torch.autograd.backward``, which must not be intercepted again, while functions of the backward pass must be."""
+        grad_tensors = gradient.get("gradient", grad_tensors)
+        tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+        targets = () if inputs is None else (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        if inputs is not None and not targets:
+            raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
+        given = torch.autograd._tensor_or_tensors_to_tuple(grad_tensors, len(tensors))
+        given = tuple([one if one is None else one.to(to.device) for one, to in zip(given, tensors)])
+        gradients = torch.autograd._make_grads(tensors, given, is_grads_batched=False)
+        retain = create_graph if retain_graph is None else retain_graph
+        _push_mode(self)  # type: ignore[no-untyped-call]
+        try:
+            torch.autograd.graph._engine_run_backward(
+                tensors, gradients, retain, create_graph, targets, allow_unreachable=True, accumulate_grad=True
+            )
+        finally:
+            _pop_mode()  # type: ignore[no-untyped-call]

@@ -1,0 +1,181 @@
+"""Moves weights as a placement decides, and reports each move."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import torch
+
+from .._native import Placement
+from ..errors import InvalidError
+from .events import Hooks, Move
+from .memory import DeviceMemory
+from .simulated.tensor import raw_storage
+from .strategy import Strategy
+from .weights import Weight, Weights
+
+_Moves = Optional[List[Tuple[int, bool]]]
+
+
+class Mover:
+    """The weights of a program on one device."""
+
+    def __init__(
+        self, device: torch.device, strategy: Union[str, Strategy], memory: Optional[int], bandwidth: int, hooks: Hooks
+    ) -> None:
+        self.device = device
+        self.hooks = hooks
+        self.memory = DeviceMemory(device, memory)
+        self.weights = Weights()
+        self.placement: Union[Placement, Strategy]
+        if isinstance(strategy, Strategy):
+            if strategy.sizes:
+                raise InvalidError("strategy: pass an object that no other session has", field="strategy")
+            strategy.budget = self.memory.budget()
+            self.placement = strategy
+        else:
+            self.placement = Placement(strategy, self.memory.budget(), bandwidth, 10_000)
+        self.lock = threading.RLock()
+        #: Weights by the memory of their copies.
+        self.by_copy: Dict[int, Weight] = {}
+        self._operations: Dict[Tuple[str, Tuple[int, ...]], int] = {}
+        #: Copies to the device with their bytes, evictions, operations on the host, failed allocations.
+        self.copies = self.copied_bytes = self.evictions = self.on_host = self.out_of_memory = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Manages a tensor of the host."""
+        weight = self.weights.add(name, tensor)
+        if weight is not None:
+            number = self.placement.add_tensor(weight.size_bytes)
+            assert number == weight.number
+
+    def begin(self, name: str, weights: List[Weight]) -> bool:
+        """Copies what an operation needs. Returns false if the operation should run on the host."""
+        placement = self.placement
+        for weight in weights:
+            if weight.copy is not None and (weight.exposed or weight.seen != weight.state()):
+                self.invalidate(weight)
+        on_device, moves = placement.begin(self.operation(name, weights))
+        if moves:
+            self.make(moves)
+        if not on_device or any([weight.copy is None for weight in weights]):
+            self.on_host += 1
+            if on_device:
+                placement.cancel()
+            return False
+        return True
+
+    def operation(self, name: str, weights: List[Weight]) -> int:
+        """The number of an operation."""
+        key = (name, tuple([weight.number for weight in weights]))
+        number = self._operations.get(key)
+        if number is None:
+            number = self._operations[key] = self.placement.add_operation(name, list(key[1]))
+        return number
+
+    def running(self) -> None:
+        """Makes moves beside the operation that has started."""
+        moves = self.placement.running()
+        if moves:
+            self.make(moves)
+
+    def end(self, elapsed_ns: int) -> None:
+        """Makes moves after the operation."""
+        moves = self.placement.end(elapsed_ns)
+        if moves:
+            self.make(moves)
+        budget = self.memory.measure(self.placement.used)
+        if budget is not None and budget != self.placement.budget:
+            self.make(self.placement.set_budget(budget))
+
+    def no_memory(self) -> None:
+        """The device had no memory: frees all that the operation does not need, and keeps more memory for activations."""
+        self.out_of_memory += 1
+        self.make(self.placement.out_of_memory())
+        budget = self.memory.measure(self.placement.used, failed=True)
+        if budget is not None and budget < self.placement.budget:
+            self.make(self.placement.set_budget(budget))
+
+    def make(self, moves: _Moves) -> None:
+        """Makes moves in their order."""
+        for number, fetch in moves or ():
+            weight = self.weights.all[number]
+            move = Move(weight.name, weight.size_bytes, fetch)
+            if not self.hooks.may(move):
+                if fetch:
+                    self.placement.discard(number)
+                    continue
+                if self.placement.keep(number):
+                    continue
+            if fetch:
+                self._fetch(weight)
+            else:
+                self._drop(weight)
+                self.evictions += 1
+            self.hooks.moved(move)
+
+    def _fetch(self, weight: Weight) -> None:
+        weight.drop()
+        try:
+            weight.fetch(self.device)
+        except torch.OutOfMemoryError:
+            self.placement.discard(weight.number)
+            self.no_memory()
+            # no_memory evicts; then the copy is made again, or the operation runs on the host.
+            try:
+                weight.fetch(self.device)
+            except torch.OutOfMemoryError:
+                return
+            if not self.placement.keep(weight.number):
+                weight.drop()
+                return
+        assert weight.copy is not None
+        weight.key = raw_storage(weight.copy)
+        self.by_copy[weight.key] = weight
+        self.copies += 1
+        self.copied_bytes += weight.size_bytes
+
+    def need(self, weight: Weight, size: Any, stride: Any, offset: int) -> torch.Tensor:
+        """A part of a weight that the backward pass needs. Raises ``torch.OutOfMemoryError``."""
+        if not self.begin("saved", [weight]):
+            weight.fetch(self.device)
+            part = weight.strided(size, stride, offset)
+            weight.drop()
+            return part
+        part = weight.strided(size, stride, offset)
+        self.running()
+        self.end(1)
+        return part
+
+    def invalidate(self, weight: Weight) -> None:
+        """Drops a copy that differs from the host."""
+        self._drop(weight)
+        self.placement.discard(weight.number)
+
+    def _drop(self, weight: Weight) -> None:
+        self.by_copy.pop(weight.key, None)
+        weight.drop()
+
+    def replace(self, weight: Weight, tensor: torch.Tensor) -> None:
+        """``tensor``, so far an owner of ``weight``, may have other memory now."""
+        if self.weights.keeps(weight, tensor):
+            weight.edits += 1
+            return
+        self.weights.remove(weight, tensor)
+        if not weight.owners:
+            self.invalidate(weight)
+        self.add(weight.name, tensor)
+
+    def refresh(self) -> None:
+        """Finds owners that got other memory, while no function was intercepted."""
+        for weight in list(self.weights.all):
+            for owner in list(weight.owners):
+                if not self.weights.keeps(weight, owner):
+                    self.replace(weight, owner)
+
+    def drop_all(self) -> None:
+        """Frees all copies."""
+        for weight in self.weights.all:
+            if weight.copy is not None:
+                self.invalidate(weight)

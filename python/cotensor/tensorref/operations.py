@@ -1,0 +1,111 @@
+"""What the functions of PyTorch do with devices, by their names."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Dict, Mapping, Sequence, Tuple
+
+
+class Kind(enum.Enum):
+    """How a function is intercepted."""
+
+    #: Reads properties, or moves nothing: runs on its arguments as they are.
+    PLAIN = "plain"
+    #: Makes a view: runs on its arguments as they are, and the view of a weight stays one.
+    VIEW = "view"
+    #: Runs on the device if an argument is there or belongs to the model.
+    COMPUTE = "compute"
+    #: Makes a tensor of the shape of another one.
+    LIKE = "like"
+    #: Writes its first argument.
+    IN_PLACE = "in place"
+    #: Names a device: ``device``, ``is_cuda``, ``get_device``.
+    DEVICE = "device"
+    #: Moves a tensor to a device: ``to``, ``cpu``, ``cuda``.
+    MOVE = "move"
+    #: Gives out the memory of a tensor: ``numpy()``, ``data_ptr()``.
+    ESCAPE = "escape"
+    #: Replaces a tensor's memory: the setter of ``data``.
+    SET_DATA = "set data"
+    #: Runs gradients: ``backward``, ``torch.autograd.grad``.
+    BACKWARD = "backward"
+
+
+_VIEWS = frozenset(
+    "view view_as transpose t permute unsqueeze squeeze expand expand_as narrow select chunk split split_with_sizes tensor_split "
+    "unbind unflatten reshape flatten swapaxes swapdims movedim moveaxis diagonal as_strided detach alias view_as_real "
+    "view_as_complex broadcast_to hsplit vsplit dsplit adjoint ravel reshape_as T mT H mH real imag".split()
+)
+_PLAIN = frozenset(
+    "size dim ndimension numel nelement stride storage_offset is_contiguous element_size is_floating_point is_complex "
+    "is_signed is_tensor is_inference is_same_size __len__ __hash__ __repr__ __str__ __format__ __dir__ item tolist "
+    "__bool__ __int__ __float__ __index__ __complex__ __deepcopy__ __copy__ __reduce_ex__ __reduce__ __setstate__ "
+    "__iter__ requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook _backward_hooks result_type "
+    "can_cast promote_types is_nonzero is_conj is_neg is_pinned is_shared is_coalesced is_distributed apply_ map_ "
+    "_is_view has_names align_to refine_names rename names __contains__ detach_ as_subclass _make_subclass _dimI _dimV "
+    "_nnz broadcast_tensors get_default_dtype is_grad_enabled".split()
+)
+_ESCAPES = frozenset(
+    "numpy __array__ data_ptr untyped_storage storage _typed_storage __dlpack__ share_memory_ __array_interface__ "
+    "__cuda_array_interface__ set_".split()
+)
+_DEVICES = frozenset("device is_cuda is_cpu is_mps is_xpu is_meta get_device __dlpack_device__".split())
+_MOVES = frozenset("to cpu cuda xpu mps simulated".split())
+_LIKE = frozenset("zeros_like ones_like empty_like full_like rand_like randn_like randint_like".split())
+
+#: Arguments that a function writes without a new version: positions and names, if its sixth argument (``training`` or
+#: ``use_input_stats``) is true.
+WRITES: Dict[Tuple[str, str], Tuple[Tuple[int, str], ...]] = {
+    ("torch.nn.functional", "batch_norm"): ((1, "running_mean"), (2, "running_var")),
+    ("torch.nn.functional", "instance_norm"): ((1, "running_mean"), (2, "running_var")),
+    ("torch", "batch_norm"): ((3, "running_mean"), (4, "running_var")),
+    ("torch", "instance_norm"): ((3, "running_mean"), (4, "running_var")),
+}
+_NORMALIZING = frozenset([name for _, name in WRITES])
+
+
+def name_of(func: Any) -> str:
+    """The name of a function; of a property for its getter and setter."""
+    name = getattr(func, "__name__", str(func))
+    if name in ("__get__", "__set__", "__delete__"):
+        name = getattr(func.__self__, "__name__", name)
+    return str(name)
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
+    """The statistics that a call writes."""
+    name = getattr(func, "__name__", "")
+    if name not in _NORMALIZING or not (args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))):
+        return ()
+    module = getattr(func, "__module__", None)
+    return WRITES.get((module if module == "torch.nn.functional" else "torch", name), ())
+
+
+def kind_of(func: Any) -> Kind:
+    """How a function of PyTorch is intercepted; functions that are not known compute."""
+    name = name_of(func)
+    slot = getattr(func, "__name__", "")
+    if slot == "__set__" and name == "data":
+        return Kind.SET_DATA
+    if name in _DEVICES:
+        return Kind.DEVICE
+    if name == "backward" or name == "grad" and slot != "__get__" and slot != "__set__":
+        return Kind.BACKWARD
+    if slot in ("__get__", "__set__", "__delete__"):
+        return Kind.VIEW if name in _VIEWS or name == "data" else Kind.PLAIN
+    if name in _ESCAPES:
+        return Kind.ESCAPE
+    if name in _PLAIN:
+        return Kind.PLAIN
+    if getattr(func, "__module__", None) != "torch.nn.functional" and name in _VIEWS:
+        return Kind.VIEW
+    if name == "__getitem__":
+        return Kind.VIEW
+    if name in _MOVES:
+        return Kind.MOVE
+    if name in _LIKE or name.startswith("new_"):
+        return Kind.LIKE
+    in_place_operator = name.startswith("__i") and name.endswith("__") and name not in ("__invert__",)
+    if name == "__setitem__" or in_place_operator or (name.endswith("_") and not name.endswith("__")):
+        return Kind.IN_PLACE
+    return Kind.COMPUTE

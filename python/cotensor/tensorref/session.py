@@ -1,0 +1,293 @@
+"""Models that run on a device while their weights stay on the host."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple, Union
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from ..errors import InvalidError
+from .events import Hooks, Middleware
+from .gradients import SavedOnHost, SavedWeight
+from .interception import Interception
+from .mover import Mover
+from .simulated.tensor import raw_storage
+from .sizes import size_bytes
+from .strategy import Strategy
+from .weights import tensors_of
+
+#: Bytes of the copy that measures the link.
+_PROBE_BYTES = 16 << 20
+_SIMULATED_BANDWIDTH = 12_000_000_000
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An operation that the plan expects."""
+
+    name: str
+    uses: Tuple[str, ...]
+    #: False: it runs on the host.
+    on_device: bool
+    #: Weights that are copied to the device for it, and those that leave after it.
+    copied: Tuple[str, ...]
+    evicted: Tuple[str, ...]
+
+
+class Offload(Interception):
+    """A model whose operations run on a device; made by :func:`offload` and :func:`enable`.
+
+    A context manager, also in several threads. Calls of the model from other threads are intercepted, too, while it is entered.
+    """
+
+    def __init__(
+        self, models: Sequence[torch.nn.Module], device: Any, strategy: Union[str, Strategy], memory: Any, bandwidth: Any
+    ) -> None:
+        target = torch.device(device)
+        if target.type == "cpu":
+            raise InvalidError("device: pass the device of an accelerator, not the CPU", field="device")
+        target = torch.device(target.type, target.index or 0)
+        limit = None if memory in (None, "auto") else size_bytes(memory, "memory")
+        speed = _bandwidth(target, bandwidth)
+        super().__init__(Mover(target, strategy, limit, speed, Hooks()), strategy == "genoa")
+        self.models = list(models)
+        self.strategy = strategy
+        self._local = threading.local()
+        self._entered = 0
+        self._entries = threading.Lock()
+        self._handles: List[Any] = []
+        self._stance: Any = None
+
+    def __enter__(self) -> "Offload":
+        with self._entries:
+            self._entered += 1
+            if self._entered == 1:
+                self._start()
+        self._push()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._pop()
+        with self._entries:
+            self._entered -= 1
+            if self._entered == 0:
+                self._stop()
+
+    def forecast(self, count: int = 10) -> List[Expected]:
+        """The next operations with weights, and their moves; empty while no plan is followed."""
+        names = [weight.name for weight in self.weights.all]
+
+        def named(numbers: Iterable[int]) -> Tuple[str, ...]:
+            return tuple([names[number] for number in numbers])
+
+        expected = self.mover.placement.forecast(count)
+        return [
+            Expected(name, named(uses), place, named(copied), named(evicted)) for name, uses, place, copied, evicted in expected
+        ]
+
+    def announce(self, operations: Iterable[Tuple[str, Sequence[str], float]]) -> None:
+        """Announces one period of the program before its first operation, so that the first pass is planned.
+
+        ``operations`` are triples: the name of PyTorch's function, the names of its weights, and its time in microseconds.
+        """
+        self._add_weights()
+        numbers = {weight.name: weight for weight in self.weights.all}
+        announced = []
+        for name, uses, micros in operations:
+            missing = [use for use in uses if use not in numbers]
+            if missing:
+                raise InvalidError(f"operations: the model has no weight {missing[0]!r}", field="operations")
+            announced.append((self.mover.operation(name, [numbers[use] for use in uses]), int(micros * 1000)))
+        self.mover.placement.announce(announced)
+
+    def use(self, middleware: Middleware) -> Callable[[], None]:
+        """Adds a middleware. Returns a function that removes it."""
+        return self.hooks.add(middleware)
+
+    def stats(self) -> Dict[str, int]:
+        """Counts since the start: ``copies``, ``copied_bytes``, ``evictions``, ``on_host`` (operations), ``out_of_memory``; and
+        the bytes of weights on the device (``used_bytes``) and their ``budget_bytes``."""
+        mover = self.mover
+        counts = {name: getattr(mover, name) for name in "copies copied_bytes evictions on_host out_of_memory".split()}
+        return {**counts, "used_bytes": mover.placement.used, "budget_bytes": mover.placement.budget}
+
+    def invalidate(self) -> None:
+        """Drops all copies: call it after writing weights in a way that PyTorch does not see."""
+        with self.mover.lock:
+            self.mover.drop_all()
+
+    def _add_weights(self) -> None:
+        for model in self.models:
+            for name, tensor in tensors_of(model):
+                self.mover.add(name, tensor)
+
+    def _start(self) -> None:
+        self.mover.refresh()
+        self._add_weights()
+        for model in self.models:
+            self._handles.append(model.register_forward_pre_hook(self._before_forward, prepend=True))
+            self._handles.append(model.register_forward_hook(self._after_forward, always_call=True))
+        if hasattr(torch.compiler, "set_stance"):
+            # Compiled functions run as they were written: their operations have to be intercepted.
+            self._stance = torch.compiler.set_stance("force_eager")
+        # Optimizers work where the parameters and the gradients are.
+        self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.paused.add(threading.get_ident())))
+        self._handles.append(register_optimizer_step_post_hook(lambda *_: self.paused.discard(threading.get_ident())))
+
+    def _stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+        self.paused.clear()
+        self.invalidate()
+
+    def _push(self) -> None:
+        hooks = saved_tensors_hooks(self._pack, self._unpack)
+        hooks.__enter__()
+        stack = self._local.__dict__.setdefault("stack", [])
+        stack.append(hooks)
+        _push_mode(self)  # type: ignore[no-untyped-call]
+
+    def _pop(self) -> None:
+        _pop_mode()  # type: ignore[no-untyped-call]
+        self._local.stack.pop().__exit__(None, None, None)
+
+    def _before_forward(self, model: torch.nn.Module, args: Any) -> None:
+        # An optimizer that failed has not resumed this thread.
+        self.paused.discard(threading.get_ident())
+        # Threads of the backward pass have the modes of the thread that called it.
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        entered = not any(mode is self for mode in modes)
+        self._local.__dict__.setdefault("forwards", []).append(entered)
+        if entered:
+            self._push()
+
+    def _after_forward(self, model: torch.nn.Module, args: Any, output: Any) -> None:
+        forwards = getattr(self._local, "forwards", None)
+        if forwards and forwards.pop():
+            self._pop()
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunction():
+            if tensor.is_cpu:
+                # The tensor itself would keep the function that saves it, and neither would ever be freed.
+                return tensor.detach()
+            weight = self.mover.by_copy.get(raw_storage(tensor))
+            if weight is not None and weight.dtype == tensor.dtype:
+                return SavedWeight(weight, tensor, int(tensor.storage_offset()) + weight.start)
+            return SavedOnHost(tensor.to("cpu"), tensor.device) if self.results_on_host else tensor.detach()
+
+    def _unpack(self, saved: Any) -> Any:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        with torch._C.DisableTorchFunction():
+            if isinstance(saved, SavedOnHost):
+                return self._returned(saved)
+            weight = saved.weight
+            if weight.state() != saved.state:
+                # The backward pass goes on, and the failure is raised at its end.
+                self.failures.append(saved.changed())
+            try:
+                with self.mover.lock:
+                    return self.mover.need(weight, saved.size, saved.stride, saved.offset)
+            except torch.OutOfMemoryError as failure:
+                self.failures.append(failure)
+                return weight.source.as_strided(saved.size, saved.stride, saved.offset - weight.start)
+
+    def _returned(self, saved: SavedOnHost) -> torch.Tensor:
+        for attempt in range(2):
+            try:
+                return saved.tensor.to(saved.device)
+            except torch.OutOfMemoryError as failure:
+                with self.mover.lock:
+                    self.mover.no_memory()
+                if attempt:
+                    self.failures.append(failure)
+        return saved.tensor
+
+
+_enabled: "weakref.WeakKeyDictionary[Any, Offload]" = weakref.WeakKeyDictionary()
+
+
+def offload(
+    model: Any,
+    device: Any = None,
+    *,
+    strategy: Union[str, Strategy] = "flow",
+    memory: Union[int, str] = "auto",
+    bandwidth: Union[int, str, None] = None,
+) -> Offload:
+    """A context in which ``model`` runs on ``device``, while its weights stay on the host::
+
+        with cotensor.tensorref.offload(model, "cuda", memory="4GiB"):
+            model.generate(**inputs)
+
+    ``model`` is a module, a list of modules, or a pipeline with ``components``. It is not changed: parameters keep their identity
+    and their memory. ``device`` is the current accelerator by default. ``memory`` limits weights and activations on the device:
+    bytes, a text such as "4GiB", or "auto": what is free. ``bandwidth`` of the link ("12GB/s") is measured by default.
+
+    Strategies: "flow" records the operations and plans; results stay on the device. "genoa" copies before each operation, and
+    results return to the host at once. "lru" keeps what was used last. A :class:`Strategy` is a program's own.
+    """
+    if device is None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if accelerator is None:
+            text = "device: PyTorch has no accelerator; cotensor.tensorref.simulated_device simulates one"
+            raise InvalidError(text, field="device")
+        device = accelerator
+    return Offload(_modules(model), device, strategy, memory, bandwidth)
+
+
+def enable(model: Any, device: Any = None, **options: Any) -> Offload:
+    """:func:`offload` without a block, until :func:`disable`: in this thread, and for calls of the model in others."""
+    disable(model)
+    session = offload(model, device, **options)
+    session.__enter__()
+    _enabled[model] = session
+    return session
+
+
+def disable(model: Any) -> None:
+    """Ends :func:`enable` for a model, in the same thread. Nothing happens if it is not enabled."""
+    session = _enabled.pop(model, None)
+    if session is not None:
+        session.__exit__(None, None, None)
+
+
+def _modules(model: Any) -> List[torch.nn.Module]:
+    if isinstance(model, torch.nn.Module):
+        return [model]
+    components = getattr(model, "components", model)
+    values = components.values() if isinstance(components, dict) else components
+    found = [value for value in values if isinstance(value, torch.nn.Module)] if isinstance(values, Iterable) else []
+    if not found:
+        raise InvalidError(f"model: pass a module, modules or a pipeline, not {type(model).__name__}", field="model")
+    return found
+
+
+def _bandwidth(device: torch.device, bandwidth: Union[int, str, None]) -> int:
+    if bandwidth is not None:
+        return size_bytes(bandwidth[:-2] if isinstance(bandwidth, str) and bandwidth.endswith("/s") else bandwidth, "bandwidth")
+    if device.type == "simulated":
+        return _SIMULATED_BANDWIDTH
+    module = torch.get_device_module(device)
+    size = min(_PROBE_BYTES, max(module.mem_get_info(device)[0] // 8, 1))
+    source, target = torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8, device=device)
+    times = []
+    for _ in range(3):
+        module.synchronize(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        module.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return max(int(size / max(min(times), 1e-9)), 1)

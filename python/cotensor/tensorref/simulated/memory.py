@@ -1,0 +1,97 @@
+"""The memory of the simulated accelerator."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Optional
+
+import torch
+
+
+class Buffer:
+    """One allocation: the storage of host memory that stands for it. Its last tensor frees it."""
+
+    __slots__ = ("__weakref__", "memory", "size_bytes", "storage")
+
+    def __init__(self, memory: "SimulatedMemory", storage: torch.UntypedStorage) -> None:
+        self.memory = memory
+        self.storage = storage
+        self.size_bytes = 0
+        memory.take(storage.nbytes())
+        self.size_bytes = storage.nbytes()
+
+    def __del__(self) -> None:
+        self.memory.give_back(self.size_bytes)
+
+
+class SimulatedMemory:
+    """A limit on the bytes of all tensors of the device, and counters of its copies."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._buffers: "weakref.WeakValueDictionary[int, Buffer]" = weakref.WeakValueDictionary()
+        #: Bytes that tensors may use; None: no limit.
+        self.limit_bytes: Optional[int] = None
+        #: Bytes of all tensors.
+        self.allocated_bytes = 0
+        #: The most bytes since the last :meth:`reset`.
+        self.peak_bytes = 0
+        #: Copies from the host, and their bytes.
+        self.copies_in = self.copied_in_bytes = 0
+        #: Copies to the host, and their bytes.
+        self.copies_out = self.copied_out_bytes = 0
+        self._failing = 0
+
+    def reset(self) -> None:
+        """Sets all counters to zero and the peak to the bytes in use."""
+        with self._lock:
+            self.peak_bytes = self.allocated_bytes
+            self.copies_in = self.copied_in_bytes = self.copies_out = self.copied_out_bytes = 0
+
+    def fail(self, allocations: int = 1) -> None:
+        """The next ``allocations`` find no memory."""
+        self._failing = allocations
+
+    def buffer_of(self, tensor: torch.Tensor) -> Buffer:
+        """The allocation of a host tensor that stands for one of the device."""
+        storage = tensor.untyped_storage()
+        with self._lock:
+            found = self._buffers.get(storage._cdata)
+            if found is None:
+                found = Buffer(self, storage)
+                # The buffer keeps the storage, so that no other one gets this number.
+                self._buffers[storage._cdata] = found
+            return found
+
+    def take(self, size_bytes: int) -> None:
+        """Takes memory. Raises ``torch.OutOfMemoryError`` beyond the limit."""
+        with self._lock:
+            failing = self._failing > 0 and size_bytes > 0
+            self._failing -= failing
+            beyond = self.limit_bytes is not None and self.allocated_bytes + size_bytes > self.limit_bytes
+            if failing or (beyond and size_bytes > 0):
+                raise torch.OutOfMemoryError(
+                    f"simulated out of memory. Tried to allocate {size_bytes} bytes. "
+                    f"{self.allocated_bytes} of {self.limit_bytes} bytes are in use."
+                )
+            self.allocated_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def give_back(self, size_bytes: int) -> None:
+        """Frees memory."""
+        with self._lock:
+            self.allocated_bytes -= size_bytes
+
+    def copied(self, size_bytes: int, to_device: bool) -> None:
+        """Counts a copy between host and device."""
+        with self._lock:
+            if to_device:
+                self.copies_in += 1
+                self.copied_in_bytes += size_bytes
+            else:
+                self.copies_out += 1
+                self.copied_out_bytes += size_bytes
+
+
+MEMORY = SimulatedMemory()

@@ -1,0 +1,180 @@
+"""The parameters and buffers of a model: their memory on the host, and copies of it on the device."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import torch
+
+from .simulated.tensor import raw_storage
+
+
+class Weight:
+    """A range of host memory that tensors of a model share, and its copy on the device."""
+
+    __slots__ = (
+        "copy", "dtype", "edits", "end", "exposed", "key", "linked", "name", "number", "owners", "seen", "source",
+        "start", "views",
+    )
+
+    def __init__(self, number: int, name: str, tensor: torch.Tensor, start: int, end: int) -> None:
+        self.number = number
+        self.name = name
+        self.dtype = tensor.dtype
+        #: Elements of the storage.
+        self.start, self.end = start, end
+        self.source = tensor.detach().as_strided((end - start,), (1,), start)
+        #: The tensors of the model in this range.
+        self.owners: List[torch.Tensor] = [tensor]
+        #: Writes that no version shows.
+        self.edits = 0
+        #: The state of the host's memory that ``copy`` has.
+        self.seen = -1
+        #: Whether a program may write the memory unseen; then each use copies.
+        self.exposed = False
+        self.copy: Optional[torch.Tensor] = None
+        #: The memory of ``copy``.
+        self.key = 0
+        #: By the id of an owner: the same view of ``copy``; with a gradient to the owner.
+        self.views: Dict[int, torch.Tensor] = {}
+        self.linked: Dict[int, torch.Tensor] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a copy."""
+        return (self.end - self.start) * self.source.element_size()
+
+    def state(self) -> int:
+        """A number that changes when the host's memory does."""
+        if len(self.owners) == 1:
+            return self.edits + self.owners[0]._version
+        return self.edits + sum(owner._version for owner in self.owners)
+
+    def fetch(self, device: torch.device) -> None:
+        """Copies to the device."""
+        with torch.inference_mode(False), torch.no_grad():
+            self.views.clear()
+            self.linked.clear()
+            self.seen = self.state()
+            self.copy = torch.empty(self.end - self.start, dtype=self.dtype, device=device)
+            self.copy.copy_(self.source, non_blocking=True)
+
+    def drop(self) -> None:
+        """Frees the copy, as soon as no operation uses it."""
+        self.copy = None
+        self.views.clear()
+        self.linked.clear()
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of the copy for ``tensor``, without a gradient."""
+        found = self.views.get(id(tensor))
+        if found is None:
+            found = self.strided(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+            if any(tensor is owner for owner in self.owners):
+                self.views[id(tensor)] = found
+        return found
+
+    def strided(self, size: Any, stride: Any, offset: int) -> torch.Tensor:
+        """A part of the copy; ``offset`` counts elements of the host's storage."""
+        assert self.copy is not None
+        with torch.inference_mode(False), torch.no_grad():
+            return self.copy.as_strided(size, stride, offset - self.start)
+
+    def write_back(self, tensor: torch.Tensor) -> None:
+        """Copies the part for ``tensor`` to the host; the copy stays valid."""
+        with torch.no_grad():
+            tensor.detach().copy_(self.view(tensor))
+        self.seen = self.state()
+
+
+class Weights:
+    """Finds the weight of a tensor, by its identity or its memory."""
+
+    def __init__(self) -> None:
+        self.all: List[Weight] = []
+        self.by_id: Dict[int, Weight] = {}
+        #: By storage; most storages are one weight.
+        self._by_storage: Dict[int, List[Weight]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> Optional[Weight]:
+        """Manages a tensor on the host. Returns its weight if it is a new one."""
+        if id(tensor) in self.by_id or not manageable(tensor):
+            return None
+        start, end = extent(tensor)
+        ranges = self._by_storage.setdefault(raw_storage(tensor), [])
+        for weight in ranges:
+            if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
+                weight.owners.append(tensor)
+                self.by_id[id(tensor)] = weight
+                return None
+        if any(weight.start < end and start < weight.end for weight in ranges):
+            # Overlaps in part: it is copied for each use.
+            return None
+        weight = Weight(len(self.all), name, tensor, start, end)
+        ranges.append(weight)
+        self.all.append(weight)
+        self.by_id[id(tensor)] = weight
+        return weight
+
+    def keeps(self, weight: Weight, tensor: torch.Tensor) -> bool:
+        """Whether an owner's memory is still that of its weight."""
+        ranges = self._by_storage.get(tensor.untyped_storage()._cdata, ()) if manageable(tensor) else ()
+        if weight not in ranges or weight.dtype != tensor.dtype:
+            return False
+        start, end = extent(tensor)
+        return weight.start <= start and end <= weight.end
+
+    def remove(self, weight: Weight, tensor: torch.Tensor) -> None:
+        """``tensor`` no longer owns ``weight``; a weight without owners frees its memory."""
+        weight.owners = [owner for owner in weight.owners if owner is not tensor]
+        weight.views.pop(id(tensor), None)
+        weight.linked.pop(id(tensor), None)
+        del self.by_id[id(tensor)]
+        if not weight.owners:
+            self._by_storage[raw_storage(weight.source)].remove(weight)
+            weight.source = torch.empty(0, dtype=weight.dtype)
+
+    def find(self, tensor: torch.Tensor) -> Optional[Weight]:
+        """The weight whose memory a host tensor shows a part of."""
+        found = self.by_id.get(id(tensor))
+        if found is not None:
+            return found
+        if tensor.layout != torch.strided:
+            return None
+        ranges = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if ranges is None or tensor.numel() == 0:
+            return None
+        start, end = extent(tensor)
+        for weight in ranges:
+            if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
+                return weight
+        return None
+
+    def sharing(self, tensor: torch.Tensor) -> Iterable[Weight]:
+        """The weights in the same storage as a tensor."""
+        if tensor.layout != torch.strided or not tensor.is_cpu:
+            return ()
+        return self._by_storage.get(tensor.untyped_storage()._cdata, ())
+
+
+def manageable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a plain one on the host, of at least one element."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and (
+        tensor.is_cpu
+        and tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_inference()
+        and tensor.numel() > 0
+    )
+
+
+def extent(tensor: torch.Tensor) -> Tuple[int, int]:
+    """The first element of the storage that a tensor of at least one element shows, and the one after its last."""
+    start = int(tensor.storage_offset())
+    return start, start + 1 + sum([(size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride())])
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a module with their names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)

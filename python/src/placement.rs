@@ -1,0 +1,170 @@
+//! Decides which tensors sit on a device, for `cotensor.tensorref`.
+
+use crate::errors::{OrRaise, raise};
+use cotensor::{Error, ErrorKind};
+use cotensor_placement::{Device, Driver, Flow, Genoa, Lru, Move, Operation, Place, Strategy};
+use pyo3::prelude::*;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Different operations that are remembered at most.
+const OPERATIONS_MAX: usize = 1 << 20;
+
+/// Moves in their order: a tensor, and whether it is copied to the device.
+type Moves = Vec<(usize, bool)>;
+/// An expected operation: name, tensors, whether it runs on the device, copied and evicted tensors.
+type Expected = (String, Vec<usize>, bool, Vec<usize>, Vec<usize>);
+
+struct State {
+    driver: Driver,
+    operations: Vec<Operation>,
+}
+
+/// Decides which tensors of one program sit on one device.
+///
+/// The strategies are ``flow`` (plans), ``genoa`` (copies before each operation and frees after it) and ``lru`` (frees what was
+/// not used for the longest time). Moves are pairs (tensor, whether it is copied to the device), or None; make them in their order.
+#[pyclass(frozen, module = "cotensor")]
+pub(crate) struct Placement {
+    state: Mutex<State>,
+}
+
+fn pairs(moves: Vec<Move>) -> Option<Moves> {
+    let pair = |moved| match moved {
+        Move::Fetch(tensor) => (tensor, true),
+        Move::Evict(tensor) => (tensor, false),
+    };
+    (!moves.is_empty()).then(|| moves.into_iter().map(pair).collect())
+}
+
+impl Placement {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn moves(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&mut Driver, &mut Vec<Move>) -> Result<(), Error>,
+    ) -> PyResult<Option<Moves>> {
+        let mut moves = Vec::new();
+        make(&mut self.lock().driver, &mut moves).or_raise(py)?;
+        Ok(pairs(moves))
+    }
+}
+
+#[pymethods]
+impl Placement {
+    /// A strategy by its name, for ``budget`` bytes on the device and a link of ``bandwidth`` bytes per second.
+    #[new]
+    #[pyo3(signature = (strategy, budget, bandwidth, latency_ns = 0))]
+    fn new(py: Python<'_>, strategy: &str, budget: u64, bandwidth: u64, latency_ns: u64) -> PyResult<Self> {
+        let device = Device::new(budget, bandwidth, latency_ns).or_raise(py)?;
+        let chosen: Box<dyn Strategy + Send> = match strategy {
+            "flow" => Box::new(Flow::new(device)),
+            "genoa" => Box::new(Genoa::default()),
+            "lru" => Box::new(Lru::default()),
+            other => {
+                let text = format!("{other:?} is none of \"flow\", \"genoa\", \"lru\"");
+                return Err(raise(py, &Error::invalid(text).in_field("strategy")));
+            }
+        };
+        Ok(Self { state: Mutex::new(State { driver: Driver::new(chosen, budget), operations: Vec::new() }) })
+    }
+
+    /// Adds a tensor of ``size`` bytes, which is on the host, and returns its number.
+    fn add_tensor(&self, py: Python<'_>, size: u64) -> PyResult<usize> {
+        self.lock().driver.add_tensor(size).or_raise(py)
+    }
+
+    /// Adds an operation that uses these tensors, and returns its number.
+    fn add_operation(&self, py: Python<'_>, name: String, uses: Vec<usize>) -> PyResult<usize> {
+        let mut state = self.lock();
+        if state.operations.len() >= OPERATIONS_MAX {
+            return Err(raise(py, &Error::invalid(format!("{OPERATIONS_MAX} operations are the most"))));
+        }
+        let operation = Operation { name, uses, writes: Vec::new(), compute_ns: 0, cpu_ns: None, workspace_bytes: 0 };
+        state.operations.push(operation);
+        Ok(state.operations.len() - 1)
+    }
+
+    /// Announces the operations of one period, before the first operation: pairs (operation, nanoseconds).
+    fn announce(&self, py: Python<'_>, operations: Vec<(usize, u64)>) -> PyResult<()> {
+        let mut state = self.lock();
+        let known = |(index, compute_ns): (usize, u64)| {
+            state.operations.get(index).map(|operation| Operation { compute_ns, ..operation.clone() })
+        };
+        let Some(operations) = operations.into_iter().map(known).collect::<Option<Vec<_>>>() else {
+            return Err(raise(py, &Error::invalid("an operation does not exist").in_field("operations")));
+        };
+        state.driver.strategy().announce(operations);
+        Ok(())
+    }
+
+    /// The program reaches an operation. Returns whether it runs on the device, and the moves before it.
+    fn begin(&self, py: Python<'_>, operation: usize) -> PyResult<(bool, Option<Moves>)> {
+        let mut state = self.lock();
+        let Some(operation) = state.operations.get(operation).cloned() else {
+            return Err(raise(py, &Error::new(ErrorKind::Invalid, "no such operation").in_field("operation")));
+        };
+        let mut moves = Vec::new();
+        let place = state.driver.begin(operation, &mut moves).or_raise(py)?;
+        Ok((place == Place::Device, pairs(moves)))
+    }
+
+    /// The operation runs. Returns moves for later operations.
+    fn running(&self, py: Python<'_>) -> PyResult<Option<Moves>> {
+        self.moves(py, |driver, moves| driver.running(moves))
+    }
+
+    /// The operation ran for ``elapsed_ns`` nanoseconds. Returns moves after it.
+    fn end(&self, py: Python<'_>, elapsed_ns: u64) -> PyResult<Option<Moves>> {
+        self.moves(py, |driver, moves| driver.end(elapsed_ns, moves))
+    }
+
+    /// The operation failed, or ran elsewhere: the strategy does not learn from it.
+    fn cancel(&self) {
+        self.lock().driver.cancel();
+    }
+
+    /// Changes the budget. Returns the evictions that a smaller one needs.
+    fn set_budget(&self, py: Python<'_>, size: u64) -> PyResult<Option<Moves>> {
+        self.moves(py, |driver, moves| driver.set_budget(size, moves))
+    }
+
+    /// The device had no memory. Returns the evictions of all that the operation does not need.
+    fn out_of_memory(&self, py: Python<'_>) -> PyResult<Option<Moves>> {
+        self.moves(py, Driver::out_of_memory)
+    }
+
+    /// The copy on the device is no longer valid, or was not made.
+    fn discard(&self, py: Python<'_>, tensor: usize) -> PyResult<()> {
+        self.lock().driver.discard(tensor).or_raise(py)
+    }
+
+    /// Takes an eviction back. Returns whether there was memory for it.
+    fn keep(&self, tensor: usize) -> bool {
+        self.lock().driver.keep(tensor).is_ok()
+    }
+
+    /// Bytes of the tensors on the device.
+    #[getter]
+    fn used(&self) -> u64 {
+        self.lock().driver.used_bytes()
+    }
+
+    /// Bytes that tensors may use on the device.
+    #[getter]
+    fn budget(&self) -> u64 {
+        self.lock().driver.budget_bytes()
+    }
+
+    /// The next ``count`` operations: name, tensors, whether it runs on the device, copied and evicted tensors. Empty while
+    /// nothing is planned.
+    fn forecast(&self, count: usize) -> Vec<Expected> {
+        let expected = self.lock().driver.strategy().forecast(count);
+        let tuple = |next: cotensor_placement::Expected| {
+            (next.name, next.uses, next.place == Place::Device, next.copied, next.evicted)
+        };
+        expected.into_iter().map(tuple).collect()
+    }
+}

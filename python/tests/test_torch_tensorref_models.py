@@ -1,0 +1,180 @@
+"""Unmodified models of transformers on a device that is too small for them: outputs, generated tokens and training steps."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from cotensor.tensorref import offload, simulated_device  # noqa: E402
+
+TEXT = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+IDS = torch.tensor([[5, 6, 7, 8, 9, 3], [11, 4, 2, 9, 10, 12]])
+
+
+def llama():
+    config = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, max_position_embeddings=64)
+    return transformers.LlamaForCausalLM(config), {"input_ids": IDS}
+
+
+def gpt2():
+    config = transformers.GPT2Config(vocab_size=96, n_positions=64, n_embd=32, n_layer=3, n_head=4, eos_token_id=1)
+    return transformers.GPT2LMHeadModel(config), {"input_ids": IDS}
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0, tie_word_embeddings=True
+    )
+    return transformers.T5ForConditionalGeneration(config), {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]}
+
+
+def bert():
+    return transformers.BertModel(transformers.BertConfig(**TEXT, max_position_embeddings=64)), {"input_ids": IDS}
+
+
+def vit():
+    config = transformers.ViTConfig(**{**TEXT, "image_size": 16, "patch_size": 4})
+    return transformers.ViTForImageClassification(config), {"pixel_values": torch.rand(2, 3, 16, 16)}
+
+
+def whisper():
+    config = transformers.WhisperConfig(
+        vocab_size=96, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=16, max_target_positions=32,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, begin_suppress_tokens=None,
+        suppress_tokens=None,
+    )
+    return transformers.WhisperForConditionalGeneration(config), {
+        "input_features": torch.rand(2, 8, 32),
+        "decoder_input_ids": IDS[:, :4],
+    }
+
+
+def mixtral():
+    config = transformers.MixtralConfig(**TEXT, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    return transformers.MixtralForCausalLM(config), {"input_ids": IDS}
+
+
+def unet():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.UNet2DConditionModel(
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, cross_attention_dim=16, norm_num_groups=8,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        attention_head_dim=4,
+    )
+    inputs = {"sample": torch.rand(1, 4, 8, 8), "timestep": 3, "encoder_hidden_states": torch.rand(1, 5, 16)}
+    return model, inputs
+
+
+MODELS = [llama, gpt2, t5, bert, vit, whisper, mixtral, unet]
+GENERATING = [llama, gpt2, t5, whisper, mixtral]
+
+
+@pytest.fixture
+def memory():
+    # Tensors of earlier tests would count.
+    gc.collect()
+    memory = simulated_device().memory
+    yield memory
+    memory.limit_bytes = None
+
+
+@pytest.fixture(autouse=True)
+def same_attention():
+    # The CPU has a fused attention that rounds differently.
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def made(make):
+    torch.manual_seed(0)
+    model, inputs = make()
+    return model.eval(), inputs
+
+
+def size_of(model):
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}.values())
+
+
+def first(output):
+    return next(output[name] for name in ("logits", "last_hidden_state", "sample") if name in output)
+
+
+@pytest.mark.parametrize("strategy", ["genoa", "flow", "lru"])
+@pytest.mark.parametrize("make", MODELS)
+def test_outputs_are_equal(make, strategy, memory):
+    model, inputs = made(make)
+    identities = [id(parameter) for parameter in model.parameters()]
+    with torch.no_grad():
+        expected = first(model(**inputs))
+        limit = memory.allocated_bytes + size_of(model) * 2 // 3
+        memory.limit_bytes = limit
+        with offload(model, "simulated", strategy=strategy, memory=limit) as session:
+            outputs = [first(model(**inputs)).cpu() for _ in range(4)]
+            session_stats = session.stats()
+    for output in outputs:
+        if strategy == "genoa":
+            assert torch.equal(output, expected)
+        torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+    assert session_stats["copies"] > 0 and memory.peak_bytes <= limit
+    assert identities == [id(parameter) for parameter in model.parameters()]
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("strategy", ["genoa", "flow"])
+@pytest.mark.parametrize("make", GENERATING)
+def test_generated_tokens_are_equal(make, strategy, memory):
+    model, inputs = made(make)
+    inputs.pop("decoder_input_ids", None)
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    expected = model.generate(**inputs, **options)
+    limit = memory.allocated_bytes + size_of(model) * 2 // 3
+    memory.limit_bytes = limit
+    with offload(model, "simulated", strategy=strategy, memory=limit):
+        assert model.device.type == "simulated"
+        on_device = {name: value.to(model.device) for name, value in inputs.items()}
+        for given in (inputs, on_device):
+            assert torch.equal(model.generate(**given, **options).cpu(), expected)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("strategy", ["genoa", "flow"])
+@pytest.mark.parametrize("make", [llama, gpt2, t5, bert, vit, mixtral, unet])
+def test_training_is_equal(make, strategy, optimizer, memory):
+    plain, inputs = made(make)
+    model = copy.deepcopy(plain)
+    target = None
+
+    def step(trained, steps):
+        # AdamW makes full steps of gradients that are rounding errors, unless eps is larger.
+        options = {"lr": 1e-3, "eps": 1e-5} if optimizer is torch.optim.AdamW else {"lr": 0.05}
+        optimizing = optimizer(trained.parameters(), weight_decay=0.01, **options)
+        losses = []
+        for _ in range(steps):
+            optimizing.zero_grad()
+            loss = first(trained(**inputs)).square().mean()
+            loss.backward()
+            optimizing.step()
+            losses.append(loss.item())
+        return losses
+
+    expected = step(plain, 4)
+    limit = memory.allocated_bytes + size_of(model) * 2
+    memory.limit_bytes = limit
+    with offload(model, "simulated", strategy=strategy, memory=limit) as session:
+        if strategy == "flow":
+            session.mover.make(session.mover.placement.set_budget(size_of(model) // 2))
+        losses = step(model, 4)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    for one, other in zip(model.parameters(), plain.parameters()):
+        assert one.device.type == "cpu" and (one.grad is None) == (other.grad is None)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        target = one if one.grad is not None else target
+    assert target is not None and target.grad.device.type == "cpu"

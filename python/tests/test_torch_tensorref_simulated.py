@@ -1,0 +1,154 @@
+"""The simulated accelerator: devices do not mix, memory has a limit, copies are counted."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+from cotensor.errors import InvalidError  # noqa: E402
+from cotensor.tensorref.simulated import simulated_device  # noqa: E402
+
+
+@pytest.fixture
+def memory():
+    """The memory of the device, without a limit and with new counters."""
+    # Tensors of earlier tests would count.
+    gc.collect()
+    memory = simulated_device().memory
+    yield memory
+    memory.limit_bytes = None
+    memory.fail(0)
+
+
+def equal(a, b):
+    assert a.device.type == "simulated" and b.device.type == "cpu"
+    assert torch.equal(a.cpu(), b)
+
+
+def test_operations_of_two_devices_fail(memory):
+    host = torch.randn(3, 4)
+    device = host.to("simulated")
+    assert device.device == torch.device("simulated", 0)
+    for operation in (torch.add, F.linear, lambda a, b: torch.cat([a, b])):
+        with pytest.raises(RuntimeError, match="same device"):
+            operation(device, host)
+        with pytest.raises(RuntimeError, match="same device"):
+            operation(host, device)
+    with pytest.raises(RuntimeError, match="same device"):
+        host.add_(device)
+    equal(device + torch.tensor(2.0), host + 2)
+    with pytest.raises(TypeError, match="Tensor.cpu"):
+        device.numpy()
+    with pytest.raises(TypeError, match="Tensor.cpu"):
+        import numpy
+
+        numpy.asarray(device)
+
+
+def test_values_views_and_operations_in_place(memory):
+    host = torch.arange(12.0).reshape(3, 4)
+    device = torch.arange(12.0, device="simulated").reshape(3, 4)
+    equal(device, host)
+    view = device.t()[1:]
+    view.mul_(2)
+    host.t()[1:].mul_(2)
+    equal(device, host)
+    assert device.tolist() == host.tolist() and device.sum().item() == host.sum().item()
+    assert str(device).replace(", device='simulated:0'", "") == str(host)
+    for change in (lambda t: t.unsqueeze_(0), lambda t: t.t_(), lambda t: t.resize_(2, 2)):
+        one, other = device.clone(), host.clone()
+        change(one), change(other)
+        assert one.shape == other.shape
+        equal(one, other)
+    one = torch.empty(0, device="simulated")
+    torch.add(device, 1, out=one)
+    equal(one, host + 1)
+    device[device > 5] = 0
+    host[host > 5] = 0
+    equal(device, host)
+    equal(device[torch.tensor([2, 0])], host[[2, 0]])
+
+
+def test_modules_train_as_on_the_cpu(memory):
+    torch.manual_seed(0)
+    host = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    device = copy.deepcopy(host).to("simulated")
+    x = torch.randn(5, 4)
+    optimizers = [torch.optim.AdamW(module.parameters(), lr=0.1) for module in (host, device)]
+    for _ in range(3):
+        for module, optimizer, at in zip((host, device), optimizers, ("cpu", "simulated")):
+            optimizer.zero_grad()
+            module(x.to(at)).square().mean().backward()
+            optimizer.step()
+    for one, other in zip(device.parameters(), host.parameters()):
+        assert isinstance(one, torch.nn.Parameter)
+        equal(one.detach(), other.detach())
+    again = copy.deepcopy(device)
+    equal(again[0].weight.detach(), host[0].weight.detach())
+    again.load_state_dict(host.state_dict())
+    assert next(again.cpu().parameters()).device.type == "cpu"
+
+
+def test_memory_has_a_limit_and_returns(memory):
+    memory.limit_bytes = memory.allocated_bytes + 4096
+    before = memory.allocated_bytes
+    first = torch.zeros(512, device="simulated")
+    assert memory.allocated_bytes == before + 2048
+    view = first[:10]
+    del first
+    assert memory.allocated_bytes == before + 2048
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(1024, device="simulated")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(1024).to("simulated")
+    del view
+    assert memory.allocated_bytes == before
+    kept = torch.zeros(1024, device="simulated")
+    assert memory.peak_bytes == before + 4096
+    del kept
+
+
+def test_an_allocation_can_fail_on_purpose(memory):
+    memory.fail(1)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(4, device="simulated")
+    assert torch.zeros(4, device="simulated").sum().item() == 0
+
+
+def test_copies_are_counted(memory):
+    memory.reset()
+    device = torch.zeros(10).to("simulated")
+    device.copy_(torch.ones(10))
+    host = device.cpu()
+    host.copy_(device)
+    (device * 2).sum()
+    assert (memory.copies_in, memory.copied_in_bytes) == (2, 80)
+    assert (memory.copies_out, memory.copied_out_bytes) == (2, 80)
+
+
+def test_a_limit_needs_a_size():
+    with pytest.raises(InvalidError, match="memory"):
+        simulated_device(memory="much")
+    assert simulated_device(memory="1.5KiB").memory.limit_bytes == 1536
+    simulated_device()
+
+
+def test_a_device_after_a_backward_pass_is_an_error():
+    program = """
+import torch, cotensor.tensorref
+torch.ones(1, requires_grad=True).sum().backward()
+cotensor.tensorref.simulated_device()
+model = torch.nn.Linear(2, 2)
+with cotensor.tensorref.offload(model, "simulated"):
+    model(torch.ones(1, 2)).sum().backward()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 1 and "ConflictError: a backward pass ran before" in ran.stderr, ran.stderr
