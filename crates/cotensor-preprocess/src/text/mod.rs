@@ -3,6 +3,7 @@
 
 mod chat;
 mod ctc;
+mod growth;
 mod pooling;
 mod score;
 mod sentence;

@@ -1,3 +1,4 @@
+use super::growth::check_growth;
 use super::stream::TextStream;
 use crate::array::Array;
 use crate::files::{ModelFiles, find_json};
@@ -52,6 +53,7 @@ impl TextProcessor {
         let read = || Tokenizer::from_bytes(&bytes).map_err(|error| Error::corrupt(error.to_string()));
         let mut tokenizer =
             guarded(read, || Error::corrupt("the tokenizer is damaged")).map_err(|error| error.in_file(&path))?;
+        check_growth(&tokenizer).map_err(|error| error.in_file(&path))?;
         let config_path = files.path(CONFIG_FILE);
         let config = find_json(files, CONFIG_FILE)?.unwrap_or_default();
         let refused = |error: Error, field: &str| error.in_file(&config_path).in_field(field);

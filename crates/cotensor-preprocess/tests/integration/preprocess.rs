@@ -364,3 +364,33 @@ fn damaged_tokenizers_are_errors_and_no_panics() {
         assert!(error.to_string().contains("tokenizer"), "{error}");
     }
 }
+
+#[test]
+fn tokenizers_that_lengthen_texts_are_refused() {
+    let tokenizer = |part: String| {
+        let text = r#"{"model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}, "added_tokens": []"#;
+        HashMap::from([("tokenizer.json".to_owned(), format!("{text}, {part}}}").into())])
+    };
+    let replace = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}"#;
+    let replaced = |count: usize| {
+        let list = vec![replace; count].join(",");
+        tokenizer(format!(r#""normalizer": {{"type": "Sequence", "normalizers": [{list}]}}"#))
+    };
+    let opened = TextProcessor::open(&replaced(2)).unwrap();
+    assert_eq!(opened.encode(&["a"]).unwrap().ids.shape(), [1, 1]);
+    let long = "a".repeat(1 << 20);
+    let ids = vec!["0"; 1000].join(",");
+    let template = format!(
+        r#""post_processor": {{"type": "TemplateProcessing", "single": [{{"SpecialToken": {{"id": "Y", "type_id": 0}}}}], "pair": [],
+        "special_tokens": {{"Y": {{"id": "Y", "ids": [{ids}], "tokens": [{}]}}}}}}"#,
+        vec![r#""a""#; 1000].join(",")
+    );
+    for (files, field) in [
+        (replaced(9), "normalizer"),
+        (tokenizer(format!(r#""normalizer": {{"type": "Prepend", "prepend": "{long}"}}"#)), "normalizer"),
+        (tokenizer(template), "post_processor"),
+    ] {
+        let error = TextProcessor::open(&files).err().unwrap();
+        assert_eq!((error.field(), error.to_string().contains("tokenizer.json")), (Some(field), true), "{error}");
+    }
+}
