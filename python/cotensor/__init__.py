@@ -39,15 +39,21 @@ from .errors import (
 from .streaming import StreamingProcessor
 
 
-def connect(socket: Optional[Union[str, "os.PathLike[str]"]] = None, *, client: Optional[str] = None) -> Store:
+def connect(
+    socket: Optional[Union[str, "os.PathLike[str]"]] = None,
+    *,
+    client: Optional[str] = None,
+    timeout: Optional[float] = None,
+) -> Store:
     """Connects to the daemon's store, which every process of this user shares.
 
     ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path. ``client`` names this process in
-    reports (``cotensor who``, ``cotensor top``): by default the program's name.
+    reports (``cotensor who``, ``cotensor top``): by default the program's name. The daemon has to answer within ``timeout``
+    seconds.
 
     Raises :class:`NoDaemonError`, a :class:`ConnectionError`, if no daemon answers there. ``cotensor serve`` starts one.
     """
-    return Store.connect(socket, client=client)
+    return Store.connect(socket, client=client, timeout=timeout)
 
 
 __all__ = [

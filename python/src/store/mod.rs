@@ -7,6 +7,7 @@ pub(crate) mod embedded;
 mod group;
 pub(crate) mod holder;
 mod index;
+mod item;
 pub(crate) mod key;
 pub(crate) mod lease;
 pub(crate) mod lookup;
@@ -17,4 +18,6 @@ pub(crate) mod report;
 #[allow(clippy::module_inception, reason = "one file for each class")]
 pub(crate) mod store;
 pub(crate) mod tensor;
+mod tensor_buffer;
+mod tensor_values;
 pub(crate) mod ticket;

@@ -331,10 +331,20 @@ impl Store {
         claim(py, store, &key, holder, timeout)
     }
 
-    /// Removes ``name`` from the store. Existing leases stay valid; the memory is freed with the last one.
-    fn remove(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<()> {
+    /// Removes ``name`` from the store. Existing leases stay valid; the memory is freed with the last one. A name that does
+    /// not exist raises :class:`NotFoundError` unless ``missing_ok``.
+    #[pyo3(signature = (name, *, missing_ok=false))]
+    fn remove(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        #[pyo3(from_py_with = args::missing_ok)] missing_ok: bool,
+    ) -> PyResult<()> {
         let store = self.store(py)?;
-        py.detach(|| store.remove(&name)).or_raise(py)
+        match py.detach(|| store.remove(&name)) {
+            Err(error) if missing_ok && error.kind() == ErrorKind::NotFound => Ok(()),
+            outcome => outcome.or_raise(py),
+        }
     }
 
     fn __contains__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<bool> {

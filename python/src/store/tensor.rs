@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// too.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Tensor {
-    layout: Layout,
+    pub(super) layout: Layout,
     /// `None` after `release()`. A view shares the pages of its tensor: each shows the writes of the other.
     pages: Mutex<Option<Arc<PrivatePages>>>,
 }
@@ -88,7 +88,7 @@ impl Tensor {
         Buffer::read_only(address, self.layout.clone(), Arc::clone(mapping) as KeepAlive)
     }
 
-    fn numpy_buffer(&self, py: Python<'_>) -> PyResult<Buffer> {
+    pub(super) fn numpy_buffer(&self, py: Python<'_>) -> PyResult<Buffer> {
         let pages = self.pages(py)?;
         Ok(self.in_mapping(&pages, pages.numpy().or_raise(py)?))
     }
@@ -105,7 +105,7 @@ impl Tensor {
     }
 
     /// A copy of the published elements in row-major order. The copy is counted.
-    fn copied(&self, py: Python<'_>) -> PyResult<Buffer> {
+    pub(super) fn copied(&self, py: Python<'_>) -> PyResult<Buffer> {
         let held = self.held(py)?;
         let len = self.layout.size_bytes();
         // Words of eight bytes align every element type.

@@ -1,0 +1,66 @@
+//! The values of a tensor: as a number, as a tensor of another device or dtype, as an own copy.
+
+use super::item::item;
+use super::lease::HeldLease;
+use super::tensor::Tensor;
+use crate::errors::{OrRaise, raise};
+use crate::export::private_pages::PrivatePages;
+use cotensor::{EmbeddedStore, Error, Store};
+use cotensor_memory::EmbeddedMemory;
+use cotensor_store::{CopyReason, TensorSpec, TensorStore};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::sync::Arc;
+
+#[pymethods]
+impl Tensor {
+    /// The value of a tensor of one element, as a Python number.
+    fn item(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        if self.layout.len() != 1 {
+            let message =
+                format!("a tensor of {} elements is not one number: take one with an index", self.layout.len());
+            return Err(raise(py, &Error::invalid(message)));
+        }
+        let held = self.held(py)?;
+        let bytes = held.lease().segment().bytes().unwrap_or_default();
+        let start = self.layout.offset_bytes();
+        let dtype = self.layout.dtype();
+        let element = bytes.get(start..start + dtype.size_bytes());
+        item(py, dtype, element.ok_or_else(|| raise(py, &Error::unsupported("this memory is not host memory")))?)
+    }
+
+    /// ``tensor.torch().to(…)``: a torch tensor of another device or dtype. torch copies only if it needs to.
+    #[pyo3(signature = (*args, **kwargs))]
+    fn to<'py>(
+        &self,
+        py: Python<'py>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.torch(py)?.call_method("to", args, kwargs)
+    }
+
+    /// An own copy in this process, without a lease: it stays when the store is closed, the tensor removed or the daemon
+    /// stopped. The copy is counted. The budget of the store does not count its memory.
+    fn detach(&self, py: Python<'_>) -> PyResult<Self> {
+        let held = self.held(py)?;
+        let lease = held.lease();
+        let spec = lease.spec();
+        let members = spec.members.clone().filter(|_| self.is_whole(&held));
+        let plain = TensorSpec::new(spec.name, self.layout.dtype(), self.layout.shape());
+        let spec = TensorSpec { members, kind: spec.kind, producer: spec.producer, ..plain };
+        let copy = self.copied(py)?;
+        let store = EmbeddedStore::builder().small().memory(Arc::new(EmbeddedMemory::default())).build();
+        let lease = py.detach(|| {
+            let mut reservation = store.reserve_private(spec, &store.holder(&lease.holder()))?;
+            let len = self.layout.size_bytes();
+            // SAFETY: `copied` allocates `len` bytes, and `copy` owns them.
+            let bytes = unsafe { std::slice::from_raw_parts(copy.address().as_ptr(), len) };
+            reservation.write(bytes, CopyReason::PrivateCopy)?;
+            reservation.publish()
+        });
+        let lease = lease.or_raise(py)?;
+        let layout = lease.layout().clone();
+        Ok(Self::part(PrivatePages::new(HeldLease::new(lease, store as Arc<dyn Store>)), layout))
+    }
+}

@@ -1,0 +1,29 @@
+"""Tensors of a store as torch tensors of another dtype or device."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import embedded_store  # noqa: E402
+
+import cotensor  # noqa: E402
+
+store = embedded_store()
+
+
+def test_to_copies_only_where_torch_needs_it(store: cotensor.Store) -> None:
+    tensor = store.put("x", torch.arange(6, dtype=torch.float32).reshape(2, 3))
+    same = tensor.to("cpu")
+    assert same.data_ptr() == tensor.torch().data_ptr()
+    half = tensor.to(torch.float16)
+    assert half.dtype == torch.float16 and torch.equal(half.float(), same)
+    assert tensor.to(device="meta", dtype=torch.float64).is_meta
+
+
+def test_detached_copy_is_writable_by_torch_alone(store: cotensor.Store) -> None:
+    tensor = store.put("x", torch.zeros(4))
+    own = tensor.detach()
+    tensor.torch().fill_(1.0)
+    assert torch.equal(own.torch(), torch.zeros(4))
