@@ -1,6 +1,7 @@
 //! Starts this program again: the daemon's server and the demo's workers are processes of the same program.
 
 use cotensor::core::{Error, Result};
+use cotensor_client::DaemonProgram;
 use cotensor_daemon::supervisor;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -36,6 +37,15 @@ impl Program {
             }
             Launch::Command(program, arguments) => Ok((program.clone(), arguments.clone())),
         }
+    }
+
+    /// This program as daemon: `serve` and its options follow.
+    ///
+    /// # Errors
+    /// As [`Program::command`].
+    pub(crate) fn as_daemon(&self) -> Result<DaemonProgram> {
+        let (program, arguments) = self.command()?;
+        Ok(DaemonProgram::new(program, arguments))
     }
 
     /// The command line of this process, with which the daemon starts its further processes.

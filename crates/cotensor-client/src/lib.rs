@@ -3,12 +3,16 @@
 mod connect;
 pub mod health;
 pub mod hex;
+mod private_folder;
 pub mod protocol;
 mod socket_path;
+mod start;
 mod store;
 pub mod token;
 
 pub use connect::connect;
 pub use cotensor_rpc::{Connection, OnNotification};
-pub use socket_path::{default_socket, fallback_folder};
+pub use private_folder::{Others, private_folder};
+pub use socket_path::{default_socket, fallback_folder, make_socket_folder};
+pub use start::{AUTOSTART, DaemonProgram, autostart_allowed, log_path};
 pub use store::{ClientStore, ClientStoreBuilder};

@@ -39,6 +39,8 @@ pub struct Config {
     pub connections_max: usize,
     /// The longest time that a claim waits for another session's computation.
     pub claim_wait_max: Duration,
+    /// The daemon ends after this time without clients and tensors; it goes on without.
+    pub idle_exit: Option<Duration>,
     /// The time for `session.hello` after a connection, and for a frame after its first byte.
     pub message_timeout: Duration,
 }
@@ -56,6 +58,7 @@ impl Default for Config {
             small_bytes_max: 256 << 10,
             connections_max: 1024,
             claim_wait_max: Duration::from_secs(600),
+            idle_exit: None,
             message_timeout: Duration::from_secs(10),
         }
     }

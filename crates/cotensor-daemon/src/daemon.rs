@@ -14,7 +14,7 @@ use cotensor_core::sync::lock;
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::Outbox;
-use cotensor_store::EmbeddedStore;
+use cotensor_store::{EmbeddedStore, StoreReports};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,6 +71,11 @@ impl Daemon {
     /// Whether a session exists.
     pub(crate) fn has_sessions(&self) -> bool {
         !self.lock().is_empty()
+    }
+
+    /// Whether a session or a tensor exists, or tensors wait for the sessions of a former server.
+    pub(crate) fn is_used(&self) -> bool {
+        self.has_sessions() || self.store.stats().total_tensors > 0 || !self.store.spilled("").is_empty()
     }
 
     /// All sessions, ordered by number.

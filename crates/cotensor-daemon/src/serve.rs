@@ -3,6 +3,7 @@
 use crate::config::SOCKET_CHECK_INTERVAL;
 use crate::connection;
 use crate::daemon::Daemon;
+use crate::idle::IdleTimer;
 use crate::refusals::Refusals;
 use crate::socket::Listening;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -35,6 +36,7 @@ impl Daemon {
         // daemon.
         let (mut misplaced, mut conflicts) = (String::new(), 0);
         let mut outcome = Ok(());
+        let mut idle = IdleTimer::new(self.config.idle_exit);
         // Each connection's thread holds a permit.
         let open = Arc::new(Semaphore::new(self.config.connections_max));
         let (refused, not_accepted) = (Refusals::default(), Refusals::default());
@@ -42,7 +44,10 @@ impl Daemon {
         loop {
             tokio::select! {
                 () = &mut stop => break,
-                _ = check.tick() => match listening.mend() {
+                _ = check.tick() => if idle.is_over(self) {
+                    tracing::info!("ending: no client and no tensor for {} s", idle.limit().as_secs());
+                    break;
+                } else { match listening.mend() {
                     Ok(false) => conflicts = 0,
                     Ok(true) => {
                         conflicts = 0;
@@ -65,7 +70,7 @@ impl Daemon {
                             break;
                         }
                     }
-                },
+                }},
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         if let Err(error) = self.accept(stream, &open)

@@ -10,6 +10,7 @@ use super::pickle::{self, Reduced};
 use super::report::report;
 use super::tensor::Tensor;
 use crate::args;
+use crate::command::daemon;
 use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
 use crate::import::source::SourceArray;
@@ -149,19 +150,28 @@ impl Store {
 
     /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the
     /// default path. ``client`` names this process in reports. The daemon has to answer within ``timeout`` seconds.
+    /// If none answers, starts one in the background, unless ``autostart`` or ``COTENSOR_AUTOSTART`` forbids it.
     #[staticmethod]
-    #[pyo3(signature = (socket=None, *, client=None, timeout=None))]
+    #[pyo3(signature = (socket=None, *, client=None, timeout=None, autostart=true))]
     fn connect(
         py: Python<'_>,
         #[pyo3(from_py_with = args::socket)] socket: Option<PathBuf>,
         #[pyo3(from_py_with = args::client)] client: Option<String>,
         #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
+        autostart: bool,
     ) -> PyResult<Self> {
         let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
         let client = client.unwrap_or_else(|| program(py));
         let socket =
             socket.or_else(|| std::env::var_os("COTENSOR_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from));
-        let store = py.detach(|| ClientStore::connect_within(socket.as_deref(), &client, timeout)).or_raise(py)?;
+        let mut builder = ClientStore::builder(&client).timeout(timeout);
+        if let Some(socket) = socket {
+            builder = builder.socket(socket);
+        }
+        if autostart {
+            builder = builder.start(daemon(py)?);
+        }
+        let store = py.detach(|| builder.connect()).or_raise(py)?;
         Ok(Self::new(Backend::Client(store)))
     }
 

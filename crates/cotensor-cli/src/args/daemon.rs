@@ -2,7 +2,8 @@
 
 use super::SharingArgs;
 use crate::environment;
-use clap::{Args, ValueEnum};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, ValueEnum};
 use cotensor::core::Device;
 use cotensor_formats::Format;
 use std::path::PathBuf;
@@ -15,12 +16,26 @@ pub(crate) struct Client {
     /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
     #[arg(long, env = environment::SOCKET, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
+    /// Whether to start a daemon when none answers.
+    #[arg(
+        long,
+        env = environment::AUTOSTART,
+        value_name = "BOOL",
+        default_value_t = true,
+        value_parser = BoolishValueParser::new(),
+        action = ArgAction::Set,
+        hide_possible_values = true
+    )]
+    pub(crate) autostart: bool,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 /// Run the daemon: one copy of every tensor for all processes of this user, until SIGTERM or Ctrl-C.
+///
+/// Commands and clients start a daemon in the background when none answers, so that this command is needed for its options
+/// only.
 ///
 /// This process supervises a server process. When the server dies, a new one takes over all tensors, leases and names.
 /// A second daemon on the same socket is refused. When this process is killed, the server continues while clients are
@@ -96,6 +111,15 @@ pub(crate) struct ServeArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) sharing: SharingArgs,
+    /// Run in the background, and return when clients can connect. The log is beside the socket (`cotensor logs`).
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+    /// This process was started in the background.
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+    /// End after this many seconds without clients and tensors [default: never; 600 for a daemon that a client started].
+    #[arg(long, env = environment::IDLE_EXIT, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) idle_exit: Option<u64>,
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]
     pub(crate) role: cotensor_daemon::supervisor::Role,
@@ -198,6 +222,47 @@ pub(crate) struct GetArgs {
     /// Write every tensor whose name starts with NAME, named by the rest of its name (.safetensors only).
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+/// Options of the commands for the daemon itself, which start none.
+#[derive(Args)]
+pub(crate) struct DaemonOptions {
+    /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
+    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print one JSON object on standard output and nothing else.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Show whether the daemon runs, its processes, memory and clients. Exit code 1 when no daemon runs.
+#[derive(Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonOptions,
+}
+
+/// End the daemon. Its tensors are freed; clients keep those that they have mapped.
+#[derive(Args)]
+pub(crate) struct StopArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonOptions,
+}
+
+/// Print the log of a daemon that was started in the background.
+///
+/// A daemon in the foreground logs to its standard error, one under systemd to the journal (`journalctl --user -u cotensor`).
+#[derive(Args)]
+pub(crate) struct LogsArgs {
+    /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
+    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print further lines as they are written, until Ctrl-C.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Number of lines from the end of the log.
+    #[arg(short = 'n', long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) lines: u32,
 }
 
 /// List tensors.

@@ -1,17 +1,27 @@
 //! The connection to the daemon.
 
 use crate::args::Client;
+use crate::launch::Program;
 use crate::watchdog::{self, Watchdog};
 use cotensor::core::Result;
 use cotensor_client::ClientStore;
+use std::path::Path;
 use std::sync::Arc;
 
-/// Connects to the daemon as a client called `name`. Reports on standard error when the daemon does not answer.
-pub(super) fn connect(client: &Client, name: &str) -> Result<Arc<ClientStore>> {
+/// Connects to the daemon as a client called `name`; starts this program as daemon when none answers. Reports on standard
+/// error when the daemon does not answer.
+pub(super) fn connect(client: &Client, program: &Program, name: &str) -> Result<Arc<ClientStore>> {
     let watchdog = watch(client);
-    let store = ClientStore::connect(client.socket.as_deref(), name)?;
+    let socket = client.socket.as_deref();
+    let store = if client.autostart { connect_at(socket, program, name)? } else { ClientStore::connect(socket, name)? };
     watchdog.keep();
     Ok(store)
+}
+
+/// As [`connect`], without the reports.
+pub(super) fn connect_at(socket: Option<&Path>, program: &Program, name: &str) -> Result<Arc<ClientStore>> {
+    let builder = ClientStore::builder(name).start(program.as_daemon()?);
+    socket.into_iter().fold(builder, |builder, socket| builder.socket(socket)).connect()
 }
 
 pub(super) fn watch(client: &Client) -> Watchdog {

@@ -1,5 +1,6 @@
 use super::connection::connect;
 use crate::args::{DashboardArgs, TokenArgs};
+use crate::launch::Program;
 use crate::output::{print, print_json};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::protocol::{Empty, HttpAddress, HttpDashboard};
@@ -21,8 +22,8 @@ struct Shown<'a> {
 }
 
 /// Prints the token from the file that the daemon reports.
-pub(crate) fn token(args: &TokenArgs) -> Result<()> {
-    let http = connect(&args.client, "cotensor token")?.request::<HttpAddress>(&Empty {})?;
+pub(crate) fn token(args: &TokenArgs, program: &Program) -> Result<()> {
+    let http = connect(&args.client, program, "cotensor token")?.request::<HttpAddress>(&Empty {})?;
     let token = read_token(&http.token_file)?;
     if args.client.json {
         return print_json(&Shown { token: &token, token_file: &http.token_file, http: http.address });
@@ -40,8 +41,8 @@ struct Opened {
 
 /// Opens the dashboard. The address and the file are received over the Unix socket, so that another program that
 /// listens on the port gets no code.
-pub(crate) fn dashboard(args: &DashboardArgs) -> Result<()> {
-    let store = connect(&args.client, "cotensor dashboard")?;
+pub(crate) fn dashboard(args: &DashboardArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor dashboard")?;
     let http = store.request::<HttpAddress>(&Empty {})?;
     let file = store.request::<HttpDashboard>(&Empty {})?.file;
     let opened = !args.no_open && open(&file)?;

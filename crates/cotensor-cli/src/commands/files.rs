@@ -2,6 +2,7 @@
 
 use super::connection::connect;
 use crate::args::{GetArgs, PutArgs};
+use crate::launch::Program;
 use crate::output::{FileProgress, Tracked, print, print_json};
 use crate::table::{plain, shape};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
@@ -82,7 +83,7 @@ fn dims(text: &str) -> Result<Vec<usize>> {
     parts.map(|part| part.parse().map_err(invalid)).collect()
 }
 
-pub(crate) fn put(args: &PutArgs) -> Result<()> {
+pub(crate) fn put(args: &PutArgs, program: &Program) -> Result<()> {
     let format = args.format.map_or_else(|| Format::of(&args.file), |format| Ok(format.into()))?;
     let kind: Kind = args.kind.parse().map_err(|error: Error| error.in_field("--kind"))?;
     let raw = match (&args.dtype, &args.shape) {
@@ -104,7 +105,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let in_file = |error: Error| if is_stream(&args.file) { error } else { error.in_file(&args.file) };
     let mut reader = TensorReader::open(source, format, raw).map_err(in_file)?;
     let chosen = choose(args, reader.entries()).map_err(in_file)?;
-    let store = connect(&args.client, "cotensor put")?;
+    let store = connect(&args.client, program, "cotensor put")?;
     let holder = store.holder("");
     let retention = Retention::Cached { recompute: Duration::from_secs(args.recompute) };
     let mut tensors = Vec::new();
@@ -144,7 +145,7 @@ fn choose(args: &PutArgs, entries: &[FileTensor]) -> Result<Vec<(usize, String)>
     Ok(vec![(index, args.name.clone())])
 }
 
-pub(crate) fn get(args: &GetArgs) -> Result<()> {
+pub(crate) fn get(args: &GetArgs, program: &Program) -> Result<()> {
     let stream = is_stream(&args.file);
     let format = match args.format {
         Some(format) => format.into(),
@@ -159,7 +160,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     if args.all && format != Format::Safetensors {
         return Err(Error::invalid("only .safetensors files can contain several tensors").in_field("--all"));
     }
-    let store = connect(&args.client, "cotensor get")?;
+    let store = connect(&args.client, program, "cotensor get")?;
     let holder = store.holder("");
     let leases = match args.all {
         false => vec![store.get(&args.name, &holder)?],

@@ -1,5 +1,6 @@
 use super::local::runtime_in;
 use crate::args::FitAdapterArgs;
+use crate::launch::Program;
 use crate::output::{Steps, print, print_json};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result};
@@ -22,13 +23,13 @@ struct Report<'a> {
     file: Option<&'a Path>,
 }
 
-pub(crate) fn fit_adapter(args: &FitAdapterArgs) -> Result<()> {
+pub(crate) fn fit_adapter(args: &FitAdapterArgs, program: &Program) -> Result<()> {
     if let Some(file) = args.output.as_deref().filter(|file| file.extension().is_none_or(|end| end != "safetensors")) {
         let message = format!("{} does not end with .safetensors", file.display());
         return Err(Error::invalid(message).in_field("--output"));
     }
     let samples = Samples::open(&args.data).map_err(|error| error.in_field("--data"))?;
-    let runtime = runtime_in(&args.runtime, "cotensor fit-adapter")?;
+    let runtime = runtime_in(&args.runtime, program, "cotensor fit-adapter")?;
     let (source, target) = (runtime.open(&args.from)?, runtime.open(&args.to)?);
     let holder = runtime.store().holder("fit-adapter");
     let steps = Steps::expecting(samples.len() as u64);

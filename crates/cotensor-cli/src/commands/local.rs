@@ -1,11 +1,12 @@
 //! The store and the engine inside this process, from the common options.
 
+use super::connection::connect_at;
 use crate::args::{Common, EngineArgs, RuntimeArgs};
+use crate::launch::Program;
 use crate::output::Steps;
 use cotensor::core::{Error, Result};
 use cotensor::hub::Hub;
 use cotensor::{LocalOptions, Runtime, SharingConfig, memory};
-use cotensor_client::ClientStore;
 use cotensor_demo::Progress;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +36,7 @@ fn options(common: &Common, engine: &EngineArgs) -> LocalOptions {
 }
 
 /// The store of the daemon with `--daemon`, else one of this process. `client` names this process to the daemon.
-pub(super) fn runtime_in(args: &RuntimeArgs, client: &str) -> Result<Arc<Runtime>> {
+pub(super) fn runtime_in(args: &RuntimeArgs, program: &Program, client: &str) -> Result<Arc<Runtime>> {
     let RuntimeArgs { common, engine, place, sharing } = args;
     if !place.daemon {
         return runtime(common, engine, sharing.config());
@@ -44,7 +45,7 @@ pub(super) fn runtime_in(args: &RuntimeArgs, client: &str) -> Result<Arc<Runtime
         let message = "the daemon sets the sharing options: `cotensor serve --allowed-types …`";
         return Err(Error::invalid(message).in_field("--daemon"));
     }
-    let store = ClientStore::connect(place.socket.as_deref(), client)?;
+    let store = connect_at(place.socket.as_deref(), program, client)?;
     let options = LocalOptions { cache: client_cache(common.cache.as_deref()), ..options(common, engine) };
     let runtime = options.runtime_over(store)?;
     show_downloads(runtime.hub());

@@ -2,6 +2,7 @@ use super::local::runtime_in;
 use super::pipeline::{Models, progress};
 use super::target::Target;
 use crate::args::RunArgs;
+use crate::launch::Program;
 use crate::output::{print, print_json, report as warn};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
@@ -26,7 +27,7 @@ struct Report {
     max_abs_diff: Option<f64>,
 }
 
-pub(crate) fn run(args: &RunArgs) -> Result<()> {
+pub(crate) fn run(args: &RunArgs, program: &Program) -> Result<()> {
     let target = Target::of(args)?;
     let mut inputs = Inputs::default();
     if let Some(path) = &args.image {
@@ -35,7 +36,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(path) = &args.audio {
         inputs = inputs.with_audio(path)?;
     }
-    let runtime = runtime_in(&args.runtime, "cotensor run")?;
+    let runtime = runtime_in(&args.runtime, program, "cotensor run")?;
     let pipeline = target.pipeline(args, &runtime)?;
     let text = target.input_text(args, &pipeline);
     if let Some(text) = text {

@@ -1,18 +1,24 @@
 use super::local::mib_to_bytes;
-use crate::args::ServeArgs;
+use crate::args::{DaemonOptions, ServeArgs};
 use crate::launch::Program;
 use crate::log::Log;
 use crate::output::print_json;
 use crate::terminal::takes_colours;
-use cotensor::core::{Error, Result};
+use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
-use cotensor_daemon::{Config, Ready, Service, supervisor};
+use cotensor_daemon::supervisor::{self, Role};
+use cotensor_daemon::{Config, Ready, Service, default_socket};
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+
+/// The time for a daemon in the background to answer.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The JSON object that `--json` prints when clients can connect.
 #[derive(Serialize)]
@@ -30,6 +36,9 @@ struct Started<'a> {
 }
 
 pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
+    if args.detach && !args.detached && args.role == Role::Foreground {
+        return detach(args, program);
+    }
     let filter = filter(if args.verbose { "debug" } else { args.log.as_deref().unwrap_or("info") })?;
     let log = Log::to(std::io::stderr()).map_err(|error| Error::io("starting the log", &error))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(log.clone()).with_target(false);
@@ -50,6 +59,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if let Some(mib) = args.max_spill {
         config.max_spill_bytes = mib_to_bytes(mib, "--max-spill")?;
     }
+    config.idle_exit = args.idle_exit.map(Duration::from_secs);
     if args.seal_all {
         config.small_bytes_max = 0;
     }
@@ -64,6 +74,22 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let outcome = supervisor::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
     log.flush_queue();
     outcome
+}
+
+/// Runs the same command in the background, and shows its status.
+fn detach(args: &ServeArgs, program: &Program) -> Result<()> {
+    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    if UnixStream::connect(&socket).is_ok() {
+        return Err(Error::new(ErrorKind::Conflict, "another daemon is running here").in_file(&socket));
+    }
+    let mut arguments = program.arguments.clone();
+    arguments.push("--detached".into());
+    if !args.json {
+        arguments.push("--json".into());
+    }
+    let folder = std::env::current_dir().map_err(|error| Error::io("finding the working directory", &error))?;
+    program.as_daemon()?.start(&socket, &arguments, &folder, START_TIMEOUT)?;
+    super::daemon::show(&DaemonOptions { socket: Some(socket), json: args.json })
 }
 
 fn announce(ready: &Ready<'_>, json: bool) {

@@ -4,6 +4,7 @@
 use super::connection::connect;
 use super::local::client_cache;
 use crate::args::ServeModelsArgs;
+use crate::launch::Program;
 use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
@@ -22,9 +23,9 @@ struct Started {
     functions: Vec<String>,
 }
 
-pub(crate) fn serve_models(args: &ServeModelsArgs) -> Result<()> {
+pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<()> {
     let mut stop = signals::bytes(&[SIGTERM, SIGINT])?;
-    let store = connect(&args.client, "models")?;
+    let store = connect(&args.client, program, "models")?;
     let options = LocalOptions {
         cache: client_cache(args.cache.as_deref()),
         threads: args.threads.map(usize::from),

@@ -2,6 +2,7 @@ use super::local::runtime_in;
 use super::run::in_words;
 use super::sound_source::{Part, Source, option};
 use crate::args::StreamArgs;
+use crate::launch::Program;
 use crate::output::{json_line, printable, report, write_if_open};
 use crate::signals;
 use crate::terminal::takes_escapes;
@@ -28,9 +29,9 @@ struct End {
     real_time_factor: f64,
 }
 
-pub(crate) fn stream(args: &StreamArgs) -> Result<()> {
+pub(crate) fn stream(args: &StreamArgs, program: &Program) -> Result<()> {
     let source = Source::open(args)?;
-    let runtime = runtime_in(&args.runtime, "cotensor stream")?;
+    let runtime = runtime_in(&args.runtime, program, "cotensor stream")?;
     let audio = runtime.open(&args.audio_model)?;
     let text = args.text_model.as_ref().map(|model| runtime.open(model)).transpose()?;
     let settings =

@@ -3,6 +3,7 @@
 use super::call::{call_error, show};
 use super::connection::connect;
 use crate::args::TasksArgs;
+use crate::launch::Program;
 use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result};
@@ -73,8 +74,8 @@ pub(super) fn submitted(task: &Task, function: &str, as_json: bool) -> Result<()
     if as_json { print_json(&json!({"task": name, "function": function})) } else { print(&format!("{name}\n")) }
 }
 
-pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
-    let store = connect(&args.client, "cotensor tasks")?;
+pub(crate) fn tasks(args: &TasksArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor tasks")?;
     let Some(named) = &args.task else { return list(args, &store) };
     let (epoch, number) = parse(named)?;
     let task = Functions::new(store).task(epoch, number).map_err(|error| call_error(error, named))?;

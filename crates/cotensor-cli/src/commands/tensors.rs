@@ -1,7 +1,8 @@
 //! `ls`, `stat`, `who` and `rm`: tensors of the daemon, their versions and holders.
 
 use super::connection::connect;
-use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
+use crate::args::{LsArgs, RmArgs, StatArgs, WhoArgs};
+use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::{Table, duration, elements, plain, shape};
 use cotensor::core::{Device, Error, ErrorKind, Result, size};
@@ -92,8 +93,8 @@ struct Listing {
     left_off: usize,
 }
 
-pub(crate) fn ls(args: &LsArgs) -> Result<()> {
-    let store = connect(&args.client, "cotensor ls")?;
+pub(crate) fn ls(args: &LsArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor ls")?;
     let params = ListParams { prefix: args.prefix.clone(), limit: args.limit as usize };
     let found = store.request::<List>(&params)?;
     let listing = Listing { tensors: found.tensors.into_iter().map(Tensor::from).collect(), left_off: found.left_off };
@@ -162,9 +163,9 @@ fn not_found(missing: &[&str]) -> Result<()> {
 }
 
 /// Prints the existing versions of `names`, as JSON or by `text`.
-fn show(client: &Client, command: &str, names: &[String], text: impl FnOnce(&Named) -> String) -> Result<()> {
-    let (found, missing) = versions(&*connect(client, command)?, names)?;
-    match (found.tensors.is_empty(), client.json) {
+fn show(store: &ClientStore, json: bool, names: &[String], text: impl FnOnce(&Named) -> String) -> Result<()> {
+    let (found, missing) = versions(store, names)?;
+    match (found.tensors.is_empty(), json) {
         (true, _) => {}
         (false, true) => print_json(&found)?,
         (false, false) => print(&text(&found))?,
@@ -172,8 +173,9 @@ fn show(client: &Client, command: &str, names: &[String], text: impl FnOnce(&Nam
     not_found(&missing)
 }
 
-pub(crate) fn who(args: &WhoArgs) -> Result<()> {
-    show(&args.client, "cotensor who", &args.names, holders)
+pub(crate) fn who(args: &WhoArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor who")?;
+    show(&store, args.client.json, &args.names, holders)
 }
 
 fn holders(found: &Named) -> String {
@@ -209,10 +211,11 @@ struct Daemon {
     stats: Stats,
 }
 
-pub(crate) fn stat(args: &StatArgs) -> Result<()> {
+pub(crate) fn stat(args: &StatArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor stat")?;
     match args.names.as_slice() {
-        [] => stat_daemon(args),
-        names => show(&args.client, "cotensor stat", names, described),
+        [] => stat_daemon(&store, args),
+        names => show(&store, args.client.json, names, described),
     }
 }
 
@@ -255,8 +258,7 @@ fn describe(tensor: &Tensor, text: &mut String) {
     }
 }
 
-fn stat_daemon(args: &StatArgs) -> Result<()> {
-    let store = connect(&args.client, "cotensor stat")?;
+fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
     let hello = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
     let hello = store.request::<Hello>(&hello)?;
     let daemon = Daemon { version: hello.version, protocol: hello.protocol, epoch: hello.epoch, stats: store.stats() };
@@ -301,8 +303,8 @@ struct Removed<'a> {
     missing: Vec<&'a str>,
 }
 
-pub(crate) fn rm(args: &RmArgs) -> Result<()> {
-    let store = connect(&args.client, "cotensor rm")?;
+pub(crate) fn rm(args: &RmArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor rm")?;
     let mut outcome = Removed { removed: Vec::new(), missing: Vec::new() };
     for name in &args.names {
         match store.remove(name) {

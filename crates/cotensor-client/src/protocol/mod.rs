@@ -104,6 +104,10 @@ methods! { METHODS:
 
     /// Lists the open sessions with their leases.
     Sessions "session.list": Empty => SessionList;
+    /// Describes the daemon's processes.
+    GetStatus "daemon.status": Empty => DaemonStatus;
+    /// Ends the daemon and its tensors. A daemon inside another program is not ended.
+    Stop "daemon.stop": Empty => Empty;
     /// Returns the daemon's HTTP address and its token file.
     HttpAddress "http.address": Empty => HttpEndpoint;
     /// Creates a file that opens the daemon's page in a browser.

@@ -39,6 +39,23 @@ pub enum Transport {
     Http,
 }
 
+/// The processes of a daemon.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DaemonStatus {
+    /// The version of the program.
+    pub version: String,
+    /// The process that serves.
+    pub server: u32,
+    /// The process that supervises the server, and that a user or the system started. None for a daemon inside another program.
+    pub supervisor: Option<u32>,
+    /// The time since this server started, in seconds.
+    pub uptime_s: f64,
+    /// The daemon ends after this time without clients and tensors, in seconds.
+    pub idle_exit_s: Option<f64>,
+    /// The address and port of its HTTP server.
+    pub http: Option<String>,
+}
+
 /// The daemon's HTTP endpoint.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct HttpEndpoint {

@@ -10,13 +10,20 @@ use super::session::ANSWER_TIMEOUT;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
 use crate::socket_path::default_socket;
-use cotensor_core::{Memory, Result};
+use crate::start::{DaemonProgram, autostart_allowed};
+use cotensor_core::{ErrorKind, Memory, Result};
 use cotensor_memory::process::raise_fd_limit;
 use cotensor_store::SharingConfig;
 use cotensor_store::backend::Budget;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// A daemon that a client started ends after this many seconds without clients and tensors.
+const IDLE_EXIT_SECONDS: &str = "600";
+/// The variable that replaces [`IDLE_EXIT_SECONDS`].
+const IDLE_EXIT: &str = "COTENSOR_IDLE_EXIT";
 
 /// Builds a [`ClientStore`].
 #[derive(Clone)]
@@ -25,6 +32,7 @@ pub struct ClientStoreBuilder {
     socket: Option<PathBuf>,
     timeout: Duration,
     memories: Vec<Arc<dyn Memory>>,
+    program: Option<DaemonProgram>,
 }
 
 impl ClientStoreBuilder {
@@ -35,7 +43,15 @@ impl ClientStoreBuilder {
         self
     }
 
-    /// The time in which the daemon answers the first call; 30 s by default, which is the most.
+    /// The program that is started as daemon when none answers, unless [`AUTOSTART`](crate::AUTOSTART) forbids it. The
+    /// daemon outlives this process; it ends after ten minutes (`COTENSOR_IDLE_EXIT`) without clients and tensors.
+    #[must_use]
+    pub fn start(mut self, program: DaemonProgram) -> Self {
+        self.program = Some(program);
+        self
+    }
+
+    /// The time in which the daemon starts, and answers the first call; 30 s by default, which is the most.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout.min(ANSWER_TIMEOUT);
@@ -53,14 +69,25 @@ impl ClientStoreBuilder {
     /// Connects to the daemon.
     ///
     /// # Errors
-    /// `Unreachable` when no daemon answers at the socket, `Unsupported` when its protocol version differs, `Refused`
-    /// when it belongs to another user, `TimedOut` when it does not answer in time.
+    /// `Unreachable` when no daemon answers at the socket, or when the one that was started ended; `Unsupported` when its
+    /// protocol version differs, `Refused` when it belongs to another user, `TimedOut` when it does not answer in time.
     pub fn connect(self) -> Result<Arc<ClientStore>> {
-        let Self { client, socket, timeout, memories } = self;
+        let Self { client, socket, timeout, memories, program } = self;
+        let began = Instant::now();
         raise_fd_limit();
         let socket = socket.unwrap_or_else(default_socket);
         let (slabs, memories) = (Slabs::default(), Arc::new(Memories::new(memories)));
-        let greeted = DaemonConnection::greet_first(&socket, &client, &slabs.freed(), timeout)?;
+        let greet = || {
+            let left = timeout.saturating_sub(began.elapsed());
+            DaemonConnection::greet_first(&socket, &client, &slabs.freed(), left)
+        };
+        let greeted = match (greet(), program.filter(|_| autostart_allowed())) {
+            (Err(error), Some(program)) if error.kind() == ErrorKind::Unreachable => {
+                program.start(&socket, &serve(&socket), Path::new("/"), timeout.saturating_sub(began.elapsed()))?;
+                greet()?
+            }
+            (outcome, _) => outcome?,
+        };
         let hello = greeted.hello.clone();
         let connection = Arc::new(DaemonConnection::new(&socket, &client, slabs.freed(), greeted.into_session(0)));
         let leases = LeaseTable::new(Arc::clone(&connection), Arc::clone(&memories));
@@ -90,7 +117,25 @@ impl ClientStoreBuilder {
 impl ClientStore {
     /// A builder of a client that can use host memory. `client` names this process for display.
     pub fn builder(client: &str) -> ClientStoreBuilder {
-        ClientStoreBuilder { client: client.to_owned(), socket: None, timeout: ANSWER_TIMEOUT, memories: Vec::new() }
+        ClientStoreBuilder {
+            client: client.to_owned(),
+            socket: None,
+            timeout: ANSWER_TIMEOUT,
+            memories: Vec::new(),
+            program: None,
+        }
+    }
+
+    /// Connects to the daemon at `socket`, or at [`default_socket`]; starts the command `cotensor` beside this executable
+    /// ([`DaemonProgram::beside_this_executable`]) as daemon when none answers.
+    ///
+    /// # Errors
+    /// As [`ClientStoreBuilder::connect`].
+    pub fn connect_or_start(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
+        let mut builder = Self::builder(client);
+        builder.socket = socket.map(Path::to_path_buf);
+        builder.program = DaemonProgram::beside_this_executable();
+        builder.connect()
     }
 
     /// Connects to the daemon at `socket`, or at [`default_socket`]. `client` names this process for display.
@@ -109,4 +154,15 @@ impl ClientStore {
         let builder = Self::builder(client).timeout(timeout);
         socket.iter().fold(builder, |builder, socket| builder.socket(*socket)).connect()
     }
+}
+
+/// The arguments of a daemon that a client starts.
+fn serve(socket: &Path) -> Vec<OsString> {
+    // The daemon's working directory is another one.
+    let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
+    let mut arguments = vec!["serve".into(), "--detached".into(), "--json".into(), "--socket".into(), socket.into()];
+    if std::env::var_os(IDLE_EXIT).is_none_or(|value| value.is_empty()) {
+        arguments.extend(["--idle-exit".into(), IDLE_EXIT_SECONDS.into()]);
+    }
+    arguments
 }

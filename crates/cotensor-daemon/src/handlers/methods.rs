@@ -43,6 +43,8 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Optimize, _>(report::optimize)
         .add::<p::RecordCopies, _>(report::record_copies)
         .add::<p::Sessions, _>(service::sessions)
+        .add::<p::GetStatus, _>(service::status)
+        .add::<p::Stop, _>(service::stop)
         .add::<p::HttpAddress, _>(service::http_address)
         .add::<p::HttpDashboard, _>(service::open_dashboard)
         .add::<p::Discover, _>(service::discover);

@@ -1,12 +1,41 @@
-//! Sessions, HTTP address, dashboard and method descriptions.
+//! Sessions, processes, HTTP address, dashboard and method descriptions.
 
-use super::answer::Answer;
+use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
-use cotensor_client::protocol::{DashboardFile, Document, Empty, HttpEndpoint, SessionList, openrpc_with};
-use cotensor_core::Error;
+use crate::supervisor::stop_this_process;
+use cotensor_client::protocol::{
+    DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, SessionList, openrpc_with,
+};
+use cotensor_core::{Error, ErrorKind};
+use cotensor_store::StoreReports;
 
 pub(super) async fn sessions(caller: Caller, _: Empty) -> Answer<SessionList> {
     Ok(SessionList { sessions: caller.daemon.session_infos() }.into())
+}
+
+pub(super) async fn status(caller: Caller, _: Empty) -> Answer<DaemonStatus> {
+    let daemon = &caller.daemon;
+    let status = DaemonStatus {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        server: std::process::id(),
+        supervisor: daemon.events.link.as_ref().and_then(|link| link.supervisor()),
+        uptime_s: daemon.store.stats().counted_seconds,
+        idle_exit_s: daemon.config.idle_exit.map(|idle| idle.as_secs_f64()),
+        http: daemon.dashboard().ok().map(|dashboard| dashboard.address.to_string()),
+    };
+    Ok(status.into())
+}
+
+pub(super) async fn stop(caller: Caller, _: Empty) -> Answer<Empty> {
+    if caller.outbox().is_none() {
+        return Err(Error::new(ErrorKind::Refused, "only a client on the Unix socket can end the daemon"));
+    }
+    if caller.daemon.events.link.is_none() {
+        let message = format!("this daemon is a part of process {} and ends with it", std::process::id());
+        return Err(Error::new(ErrorKind::Refused, message));
+    }
+    stop_this_process();
+    Ok(NOTHING.into())
 }
 
 pub(super) async fn http_address(caller: Caller, _: Empty) -> Answer<HttpEndpoint> {

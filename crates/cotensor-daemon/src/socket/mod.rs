@@ -4,7 +4,7 @@ mod bound;
 
 pub(crate) use bound::Bound;
 
-use crate::private_folder::{Others, private_folder};
+use cotensor_client::make_socket_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
 use rustix::io::{pread, pwrite};
@@ -51,7 +51,7 @@ impl Listening {
     /// # Errors
     /// `Conflict` when another daemon is running or another file is at `path`; `Io`.
     pub fn bind(path: &Path) -> Result<Self> {
-        make_folder(path)?;
+        make_socket_folder(path)?;
         let lock = take_lock(path, LOCK_TIMEOUT)?;
         bound::clear(path)?;
         let mut this = Self { socket: Bound::bind(path)?, lock, owner: true, named: false };
@@ -90,7 +90,7 @@ impl Listening {
         if locked && bound {
             return Ok(false);
         }
-        make_folder(&path)?;
+        make_socket_folder(&path)?;
         if !locked {
             self.lock = take_lock(&path, Duration::ZERO)?;
             if self.named {
@@ -152,17 +152,6 @@ impl Listening {
     /// The path of the socket.
     pub fn path(&self) -> &Path {
         self.socket.path()
-    }
-}
-
-fn make_folder(path: &Path) -> Result<()> {
-    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        Some(folder) => {
-            // Another user may have created this folder in the temp folder.
-            let fallback = folder == cotensor_client::fallback_folder();
-            private_folder(folder, if fallback { Others::None } else { Others::Harmless })
-        }
-        None => Ok(()),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::file::{CONTEXT, SpillFile};
 use super::folder::{OWNER, absolute, folder_of, remove_abandoned, remove_folder};
 use super::storage::OnDisk;
-use crate::private_folder::{Others, private_folder};
+use cotensor_client::{Others, private_folder};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Hasher, Result, size};
 use cotensor_memory::process::random_bytes;

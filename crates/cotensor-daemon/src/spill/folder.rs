@@ -1,6 +1,6 @@
 //! Folders of spilled segments: their names, and the folders of dead daemons.
 
-use crate::private_folder::{Others, private_folder};
+use cotensor_client::{Others, private_folder};
 use cotensor_core::{ContentHash, Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use std::ffi::OsString;

@@ -59,6 +59,11 @@ impl SupervisorLink {
         self.header.servers
     }
 
+    /// The process of the supervisor; none between two supervisors.
+    pub(crate) fn supervisor(&self) -> Option<u32> {
+        self.state().supervisor
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, LinkState> {
         lock(&self.state)
     }

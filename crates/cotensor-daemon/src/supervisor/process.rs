@@ -203,7 +203,7 @@ pub(super) fn standard_input() -> Result<UnixStream> {
 }
 
 /// Sends SIGTERM to this process.
-pub(super) fn stop_this_process() {
+pub(crate) fn stop_this_process() {
     let _ = kill_process(rustix::process::getpid(), Signal::TERM);
 }
 

@@ -2,6 +2,7 @@
 
 mod credentials;
 mod descriptors;
+mod detach;
 mod heap;
 mod limits;
 mod listen_fds;
@@ -15,6 +16,7 @@ mod usage;
 pub use credentials::{PeerCredentials, peer_credentials};
 pub use descriptors::{duplicate_fd, fd_limit_error, raise_fd_limit};
 pub(crate) use descriptors::{fd_error, move_above_select};
+pub use detach::detach;
 pub use heap::trim_heap;
 pub(crate) use limits::available_with_swap_bytes;
 pub use limits::{available_bytes, cgroup_memory_limit};

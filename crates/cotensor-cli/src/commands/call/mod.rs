@@ -8,6 +8,7 @@ pub(super) use result::show;
 use super::connection::connect;
 use super::tasks;
 use crate::args::CallArgs;
+use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::{Table, plain};
 use arguments::Reader;
@@ -34,8 +35,8 @@ struct Listing {
     functions: Vec<FoundFunction>,
 }
 
-pub(crate) fn call(args: &CallArgs) -> Result<()> {
-    let store = connect(&args.client, "cotensor call")?;
+pub(crate) fn call(args: &CallArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor call")?;
     let functions = Functions::new(Arc::clone(&store));
     let name = args.name.as_deref().unwrap_or_default();
     if args.list {

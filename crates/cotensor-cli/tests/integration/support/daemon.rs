@@ -68,6 +68,8 @@ impl Daemon {
             .current_dir(self.folder.path())
             .env("COTENSOR_SOCKET", self.socket())
             .env("COTENSOR_CACHE", self.path("cache"))
+            .env("COTENSOR_AUTOSTART", "0")
+            .env_remove("COTENSOR_IDLE_EXIT")
             .env_remove("COTENSOR_MAX_MEMORY")
             .env_remove("COTENSOR_SPILL")
             .env_remove("NOTIFY_SOCKET")

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Which other users may write to a folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Others {
+pub enum Others {
     /// None: the folder is owned by this user, has mode 0700 and is no symbolic link.
     None,
     /// Its group, or all users if it is sticky (as `/tmp`). Its owner may be root.
@@ -17,7 +17,7 @@ pub(crate) enum Others {
 ///
 /// # Errors
 /// `Refused` for a folder that gives other users more rights than `others`; `Io`.
-pub(crate) fn private_folder(folder: &Path, others: Others) -> Result<()> {
+pub fn private_folder(folder: &Path, others: Others) -> Result<()> {
     let io = |error: std::io::Error| Error::io("making a folder", &error).in_file(folder);
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
     let found = match others {

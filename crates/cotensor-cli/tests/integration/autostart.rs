@@ -1,0 +1,153 @@
+//! Daemons that commands start in the background.
+
+use crate::support::Daemon;
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A place for a daemon, which ends with this value.
+struct Place(Daemon);
+
+impl Place {
+    fn new() -> Self {
+        let daemon = Daemon::stopped();
+        std::fs::write(daemon.path("x.raw"), [7; 8]).unwrap();
+        Self(daemon)
+    }
+
+    /// A command that may start a daemon.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.0.command(arguments);
+        command.env("COTENSOR_AUTOSTART", "1");
+        command
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.command(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.ok(&["status", "--json"])).unwrap()
+    }
+
+    fn put(&self, name: &str) -> Command {
+        self.command(&["put", name, "x.raw", "--dtype", "uint8", "--shape", "8"])
+    }
+
+    fn wait_for_end(&self) {
+        let start = Instant::now();
+        // A connection would keep it running.
+        while self.0.socket().exists() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the daemon does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        drop(self.command(&["stop"]).output());
+    }
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn read(pid: &Value, file: &str) -> Vec<u8> {
+    std::fs::read(format!("/proc/{pid}/{file}")).unwrap()
+}
+
+#[test]
+fn first_command_starts_a_daemon_that_has_nothing_of_it() {
+    let place = Place::new();
+    // A descriptor that the command inherits, and that the daemon must not have.
+    let open = std::fs::File::create(place.0.path("inherited")).unwrap();
+    let mut put = place.put("x");
+    put.env("HF_TOKEN", "secret").env("LD_LIBRARY_PATH", "/nowhere").stdin(Stdio::from(open));
+    assert!(put.output().unwrap().status.success());
+    let status = place.status();
+    assert_eq!((&status["running"], &status["tensors"], &status["clients"]), (&true.into(), &1.into(), &0.into()));
+    for process in ["supervisor", "server"] {
+        let pid = &status[process];
+        let environment = String::from_utf8_lossy(&read(pid, "environ")).into_owned();
+        assert!(!environment.contains("HF_TOKEN") && !environment.contains("LD_LIBRARY_PATH"), "{environment}");
+        assert!(environment.contains("COTENSOR_SOCKET="), "{environment}");
+        assert_eq!(std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap(), std::path::Path::new("/"));
+        let stat = String::from_utf8(read(pid, "stat")).unwrap();
+        let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap().to_owned();
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+        assert_ne!(Some(session.as_str()), own.rsplit(')').next().unwrap().split_whitespace().nth(3));
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let open: Vec<_> = open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).collect();
+        assert!(!open.iter().any(|file| file.ends_with("inherited")), "{open:?}");
+    }
+    assert!(place.ok(&["logs"]).contains("listening on"));
+    assert!(place.ok(&["ls"]).contains('x'), "the same daemon");
+    assert!(place.ok(&["stop"]).contains("1 tensors"));
+    let stopped = place.command(&["status"]).output().unwrap();
+    assert_eq!(stopped.status.code(), Some(1), "{}", error(&stopped));
+    assert!(place.command(&["stop"]).output().unwrap().status.success(), "nothing is left to do");
+}
+
+#[test]
+fn many_commands_at_once_start_one_daemon() {
+    let place = Place::new();
+    let names: Vec<String> = (0..20).map(|index| format!("x{index}")).collect();
+    let started: Vec<_> = names
+        .iter()
+        .map(|name| place.put(name).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+        .collect();
+    for child in started {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", error(&output));
+    }
+    assert_eq!(place.status()["tensors"], 20, "a second daemon would have some of them");
+}
+
+#[test]
+fn daemon_ends_without_clients_and_tensors_and_another_starts() {
+    let place = Place::new();
+    let run = |mut command: Command| assert!(command.env("COTENSOR_IDLE_EXIT", "1").status().unwrap().success());
+    run(place.put("x"));
+    let first = place.status()["server"].clone();
+    run(place.command(&["rm", "x"]));
+    place.wait_for_end();
+    assert!(place.ok(&["logs"]).contains("no client and no tensor"));
+    run(place.put("y"));
+    assert_ne!(place.status()["server"], first);
+}
+
+#[test]
+fn autostart_can_be_forbidden() {
+    let place = Place::new();
+    for (arguments, variable) in [(&["ls"][..], "0"), (&["ls", "--autostart", "false"], "1")] {
+        let output = place.command(arguments).env("COTENSOR_AUTOSTART", variable).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", error(&output));
+        assert!(error(&output).contains("cotensor serve"), "{}", error(&output));
+    }
+    assert!(!place.0.socket().exists());
+}
+
+#[test]
+fn daemon_that_cannot_start_says_why() {
+    let place = Place::new();
+    std::fs::write(place.0.path("file"), "").unwrap();
+    let output = place.command(&["ls"]).env("COTENSOR_SPILL", place.0.path("file")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", error(&output));
+    assert!(error(&output).contains("did not start") && error(&output).contains("cotensor.log"), "{}", error(&output));
+    // The next one starts.
+    place.ok(&["ls"]);
+}
+
+#[test]
+fn serve_runs_in_the_background() {
+    let place = Place::new();
+    let status: Value = serde_json::from_str(&place.ok(&["serve", "-d", "--max-memory", "64", "--json"])).unwrap();
+    assert_eq!((&status["running"], &status["max_memory_bytes"]), (&true.into(), &(64 << 20).into()));
+    assert_eq!(status["idle_exit_s"], Value::Null);
+    let second = place.command(&["serve", "--detach"]).output().unwrap();
+    assert_eq!(second.status.code(), Some(2), "{}", error(&second));
+}

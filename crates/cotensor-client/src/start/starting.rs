@@ -1,0 +1,120 @@
+use super::program::DaemonProgram;
+use crate::socket_path::make_socket_folder;
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::process::detach;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use std::fs::File;
+use std::io::{PipeReader, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A log that is longer is renamed when a daemon starts.
+const LOG_BYTES_MAX: u64 = 4 << 20;
+/// The end of a log in which the reason of a failure is searched.
+const LOG_TAIL_BYTES: u64 = 4096;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The log of a daemon that was started in the background, beside its socket.
+pub fn log_path(socket: &Path) -> PathBuf {
+    socket.with_extension("log")
+}
+
+/// Starts a daemon by the command that `command` makes; its argument says whether in a control group of its own. See
+/// [`DaemonProgram::start`].
+pub(super) fn start(
+    socket: &Path,
+    program: &DaemonProgram,
+    command: &dyn Fn(bool) -> Command,
+    timeout: Duration,
+) -> Result<()> {
+    let until = Instant::now() + timeout;
+    make_socket_folder(socket)?;
+    let _starting = take_lock(socket, until)?;
+    if UnixStream::connect(socket).is_ok() {
+        return Ok(());
+    }
+    let in_scope = DaemonProgram::has_scopes();
+    match run(socket, program, command(in_scope), until) {
+        // A manager that ends, or a user without a session there.
+        Err(error) if in_scope && error.kind() != ErrorKind::TimedOut => run(socket, program, command(false), until),
+        outcome => outcome,
+    }
+}
+
+fn run(socket: &Path, program: &DaemonProgram, mut command: Command, until: Instant) -> Result<()> {
+    let log = log_path(socket);
+    let failed = |error: std::io::Error| Error::io("starting the daemon", &error).in_file(program.path());
+    let (ready, theirs) = std::io::pipe().map_err(failed)?;
+    command.stdin(Stdio::null()).stdout(theirs).stderr(open_log(&log)?);
+    detach(&mut command);
+    // This process ends at once; the daemon is its child.
+    command.spawn().and_then(|mut between| between.wait()).map_err(failed)?;
+    // Closes this end of the pipe.
+    drop(command);
+    // Another daemon may have been started in another way.
+    if is_ready(ready, until)? || UnixStream::connect(socket).is_ok() {
+        return Ok(());
+    }
+    let message = format!("the daemon did not start: {}", last_line(&log));
+    Err(Error::new(ErrorKind::Unreachable, message).in_file(log))
+}
+
+/// Locks the file that one starting process has.
+fn take_lock(socket: &Path, until: Instant) -> Result<OwnedFd> {
+    let path = socket.with_extension("start");
+    let io = |error: rustix::io::Errno| Error::io("locking the start of a daemon", &error.into()).in_file(&path);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let lock = open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(io)?;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_RETRY_INTERVAL),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let message = "another process starts a daemon and does not finish";
+                return Err(Error::new(ErrorKind::TimedOut, message).in_file(path));
+            }
+            Err(error) => return Err(io(error)),
+        }
+    }
+}
+
+/// Opens the log to append to it; a long one gets another name.
+fn open_log(path: &Path) -> Result<File> {
+    if std::fs::metadata(path).is_ok_and(|found| found.len() > LOG_BYTES_MAX) {
+        // If this fails, the log grows on.
+        let _ = std::fs::rename(path, path.with_extension("log.old"));
+    }
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let log = open(path, flags, Mode::RUSR | Mode::WUSR);
+    Ok(log.map_err(|error| Error::io("opening the daemon's log", &error.into()).in_file(path))?.into())
+}
+
+/// Waits until the daemon writes to its standard output, which means that it answers. False when it ends before.
+fn is_ready(mut ready: PipeReader, until: Instant) -> Result<bool> {
+    let left = until.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).map_err(|_| Error::invalid("too long a timeout"))?;
+    let count = poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&left));
+    match count.map_err(|error| Error::io("waiting for the daemon", &error.into()))? {
+        0 => Err(Error::new(ErrorKind::TimedOut, "the daemon was started and is not ready")),
+        _ => Ok(ready.read(&mut [0; 512]).is_ok_and(|count| count > 0)),
+    }
+}
+
+/// The last line of a log, for an error message.
+fn last_line(log: &Path) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("its log is empty");
+    line.trim().trim_start_matches("error: ").to_owned()
+}
