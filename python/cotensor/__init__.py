@@ -5,7 +5,7 @@ process of this user shares::
 
     import cotensor
 
-    store = cotensor.connect()              # `cotensor serve` runs the daemon
+    store = cotensor.connect()              # starts a daemon when none runs
     store.put("x", array)                   # one copy in
     x = store.get("x").torch()              # no copy out, in any process
 
@@ -44,16 +44,20 @@ def connect(
     *,
     client: Optional[str] = None,
     timeout: Optional[float] = None,
+    autostart: bool = True,
 ) -> Store:
     """Connects to the daemon's store, which every process of this user shares.
+
+    If no daemon answers, starts one in the background. It outlives this process, and ends after ten minutes
+    (``COTENSOR_IDLE_EXIT``) without clients and tensors. ``autostart=False`` and ``COTENSOR_AUTOSTART=0`` forbid this.
 
     ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path. ``client`` names this process in
     reports (``cotensor who``, ``cotensor top``): by default the program's name. The daemon has to answer within ``timeout``
     seconds.
 
-    Raises :class:`NoDaemonError`, a :class:`ConnectionError`, if no daemon answers there. ``cotensor serve`` starts one.
+    Raises :class:`NoDaemonError`, a :class:`ConnectionError`, if no daemon answers there and none can be started.
     """
-    return Store.connect(socket, client=client, timeout=timeout)
+    return Store.connect(socket, client=client, timeout=timeout, autostart=autostart)
 
 
 __all__ = [

@@ -115,7 +115,11 @@ class Store:
     ) -> Self: ...
     @staticmethod
     def connect(
-        socket: Optional[_Path] = None, *, client: Optional[str] = None, timeout: Optional[float] = None
+        socket: Optional[_Path] = None,
+        *,
+        client: Optional[str] = None,
+        timeout: Optional[float] = None,
+        autostart: bool = True,
     ) -> Store: ...
     @property
     def socket(self) -> Optional[Path]: ...

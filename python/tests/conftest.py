@@ -25,6 +25,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # A model's name that is no folder must not reach a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# A test that means a daemon names it.
+os.environ.setdefault("COTENSOR_AUTOSTART", "0")
+
 # Engines of processes that use a daemon keep files here, and not in the user's folder.
 CACHE = tempfile.TemporaryDirectory()
 os.environ.setdefault("COTENSOR_CACHE", CACHE.name)

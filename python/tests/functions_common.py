@@ -40,9 +40,9 @@ provider.serve()
 
 
 def environment(**more: str) -> Dict[str, str]:
-    """The environment of this process, without the variables that locate a daemon."""
+    """The environment of this process, without the variables that locate a daemon, and with no daemon that is not named."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("COTENSOR_") and k not in ("RANK", "GPUS_PER_NODE")}
-    return {**kept, **more}
+    return {**kept, "COTENSOR_AUTOSTART": "0", **more}
 
 
 class Program:

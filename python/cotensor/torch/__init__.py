@@ -4,7 +4,7 @@
 
     import cotensor.torch
 
-    cotensor.torch.publish(model, "bert")               # one process: one copy; `cotensor serve` keeps it
+    cotensor.torch.publish(model, "bert")               # one process: one copy; the daemon keeps it
 
     with cotensor.torch.on_meta():                      # another process: the structure, without memory
         model = Bert(config)

@@ -118,12 +118,11 @@ pub(crate) fn stop(args: &StopArgs) -> Result<()> {
     let DaemonOptions { socket, json } = &args.daemon;
     let socket = socket.clone().unwrap_or_else(default_socket);
     let Some(store) = running(&socket, "cotensor stop")? else {
-        let stopped = Stopped { stopped: false, tensors: 0, freed_bytes: 0 };
-        return if *json {
-            print_json(&stopped)
-        } else {
-            Ok(report(&format!("no daemon is running at {}", socket.display())))
-        };
+        if *json {
+            return print_json(&Stopped { stopped: false, tensors: 0, freed_bytes: 0 });
+        }
+        report(&format!("no daemon is running at {}", socket.display()));
+        return Ok(());
     };
     let Stats { total_tensors: tensors, memory_usage_bytes: freed_bytes, .. } = store.stats();
     match store.request::<Stop>(&Empty {}) {

@@ -27,7 +27,10 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<()> {
     let text = String::from_utf8_lossy(&bytes);
     let first = text.lines().count().saturating_sub(args.lines as usize);
     print(&text.lines().skip(first).flat_map(|line| [line, "\n"]).collect::<String>())?;
-    while args.follow {
+    if !args.follow {
+        return Ok(());
+    }
+    loop {
         std::thread::sleep(FOLLOW_INTERVAL);
         // The next daemon may begin another log.
         if std::fs::metadata(&path).is_ok_and(|found| found.ino() != inode || found.len() < at) {
@@ -40,7 +43,6 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<()> {
         at += whole as u64;
         print(&String::from_utf8_lossy(&bytes[..whole]))?;
     }
-    Ok(())
 }
 
 fn open(path: &Path) -> Result<(File, u64)> {

@@ -130,7 +130,8 @@ fn missing_daemon_is_not_bad_input() {
     let folder = tempfile::tempdir().unwrap();
     for command in [&["ls"][..], &["get", "x", "x.npy"], &["call", "f"], &["tasks"], &["stat", "x"]] {
         let mut program = Command::new(env!("CARGO_BIN_EXE_cotensor"));
-        program.args(command).current_dir(folder.path()).env("COTENSOR_SOCKET", folder.path().join("nowhere.sock"));
+        program.args(command).current_dir(folder.path()).env("COTENSOR_AUTOSTART", "0");
+        program.env("COTENSOR_SOCKET", folder.path().join("nowhere.sock"));
         let output = program.stdin(Stdio::null()).output().unwrap();
         let printed = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(1) && printed.contains("no daemon answers"), "{command:?}: {printed}");
