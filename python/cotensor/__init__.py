@@ -19,7 +19,7 @@ import os
 from typing import Optional, Union
 
 from . import errors
-from ._native import Store, Tensor, TensorBuilder, Ticket, __version__, as_tensor, content_hash
+from ._native import NameChange, Store, Tensor, TensorBuilder, Ticket, Watch, __version__, as_tensor, content_hash
 from .errors import (
     CancelledError,
     ConflictError,
@@ -68,6 +68,7 @@ __all__ = [
     "TensorBuilder",
     "EngineError",
     "InvalidError",
+    "NameChange",
     "NoDaemonError",
     "NotFoundError",
     "OverBudgetError",
@@ -80,6 +81,7 @@ __all__ = [
     "Ticket",
     "TimedOutError",
     "UnsupportedError",
+    "Watch",
     "__version__",
     "connect",
     "content_hash",

@@ -15,8 +15,11 @@ pub(crate) struct SignalCheck {
 }
 
 impl SignalCheck {
-    /// Runs the pending handlers. Returns whether none of them raised. For the waiting thread, detached from Python.
+    /// Runs the pending handlers. Returns whether none of them has raised so far. For the waiting thread, detached from Python.
     pub(crate) fn none_raised(&self) -> bool {
+        if self.raised.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return false;
+        }
         match Python::attach(|py| py.check_signals()) {
             Ok(()) => true,
             Err(raised) => {

@@ -51,6 +51,8 @@ mod _native {
     #[pymodule_export]
     use super::store::ticket::Ticket;
     #[pymodule_export]
+    use super::store::watch::{Change, Watch};
+    #[pymodule_export]
     use super::streaming::{SoundBytes, SpeechStream};
 
     use pyo3::prelude::*;

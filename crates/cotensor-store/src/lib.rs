@@ -22,17 +22,18 @@ mod sync;
 pub mod testing;
 mod types;
 
-pub use api::{BlobStore, Claim, ComputationStore, MemoryControl, Store, StoreReports, TensorStore};
+pub use api::{BlobStore, Claim, ComputationStore, MemoryControl, NameStore, Store, StoreReports, TensorStore};
 pub use blobs::{BlobPack, UploadPlan};
 pub use embedded::{Clock, EmbeddedStore, EmbeddedStoreBuilder, ManualClock, SegmentCharge, SystemClock};
 pub use leases::{Lease, TensorView};
-pub use names::{VersionWord, VersionWords, WordTable};
+pub use names::{ChangesFuture, VersionWord, VersionWords, WordTable};
 pub use persist::{RestoredTensor, StoreObserver};
 pub use publish::{Reservation, Ticket};
 pub use reports::LISTED;
 pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};
 pub use types::{
-    BlobSource, BlobSpec, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key, MEMBER_NAMES_BYTES_MAX,
-    MEMBERS_MAX, Member, Members, NAME_BYTES_MAX, OptimizeReport, RecentCopy, Recommendations, Refusal, Retention,
-    SharingConfig, Stats, TensorId, TensorInfo, TensorSpec, check_name,
+    BlobSource, BlobSpec, ChangePosition, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key,
+    MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, Member, Members, NAME_BYTES_MAX, NameChange, NameChanges, NameFilter,
+    NamedVersion, OptimizeReport, RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId,
+    TensorInfo, TensorSpec, check_name,
 };

@@ -20,7 +20,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::Device;
 use cotensor_memory::{EmbeddedMemory, PackCache};
-use cotensor_store::{Diagnostics, TensorId};
+use cotensor_store::TensorId;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::path::PathBuf;
@@ -355,28 +355,6 @@ impl Store {
             Err(error) if missing_ok && error.kind() == ErrorKind::NotFound => Ok(()),
             outcome => outcome.or_raise(py),
         }
-    }
-
-    fn __contains__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<bool> {
-        let store = self.store(py)?;
-        let holder = holder_of(py, &store, None);
-        match py.detach(|| store.get(&name, &holder).map(drop)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            outcome => outcome.or_raise(py).map(|()| true),
-        }
-    }
-
-    /// The published names in order.
-    fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let backend = self.backend(py)?;
-        let found = py.detach(|| match &backend {
-            Backend::Client(store) => store.report::<p::Diagnostics, Diagnostics>(),
-            Backend::Embedded(store) => Ok(cotensor::StoreReports::diagnostics(&**store)),
-        });
-        let mut names: Vec<_> = found.or_raise(py)?.tensors.into_iter().map(|tensor| tensor.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        Ok(names)
     }
 
     /// Counters: tensors, bytes, hits and misses, copies by reason, evictions.

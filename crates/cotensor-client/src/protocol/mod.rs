@@ -3,6 +3,7 @@
 mod device_name;
 mod functions;
 mod messages;
+mod names;
 mod openrpc;
 pub mod provider;
 mod service;
@@ -11,6 +12,7 @@ mod tensor;
 pub use cotensor_rpc::{Method, MethodDescription};
 pub use functions::*;
 pub use messages::*;
+pub use names::*;
 pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
 pub use service::*;
 pub use tensor::{Descriptor, GroupMember, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState};
@@ -54,6 +56,12 @@ methods! { METHODS:
     Has "tensor.has": IdParams => Present;
     /// Removes a name. Its memory is freed with the last lease.
     Remove "tensor.remove": NameParams => Empty;
+    /// Finds the newest version of a name, without a lease.
+    FindName "name.find": NameParams => FoundName;
+    /// Lists names that start with a prefix, with their newest versions. The answer is bounded: the next call continues.
+    ListNames "name.list": ListNamesParams => NameList;
+    /// Waits for changes of names: new versions and removals. Each name is listed once, with its newest version.
+    AwaitChanges "name.changes": ChangesParams => Changes;
     /// Lists the tensors whose names start with a prefix.
     List "tensor.list": ListParams => ListResult;
     /// Lists the versions of a name with their holders.

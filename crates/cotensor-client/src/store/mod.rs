@@ -7,6 +7,7 @@ mod connection;
 mod copies;
 mod lease_table;
 mod memories;
+mod names;
 mod publication;
 mod reconnect;
 mod session;

@@ -1,6 +1,6 @@
 //! The handler of each method.
 
-use super::{blobs, claim, functions, notes, report, service, session, tensor};
+use super::{blobs, claim, functions, names, notes, report, service, session, tensor};
 use crate::dispatch::Methods;
 use cotensor_client::protocol as p;
 
@@ -21,6 +21,9 @@ pub(crate) fn methods() -> Methods {
         .add::<p::SegmentFd, _>(tensor::segment_fd)
         .add::<p::Has, _>(tensor::has)
         .add::<p::Remove, _>(tensor::remove)
+        .add::<p::FindName, _>(names::find)
+        .add::<p::ListNames, _>(names::list)
+        .add::<p::AwaitChanges, _>(names::changes)
         .add::<p::List, _>(report::list)
         .add::<p::ListHolders, _>(report::holders)
         .add::<p::Claim, _>(claim::begin)

@@ -6,6 +6,7 @@ mod claim;
 mod functions;
 mod key;
 mod methods;
+mod names;
 mod notes;
 mod report;
 mod service;

@@ -3,6 +3,7 @@
 mod blobs;
 mod computations;
 mod memory;
+mod names;
 mod reports;
 mod store;
 mod tensors;
@@ -10,6 +11,7 @@ mod tensors;
 pub use blobs::BlobStore;
 pub use computations::{Claim, ComputationStore};
 pub use memory::MemoryControl;
+pub use names::NameStore;
 pub use reports::StoreReports;
 pub use store::Store;
 pub use tensors::TensorStore;

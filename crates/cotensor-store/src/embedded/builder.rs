@@ -130,6 +130,7 @@ impl EmbeddedStoreBuilder {
         let seed = self.seed.unwrap_or_else(|| foldhash::fast::RandomState::default().hash_one(0));
         Arc::new_cyclic(|me| EmbeddedStore {
             names: Names::new(self.shards, seed),
+            changes: Arc::default(),
             claims: Claims::new(self.claim_wait_max),
             devices: Devices::new(memories, self.device_limits, host),
             cache: self.cache,

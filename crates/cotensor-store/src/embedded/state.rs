@@ -3,7 +3,7 @@
 use crate::blobs::Notes;
 use crate::budget::Devices;
 use crate::computations::Claims;
-use crate::names::Names;
+use crate::names::{ChangeLog, Names};
 use crate::reports::CopyLog;
 use crate::spill::SpillState;
 use crate::{Clock, Refusal, SharingConfig, StoreObserver};
@@ -15,6 +15,7 @@ use std::time::Duration;
 /// A store inside this process. [`EmbeddedStore::builder`] makes one behind an `Arc`.
 pub struct EmbeddedStore {
     pub(crate) names: Names,
+    pub(crate) changes: Arc<ChangeLog>,
     pub(crate) claims: Claims,
     pub(crate) devices: Devices,
     pub(crate) cache: Option<Arc<dyn BlobCache>>,

@@ -23,7 +23,12 @@ impl EmbeddedStore {
     pub(crate) fn free_closed(&self, records: &[Arc<Record>]) {
         crate::log::log_freed(records);
         for record in records {
-            self.names.forget(record, |record| self.notify(|observer| observer.on_free(record)));
+            self.names.forget(record, |record, was_newest| {
+                if was_newest {
+                    self.changes.record(record.name(), None);
+                }
+                self.notify(|observer| observer.on_free(record));
+            });
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
                 if let Some(state) = &self.spill {
@@ -82,6 +87,7 @@ impl EmbeddedStore {
             // Leased before it can be found: else a tensor that is not retained could be freed before its first lease.
             record.leases.acquire(holder);
             self.notify(|observer| observer.on_publish(&record));
+            self.changes.record(&name, Some(id));
             record
         });
         if let Some(superseded) = superseded {
@@ -215,8 +221,12 @@ impl TensorStore for EmbeddedStore {
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        let on_unlist = |record: &Record| self.notify(|observer| observer.on_unlist(record));
-        let removed = self.names.remove(name, on_unlist);
+        let removed = self.names.remove(name, |in_memory| {
+            self.changes.record(name, None);
+            if let Some(record) = in_memory {
+                self.notify(|observer| observer.on_unlist(record));
+            }
+        });
         self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
         Ok(())
     }

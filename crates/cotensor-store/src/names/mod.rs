@@ -1,8 +1,13 @@
 //! Names, versions and holders. A lookup by name starts in `table.rs`.
 
+mod changes;
+mod listing;
 mod spilled;
 mod table;
 mod version_words;
 
+pub(crate) use changes::ChangeLog;
+pub use changes::ChangesFuture;
+pub(crate) use spilled::SpillOutcome;
 pub(crate) use table::{Names, RestoredVersion, SHARDS, Superseded};
 pub use version_words::{VersionWord, VersionWords, WordTable};

@@ -7,10 +7,21 @@ use crate::spill::{Location, SpilledSet};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
+/// The outcome of replacing a record by its spilled set.
+pub(crate) enum SpillOutcome {
+    /// The set has replaced it.
+    Spilled,
+    /// The record was removed.
+    Removed {
+        /// Whether it was the newest version of its name.
+        was_newest: bool,
+    },
+}
+
 impl Names {
     /// Replaces a closed record by its spilled set if it is the newest version of its name and retained; else removes
-    /// it, as [`forget`](Self::forget) does. Calls `done` with true or false while the name is locked.
-    pub(crate) fn spill(&self, record: &Record, set: &Arc<SpilledSet>, done: impl FnOnce(bool)) {
+    /// it, as [`forget`](Self::forget) does. Calls `done` while the name is locked.
+    pub(crate) fn spill(&self, record: &Record, set: &Arc<SpilledSet>, done: impl FnOnce(SpillOutcome)) {
         let (index, hash) = self.locate(record.name());
         let mut names = self.lock(index);
         let Ok(mut found) = names.entries.find_entry(hash, |entry| entry.is_named(record.name())) else { return };
@@ -18,10 +29,10 @@ impl Names {
         let current = entry.current.take_if(|current| current.id == record.id).is_some();
         if current && record.is_retained() {
             entry.spilled = Some(Box::new((Arc::clone(set), record.id)));
-            return done(true);
+            return done(SpillOutcome::Spilled);
         }
         entry.old.remove(record.id);
-        done(false);
+        done(SpillOutcome::Removed { was_newest: current });
         if entry.is_empty() {
             found.remove();
             self.shrink(&mut names.entries);

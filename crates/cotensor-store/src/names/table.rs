@@ -102,6 +102,11 @@ impl NameEntry {
         self.current.is_none() && self.old.is_empty() && self.spilled.is_none()
     }
 
+    fn newest(&self) -> Option<TensorId> {
+        let spilled = || self.spilled.as_ref().map(|spilled| spilled.1);
+        self.current.as_ref().map(|record| record.id).or_else(spilled)
+    }
+
     fn versions(&self) -> impl Iterator<Item = &Arc<Record>> {
         self.current.iter().chain(self.old.iter())
     }
@@ -257,6 +262,25 @@ impl Names {
         entry.versions().find(|record| record.id.version == version).and_then(take)
     }
 
+    /// The newest version, in memory or spilled.
+    pub(crate) fn newest(&self, name: &str) -> Option<TensorId> {
+        let (index, hash) = self.locate(name);
+        let names = self.lock(index);
+        names.entries.find(hash, |entry| entry.is_named(name))?.newest()
+    }
+
+    /// Calls `each` with every name that starts with `prefix` and its newest version, in no order. A part of the names
+    /// is locked meanwhile.
+    pub(crate) fn each(&self, prefix: &str, mut each: impl FnMut(&str, TensorId)) {
+        for index in 0..self.shards.len() {
+            for entry in self.lock(index).entries.iter().filter(|entry| entry.name.starts_with(prefix)) {
+                if let Some(id) = entry.newest() {
+                    each(&entry.name, id);
+                }
+            }
+        }
+    }
+
     /// The newest version in memory.
     pub(crate) fn current(&self, name: &str) -> Option<TensorId> {
         let (index, hash) = self.locate(name);
@@ -264,14 +288,15 @@ impl Names {
         names.entries.find(hash, |entry| entry.is_named(name))?.current.as_ref().map(|record| record.id)
     }
 
-    /// Removes `name`; returns its newest version. Calls `on_unlist` while the name is locked, unless the version is
-    /// spilled.
-    pub(crate) fn remove(&self, name: &str, on_unlist: impl FnOnce(&Record)) -> Option<Superseded> {
+    /// Removes `name`; returns its newest version. Calls `on_unlist` while the name is locked, with the version unless it
+    /// is spilled.
+    pub(crate) fn remove(&self, name: &str, on_unlist: impl FnOnce(Option<&Record>)) -> Option<Superseded> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
         let mut found = names.entries.find_entry(hash, |entry| entry.is_named(name)).ok()?;
         let entry = found.get_mut();
         if let Some(spilled) = entry.spilled.take() {
+            on_unlist(None);
             if entry.old.is_empty() {
                 found.remove();
                 self.shrink(&mut names.entries);
@@ -281,22 +306,20 @@ impl Names {
         let record = entry.current.take()?;
         record.set_state(VersionState::Removed);
         entry.old.push(Arc::clone(&record));
-        on_unlist(&record);
+        on_unlist(Some(&record));
         Some(Superseded::InMemory(record))
     }
 
     /// Removes a closed record, and the name with its last version; a name that is published again gets a new id.
-    /// Calls `on_free` while the name is locked.
-    pub(crate) fn forget(&self, record: &Record, on_free: impl FnOnce(&Record)) {
+    /// Calls `on_free` while the name is locked, with whether the record was the newest version.
+    pub(crate) fn forget(&self, record: &Record, on_free: impl FnOnce(&Record, bool)) {
         let (index, hash) = self.locate(record.name());
         let mut names = self.lock(index);
         let Ok(mut found) = names.entries.find_entry(hash, |entry| entry.is_named(record.name())) else { return };
         let entry = found.get_mut();
-        if entry.current.as_ref().is_some_and(|current| current.id == record.id) {
-            entry.current = None;
-        }
+        let newest = entry.current.take_if(|current| current.id == record.id).is_some();
         entry.old.remove(record.id);
-        on_free(record);
+        on_free(record, newest);
         if entry.is_empty() {
             found.remove();
             self.shrink(&mut names.entries);

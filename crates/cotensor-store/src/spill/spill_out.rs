@@ -5,6 +5,7 @@ use crate::EmbeddedStore;
 use crate::backend::LeaseBackend;
 use crate::budget::SpilledCharge;
 use crate::eviction::Candidate;
+use crate::names::SpillOutcome;
 use crate::types::CopyReason;
 use cotensor_core::{HeapMemory, Memory, Result, Segment};
 use std::sync::Arc;
@@ -63,9 +64,12 @@ impl EmbeddedStore {
             {
                 state.results().insert(*key, results);
             }
-            self.names.spill(record, &spilled_set, |is_spilled| match is_spilled {
-                true => self.notify(|observer| observer.on_spill(record, &*spilled)),
-                false => {
+            self.names.spill(record, &spilled_set, |outcome| match outcome {
+                SpillOutcome::Spilled => self.notify(|observer| observer.on_spill(record, &*spilled)),
+                SpillOutcome::Removed { was_newest } => {
+                    if was_newest {
+                        self.changes.record(record.name(), None);
+                    }
                     if let Some(key) = &record.key() {
                         state.results().remove(key);
                     }

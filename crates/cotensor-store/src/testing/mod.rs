@@ -5,6 +5,7 @@
 mod devices;
 mod fixtures;
 mod groups;
+mod names;
 mod room;
 mod suite;
 mod tensors;

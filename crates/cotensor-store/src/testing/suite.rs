@@ -1,7 +1,7 @@
 //! The conformance suite of stores.
 
 use super::fixtures::OpenStore;
-use super::{groups, room, tensors, work};
+use super::{groups, names, room, tensors, work};
 
 type Check = fn(&dyn Fn(u64) -> OpenStore);
 
@@ -12,7 +12,7 @@ type Check = fn(&dyn Fn(u64) -> OpenStore);
 /// # Panics
 /// When the store breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
-    let all: [(&str, Check); 19] = [
+    let all: [(&str, Check); 22] = [
         ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
         ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),
         ("unleased tensor is freed unless cached", tensors::unleased_tensor_is_freed_unless_cached),
@@ -23,6 +23,9 @@ pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
         ("group is published and leased as one", groups::group_is_published_and_leased_as_one),
         ("leased group outlives its successor", groups::leased_group_outlives_its_successor),
         ("invalid groups are refused", groups::invalid_groups_are_refused),
+        ("names are listed in order", names::names_are_listed_in_order),
+        ("changes of names reach waiting callers", names::changes_of_names_reach_waiting_callers),
+        ("changes are filtered and coalesced", names::changes_are_filtered_and_coalesced),
         ("budget is enforced and error names holders", room::budget_is_enforced_and_error_names_holders),
         ("cheapest tensor is evicted first", room::cheapest_tensor_is_evicted_first),
         ("reports count tensors copies and lookups", room::reports_count_tensors_copies_and_lookups),

@@ -6,6 +6,7 @@ mod config;
 mod copy_reason;
 mod holder;
 mod members;
+mod names;
 mod report;
 mod tensor;
 
@@ -16,5 +17,6 @@ pub use copy_reason::CopyReason;
 pub use holder::Holder;
 pub(crate) use members::member_layout;
 pub use members::{MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, Member, Members};
+pub use names::{ChangePosition, NameChange, NameChanges, NameFilter, NamedVersion};
 pub use report::{Copies, DeviceStats, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
 pub use tensor::{NAME_BYTES_MAX, Retention, TensorId, TensorSpec, check_name};

@@ -154,6 +154,27 @@ impl TensorStore for Client {
     }
 }
 
+impl NameStore for Client {
+    fn find_name(&self, name: &str) -> Result<Option<TensorId>> {
+        self.daemon.find_name(name)
+    }
+    fn names(&self, prefix: &str) -> Result<Vec<NamedVersion>> {
+        self.daemon.names(prefix)
+    }
+    fn count_names(&self, prefix: &str) -> Result<usize> {
+        self.daemon.count_names(prefix)
+    }
+    fn changes(
+        &self,
+        filter: &NameFilter,
+        since: Option<ChangePosition>,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges> {
+        self.daemon.changes(filter, since, wait, keep_waiting)
+    }
+}
+
 impl ComputationStore for Client {
     /// This client shares no computations: every claim must compute.
     fn claim_within(&self, key: &Key, _: &Holder, _: Duration) -> Result<Claim> {

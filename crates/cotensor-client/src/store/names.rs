@@ -1,0 +1,114 @@
+//! Names in the daemon's store, and waits for their changes.
+
+use super::client_store::ClientStore;
+use crate::protocol::{self as p, Method};
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::{CallGroup, WaitLimit, Waited};
+use cotensor_store::{ChangePosition, NameChange, NameChanges, NameFilter, NameStore, NamedVersion, TensorId};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The longest wait of one call. The daemon's limit is longer.
+const CALL_WAIT_MAX: Duration = Duration::from_secs(20);
+/// How much longer than its wait a call may take.
+const ANSWER_MARGIN: Duration = Duration::from_secs(30);
+
+impl NameStore for ClientStore {
+    fn find_name(&self, name: &str) -> Result<Option<TensorId>> {
+        let found = self.daemon.call::<p::FindName>(&p::NameParams { name: name.to_owned() })?.0;
+        Ok(found.id.map(Into::into))
+    }
+
+    fn names(&self, prefix: &str) -> Result<Vec<NamedVersion>> {
+        let mut names = Vec::new();
+        let mut after = String::new();
+        loop {
+            let params = p::ListNamesParams { prefix: prefix.to_owned(), after, limit: p::NAMES_MAX };
+            let page = self.daemon.call::<p::ListNames>(&params)?.0;
+            let last = page.names.last().map(|listed| listed.name.clone());
+            let listed = page.names.into_iter().map(|listed| NamedVersion { name: listed.name, id: listed.id.into() });
+            names.extend(listed);
+            after = match last {
+                Some(last) if page.left_off > 0 => last,
+                _ => return Ok(names),
+            };
+        }
+    }
+
+    fn count_names(&self, prefix: &str) -> Result<usize> {
+        let params = p::ListNamesParams { prefix: prefix.to_owned(), after: String::new(), limit: 0 };
+        Ok(self.daemon.call::<p::ListNames>(&params)?.0.left_off)
+    }
+
+    fn changes(
+        &self,
+        filter: &NameFilter,
+        since: Option<ChangePosition>,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges> {
+        let end = Instant::now().checked_add(wait);
+        let mut since = since;
+        loop {
+            let left = end.map_or(CALL_WAIT_MAX, |end| end.saturating_duration_since(Instant::now()));
+            let changes = match self.changes_once(filter, since, left.min(CALL_WAIT_MAX), keep_waiting) {
+                Ok(changes) => changes,
+                Err(error) => match (since, error.kind()) {
+                    (Some(position), ErrorKind::Conflict) if !keep_waiting() => {
+                        return Ok(NameChanges { position, changes: Vec::new(), incomplete: false });
+                    }
+                    _ => return Err(error),
+                },
+            };
+            let passed = end.is_some_and(|end| Instant::now() >= end);
+            if since.is_none() || changes.incomplete || !changes.changes.is_empty() || passed || !keep_waiting() {
+                return Ok(changes);
+            }
+            since = Some(changes.position);
+        }
+    }
+}
+
+impl ClientStore {
+    /// One call, again in the next session when the daemon is replaced meanwhile.
+    fn changes_once(
+        &self,
+        filter: &NameFilter,
+        since: Option<ChangePosition>,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges> {
+        let params = changes_params(filter, since, wait);
+        let limit =
+            WaitLimit { deadline: Instant::now().checked_add(wait + ANSWER_MARGIN), keep_waiting: Some(keep_waiting) };
+        self.daemon.retry(|session| {
+            match session.connection.send_call::<p::AwaitChanges>(&params, Vec::new(), &limit)?.wait(&limit)? {
+                Waited::Answer(answer) => changes_of(answer.response),
+                Waited::LimitPassed(call) => {
+                    // The answer has no lease, so it can be dropped.
+                    session.connection.abandon(call, &Arc::new(CallGroup::default()));
+                    Err(match limit.has_passed() {
+                        true => Error::new(ErrorKind::TimedOut, "the daemon did not answer in time"),
+                        false => Error::new(ErrorKind::Conflict, "the caller stopped waiting"),
+                    })
+                }
+            }
+        })
+    }
+}
+
+/// The parameters of a wait. The daemon limits its time.
+pub(super) fn changes_params(filter: &NameFilter, since: Option<ChangePosition>, wait: Duration) -> p::ChangesParams {
+    let timeout_ms = wait.as_millis().try_into().unwrap_or(u64::MAX);
+    p::ChangesParams { filter: filter.into(), since: since.map(Into::into), timeout_ms }
+}
+
+/// The changes of an answer.
+pub(super) fn changes_of(response: cotensor_rpc::Response) -> Result<NameChanges> {
+    let value = response.outcome()?;
+    let changes: p::Changes = serde_json::from_str(value.get())
+        .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", p::AwaitChanges::NAME)))?;
+    let changed = changes.changes.into_iter();
+    let changed = changed.map(|change| NameChange { name: change.name, id: change.id.map(Into::into) }).collect();
+    Ok(NameChanges { position: changes.position.into(), changes: changed, incomplete: changes.incomplete })
+}

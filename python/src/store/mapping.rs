@@ -1,0 +1,135 @@
+//! A store as a mapping of names to tensors, and many tensors at once.
+
+use super::holder::holder as holder_of;
+use super::store::Store;
+use super::tensor::Tensor;
+use crate::args;
+use crate::errors::{OrRaise, raise};
+use crate::import::source::SourceArray;
+use cotensor::Error;
+use cotensor_store::{Retention, TensorSpec};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyIterator, PyList, PyMapping};
+use std::time::Duration;
+
+#[pymethods]
+impl Store {
+    /// ``store[name]``: the newest version, leased. Raises :class:`NotFoundError`, a :class:`KeyError`.
+    fn __getitem__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, None);
+        let lease = py.detach(|| store.get(&name, &holder)).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+
+    /// ``store[name] = array``: publishes a version that stays until it is removed or evicted.
+    fn __setitem__(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        array: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.put_kept(py, &name, array).map(drop)
+    }
+
+    /// ``del store[name]``: removes the name. Raises :class:`NotFoundError`, a :class:`KeyError`.
+    fn __delitem__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<()> {
+        let store = self.store(py)?;
+        py.detach(|| store.remove(&name)).or_raise(py)
+    }
+
+    /// The number of names.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let store = self.store(py)?;
+        py.detach(|| store.count_names("")).or_raise(py)
+    }
+
+    /// A store is true, also without names.
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    /// Iterates over the names that exist now, in order.
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyList::new(py, self.names(py, None)?)?.try_iter()
+    }
+
+    fn __contains__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<bool> {
+        let store = self.store(py)?;
+        Ok(py.detach(|| store.find_name(&name)).or_raise(py)?.is_some())
+    }
+
+    /// The published names that start with ``prefix``, in order.
+    #[pyo3(signature = (prefix=None))]
+    fn names(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::prefix)] prefix: Option<String>,
+    ) -> PyResult<Vec<String>> {
+        let store = self.store(py)?;
+        let named = py.detach(|| store.names(prefix.as_deref().unwrap_or_default())).or_raise(py)?;
+        Ok(named.into_iter().map(|named| named.name).collect())
+    }
+
+    /// Leases the newest version of each name. Returns a dict in the order of ``names``. Raises :class:`NotFoundError` if one
+    /// is missing, and with ``missing_ok`` leaves it out.
+    #[pyo3(signature = (names, *, missing_ok=false))]
+    fn get_many<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = args::names)] names: Vec<String>,
+        #[pyo3(from_py_with = args::missing_ok)] missing_ok: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, None);
+        let found = PyDict::new(py);
+        for name in names {
+            match py.detach(|| store.get(&name, &holder)) {
+                Err(error) if missing_ok && error.kind() == cotensor::ErrorKind::NotFound => {}
+                lease => found.set_item(&name, Tensor::new(lease.or_raise(py)?, store.clone()))?,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Publishes every array of a mapping under its name, as ``store[name] = array`` does. Returns the leased tensors by name.
+    /// Every array is checked before the first one is published.
+    fn put_many<'py>(&self, py: Python<'py>, arrays: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+        let wrong = || raise(py, &Error::invalid("pass a mapping of strings to arrays").in_field("arrays"));
+        let items = arrays.cast::<PyMapping>().map_err(|_| wrong())?.items()?;
+        let mut sources = Vec::with_capacity(items.len());
+        for item in items {
+            let (name, array): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            let name: String = name.extract().map_err(|_| wrong())?;
+            let source = SourceArray::of(&array, &name)?;
+            sources.push((name, source));
+        }
+        let put = PyDict::new(py);
+        for (name, source) in sources {
+            put.set_item(&name, self.put_source(py, &name, source)?)?;
+        }
+        Ok(put)
+    }
+}
+
+impl Store {
+    fn put_kept(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+        self.put_source(py, name, SourceArray::of(array, &"array")?)
+    }
+
+    /// Publishes an array with the default options of `put`.
+    fn put_source(&self, py: Python<'_>, name: &str, source: SourceArray) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, None);
+        let spec = TensorSpec {
+            producer: holder.name().to_owned(),
+            retention: Retention::Cached { recompute: Duration::ZERO },
+            ..TensorSpec::new(name, source.dtype, &source.shape)
+        };
+        let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
+        source.fill(py, &mut reservation)?;
+        drop(source);
+        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+}

@@ -1,0 +1,262 @@
+"""A store as a mapping of names, and waiting for names."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Iterator, Optional
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from conftest import serving  # noqa: E402
+
+import cotensor  # noqa: E402
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A prefix that no other test uses."""
+    return f"t{next(numbers)}."
+
+
+@pytest.fixture
+def writer(store: cotensor.Store) -> Iterator[cotensor.Store]:
+    """The store, by a connection of its own where there is one."""
+    if store.socket is None:
+        yield store
+        return
+    with cotensor.connect(store.socket) as other:
+        yield other
+
+
+def in_background(act: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_store_is_a_mapping_of_names(store: cotensor.Store, prefix: str) -> None:
+    before = len(store)
+    store[prefix + "b"] = np.arange(4)
+    store[prefix + "a"] = [1.5, 2.5]
+    assert len(store) == before + 2 and bool(store)
+    assert store[prefix + "b"].numpy().tolist() == [0, 1, 2, 3]
+    assert prefix + "a" in store and prefix not in store
+    assert [name for name in store if name.startswith(prefix)] == [prefix + "a", prefix + "b"]
+    assert store.names(prefix) == [prefix + "a", prefix + "b"] and store.names(prefix + "c") == []
+    store[prefix + "a"] = np.zeros(3)
+    assert store[prefix + "a"].version == 2
+    del store[prefix + "a"]
+    assert prefix + "a" not in store
+    for missing in (lambda: store[prefix + "a"], lambda: store.__delitem__(prefix + "a")):
+        with pytest.raises(KeyError, match=prefix):
+            missing()
+    with pytest.raises(cotensor.InvalidError, match="name"):
+        store[1]  # type: ignore[index]
+
+
+def test_removed_name_is_not_listed_while_it_is_leased(store: cotensor.Store, prefix: str) -> None:
+    tensor = store.put(prefix, [1])
+    store.remove(prefix)
+    assert prefix not in store and store.names(prefix) == []
+    assert tensor.numpy().tolist() == [1]
+
+
+def test_empty_store_is_true() -> None:
+    assert len(cotensor.Store()) == 0 and cotensor.Store()
+
+
+def test_membership_counts_no_hit(store: cotensor.Store, prefix: str) -> None:
+    store[prefix] = [1]
+
+    def hits() -> int:
+        return int(store.get_stats()["cache_hits"])
+
+    before = hits()
+    assert prefix in store and store.names(prefix) == [prefix]
+    assert hits() == before
+
+
+def test_many_tensors_at_once(store: cotensor.Store, prefix: str) -> None:
+    arrays = {f"{prefix}{index}": np.full(index, index) for index in range(5)}
+    put = store.put_many(arrays)
+    assert list(put) == list(arrays) and all(tensor.version == 1 for tensor in put.values())
+    del put
+    got = store.get_many(list(reversed(arrays)))
+    assert list(got) == list(reversed(arrays))
+    assert all(np.array_equal(got[name].numpy(), arrays[name]) for name in arrays)
+    with pytest.raises(KeyError, match="absent"):
+        store.get_many([f"{prefix}1", f"{prefix}absent"])
+    assert list(store.get_many([f"{prefix}absent", f"{prefix}1"], missing_ok=True)) == [f"{prefix}1"]
+    with pytest.raises(cotensor.CotensorError, match="wrong"):
+        store.put_many({f"{prefix}new": [1], f"{prefix}wrong": object()})
+    assert f"{prefix}new" not in store, "every array is checked before the first one is published"
+
+
+def test_names_beyond_one_answer() -> None:
+    with serving() as daemon, daemon.connect() as store:
+        # The daemon lists 4096 names at a time.
+        names = [f"many.{number:05}" for number in range(4200)]
+        store.put_many(dict.fromkeys(names, np.zeros(1, "uint8")))
+        assert store.names("many.") == names
+        assert len(store) == len(names)
+
+
+def test_wait_returns_an_existing_tensor_at_once(store: cotensor.Store, prefix: str) -> None:
+    store[prefix] = [1, 2]
+    assert store.wait(prefix, timeout=0).numpy().tolist() == [1, 2]
+    with pytest.raises(TimeoutError, match=prefix):
+        store.wait(prefix + "absent", timeout=0)
+    with pytest.raises(TimeoutError, match=prefix):
+        store.wait(prefix, timeout=0.01, after=store[prefix])
+
+
+def test_wait_returns_the_tensor_that_is_published_later(
+    store: cotensor.Store, writer: cotensor.Store, prefix: str
+) -> None:
+    tensor: Optional[cotensor.Tensor] = None
+    for expected in range(1, 20):
+        thread = in_background(functools.partial(writer.put, prefix, [expected]))
+        tensor = store.wait(prefix, timeout=60, after=tensor)
+        thread.join()
+        assert tensor.numpy().tolist() == [expected]
+
+
+def test_wait_after_a_removed_version(store: cotensor.Store, writer: cotensor.Store, prefix: str) -> None:
+    first = store.put(prefix, [1])
+    writer.remove(prefix)
+    thread = in_background(lambda: writer.put(prefix, [2]))
+    second = store.wait(prefix, timeout=60, after=first)
+    thread.join()
+    assert second.numpy().tolist() == [2] and second.id != first.id
+
+
+def test_watch_reports_versions_and_removals(store: cotensor.Store, writer: cotensor.Store, prefix: str) -> None:
+    store[prefix + "old"] = [0]
+    with store.watch(prefix) as watch:
+        tensor = writer.put(prefix + "x", [1])
+        change = watch.get(60)
+        assert (change.name, change.version, change.id, change.removed) == (prefix + "x", 1, tensor.id, False)
+        assert store.lease(change.id).numpy().tolist() == [1]
+        writer["unwatched" + prefix] = [1]
+        writer[prefix + "x"] = [2]
+        assert next(watch).version == 2
+        del writer[prefix + "x"]
+        change = next(watch)
+        assert change.removed and change.version is None and change.id is None
+        with pytest.raises(TimeoutError):
+            watch.get(0.01)
+    with pytest.raises(StopIteration):
+        next(watch)
+    with pytest.raises(cotensor.ConflictError, match="closed"):
+        watch.get()
+
+
+def test_watch_of_one_name_and_of_existing_names(store: cotensor.Store, writer: cotensor.Store, prefix: str) -> None:
+    writer[prefix + "a"] = [1]
+    writer[prefix + "ab"] = [1]
+    with store.watch(name=prefix + "a", existing=True) as one, store.watch(prefix, existing=True) as both:
+        assert [one.get(60).name] == [prefix + "a"]
+        assert [both.get(60).name for _ in range(2)] == [prefix + "a", prefix + "ab"]
+        del writer[prefix + "ab"]
+        assert both.get(60).removed
+        with pytest.raises(TimeoutError):
+            one.get(0)
+    with pytest.raises(cotensor.InvalidError, match="not both"):
+        store.watch(prefix, name=prefix)
+
+
+def test_slow_watch_gets_the_newest_version_once(store: cotensor.Store, writer: cotensor.Store, prefix: str) -> None:
+    with store.watch(prefix) as watch:
+        for value in range(10):
+            writer[prefix + "x"] = [value]
+        writer[prefix + "gone"] = [1]
+        del writer[prefix + "gone"]
+        assert watch.get(60).version == 10
+        with pytest.raises(TimeoutError):
+            watch.get(0.01)
+
+
+def test_watch_reports_the_end_of_an_unkept_tensor(store: cotensor.Store, writer: cotensor.Store, prefix: str) -> None:
+    with store.watch(prefix) as watch:
+        tensor = writer.put(prefix, [1], keep=False)
+        assert watch.get(60).version == 1
+        tensor.release()
+        del tensor
+        gc.collect()
+        assert watch.get(60).removed
+
+
+def test_closing_ends_a_waiting_iteration(store: cotensor.Store, prefix: str) -> None:
+    watch = store.watch(prefix)
+    seen: list[Any] = []
+    thread = in_background(lambda: seen.extend(watch))
+    store[prefix] = [1]
+    while not seen:
+        time.sleep(0.001)
+    with pytest.raises(cotensor.ConflictError, match="another thread"):
+        while True:
+            watch.get(0)
+    watch.close()
+    thread.join(60)
+    assert not thread.is_alive() and [change.name for change in seen] == [prefix]
+
+
+def test_watch_that_fell_far_behind_lists_the_names(prefix: str) -> None:
+    # More changes than the log keeps: of 4 MiB of names.
+    store = cotensor.Store()
+    long = "x" * 1000
+    store["kept"] = [1]
+    with store.watch() as watch:
+        for number in range(4500):
+            store[f"{number}{long}"] = [1]
+        del store[f"0{long}"]
+        del store["kept"]
+        changes = [watch.get(60) for _ in range(4500)]
+        with pytest.raises(TimeoutError):
+            watch.get(0)
+    found = {change.name: change.removed for change in changes}
+    assert len(found) == 4500 and found.pop("kept")
+    assert not any(found.values()) and f"0{long}" not in found
+
+
+def test_waits_go_on_with_the_next_server() -> None:
+    with serving() as daemon, daemon.connect() as store, daemon.connect() as writer:
+        store["x"] = [1]
+        first = store["x"]
+        with store.watch() as watch:
+            result: list[Any] = []
+            thread = in_background(lambda: result.append(store.wait("x", timeout=60, after=first)))
+            os.kill(daemon.info["server"], signal.SIGKILL)
+            writer["x"] = [2]
+            thread.join(60)
+            assert result and result[0].numpy().tolist() == [2]
+            assert (watch.get(60).name, store["x"].version) == ("x", 2)
+
+
+def test_interrupt_ends_a_wait() -> None:
+    program = """
+import os, signal, threading, sys, cotensor
+store = cotensor.connect(sys.argv[1]) if sys.argv[1] else cotensor.Store()
+for wait in (lambda: store.wait("never"), lambda: next(store.watch())):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        wait()
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+    with serving() as daemon:
+        for socket in (str(daemon.socket), ""):
+            ran = subprocess.run([sys.executable, "-c", program, socket], capture_output=True, text=True, timeout=60)
+            assert ran.stdout.split() == ["interrupted"] * 2, ran.stderr
