@@ -5,7 +5,7 @@
 
 use cotensor::client::{ClientStore, default_socket};
 use cotensor::functions::{Arguments, CallError, Functions, Provider};
-use cotensor::serving::model_functions;
+use cotensor::serving::{LoadedModels, ServingOptions, model_functions};
 use cotensor::{Error, Runtime};
 use cotensor_daemon::{Config, connect_or_embed};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ fn main() -> Result<(), CallError> {
     let config = Config { socket: socket.clone(), ..Config::default() };
     let (store, _daemon) = connect_or_embed(&config, "models")?;
     let runtime = Runtime::over(Arc::clone(&store) as Arc<_>, Some(1));
-    let _provider = model_functions(Provider::builder(store), runtime).start()?;
+    let models = LoadedModels::new(runtime, ServingOptions::default());
+    let _provider = model_functions(Provider::builder(store), models).start()?;
 
     let io = |error: std::io::Error| Error::io("cannot start this program again", &error);
     let program = std::env::current_exe().map_err(io)?;

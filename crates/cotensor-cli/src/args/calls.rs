@@ -99,6 +99,16 @@ pub(crate) struct ServeModelsArgs {
     /// Number of calls that run concurrently; further calls wait.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) workers: u16,
+    /// Answer HTTP requests for embeddings and rankings at this Unix socket, too; the daemon forwards /v1 to it. Ends with
+    /// standard input if that is a pipe.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) v1: Option<PathBuf>,
+    /// Unload a model of `model.embed` and /v1 after this many seconds without requests; 0 for never.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
+    pub(crate) model_ttl: u64,
+    /// Compute the embedding of each text of a request again, also of one that was embedded before.
+    #[arg(long)]
+    pub(crate) no_result_cache: bool,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -4,6 +4,7 @@ mod adapters;
 mod cache;
 mod calls;
 mod daemon;
+mod embed;
 mod models;
 mod placement;
 mod sharing;
@@ -13,6 +14,7 @@ pub(crate) use adapters::*;
 pub(crate) use cache::*;
 pub(crate) use calls::*;
 pub(crate) use daemon::*;
+pub(crate) use embed::*;
 pub(crate) use models::*;
 pub(crate) use placement::*;
 pub(crate) use sharing::*;
@@ -41,6 +43,7 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List which stages of a pipeline are shared by which users, and why others are not.
     Explain(ExplainArgs),
+    Embed(EmbedArgs),
     /// List the model families: supported ones and planned ones.
     Models(ModelsArgs),
     FitAdapter(FitAdapterArgs),

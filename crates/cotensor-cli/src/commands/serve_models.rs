@@ -8,13 +8,21 @@ use crate::launch::Program;
 use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
-use cotensor::core::Result;
+use cotensor::core::{Error, Result};
 use cotensor_functions::{Functions, Limits, Provider};
-use cotensor_serving::model_functions;
+use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use std::fs::Permissions;
 use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
 
 /// The JSON object that `--json` prints when the functions are registered.
 #[derive(Serialize)]
@@ -34,7 +42,13 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     };
     let runtime = options.runtime_over(Arc::clone(&store) as Arc<_>)?;
     let limits = Limits { workers: usize::from(args.workers), ..Limits::default() };
-    let provider = model_functions(Provider::builder(Arc::clone(&store)), runtime).limits(limits).start()?;
+    let options = ServingOptions {
+        model_ttl: Some(args.model_ttl).filter(|&ttl| ttl > 0).map(Duration::from_secs),
+        caches_results: !args.no_result_cache,
+    };
+    let models = LoadedModels::new(runtime, options);
+    let endpoints = args.v1.as_deref().map(|path| Endpoints::start(path, Arc::clone(&models))).transpose()?;
+    let provider = model_functions(Provider::builder(Arc::clone(&store)), models).limits(limits).start()?;
     let offered = Functions::new(store).list("")?;
     let own = offered.into_iter().filter(|found| found.provider.epoch == provider.epoch());
     let functions: Vec<String> = own.map(|found| found.function.name).collect();
@@ -43,8 +57,60 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     } else {
         report(&format!("offering {}; SIGTERM or Ctrl-C ends it", functions.join(", ")));
     }
+    if args.v1.is_some() {
+        end_with_standard_input()?;
+    }
     // Returns when a signal arrives or the socket fails.
     let _ = stop.read(&mut [0]);
-    drop(provider);
+    drop((provider, endpoints));
     Ok(())
+}
+
+/// If standard input is a pipe or a socket, ends this process at its end: its daemon has ended.
+fn end_with_standard_input() -> Result<()> {
+    let found = std::fs::metadata("/dev/stdin");
+    if !found.is_ok_and(|found| found.file_type().is_fifo() || found.file_type().is_socket()) {
+        return Ok(());
+    }
+    let wait = || {
+        // Bytes have no meaning; an error is an end, too.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        signal_hook::low_level::raise(SIGTERM)
+    };
+    let waiting = std::thread::Builder::new().name("daemon".to_owned()).spawn(wait);
+    waiting.map(drop).map_err(|error| Error::io("waiting for the daemon", &error))
+}
+
+/// The HTTP endpoints on threads of their own. Dropping this ends them and removes the socket.
+struct Endpoints {
+    path: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Endpoints {
+    /// Replaces a socket that a former process left.
+    fn start(path: &Path, models: Arc<LoadedModels>) -> Result<Self> {
+        let io = |error: std::io::Error| Error::io("serving /v1", &error).in_file(path);
+        if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+            std::fs::remove_file(path).map_err(io)?;
+        }
+        let listener = UnixListener::bind(path).map_err(io)?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(io)?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(io)?;
+        let serve = move || runtime.block_on(v1::serve(models, listener, async move { drop(stopped.await) }));
+        let thread = std::thread::Builder::new().name("v1".to_owned()).spawn(serve).map_err(io)?;
+        Ok(Self { path: path.to_path_buf(), stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Endpoints {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+        drop(std::fs::remove_file(&self.path));
+    }
 }

@@ -9,6 +9,7 @@ mod cli;
 mod daemon;
 mod decoding;
 mod demo;
+mod embed;
 mod embedded;
 mod engines;
 mod hostile;

@@ -5,6 +5,7 @@ mod answer;
 pub mod decode;
 mod default_task;
 mod definition;
+mod embedding;
 mod explain;
 mod image_tokens;
 mod inputs;
@@ -27,6 +28,7 @@ pub use adapted::{
 pub use answer::{Answer, Object, Output};
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};
+pub use embedding::{TextEmbedder, TextEmbedding};
 pub use explain::{Explanation, StageUse, explain};
 pub use inputs::Inputs;
 pub use report::{Constant, StageReport, UserReport};

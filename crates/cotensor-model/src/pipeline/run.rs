@@ -318,7 +318,7 @@ impl<'a> Run<'a> {
 }
 
 /// The number of tokens that a graph reads, if it is fixed.
-fn fixed_length(def: &StageDef, stage: &Stage) -> Option<usize> {
+pub(super) fn fixed_length(def: &StageDef, stage: &Stage) -> Option<usize> {
     let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
     let port = stage.graph().inputs().iter().find(|port| port.name == ids)?;
     port.dims.as_ref()?.get(1).copied().flatten()

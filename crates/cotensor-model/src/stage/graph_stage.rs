@@ -207,14 +207,22 @@ impl Stage {
         compute: impl FnOnce(&dyn OutputAllocator) -> Result<Vec<Output>>,
     ) -> Result<StageRun> {
         let start = Instant::now();
-        let key = self.sharing.as_ref().map(|sharing| {
-            let mut hasher = sharing.key_hasher(label, self.graph.precision(), self.graph.variant());
-            for part in extra {
-                hasher.field(part.as_bytes());
-            }
-            Key(hasher.finish())
-        });
-        self.compute(key, &[label.to_owned()], holder, start, compute)
+        self.compute(self.key_once(label, extra), &[label.to_owned()], holder, start, compute)
+    }
+
+    /// Whether the store has the result of [`run_once`](Self::run_once).
+    pub fn is_computed_once(&self, label: &str, extra: &[ContentHash]) -> bool {
+        let key = self.key_once(label, extra);
+        self.sharing.as_ref().zip(key).is_some_and(|(sharing, key)| sharing.store.is_computed(&key))
+    }
+
+    fn key_once(&self, label: &str, extra: &[ContentHash]) -> Option<Key> {
+        let sharing = self.sharing.as_ref()?;
+        let mut hasher = sharing.key_hasher(label, self.graph.precision(), self.graph.variant());
+        for part in extra {
+            hasher.field(part.as_bytes());
+        }
+        Some(Key(hasher.finish()))
     }
 
     /// Computes once per key; a private copy has no key and always computes.

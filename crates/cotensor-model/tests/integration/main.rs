@@ -4,6 +4,7 @@
 
 mod adapters;
 mod configuration;
+mod embedding;
 mod engine;
 mod engine_choice;
 mod export_forms;

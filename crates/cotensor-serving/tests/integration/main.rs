@@ -1,10 +1,13 @@
 //! Models over the daemon's store: the stages that one process ran, another does not run again.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod v1;
+
 use cotensor_daemon::testing::Running;
 use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Inputs, Pipeline, UserReport, run_user};
+use cotensor_serving::{LoadedModels, ServingOptions};
 use cotensor_store::{Store, StoreReports, TensorStore};
 use std::path::Path;
 use std::sync::Arc;
@@ -47,7 +50,8 @@ fn model_reference_runs_in_another_process() {
     let running = Running::start(|_| {});
     let serving = running.connect("models");
     let runtime = Runtime::new(serving.clone(), Arc::new(RtenEngine::new(Some(1))));
-    let _provider = cotensor_serving::model_functions(Provider::builder(serving), runtime).start().unwrap();
+    let models = LoadedModels::new(runtime, ServingOptions::default());
+    let _provider = cotensor_serving::model_functions(Provider::builder(serving), models).start().unwrap();
     let store = running.connect("caller");
     let functions = Functions::new(store.clone());
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").canonicalize().unwrap();

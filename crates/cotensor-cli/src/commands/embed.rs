@@ -1,0 +1,215 @@
+//! `embed`: embeddings of texts.
+
+use super::call::call_error;
+use super::connection::connect;
+use super::files::file_error;
+use crate::args::EmbedArgs;
+use crate::launch::Program;
+use crate::output::{Steps, json_line, print_json, write_out};
+use cotensor::core::{DType, Error, Result};
+use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
+use cotensor_demo::Progress;
+use cotensor_formats::{Format, write};
+use cotensor_functions::{Arguments, Functions, Value};
+use serde::Serialize;
+use std::fs::File;
+use std::io::{BufRead, BufWriter, Write};
+use std::path::Path;
+
+/// The most texts of one call.
+const CALL_TEXTS_MAX: usize = 256;
+/// The most bytes of a line of standard input.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+/// The most texts of standard input.
+const TEXTS_MAX: usize = 10_000_000;
+const FUNCTION: &str = "model.embed";
+
+/// The line of one text.
+#[derive(Serialize)]
+struct Line<'a> {
+    index: usize,
+    text: &'a str,
+    tokens: i64,
+    embedding: &'a [f32],
+}
+
+/// The JSON object of `--json`.
+#[derive(Serialize)]
+struct Embedded<'a> {
+    model: &'a str,
+    dimensions: usize,
+    texts: usize,
+    tokens: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<&'a Path>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    embeddings: Vec<&'a [f32]>,
+}
+
+/// The rows of all texts so far.
+#[derive(Default)]
+struct Rows {
+    width: usize,
+    values: Vec<f32>,
+    tokens: Vec<i64>,
+}
+
+pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
+    let format = args.output.as_deref().map(|path| output_format(path).map(|format| (path, format))).transpose()?;
+    let stdin;
+    let texts = match args.stdin {
+        true => {
+            stdin = lines()?;
+            &stdin
+        }
+        false => &args.texts,
+    };
+    let model = match Path::new(&args.model) {
+        folder if folder.is_dir() => {
+            std::path::absolute(folder).map_err(|error| Error::io("finding the model", &error))?
+        }
+        name => name.to_path_buf(),
+    };
+    let model = model.to_str().ok_or_else(|| Error::invalid("the model's name is not UTF-8").in_field("MODEL"))?;
+    let functions = Functions::new(connect(&args.client, program, "cotensor embed")?);
+    let mut rows = Rows::default();
+    let steps = (texts.len() > CALL_TEXTS_MAX).then(Steps::new);
+    for part in texts.chunks(CALL_TEXTS_MAX) {
+        rows.add(&functions, model, part, args.prompt_name.as_deref())?;
+        if let Some(steps) = &steps {
+            steps.step(rows.tokens.len() as u64, texts.len() as u64, "embedding");
+        }
+    }
+    drop(steps);
+    match format {
+        Some((path, OutputFormat::Matrix)) => rows.write_matrix(path)?,
+        Some((path, OutputFormat::Lines)) => rows.write_lines(path, texts)?,
+        None => {}
+    }
+    if args.client.json {
+        let embeddings = if format.is_none() { rows.rows().collect() } else { Vec::new() };
+        return print_json(&Embedded {
+            model,
+            dimensions: rows.width,
+            texts: texts.len(),
+            tokens: rows.tokens.iter().sum(),
+            output: args.output.as_deref(),
+            embeddings,
+        });
+    }
+    if format.is_none() {
+        for line in rows.lines(texts) {
+            write_out(&line?)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum OutputFormat {
+    Matrix,
+    Lines,
+}
+
+fn output_format(path: &Path) -> Result<OutputFormat> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("npy") => Ok(OutputFormat::Matrix),
+        Some("jsonl") => Ok(OutputFormat::Lines),
+        _ => Err(Error::invalid("the name of the file ends neither in .npy nor in .jsonl")
+            .in_file(path)
+            .in_field("--output")),
+    }
+}
+
+/// The texts of standard input.
+fn lines() -> Result<Vec<String>> {
+    let mut input = std::io::stdin().lock();
+    let mut texts = Vec::new();
+    loop {
+        let number = texts.len() + 1;
+        let io = |error| Error::io("reading standard input", &error);
+        let mut line = String::new();
+        let count = std::io::Read::take(&mut input, LINE_BYTES_MAX).read_line(&mut line).map_err(io)?;
+        if count as u64 == LINE_BYTES_MAX || number > TEXTS_MAX {
+            let message = format!("line {number}: at most {TEXTS_MAX} lines of {LINE_BYTES_MAX} bytes are read");
+            return Err(Error::invalid(message).in_field("--stdin"));
+        }
+        if count == 0 {
+            break;
+        }
+        let text = line.trim_end_matches(['\n', '\r']);
+        texts.push(match text.trim_start().starts_with('{') {
+            false => text.to_owned(),
+            true => match serde_json::from_str::<serde_json::Value>(text)
+                .ok()
+                .and_then(|mut line| line.get_mut("text").map(serde_json::Value::take))
+            {
+                Some(serde_json::Value::String(text)) => text,
+                _ => {
+                    return Err(Error::invalid(format!("line {number} is no JSON object with a field text"))
+                        .in_field("--stdin"));
+                }
+            },
+        });
+    }
+    match texts.is_empty() {
+        true => Err(Error::invalid("standard input has no text").in_field("--stdin")),
+        false => Ok(texts),
+    }
+}
+
+impl Rows {
+    /// Embeds further texts.
+    fn add(&mut self, functions: &Functions, model: &str, texts: &[String], prompt_name: Option<&str>) -> Result<()> {
+        let list: Vec<Value> = texts.iter().map(|text| text.as_str().into()).collect();
+        let mut arguments = Arguments::new().named("model", model).named("texts", list);
+        if let Some(name) = prompt_name {
+            arguments = arguments.named("prompt_name", name);
+        }
+        let answer = functions.call(FUNCTION, &arguments).map_err(|error| call_error(error, FUNCTION))?;
+        let answer = answer.as_map()?;
+        let corrupt = || Error::corrupt("the answer of the model process has no embeddings");
+        let lease = answer.get("embeddings").ok_or_else(corrupt)?.as_tensor()?;
+        let &[count, width] = lease.shape() else { return Err(corrupt()) };
+        if count != texts.len() || (self.width != 0 && width != self.width) {
+            return Err(corrupt());
+        }
+        self.width = width;
+        self.values.extend_from_slice(lease.typed::<f32>()?);
+        for tokens in answer.get("tokens").ok_or_else(corrupt)?.as_list()? {
+            self.tokens.push(tokens.as_int()?);
+        }
+        Ok(())
+    }
+
+    fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.values.chunks_exact(self.width.max(1))
+    }
+
+    fn lines<'a>(&'a self, texts: &'a [String]) -> impl Iterator<Item = Result<String>> + 'a {
+        let rows = self.rows().zip(texts).zip(&self.tokens).enumerate();
+        rows.map(|(index, ((embedding, text), &tokens))| json_line(&Line { index, text, tokens, embedding }))
+    }
+
+    fn write_lines(&self, path: &Path, texts: &[String]) -> Result<()> {
+        let io = |error: std::io::Error| file_error("writing", &error, path);
+        let mut file = BufWriter::new(File::create(path).map_err(io)?);
+        for line in self.lines(texts) {
+            file.write_all(line?.as_bytes()).map_err(io)?;
+        }
+        file.flush().map_err(io)
+    }
+
+    fn write_matrix(&self, path: &Path) -> Result<()> {
+        let store = EmbeddedStore::builder().build();
+        let spec = TensorSpec::new("embeddings", DType::F32, &[self.tokens.len(), self.width]);
+        let mut reservation = store.reserve(spec, &store.holder("cotensor embed"))?;
+        let bytes: Vec<u8> = self.values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        reservation.write(&bytes, CopyReason::Put)?;
+        let lease = reservation.publish()?;
+        let io = |error: std::io::Error| file_error("writing", &error, path);
+        let mut file = BufWriter::new(File::create(path).map_err(io)?);
+        write(&mut file, Format::Npy, &[("", &lease)]).map_err(|error| error.in_file(path))?;
+        file.flush().map_err(io)
+    }
+}

@@ -1,0 +1,47 @@
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use cotensor_core::{Error, ErrorKind};
+use serde_json::json;
+
+/// An error in the form of OpenAI's endpoints.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    /// An error of the request; `param` names its field.
+    pub(super) fn invalid(param: &str, message: impl Into<String>) -> Self {
+        let param = (!param.is_empty()).then(|| param.to_owned());
+        Self { status: StatusCode::BAD_REQUEST, message: message.into(), param, code: None }
+    }
+
+    pub(super) fn with_status(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None }
+    }
+
+    /// An error of the model that the request names.
+    pub(super) fn of_model(model: &str, error: &Error) -> Self {
+        let (status, code) = match error.kind() {
+            ErrorKind::NotFound => (StatusCode::NOT_FOUND, Some("model_not_found")),
+            ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Corrupt => (StatusCode::BAD_REQUEST, None),
+            ErrorKind::OverBudget => (StatusCode::SERVICE_UNAVAILABLE, Some("over_budget")),
+            ErrorKind::Unreachable | ErrorKind::TimedOut => (StatusCode::BAD_GATEWAY, Some("hub_unreachable")),
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, None),
+        };
+        let param = (status == StatusCode::NOT_FOUND).then(|| "model".to_owned());
+        Self { status, message: format!("model {model:?}: {error}"), param, code }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let error = json!({"message": self.message, "type": kind, "param": self.param, "code": self.code});
+        (self.status, Json(json!({"error": error}))).into_response()
+    }
+}

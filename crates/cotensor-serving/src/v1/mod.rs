@@ -1,0 +1,18 @@
+//! HTTP endpoints that tools already speak, on a Unix socket: the daemon forwards requests to it.
+//!
+//! | path | |
+//! |---|---|
+//! | `POST /v1/embeddings` | as OpenAI's: `model`, `input` (a text or a list), `encoding_format` (`float`, `base64`), `dimensions`; also `prompt_name` |
+//! | `POST /v1/rerank` | as Cohere's and Jina's: `model`, `query`, `documents`, `top_n`, `return_documents` |
+//! | `GET /v1/models`, `/v1/models/NAME` | the loaded models, as OpenAI's |
+//!
+//! Errors are OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
+
+mod embeddings;
+mod error;
+mod listing;
+mod request;
+mod rerank;
+mod server;
+
+pub use server::serve;

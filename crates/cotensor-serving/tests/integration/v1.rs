@@ -1,0 +1,263 @@
+//! The HTTP endpoints, over a real Unix socket.
+
+use cotensor_model::Runtime;
+use cotensor_model::engine::RtenEngine;
+use cotensor_serving::{LoadedModels, ServingOptions, v1};
+use cotensor_store::EmbeddedStore;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A server on a thread of the test.
+struct Server {
+    folder: tempfile::TempDir,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(options: ServingOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("v1")).unwrap();
+        let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+        let models = LoadedModels::new(runtime, options);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            runtime.block_on(v1::serve(models, listener, async move { drop(stopped.await) })).unwrap();
+        });
+        Self { folder, stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("v1")
+    }
+
+    /// The status and the body of an answer.
+    fn request(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        let status = line.split(' ').nth(1).unwrap().parse().unwrap();
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        let body = rest.split_once("\r\n\r\n").unwrap().1;
+        (status, serde_json::from_str(body).unwrap())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.request("POST", path, &body.to_string())
+    }
+
+    fn embed(&self, body: &Value) -> Value {
+        let (status, answer) = self.post("/v1/embeddings", body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn model(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny").join(name);
+    folder.canonicalize().unwrap().to_str().unwrap().to_owned()
+}
+
+fn numbers(embedding: &Value) -> Vec<f32> {
+    embedding["embedding"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
+}
+
+/// A model of the fixtures with its graphs unpacked.
+fn unpacked(name: &str) -> tempfile::TempDir {
+    let (from, to) =
+        (Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name), tempfile::tempdir().unwrap());
+    std::fs::create_dir(to.path().join("onnx")).unwrap();
+    for folder in ["", "onnx"] {
+        for entry in std::fs::read_dir(from.join(folder)).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+            let target = to.path().join(folder).join(entry.file_name());
+            match target.extension().is_some_and(|extension| extension == "gz") {
+                false => drop(std::fs::copy(entry.path(), target).unwrap()),
+                true => {
+                    let mut packed = flate2::read::GzDecoder::new(std::fs::File::open(entry.path()).unwrap());
+                    std::io::copy(&mut packed, &mut std::fs::File::create(target.with_extension("")).unwrap()).unwrap();
+                }
+            }
+        }
+    }
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        if !to.path().join(name).exists() {
+            std::fs::copy(Path::new(&model("bert")).join(name), to.path().join(name)).unwrap();
+        }
+    }
+    to
+}
+
+#[test]
+fn embeddings_have_the_form_of_openai() {
+    let server = Server::start(ServingOptions::default());
+    let bert = model("bert");
+    let both = server.embed(&json!({"model": bert, "input": ["gulls", "a crane lifts grain"], "user": "me"}));
+    assert_eq!((&both["object"], &both["model"]), (&json!("list"), &json!(bert)));
+    let data = both["data"].as_array().unwrap();
+    assert_eq!((&data[1]["object"], &data[1]["index"]), (&json!("embedding"), &json!(1)));
+    assert!(both["usage"]["prompt_tokens"].as_u64().unwrap() > 6);
+    assert_eq!(both["usage"]["prompt_tokens"], both["usage"]["total_tokens"]);
+    let norm: f32 = numbers(&data[0]).iter().map(|value| value * value).sum();
+    assert!((norm - 1.0).abs() < 1e-5);
+
+    let one = server.embed(&json!({"model": bert, "input": "a crane lifts grain", "encoding_format": "base64"}));
+    let bytes =
+        base64::Engine::decode(&base64::prelude::BASE64_STANDARD, one["data"][0]["embedding"].as_str().unwrap());
+    let values: Vec<f32> =
+        bytes.unwrap().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
+    assert_eq!(values, numbers(&data[1]));
+
+    let short = numbers(&server.embed(&json!({"model": bert, "input": "gulls", "dimensions": 4}))["data"][0]);
+    let norm: f32 = short.iter().map(|value| value * value).sum();
+    assert!(short.len() == 4 && (norm - 1.0).abs() < 1e-5, "{short:?}");
+
+    let (status, listed) = server.request("GET", "/v1/models", "");
+    assert_eq!((status, &listed["data"][0]["id"]), (200, &json!(bert)));
+    let (status, found) = server.request("GET", &format!("/v1/models{bert}"), "");
+    assert_eq!((status, &found["object"]), (200, &json!("model")));
+}
+
+#[test]
+fn wrong_requests_are_errors_in_the_form_of_openai() {
+    let server = Server::start(ServingOptions::default());
+    let (bert, vit) = (model("bert"), model("vit"));
+    for (status, param, words, body) in [
+        (400, json!("input"), "input is missing", json!({"model": bert})),
+        (400, json!("input"), "check_embedding_ctx_length=False", json!({"model": bert, "input": [1, 2]})),
+        (400, json!("input"), "check_embedding_ctx_length=False", json!({"model": bert, "input": [[1, 2]]})),
+        (400, json!("input"), "0 texts", json!({"model": bert, "input": []})),
+        (400, json!("input"), "2049 texts", json!({"model": bert, "input": vec!["a"; 2049]})),
+        (400, json!("model"), "model is missing", json!({"input": "a"})),
+        (400, json!("model"), "model is no text", json!({"model": 1, "input": "a"})),
+        (400, json!("dimensions"), "dimensions", json!({"model": bert, "input": "a", "dimensions": 100_000})),
+        (400, json!("dimensions"), "no number", json!({"model": bert, "input": "a", "dimensions": 0})),
+        (400, json!("encoding_format"), "base64", json!({"model": bert, "input": "a", "encoding_format": "hex"})),
+        (404, json!("model"), "/nowhere", json!({"model": "/nowhere", "input": "a"})),
+        (400, json!(null), "embeds no sentences", json!({"model": vit, "input": "a"})),
+        (400, json!(null), "prompt", json!({"model": bert, "input": "a", "prompt_name": "none"})),
+    ] {
+        let (found, answer) = server.post("/v1/embeddings", &body);
+        let error = &answer["error"];
+        assert_eq!((found, &error["param"]), (status, &param), "{answer}");
+        assert!(error["message"].as_str().unwrap().contains(words), "{answer}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    for (method, path, body, status) in [
+        ("POST", "/v1/embeddings", "{", 400),
+        ("POST", "/v1/embeddings", "[]", 400),
+        ("GET", "/v1/embeddings", "", 405),
+        ("POST", "/v1/chat/completions", "{}", 404),
+        ("GET", "/v1/models/none", "", 404),
+    ] {
+        let (found, answer) = server.request(method, path, body);
+        assert!(found == status && answer["error"]["message"].is_string(), "{method} {path}: {found} {answer}");
+    }
+    let long = format!("{{\"model\": \"{}\"}}", "x".repeat(17 << 20));
+    let mut stream = UnixStream::connect(server.socket()).unwrap();
+    write!(stream, "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", long.len()).unwrap();
+    let mut start = [0; 12];
+    // The server answers without reading all of it.
+    drop(stream.write_all(long.as_bytes()));
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 413");
+}
+
+#[test]
+fn concurrent_requests_get_their_own_embeddings() {
+    let server = Server::start(ServingOptions { caches_results: false, ..ServingOptions::default() });
+    let bert = model("bert");
+    let texts: Vec<String> = (0..24).map(|index| format!("boat {} of {index}", "and ".repeat(index % 5))).collect();
+    let alone: Vec<Vec<f32>> =
+        texts.iter().map(|text| numbers(&server.embed(&json!({"model": bert, "input": text}))["data"][0])).collect();
+    let together: Vec<Vec<f32>> = std::thread::scope(|scope| {
+        let (server, bert) = (&server, &bert);
+        let threads: Vec<_> = texts
+            .iter()
+            .map(|text| scope.spawn(move || numbers(&server.embed(&json!({"model": bert, "input": text}))["data"][0])))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (a, b) in alone.iter().flatten().zip(together.iter().flatten()) {
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+    // A client that does not wait for its answer.
+    let mut vanishing = UnixStream::connect(server.socket()).unwrap();
+    let body = json!({"model": bert, "input": texts}).to_string();
+    write!(vanishing, "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        .unwrap();
+    drop(vanishing);
+    // A request with more texts than a round has, and one with an error beside it.
+    let many = vec!["gulls"; 150];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(server.post("/v1/embeddings", &json!({"model": bert, "input": "a", "prompt_name": "x"})).0, 400)
+        });
+        let answer = server.embed(&json!({"model": bert, "input": many}));
+        assert_eq!(answer["data"].as_array().unwrap().len(), 150);
+    });
+}
+
+#[test]
+fn model_without_requests_is_unloaded() {
+    let server = Server::start(ServingOptions { model_ttl: Some(Duration::ZERO), ..ServingOptions::default() });
+    let bert = model("bert");
+    let first = server.embed(&json!({"model": bert, "input": "gulls"}));
+    let start = std::time::Instant::now();
+    while !server.request("GET", "/v1/models", "").1["data"].as_array().unwrap().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the model stays");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(server.embed(&json!({"model": bert, "input": "gulls"}))["data"], first["data"], "loaded again");
+}
+
+#[test]
+fn documents_are_ranked() {
+    let server = Server::start(ServingOptions::default());
+    let folder = unpacked("relatives/roberta");
+    let folder = folder.path();
+    let body = |top: usize| {
+        let documents = json!(["gulls", {"text": "a crane lifts grain"}, "nets dry on the quay"]);
+        json!({"model": folder, "query": "who lifts grain?", "documents": documents, "top_n": top, "return_documents": true})
+    };
+    let (status, answer) = server.post("/v1/rerank", &body(9));
+    assert_eq!(status, 200, "{answer}");
+    let results = answer["results"].as_array().unwrap();
+    let scores: Vec<f64> = results.iter().map(|ranked| ranked["relevance_score"].as_f64().unwrap()).collect();
+    assert!(scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b), "{answer}");
+    let crane = results.iter().find(|ranked| ranked["index"] == 1).unwrap();
+    assert_eq!(crane["document"]["text"], "a crane lifts grain");
+    assert_eq!(server.post("/v1/rerank", &body(1)).1["results"].as_array().unwrap(), &results[..1]);
+    let (status, answer) = server.post("/v1/rerank", &json!({"model": model("vit"), "query": "a", "documents": ["b"]}));
+    assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("ranks no texts"), "{answer}");
+    for (param, body) in [
+        ("documents", json!({"model": folder, "query": "a"})),
+        ("documents", json!({"model": folder, "query": "a", "documents": []})),
+        ("documents", json!({"model": folder, "query": "a", "documents": [1]})),
+        ("query", json!({"model": folder, "documents": ["a"]})),
+        ("top_n", json!({"model": folder, "query": "a", "documents": ["a"], "top_n": -1})),
+    ] {
+        let (status, answer) = server.post("/v1/rerank", &body);
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+    }
+}
