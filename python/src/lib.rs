@@ -7,6 +7,7 @@
 
 mod args;
 mod command;
+mod device_share;
 mod dlpack;
 mod errors;
 mod export;
@@ -26,6 +27,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::command::main;
+    #[pymodule_export]
+    use super::device_share::DeviceShare;
     #[pymodule_export]
     use super::functions::{
         Call, CompletionQueue, Functions, Provider, RemoteObject, Task, reset_functions, stop_functions,

@@ -1,5 +1,6 @@
 //! The state that all connections and sessions of a daemon share.
 
+use crate::broker::Broker;
 use crate::config::Config;
 use crate::descriptors;
 use crate::dispatch::Methods;
@@ -28,6 +29,7 @@ pub struct Daemon {
     pub(crate) events: Arc<StoreEvents>,
     pub(crate) methods: Methods,
     pub(crate) functions: functions::Registry,
+    pub(crate) broker: Broker,
     pub(crate) slabs: Slabs,
     /// The memory budget for incoming messages of all sessions.
     pub(crate) frames: Arc<FrameBudget>,
@@ -105,6 +107,7 @@ impl Daemon {
         }
         self.functions.remove_session(session.id);
         session.end();
+        self.broker.remove_session(session.id);
         self.ended.notify_one();
     }
 

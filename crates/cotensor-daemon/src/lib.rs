@@ -1,5 +1,6 @@
 //! The daemon: one store for all processes of a machine, served on a Unix socket and over HTTP.
 
+mod broker;
 mod config;
 mod connection;
 mod daemon;

@@ -1,5 +1,6 @@
 //! Creating a daemon: its store, its index and its handlers.
 
+use crate::broker::Broker;
 use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
 use crate::functions;
@@ -64,6 +65,7 @@ impl Daemon {
             events,
             methods: handlers::methods(),
             functions: functions::Registry::default(),
+            broker: Broker::default(),
             slabs: Slabs::default(),
             frames: FrameBudget::of_server(),
             // Numbers in JSON are exact up to 2^53.

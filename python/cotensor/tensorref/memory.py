@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Optional
+import weakref
+from typing import Any, Optional, Tuple
 
 import torch
+
+from .weights import Weights
 
 #: The share of the memory that is kept for activations before they are measured, and of free memory that is left to others.
 _RESERVED = 8
@@ -15,6 +18,8 @@ _STEPS = 32
 _WINDOW = 256
 #: Free memory is read at most this often.
 _INTERVAL_SECONDS = 0.05
+#: What programs need is rounded up to multiples of the device's memory divided by this.
+_NEED_STEPS = 256
 
 
 class DeviceMemory:
@@ -28,15 +33,53 @@ class DeviceMemory:
         self._peaks = [0, 0]
         self._operations = 0
         self._read_at = float("-inf")
-        self._total = memory if memory is not None else self.free()
+        #: Bytes that other programs leave to this one, if a daemon divides the device.
+        self.share: Optional[int] = None
+        #: Bytes of this session's weights on the device, when they were last counted.
+        self.weights_bytes = 0
+        self._own = memory if memory is not None else self.free()
+        _all.add(self)
+
+    @property
+    def _total(self) -> int:
+        return self._own if self.share is None else max(min(self._own, self.share), 1)
 
     def free(self) -> int:
         """Free bytes of the device, other programs included."""
         return int(self.module.mem_get_info(self.device)[0])
 
+    def capacity(self) -> int:
+        """Bytes of the device."""
+        return int(self.module.mem_get_info(self.device)[1])
+
     def allocated(self) -> int:
-        """Bytes of this program's tensors."""
-        return int(self.module.memory_allocated(self.device))
+        """Bytes of this program's tensors, without the weights of its other sessions."""
+        return int(self.module.memory_allocated(self.device)) - self._others()
+
+    def reserved(self) -> int:
+        """Bytes that other programs cannot use, after PyTorch has freed what it only keeps for later."""
+        if not hasattr(self.module, "memory_reserved"):
+            return self.allocated()
+        self.module.empty_cache()
+        return int(self.module.memory_reserved(self.device)) - self._others()
+
+    def _others(self) -> int:
+        return sum([other.weights_bytes for other in list(_all) if other is not self and other.device == self.device])
+
+    def needs(self, weights: Weights) -> Tuple[int, int]:
+        """Bytes with which no weight has to leave, and bytes for the largest weight twice."""
+        sizes = [weight.size_bytes for weight in weights.all if weight.owners] or [1]
+        peak, capacity = max(self._peaks), self.capacity()
+        limit = capacity if self.memory is None else min(self.memory, capacity)
+
+        def total(size: int) -> int:
+            # The inverse of budget().
+            reserved = size * _STEPS * _RESERVED // (_STEPS * (_RESERVED - 1) - _RESERVED)
+            bytes_ = max(reserved, (size + peak) * _STEPS // (_STEPS - 1)) + _STEPS
+            step = max(capacity // _NEED_STEPS, 1)
+            return min((bytes_ + step - 1) // step * step, limit)
+
+        return total(sum(sizes)), total(2 * max(sizes))
 
     def budget(self) -> int:
         """Bytes for weights: the memory without a reserve for activations."""
@@ -56,6 +99,7 @@ class DeviceMemory:
         if now - self._read_at < _INTERVAL_SECONDS and not failed:
             return None
         self._read_at = now
+        self.weights_bytes = weights_bytes
         activations = max(self.allocated() - weights_bytes, 0)
         if failed:
             # Somewhat more than now is needed.
@@ -63,5 +107,8 @@ class DeviceMemory:
         self._peaks[0] = max(self._peaks[0], activations)
         if self.memory is None:
             free = self.free()
-            self._total = max(free - free // _RESERVED + weights_bytes + activations, 1)
+            self._own = max(free - free // _RESERVED + weights_bytes + activations, 1)
         return self.budget()
+
+
+_all: "weakref.WeakSet[DeviceMemory]" = weakref.WeakSet()

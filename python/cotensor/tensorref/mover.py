@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -37,6 +37,8 @@ class Mover:
         else:
             self.placement = Placement(strategy, self.memory.budget(), bandwidth, 10_000)
         self.lock = threading.RLock()
+        #: Called from time to time while operations run.
+        self.report: Optional[Callable[[], None]] = None
         #: Weights by the memory of their copies.
         self.by_copy: Dict[int, Weight] = {}
         self._operations: Dict[Tuple[str, Tuple[int, ...]], int] = {}
@@ -86,8 +88,22 @@ class Mover:
         if moves:
             self.make(moves)
         budget = self.memory.measure(self.placement.used)
-        if budget is not None and budget != self.placement.budget:
+        if budget is None:
+            return
+        if budget != self.placement.budget:
             self.make(self.placement.set_budget(budget))
+        report = self.report
+        if report is not None:
+            report()
+
+    def limit(self, share: int) -> bool:
+        """Uses no more than ``share`` bytes of the device. Returns whether the memory beyond it is free."""
+        self.memory.share = share
+        budget = self.memory.budget()
+        if budget != self.placement.budget:
+            self.make(self.placement.set_budget(budget))
+        self.memory.weights_bytes = self.placement.used
+        return self.memory.allocated() <= share and self.memory.reserved() <= share
 
     def no_memory(self) -> None:
         """The device had no memory: frees all that the operation does not need, and keeps more memory for activations."""
@@ -179,3 +195,4 @@ class Mover:
         for weight in self.weights.all:
             if weight.copy is not None:
                 self.invalidate(weight)
+        self.memory.weights_bytes = self.placement.used

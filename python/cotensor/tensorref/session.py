@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ..errors import InvalidError
+from . import broker as brokers
 from .events import Hooks, Middleware
 from .gradients import SavedOnHost, SavedWeight
 from .interception import Interception
@@ -48,7 +49,13 @@ class Offload(Interception):
     """
 
     def __init__(
-        self, models: Sequence[torch.nn.Module], device: Any, strategy: Union[str, Strategy], memory: Any, bandwidth: Any
+        self,
+        models: Sequence[torch.nn.Module],
+        device: Any,
+        strategy: Union[str, Strategy],
+        memory: Any,
+        bandwidth: Any,
+        broker: Optional[bool],
     ) -> None:
         target = torch.device(device)
         if target.type == "cpu":
@@ -64,12 +71,19 @@ class Offload(Interception):
         self._entries = threading.Lock()
         self._handles: List[Any] = []
         self._stance: Any = None
+        self._broker = limit is None if broker is None else broker
+        self._share_required = broker is True
+        self._share: Optional[brokers.Share] = None
 
     def __enter__(self) -> "Offload":
         with self._entries:
             self._entered += 1
             if self._entered == 1:
-                self._start()
+                try:
+                    self._start()
+                except BaseException:
+                    self._entered = 0
+                    raise
         self._push()
         return self
 
@@ -113,10 +127,11 @@ class Offload(Interception):
 
     def stats(self) -> Dict[str, int]:
         """Counts since the start: ``copies``, ``copied_bytes``, ``evictions``, ``on_host`` (operations), ``out_of_memory``; and
-        the bytes of weights on the device (``used_bytes``) and their ``budget_bytes``."""
+        the bytes of weights on the device (``used_bytes``), their ``budget_bytes``, and the ``share_bytes`` from a daemon."""
         mover = self.mover
         counts = {name: getattr(mover, name) for name in "copies copied_bytes evictions on_host out_of_memory".split()}
-        return {**counts, "used_bytes": mover.placement.used, "budget_bytes": mover.placement.budget}
+        share = {} if mover.memory.share is None else {"share_bytes": mover.memory.share}
+        return {**counts, "used_bytes": mover.placement.used, "budget_bytes": mover.placement.budget, **share}
 
     def invalidate(self) -> None:
         """Drops all copies: call it after writing weights in a way that PyTorch does not see."""
@@ -131,6 +146,8 @@ class Offload(Interception):
     def _start(self) -> None:
         self.mover.refresh()
         self._add_weights()
+        if self._broker:
+            self._share = brokers.join(self.mover, self._share_required)
         for model in self.models:
             self._handles.append(model.register_forward_pre_hook(self._before_forward, prepend=True))
             self._handles.append(model.register_forward_hook(self._after_forward, always_call=True))
@@ -150,6 +167,9 @@ class Offload(Interception):
             self._stance = None
         self.paused.clear()
         self.invalidate()
+        if self._share is not None:
+            self._share.close()
+            self._share = None
 
     def _push(self) -> None:
         hooks = saved_tensors_hooks(self._pack, self._unpack)
@@ -226,6 +246,7 @@ def offload(
     strategy: Union[str, Strategy] = "flow",
     memory: Union[int, str] = "auto",
     bandwidth: Union[int, str, None] = None,
+    broker: Optional[bool] = None,
 ) -> Offload:
     """A context in which ``model`` runs on ``device``, while its weights stay on the host::
 
@@ -236,6 +257,9 @@ def offload(
     and their memory. ``device`` is the current accelerator by default. ``memory`` limits weights and activations on the device:
     bytes, a text such as "4GiB", or "auto": what is free. ``bandwidth`` of the link ("12GB/s") is measured by default.
 
+    Programs divide the memory of a device if a daemon runs: by default with ``memory="auto"``, never if ``broker`` is false, and
+    always if it is true, with an error without a daemon. No daemon is started for it.
+
     Strategies: "flow" records the operations and plans; results stay on the device. "genoa" copies before each operation, and
     results return to the host at once. "lru" keeps what was used last. A :class:`Strategy` is a program's own.
     """
@@ -245,7 +269,7 @@ def offload(
             text = "device: PyTorch has no accelerator; cotensor.tensorref.simulated_device simulates one"
             raise InvalidError(text, field="device")
         device = accelerator
-    return Offload(_modules(model), device, strategy, memory, bandwidth)
+    return Offload(_modules(model), device, strategy, memory, bandwidth, broker)
 
 
 def enable(model: Any, device: Any = None, **options: Any) -> Offload:

@@ -9,8 +9,8 @@ use cotensor::core::{Device, Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
-    GroupMember, Hello, HelloParams, Keep, List, ListHolders, ListParams, NameParams, PROTOCOL, Spec, TensorInfo,
-    TensorState,
+    DeviceShares, Empty, GroupMember, Hello, HelloParams, HelloResult, Keep, List, ListDevices, ListHolders,
+    ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -209,6 +209,8 @@ struct Daemon {
     protocol: u32,
     epoch: u64,
     stats: Stats,
+    /// Devices whose memory programs divide.
+    devices: Vec<DeviceShares>,
 }
 
 pub(crate) fn stat(args: &StatArgs, program: &Program) -> Result<()> {
@@ -261,7 +263,9 @@ fn describe(tensor: &Tensor, text: &mut String) {
 fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
     let hello = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
     let hello = store.request::<Hello>(&hello)?;
-    let daemon = Daemon { version: hello.version, protocol: hello.protocol, epoch: hello.epoch, stats: store.stats() };
+    let devices = store.request::<ListDevices>(&Empty {})?.devices;
+    let HelloResult { version, protocol, epoch, .. } = hello;
+    let daemon = Daemon { version, protocol, epoch, stats: store.stats(), devices };
     if args.client.json {
         return print_json(&daemon);
     }
@@ -287,6 +291,11 @@ fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
     row("spills", format!("{} ({}), {} read back", stats.spills, size(stats.spilled_bytes), stats.restores));
     for copy in &stats.copies {
         row(&format!("copies: {}", copy.reason), format!("{} ({})", copy.count, size(copy.bytes)));
+    }
+    for device in &daemon.devices {
+        let held = device.programs.iter().map(|program| program.held_bytes).sum();
+        let value = format!("{} of {} ({} programs)", size(held), size(device.capacity_bytes), device.programs.len());
+        row(&format!("shared device {}", plain(&device.device)), value);
     }
     print(&table.text())
 }

@@ -370,6 +370,26 @@ fn device_budgets_are_set_and_wrong_ones_refused() {
 }
 
 #[test]
+fn programs_on_devices_are_listed() {
+    let daemon = Daemon::start(&[]);
+    assert_eq!(daemon.json(&["stat"])["devices"], serde_json::json!([]));
+    let needs = cotensor_client::DeviceNeeds { demand_bytes: 3 << 20, smallest_bytes: 1 << 20 };
+    let share = cotensor_client::DeviceShare::join(&daemon.socket(), "sharer", "cuda:GPU-5c", 8 << 20, needs).unwrap();
+    for command in ["stat", "top"] {
+        let devices = &daemon.json(&[command])["devices"];
+        let program = &devices[0]["programs"][0];
+        assert_eq!((&devices[0]["device"], &devices[0]["capacity_bytes"]), (&"cuda:GPU-5c".into(), &(8 << 20).into()));
+        assert_eq!((&program["share_bytes"], &program["busy"]), (&(3 << 20).into(), &true.into()));
+        assert!(program["client"].as_str().unwrap().starts_with("sharer["), "{devices}");
+        let text = String::from_utf8(daemon.ok(&[command])).unwrap();
+        let line = text.lines().find(|line| line.contains("cuda:GPU-5c")).unwrap();
+        assert!(line.contains("3.00 MiB") && line.contains("8.00 MiB"), "{line}");
+    }
+    drop(share);
+    until("its share is given back", || daemon.json(&["stat"])["devices"] == serde_json::json!([]));
+}
+
+#[test]
 fn clean_stop_does_not_wait_for_clients() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let http = daemon.ready["http"].as_str().unwrap().to_owned();

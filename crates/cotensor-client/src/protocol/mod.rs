@@ -1,5 +1,6 @@
 //! The daemon's methods: names, parameters and results. The protocol's documents are generated from this list.
 
+mod broker;
 mod device_name;
 mod functions;
 mod messages;
@@ -9,6 +10,7 @@ pub mod provider;
 mod service;
 mod tensor;
 
+pub use broker::*;
 pub use cotensor_rpc::{Method, MethodDescription};
 pub use functions::*;
 pub use messages::*;
@@ -99,6 +101,15 @@ methods! { METHODS:
     /// Lists the tasks of all providers. The daemon queries each provider.
     ListAllTasks "function.tasks": AllTasksParams => AllTasks;
 
+    /// Joins the programs on a device until this connection ends. Returns the program's share of the device's memory.
+    JoinDevice "broker.join": JoinDeviceParams => DeviceShareParams;
+    /// Reports activity and the program's needs, at most 20 times per second.
+    ReportDevice "broker.report": ReportDeviceParams => Empty;
+    /// Acknowledges a smaller share: the program has freed the memory beyond it.
+    AcknowledgeShare "broker.acknowledge": DeviceShareParams => Empty;
+    /// Lists the devices that programs share, with the share of each program.
+    ListDevices "broker.list": Empty => DeviceList;
+
     /// Returns the store's counters.
     Stats "store.stats": Empty => Report;
     /// Returns every live tensor with holders, bytes, device, age and hits, and every copy with its reason.
@@ -146,6 +157,11 @@ pub const NOTIFICATIONS: &[NotificationDescription] = &[
         summary: "A caller connects to this provider. Descriptor 0 is a socket to the caller.",
         params: |generator| generator.subschema_for::<CallerInfo>(),
     },
+    NotificationDescription {
+        name: notification::BROKER_SHARE,
+        summary: "This program's share of a device has changed. A smaller one is acknowledged when the memory is free.",
+        params: |generator| generator.subschema_for::<DeviceShareParams>(),
+    },
 ];
 
 /// Names of the notifications.
@@ -155,4 +171,6 @@ pub mod notification {
     /// A caller connects to a provider; the descriptor is a socket to the caller. Parameters:
     /// [`CallerInfo`](super::CallerInfo).
     pub const FUNCTION_CONNECT: &str = "function.connect";
+    /// The share of a device has changed. Parameters: [`DeviceShareParams`](super::DeviceShareParams).
+    pub const BROKER_SHARE: &str = "broker.share";
 }

@@ -1,6 +1,6 @@
 //! The handler of each method.
 
-use super::{blobs, claim, functions, names, notes, report, service, session, tensor};
+use super::{blobs, broker, claim, functions, names, notes, report, service, session, tensor};
 use crate::dispatch::Methods;
 use cotensor_client::protocol as p;
 
@@ -40,6 +40,10 @@ pub(crate) fn methods() -> Methods {
         .add::<p::LookupFunction, _>(functions::lookup)
         .add::<p::ListFunctions, _>(functions::list)
         .add::<p::ListAllTasks, _>(functions::tasks)
+        .add::<p::JoinDevice, _>(broker::join)
+        .add::<p::ReportDevice, _>(broker::report)
+        .add::<p::AcknowledgeShare, _>(broker::acknowledge)
+        .add::<p::ListDevices, _>(broker::list)
         .add::<p::Stats, _>(report::stats)
         .add::<p::Diagnostics, _>(report::diagnostics)
         .add::<p::Recommendations, _>(report::recommendations)

@@ -2,6 +2,7 @@
 
 mod answer;
 mod blobs;
+mod broker;
 mod claim;
 mod functions;
 mod key;

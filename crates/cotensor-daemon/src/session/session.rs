@@ -2,10 +2,11 @@
 
 use super::free_ranges::FreeRanges;
 use super::resources::{Resources, SlabEntry};
+use crate::broker::DeviceProgram;
 use crate::functions::FunctionProvider;
 use crate::segment::{Slab, SlabOwner};
 use crate::supervisor::StoreEvents;
-use cotensor_client::protocol::{CallerInfo, SessionInfo, Transport, notification};
+use cotensor_client::protocol::{CallerInfo, DeviceShareParams, SessionInfo, Transport, notification};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result, size};
 use cotensor_rpc::server::Outbox;
@@ -219,5 +220,20 @@ impl FunctionProvider for Session {
 
     fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool {
         self.notify(notification::FUNCTION_CONNECT, caller, vec![socket])
+    }
+}
+
+impl DeviceProgram for Session {
+    fn session(&self) -> u64 {
+        self.id
+    }
+
+    fn client(&self) -> &str {
+        Self::client(self)
+    }
+
+    fn send_share(&self, share: &DeviceShareParams) {
+        // A failure ends the connection, and the share with it.
+        self.notify(notification::BROKER_SHARE, share, Vec::new());
     }
 }

@@ -47,6 +47,9 @@ impl Daemon {
         let start = Instant::now();
         orphans.until = Some(start + RECONNECT_TIMEOUT);
         orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
+        if !orphans.sessions.is_empty() {
+            daemon.broker.begin_settling();
+        }
         *daemon.orphans() = orphans;
         let waiting = Arc::clone(&daemon);
         let thread = std::thread::Builder::new().name("reconnect".to_owned());
@@ -64,6 +67,7 @@ impl Daemon {
             missing.into_iter().for_each(|session| waiting.events.record(Event::SessionEnded(session)));
             let orphans = std::mem::take(&mut *waiting.orphans());
             drop(orphans);
+            waiting.broker.end_settling();
         });
         drop(thread.map_err(|error| Error::io("taking over", &error))?);
         Ok(daemon)

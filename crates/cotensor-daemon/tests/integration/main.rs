@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod blobs;
+mod broker;
 mod clients_die;
 mod conformance;
 mod descriptors;

@@ -22,6 +22,8 @@ class SimulatedDevice:
     def __init__(self) -> None:
         #: The limit and the counters.
         self.memory: SimulatedMemory = MEMORY
+        #: Programs whose devices have the same name divide its memory, if a daemon runs.
+        self.name: Optional[str] = None
 
     def __repr__(self) -> str:
         return f"<SimulatedDevice, {MEMORY.allocated_bytes} of {MEMORY.limit_bytes} bytes in use>"
@@ -70,18 +72,24 @@ class SimulatedDevice:
 _device = SimulatedDevice()
 
 
-def simulated_device(memory: Optional[Union[int, str]] = None) -> SimulatedDevice:
+def simulated_name() -> Optional[str]:
+    """The name of the device, for the broker."""
+    return _device.name
+
+
+def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[str] = None) -> SimulatedDevice:
     """The simulated accelerator, ``torch.device("simulated")``, with room for ``memory``: bytes, or a text such as "64MiB".
 
-    None: no limit. The counters start at zero. Call it before the first backward pass of the process: PyTorch counts devices
-    then, and gradients on a later one fail. Raises :class:`ConflictError` if another backend uses PyTorch's only place for
-    backends of users (PrivateUse1).
+    No ``memory``: no limit. Programs that give it the same ``name`` divide its memory as those on one GPU do. The counters
+    start at zero. Call it before the first backward pass of the process: PyTorch counts devices then, and gradients on a later
+    one fail. Raises :class:`ConflictError` if another backend uses PyTorch's only place for backends of users (PrivateUse1).
     """
     limit = None if memory is None else size_bytes(memory, "memory")
     with _lock:
         _register()
     MEMORY.limit_bytes = limit
     MEMORY.reset()
+    _device.name = name
     return _device
 
 

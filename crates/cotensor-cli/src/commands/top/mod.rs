@@ -10,13 +10,13 @@ use crate::table::{Table, plain};
 use crate::terminal::takes_escapes;
 use cotensor::core::{Error, Result, size};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::TensorState;
+use cotensor_client::protocol::{DeviceShares, TensorState};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, poll, read};
 use ratatui::crossterm::execute;
 use serde::Serialize;
-use snapshot::{HolderRow, Order, Snapshot, leases};
+use snapshot::{HolderRow, Order, SHARE_COLUMNS, Snapshot, leases, share_rows};
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -141,6 +141,8 @@ struct Report {
     stats: cotensor::store::Stats,
     tensors: Vec<TensorRow>,
     holders: Vec<Holder>,
+    /// Devices whose memory programs divide.
+    devices: Vec<DeviceShares>,
 }
 
 #[derive(Serialize)]
@@ -180,7 +182,8 @@ fn report(mut snapshot: Snapshot) -> Report {
         leases: leases(tensor),
         age_s: tensor.age_s,
     };
-    Report { tensors: snapshot.tensors.iter().map(row).collect(), stats: snapshot.stats, holders }
+    let tensors = snapshot.tensors.iter().map(row).collect();
+    Report { tensors, stats: snapshot.stats, holders, devices: snapshot.devices }
 }
 
 fn text(snapshot: Snapshot) -> String {
@@ -194,9 +197,12 @@ fn text(snapshot: Snapshot) -> String {
     for holder in &report.holders {
         holders.row([holder.tensors.to_string(), holder.leases.to_string(), size(holder.bytes), plain(&holder.name)]);
     }
+    let mut devices = Table::new(&[true, true, true, false, false, false], &SHARE_COLUMNS);
+    share_rows(&report.devices).into_iter().for_each(|row| devices.row(row));
+    let devices = if report.devices.is_empty() { String::new() } else { format!("\n{}", devices.text()) };
     let stats = &report.stats;
     format!(
-        "{} tensors, {} in use, peak {}, budget {}, hit rate {:.1} %\n\n{}\n{}",
+        "{} tensors, {} in use, peak {}, budget {}, hit rate {:.1} %\n\n{}\n{}{devices}",
         stats.total_tensors,
         size(stats.memory_usage_bytes),
         size(stats.peak_memory_bytes),

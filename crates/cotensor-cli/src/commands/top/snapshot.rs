@@ -1,9 +1,10 @@
 //! A snapshot of the daemon's tensors, and its order.
 
-use cotensor::core::Result;
+use crate::table::plain;
+use cotensor::core::{Result, size};
 use cotensor::store::{Stats, StoreReports};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{List, ListParams, TensorInfo};
+use cotensor_client::protocol::{DeviceShares, Empty, List, ListDevices, ListParams, ProgramShare, TensorInfo};
 use std::collections::BTreeMap;
 
 /// Maximum number of tensors of a snapshot.
@@ -56,6 +57,24 @@ pub(super) struct Snapshot {
     pub(super) tensors: Vec<TensorInfo>,
     pub(super) left_off: usize,
     pub(super) stats: Stats,
+    pub(super) devices: Vec<DeviceShares>,
+}
+
+/// The columns of programs on devices.
+pub(super) const SHARE_COLUMNS: [&str; 6] = ["share", "demand", "capacity", "state", "device", "program"];
+
+/// A row for each program on a device.
+pub(super) fn share_rows(devices: &[DeviceShares]) -> Vec<[String; 6]> {
+    let row = |device: &DeviceShares, program: &ProgramShare| {
+        let state = match (program.held_bytes > program.share_bytes, program.busy) {
+            (true, _) => format!("frees {}", size(program.held_bytes - program.share_bytes)),
+            (false, true) => "busy".to_owned(),
+            (false, false) => "idle".to_owned(),
+        };
+        let (share, demand) = (size(program.share_bytes), size(program.demand_bytes));
+        [share, demand, size(device.capacity_bytes), state, plain(&device.device), plain(&program.client)]
+    };
+    devices.iter().flat_map(|device| device.programs.iter().map(move |program| row(device, program))).collect()
 }
 
 pub(super) fn leases(tensor: &TensorInfo) -> u64 {
@@ -65,7 +84,8 @@ pub(super) fn leases(tensor: &TensorInfo) -> u64 {
 impl Snapshot {
     pub(super) fn take(store: &ClientStore) -> Result<Self> {
         let found = store.request::<List>(&ListParams { prefix: String::new(), limit: TENSORS_MAX })?;
-        Ok(Self { tensors: found.tensors, left_off: found.left_off, stats: store.stats() })
+        let devices = store.request::<ListDevices>(&Empty {})?.devices;
+        Ok(Self { tensors: found.tensors, left_off: found.left_off, stats: store.stats(), devices })
     }
 
     pub(super) fn sort(&mut self, order: Order) {

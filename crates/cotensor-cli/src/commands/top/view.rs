@@ -1,6 +1,6 @@
 //! Draws the live view.
 
-use super::snapshot::{Order, Snapshot, leases};
+use super::snapshot::{Order, SHARE_COLUMNS, Snapshot, leases, share_rows};
 use crate::table::{duration, elements, plain};
 use cotensor::core::size;
 use ratatui::Frame;
@@ -32,11 +32,12 @@ impl View {
 
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let holders = self.snapshot.holders();
-        let shown = u16::try_from(holders.len()).unwrap_or(u16::MAX).clamp(1, 8) + 3;
-        let [head, tensors, holder_area, keys] = Layout::vertical([
+        let shares = share_rows(&self.snapshot.devices);
+        let [head, tensors, share_area, holder_area, keys] = Layout::vertical([
             Constraint::Length(3),
             Constraint::Min(4),
-            Constraint::Length(shown),
+            Constraint::Length(if shares.is_empty() { 0 } else { height(shares.len()) }),
+            Constraint::Length(height(holders.len())),
             Constraint::Length(1),
         ])
         .areas(frame.area());
@@ -56,6 +57,24 @@ impl View {
             Table::new(rows, widths).header(header).block(Block::bordered().title(" holders ")),
             holder_area,
         );
+        if !shares.is_empty() {
+            let rows = shares.into_iter().map(|[share, demand, capacity, state, device, program]| {
+                Row::new([right(share), right(demand), right(capacity), state.into(), device.into(), program.into()])
+            });
+            let [share, demand, capacity, state, device, program] = SHARE_COLUMNS;
+            let header =
+                Row::new([right(share), right(demand), right(capacity), state.into(), device.into(), program.into()]);
+            let widths = [
+                Constraint::Length(10),
+                Constraint::Length(10),
+                Constraint::Length(10),
+                Constraint::Length(16),
+                Constraint::Fill(1),
+                Constraint::Fill(1),
+            ];
+            let table = Table::new(rows, widths).header(header.bold());
+            frame.render_widget(table.block(Block::bordered().title(" devices ")), share_area);
+        }
         let pause = if self.paused { "p resume" } else { "p pause" };
         let help = format!(" q quit   ↑ ↓ PgUp PgDn move   s order: {}   {pause}", self.order.name());
         frame.render_widget(Line::from(help).dim(), keys);
@@ -128,6 +147,11 @@ impl View {
     }
 }
 
+/// Lines of a table of `rows`, with its header and borders; of eight rows at most.
+fn height(rows: usize) -> u16 {
+    u16::try_from(rows).unwrap_or(u16::MAX).clamp(1, 8) + 3
+}
+
 fn right(text: impl Into<String>) -> Cell<'static> {
     Line::from(text.into()).right_aligned().into()
 }
@@ -135,7 +159,7 @@ fn right(text: impl Into<String>) -> Cell<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_client::protocol::{Id, Keep, Spec, TensorInfo, TensorState};
+    use cotensor_client::protocol::{DeviceShares, Id, Keep, ProgramShare, Spec, TensorInfo, TensorState};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use std::collections::BTreeMap;
@@ -198,6 +222,36 @@ mod tests {
         assert!(a < b && shown[a].contains('3'), "{shown:#?}");
         let shown = lines(&view(Order::Hits));
         assert!(line_with(&shown, "small/often") < line_with(&shown, "large"));
+    }
+
+    #[test]
+    fn programs_on_devices_are_shown() {
+        let mut view = view(Order::Bytes);
+        assert!(!lines(&view).iter().any(|line| line.contains(" devices ")));
+        let program = |client: &str, held_bytes, busy| ProgramShare {
+            session: 1,
+            client: client.to_owned(),
+            share_bytes: 1 << 20,
+            held_bytes,
+            demand_bytes: 7 << 20,
+            smallest_bytes: 0,
+            quiet_s: 0.0,
+            busy,
+        };
+        let programs =
+            vec![program("a[1]", 1 << 20, true), program("b[2]", 4 << 20, true), program("c[3]", 1 << 20, false)];
+        view.snapshot.devices =
+            vec![DeviceShares { device: "cuda:GPU-5c".to_owned(), capacity_bytes: 9 << 20, programs }];
+        let shown = lines(&view);
+        let top = line_with(&shown, " devices ");
+        for (line, words) in [(2, ["busy", "a[1]"]), (3, ["frees 3.00 MiB", "b[2]"]), (4, ["idle", "c[3]"])] {
+            let line = &shown[top + line];
+            assert!(
+                ["1.00 MiB", "7.00 MiB", "9.00 MiB", "cuda:GPU-5c"].iter().all(|word| line.contains(word)),
+                "{line}"
+            );
+            assert!(words.iter().all(|word| line.contains(word)), "{line}");
+        }
     }
 
     #[test]

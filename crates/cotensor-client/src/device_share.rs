@@ -1,0 +1,271 @@
+//! A program's share of a device's memory, as the daemon's broker divides it.
+
+use crate::protocol as p;
+use cotensor_core::sync::lock;
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::{Connection, OnNotification};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The time for the daemon's answers when a program joins. A program must not wait for a daemon that is stopped.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL_MIN: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(1);
+
+/// The needs of a program on a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceNeeds {
+    /// With this much it runs best.
+    pub demand_bytes: u64,
+    /// Without this much it does not run well.
+    pub smallest_bytes: u64,
+}
+
+/// A program's share of a device, over a connection of its own. Dropping it gives the share back.
+///
+/// No method but [`join`](Self::join) waits for the daemon. While no daemon answers, the share stays as it is; a thread
+/// joins the next daemon.
+pub struct DeviceShare(Arc<Member>);
+
+struct Member {
+    socket: PathBuf,
+    client: String,
+    device: String,
+    capacity_bytes: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    share_bytes: u64,
+    /// More than the share until the program has freed memory.
+    held_bytes: u64,
+    /// Counts changes of the share.
+    changes: u64,
+    needs: DeviceNeeds,
+    connection: Option<Arc<Connection>>,
+    /// The session's number and secret.
+    session: (u64, String),
+    closed: bool,
+}
+
+impl DeviceShare {
+    /// Joins the programs on a device of `capacity_bytes`, whose identity is equal in all programs. `client` names this
+    /// process for display.
+    ///
+    /// # Errors
+    /// `Unreachable` when no daemon listens at `socket`; `TimedOut` when it does not answer within a second; `OverBudget`
+    /// when the smallest amounts of all programs do not fit; `Invalid` for an identity or sizes that are not possible.
+    pub fn join(socket: &Path, client: &str, device: &str, capacity_bytes: u64, needs: DeviceNeeds) -> Result<Self> {
+        let state = State {
+            share_bytes: 0,
+            held_bytes: 0,
+            changes: 0,
+            needs,
+            connection: None,
+            session: (0, String::new()),
+            closed: false,
+        };
+        let member = Arc::new(Member {
+            socket: socket.to_path_buf(),
+            client: client.to_owned(),
+            device: device.to_owned(),
+            capacity_bytes,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let connection = member.connect()?;
+        let following = Arc::clone(&member);
+        let thread = std::thread::Builder::new().name("device-share".to_owned());
+        let thread = thread.spawn(move || following.follow(connection));
+        drop(thread.map_err(|error| Error::io("starting a thread", &error))?);
+        Ok(Self(member))
+    }
+
+    /// Bytes that the program may use, and the number of changes so far.
+    pub fn share(&self) -> (u64, u64) {
+        let state = lock(&self.0.state);
+        (state.share_bytes, state.changes)
+    }
+
+    /// Waits until there are more than `changes` changes, the share is closed, or `timeout` has passed. Returns as
+    /// [`share`](Self::share).
+    pub fn wait(&self, changes: u64, timeout: Duration) -> (u64, u64) {
+        let until = Instant::now() + timeout;
+        let mut state = lock(&self.0.state);
+        while state.changes <= changes && !state.closed {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.0.wait_for_change(state, left);
+        }
+        (state.share_bytes, state.changes)
+    }
+
+    /// The program uses no more than `share_bytes`. Only an acknowledged share is given to others.
+    pub fn acknowledge(&self, share_bytes: u64) {
+        let mut state = lock(&self.0.state);
+        if state.share_bytes != share_bytes || state.held_bytes == share_bytes {
+            return;
+        }
+        state.held_bytes = share_bytes;
+        let connection = state.connection.clone();
+        drop(state);
+        if let Some(connection) = connection {
+            let params = p::DeviceShareParams { device: self.0.device.clone(), share_bytes };
+            // Without a daemon, the next one learns it when the program joins.
+            drop(connection.notify::<p::AcknowledgeShare>(&params));
+        }
+    }
+
+    /// Reports activity and needs. Call it at most every 50 ms.
+    pub fn report(&self, needs: DeviceNeeds) {
+        let mut state = lock(&self.0.state);
+        state.needs = needs;
+        let connection = state.connection.clone();
+        drop(state);
+        if let Some(connection) = connection {
+            let DeviceNeeds { demand_bytes, smallest_bytes } = needs;
+            let device = self.0.device.clone();
+            let params = p::ReportDeviceParams { device, demand_bytes, smallest_bytes };
+            // Without a daemon, the next one learns it when the program joins.
+            drop(connection.notify::<p::ReportDevice>(&params));
+        }
+    }
+
+    /// Whether a daemon answers.
+    pub fn is_connected(&self) -> bool {
+        lock(&self.0.state).connection.as_ref().is_some_and(|connection| !connection.has_ended())
+    }
+
+    /// Gives the share back. Waiting threads return.
+    pub fn close(&self) {
+        let mut state = lock(&self.0.state);
+        state.closed = true;
+        if let Some(connection) = state.connection.take() {
+            connection.close();
+        }
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Drop for DeviceShare {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Member {
+    /// Follows the connection, and the connections to later daemons.
+    fn follow(self: Arc<Self>, mut connection: Arc<Connection>) {
+        loop {
+            // Notifications are handled meanwhile.
+            drop(connection.listen());
+            let mut delay = RETRY_INTERVAL_MIN;
+            connection = loop {
+                {
+                    let mut state = lock(&self.state);
+                    state.connection = None;
+                    if !state.closed {
+                        state = self.wait_for_change(state, delay);
+                    }
+                    if state.closed {
+                        return;
+                    }
+                }
+                match self.connect() {
+                    Ok(connection) => break connection,
+                    Err(_) => delay = (delay * 2).min(RETRY_INTERVAL_MAX),
+                }
+            };
+        }
+    }
+
+    /// Connects and joins, with the memory that this program holds.
+    fn connect(self: &Arc<Self>) -> Result<Arc<Connection>> {
+        let (session, token) = lock(&self.state).session.clone();
+        let resume = (session > 0).then(|| p::Resume { session, token, leases: Vec::new(), claims: Vec::new() });
+        let notified = Arc::new(AtomicBool::new(false));
+        let (connection, hello) = match self.greet(resume, &notified) {
+            // A daemon that does not know the former one.
+            Err(error) if error.field() == Some(p::RESUME_TOKEN) => self.greet(None, &notified)?,
+            greeted => greeted?,
+        };
+        let connection = Arc::new(connection);
+        let (needs, held_bytes) = {
+            let mut state = lock(&self.state);
+            state.session = (hello.session, hello.token);
+            (state.needs, state.held_bytes)
+        };
+        let params = p::JoinDeviceParams {
+            device: self.device.clone(),
+            capacity_bytes: self.capacity_bytes,
+            demand_bytes: needs.demand_bytes,
+            smallest_bytes: needs.smallest_bytes,
+            held_bytes,
+        };
+        let (share, _) = connection.call::<p::JoinDevice>(&params, Vec::new(), Some(ANSWER_TIMEOUT))?;
+        let mut state = lock(&self.state);
+        if state.closed {
+            connection.close();
+            return Err(Error::new(ErrorKind::Conflict, "the share was given back"));
+        }
+        // A notification may arrive before the answer, and is newer.
+        if !notified.load(Ordering::SeqCst) {
+            state.set(share.share_bytes);
+        }
+        state.connection = Some(Arc::clone(&connection));
+        let acknowledged = (state.held_bytes == state.share_bytes).then_some(state.share_bytes);
+        drop(state);
+        self.changed.notify_all();
+        if let Some(share_bytes) = acknowledged {
+            // The program may have acknowledged a notification before the connection was known.
+            let device = self.device.clone();
+            connection.notify::<p::AcknowledgeShare>(&p::DeviceShareParams { device, share_bytes })?;
+        }
+        Ok(connection)
+    }
+
+    fn greet(
+        self: &Arc<Self>,
+        resume: Option<p::Resume>,
+        notified: &Arc<AtomicBool>,
+    ) -> Result<(Connection, p::HelloResult)> {
+        let (member, notified) = (Arc::downgrade(self), Arc::clone(notified));
+        let on_notification: OnNotification = Box::new(move |method, params, _| {
+            if method == p::notification::BROKER_SHARE
+                && let Ok(params) = serde_json::from_str::<p::DeviceShareParams>(params.get())
+                && let Some(member) = member.upgrade()
+                && params.device == member.device
+            {
+                let mut state = lock(&member.state);
+                notified.store(true, Ordering::SeqCst);
+                state.set(params.share_bytes);
+                drop(state);
+                member.changed.notify_all();
+            }
+        });
+        let connection = crate::connect(&self.socket, on_notification)?;
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: self.client.clone(), resume };
+        let (hello, _) = connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))?;
+        Ok((connection, hello))
+    }
+
+    fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl State {
+    fn set(&mut self, share_bytes: u64) {
+        if share_bytes != self.share_bytes {
+            self.share_bytes = share_bytes;
+            self.changes += 1;
+        }
+        self.held_bytes = self.held_bytes.max(share_bytes);
+    }
+}

@@ -1,0 +1,248 @@
+//! The devices and their programs, and the messages to them.
+
+use super::shares::{Program, Shares};
+use cotensor_client::protocol::{
+    DEVICE_IDENTITY_BYTES_MAX, DeviceShareParams, DeviceShares, JoinDeviceParams, ProgramShare, ReportDeviceParams,
+};
+use cotensor_core::sync::lock;
+use cotensor_core::{Error, ErrorKind, Result, size};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// The most devices.
+const DEVICES_MAX: usize = 64;
+/// The most programs on one device.
+const PROGRAMS_MAX: usize = 64;
+/// The least time between two reports of a program that count: a report can change the shares of all.
+const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(50);
+
+/// The session of a program, as the broker needs it.
+pub(crate) trait DeviceProgram: Send + Sync {
+    /// The number of the session.
+    fn session(&self) -> u64;
+
+    /// Its name, for display.
+    fn client(&self) -> &str;
+
+    /// Sends the program its share. A program that does not receive it ends.
+    fn send_share(&self, share: &DeviceShareParams);
+}
+
+/// The programs of all devices.
+pub(crate) struct Broker {
+    started: Instant,
+    state: Mutex<State>,
+}
+
+struct State {
+    devices: BTreeMap<String, Device>,
+    /// Whether programs of a former server may have memory that this server does not know.
+    settling: bool,
+}
+
+#[derive(Default)]
+struct Device {
+    shares: Shares,
+    /// By session. Weak: the broker does not keep a session that has ended.
+    programs: HashMap<u64, Weak<dyn DeviceProgram>>,
+}
+
+impl Default for Broker {
+    fn default() -> Self {
+        Self { started: Instant::now(), state: Mutex::new(State { devices: BTreeMap::new(), settling: false }) }
+    }
+}
+
+impl Broker {
+    /// Adds a program to a device. Returns its share, which may be 0 until other programs have freed memory.
+    ///
+    /// # Errors
+    /// `Invalid` for an identity or sizes that are not possible; `Conflict` if the session is there already, or too many
+    /// are; `OverBudget` if the smallest amounts of all programs do not fit.
+    pub(crate) fn join(&self, program: Arc<dyn DeviceProgram>, params: JoinDeviceParams) -> Result<DeviceShareParams> {
+        check(&params)?;
+        let (now, session) = (self.started.elapsed(), program.session());
+        let mut state = lock(&self.state);
+        if !state.devices.contains_key(&params.device) && state.devices.len() >= DEVICES_MAX {
+            return Err(Error::new(ErrorKind::Conflict, format!("{DEVICES_MAX} devices are the most")));
+        }
+        let JoinDeviceParams { device: name, capacity_bytes, demand_bytes, smallest_bytes, held_bytes } = params;
+        let device = state.devices.entry(name.clone()).or_default();
+        device.remove_ended();
+        let joined = device.join(
+            session,
+            Program {
+                demand: demand_bytes,
+                smallest: smallest_bytes,
+                share: held_bytes,
+                held: held_bytes,
+                reported: now,
+                capacity: capacity_bytes,
+            },
+        );
+        if let Err(error) = joined {
+            state.devices.retain(|_, device| !device.programs.is_empty());
+            return Err(error);
+        }
+        device.programs.insert(session, Arc::downgrade(&program));
+        // The answer has the share of the new program, so it needs no notification.
+        state.divide(&name, now, Some(session));
+        let share_bytes = state.devices.get(&name).and_then(|device| device.shares.programs.get(&session));
+        Ok(DeviceShareParams { share_bytes: share_bytes.map_or(0, |program| program.share), device: name })
+    }
+
+    /// Notes the activity and the needs of a program.
+    ///
+    /// # Errors
+    /// `NotFound` for a device that the session has not joined; `Conflict` sooner than 50 ms after the last report.
+    pub(crate) fn report(&self, session: u64, params: &ReportDeviceParams) -> Result<()> {
+        let now = self.started.elapsed();
+        let mut state = lock(&self.state);
+        let device = state.joined(session, &params.device)?;
+        let last = device.shares.programs.get(&session).map(|program| program.reported);
+        if last.is_some_and(|last| now.saturating_sub(last) < REPORT_INTERVAL_MIN) {
+            let message = format!("report at most every {} ms", REPORT_INTERVAL_MIN.as_millis());
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        device.shares.report(session, params.demand_bytes, params.smallest_bytes, now);
+        state.divide(&params.device, now, None);
+        Ok(())
+    }
+
+    /// A program has freed the memory beyond its share.
+    ///
+    /// # Errors
+    /// `NotFound` for a device that the session has not joined.
+    pub(crate) fn acknowledge(&self, session: u64, params: &DeviceShareParams) -> Result<()> {
+        let mut state = lock(&self.state);
+        state.joined(session, &params.device)?.shares.acknowledge(session, params.share_bytes);
+        state.divide(&params.device, self.started.elapsed(), None);
+        Ok(())
+    }
+
+    /// Gives the shares of a session that has ended to others.
+    pub(crate) fn remove_session(&self, session: u64) {
+        let mut state = lock(&self.state);
+        let left: Vec<String> = state
+            .devices
+            .iter_mut()
+            .filter_map(|(name, device)| device.remove(session).then(|| name.clone()))
+            .collect();
+        let now = self.started.elapsed();
+        left.iter().for_each(|name| state.divide(name, now, None));
+        state.devices.retain(|_, device| !device.programs.is_empty());
+    }
+
+    /// No program grows until [`end_settling`](Self::end_settling): programs of a former server return with the memory
+    /// that they have.
+    pub(crate) fn begin_settling(&self) {
+        lock(&self.state).settling = true;
+    }
+
+    /// All programs of the former server have returned or ended.
+    pub(crate) fn end_settling(&self) {
+        let mut state = lock(&self.state);
+        state.settling = false;
+        let names: Vec<String> = state.devices.keys().cloned().collect();
+        let now = self.started.elapsed();
+        names.iter().for_each(|name| state.divide(name, now, None));
+    }
+
+    /// All devices with their programs.
+    pub(crate) fn list(&self) -> Vec<DeviceShares> {
+        let now = self.started.elapsed();
+        let state = lock(&self.state);
+        state.devices.iter().map(|(name, device)| device.describe(name, now)).collect()
+    }
+}
+
+impl State {
+    /// A device that a session has joined.
+    fn joined(&mut self, session: u64, name: &str) -> Result<&mut Device> {
+        let missing = || Error::not_found(format!("join the device {name:?} first")).in_field("device");
+        self.devices.get_mut(name).filter(|device| device.programs.contains_key(&session)).ok_or_else(missing)
+    }
+
+    /// Divides the memory of a device, and notifies programs but `except`. Messages are sent under the lock, so that each
+    /// program gets them in order; sending does not wait.
+    fn divide(&mut self, name: &str, now: Duration, except: Option<u64>) {
+        let may_grow = !self.settling;
+        let Some(device) = self.devices.get_mut(name) else { return };
+        for session in device.shares.divide(now, may_grow) {
+            let program = device.programs.get(&session).and_then(Weak::upgrade);
+            if let (Some(program), Some(share)) = (program, device.shares.programs.get(&session))
+                && Some(session) != except
+            {
+                program.send_share(&DeviceShareParams { device: name.to_owned(), share_bytes: share.share });
+            }
+        }
+    }
+}
+
+impl Device {
+    fn join(&mut self, session: u64, program: Program) -> Result<()> {
+        if self.programs.contains_key(&session) {
+            return Err(Error::new(ErrorKind::Conflict, "this session has joined the device").in_field("device"));
+        }
+        if self.programs.len() >= PROGRAMS_MAX {
+            return Err(Error::new(ErrorKind::Conflict, format!("{PROGRAMS_MAX} programs use the device")));
+        }
+        let (smallest, others) = (program.smallest, self.programs.len());
+        self.shares.join(session, program).map_err(|left| {
+            let message = format!(
+                "the program needs at least {}, and the needs of {others} others leave {} of the device: end one of them, \
+                 see `cotensor top`",
+                size(smallest),
+                size(left)
+            );
+            Error::new(ErrorKind::OverBudget, message).in_field("smallest_bytes")
+        })
+    }
+
+    fn remove(&mut self, session: u64) -> bool {
+        self.shares.programs.remove(&session);
+        self.programs.remove(&session).is_some()
+    }
+
+    /// Removes sessions that have ended: a call may run after its session's end.
+    fn remove_ended(&mut self) {
+        self.programs.retain(|_, program| program.strong_count() > 0);
+        let Self { shares, programs } = self;
+        shares.programs.retain(|session, _| programs.contains_key(session));
+    }
+
+    fn describe(&self, name: &str, now: Duration) -> DeviceShares {
+        let programs = self.shares.programs.iter().filter_map(|(session, share)| {
+            let program = self.programs.get(session)?.upgrade()?;
+            Some(ProgramShare {
+                session: *session,
+                client: program.client().to_owned(),
+                share_bytes: share.share,
+                held_bytes: share.held,
+                demand_bytes: share.demand,
+                smallest_bytes: share.smallest,
+                quiet_s: now.saturating_sub(share.reported).as_secs_f64(),
+                busy: share.is_busy(now),
+            })
+        });
+        let programs = programs.collect();
+        DeviceShares { device: name.to_owned(), capacity_bytes: self.shares.capacity(), programs }
+    }
+}
+
+fn check(params: &JoinDeviceParams) -> Result<()> {
+    let name = &params.device;
+    let printable = name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if name.is_empty() || name.len() > DEVICE_IDENTITY_BYTES_MAX || !printable {
+        let message = format!("1 to {DEVICE_IDENTITY_BYTES_MAX} printable characters of ASCII expected");
+        return Err(Error::invalid(message).in_field("device"));
+    }
+    if params.capacity_bytes == 0 || params.capacity_bytes > i64::MAX as u64 {
+        return Err(Error::invalid("1 to 2^63 - 1 bytes expected").in_field("capacity_bytes"));
+    }
+    if params.held_bytes > params.capacity_bytes {
+        return Err(Error::invalid("at most the capacity expected").in_field("held_bytes"));
+    }
+    Ok(())
+}
