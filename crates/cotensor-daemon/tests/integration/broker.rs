@@ -183,5 +183,5 @@ fn programs_join_a_new_daemon_with_the_memory_that_they_hold() {
         let programs = list(&lister);
         programs.len() == 2 && programs.iter().all(|program| program.held_bytes == 500)
     });
-    assert!(first.is_connected() && second.is_connected());
+    until("both know that", || first.is_connected() && second.is_connected());
 }
