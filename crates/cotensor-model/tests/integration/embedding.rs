@@ -34,7 +34,7 @@ fn many_texts_give_the_embeddings_of_each() {
             assert!(together[2].tokens >= together[1].tokens);
             for (text, embedding) in TEXTS.iter().zip(&together) {
                 let inputs = Inputs::default().with_text(*text);
-                let report = run_user(&*model, &user("one", "model", "sentence-embedding"), &inputs, &holder).unwrap();
+                let report = run_user(&model, &user("one", "model", "sentence-embedding"), &inputs, &holder).unwrap();
                 let single = &report.outputs[0].values;
                 assert_eq!(single.len(), embedding.values.len());
                 let worst = single.iter().zip(&embedding.values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
