@@ -26,11 +26,11 @@ variables! {
     CACHE "COTENSOR_CACHE" "--cache" "the user's cache folder" "Folder for weights and the demo's models.";
     THREADS "COTENSOR_THREADS" "--threads" "one per core" "Number of engine threads.";
     ENGINE "COTENSOR_ENGINE" "--engine" "auto" "Engine that runs graphs: auto, ort, ort-shared or rten.";
-    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "Memory budget of the store, in MiB: the daemon's, where each tensor counts 1 KiB more than its size, or that of an embedded store.";
-    MAX_DEVICE_MEMORY "COTENSOR_MAX_DEVICE_MEMORY" "--max-device-memory" "host memory only" "Devices whose memory clients of the daemon may share, each with its budget in MiB, separated by commas: cuda:0=40960.";
-    MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "no limit" "Memory that one client of the daemon may lease and reserve, in MiB.";
+    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "Memory budget of the store, such as 4GiB, without a unit in MiB: the daemon's, where each tensor counts 1 KiB more than its size, or that of an embedded store.";
+    MAX_DEVICE_MEMORY "COTENSOR_MAX_DEVICE_MEMORY" "--max-device-memory" "host memory only" "Devices whose memory clients of the daemon may share, each with its budget, separated by commas: cuda:0=40GiB.";
+    MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "no limit" "Memory that one client of the daemon may lease and reserve, such as 4GiB.";
     SPILL "COTENSOR_SPILL" "--spill" "unleased tensors are evicted" "Folder for tensors that the daemon spills when memory is needed.";
-    MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "the free disk space" "Maximum size of the spilled files, in MiB.";
+    MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "the free disk space" "Maximum size of the spilled files, such as 40GiB.";
     SOCKET "COTENSOR_SOCKET" "--socket" "cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID" "Unix socket of the daemon.";
     LISTEN "COTENSOR_LISTEN" "--listen" "no HTTP" "Address of the daemon's HTTP server, such as 127.0.0.1:2537; empty for loopback and port 2537 + RANK.";
     TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "generated beside the socket" "File with the token that HTTP clients of the daemon need.";

@@ -98,6 +98,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Doctor(args) => commands::doctor(&args),
         Command::Scan(args) => commands::scan(&args),
         Command::Cache(args) => commands::cache(&args),
+        Command::Version(args) => commands::version(&args),
         Command::Env(args) => commands::env(&args),
     }
 }

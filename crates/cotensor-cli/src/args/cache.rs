@@ -4,7 +4,7 @@ use crate::environment;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
-/// Verify or prune the weight cache.
+/// List, verify or prune the weight cache.
 ///
 /// The weight cache keeps weights in packs, so that every process maps the same pages. Each pack is verified when it is
 /// first used after the machine started; a damaged pack is removed and made again.
@@ -24,14 +24,18 @@ pub(crate) struct CacheArgs {
 
 #[derive(Subcommand)]
 pub(crate) enum CacheAction {
+    /// List weights, files in the layout of engines, and the demo's models, the largest first.
+    Ls,
+    /// Print the folder of the cache.
+    Path,
     /// Hash the contents of every pack and remove damaged packs. Exit code 1 when a pack was damaged.
     Verify,
-    /// Remove packs that no process has used for some days.
+    /// Remove packs and models of the demo that no process has used for some days.
     Prune {
         /// The days without use.
         #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=36_500))]
         unused_for: u32,
-        /// Remove all packs. Processes that map one keep it until they end.
+        /// Remove all of them. Processes that map one keep it until they end.
         #[arg(long, conflicts_with = "unused_for")]
         all: bool,
     },

@@ -1,6 +1,7 @@
 //! Arguments of the daemon's commands.
 
 use super::SharingArgs;
+use super::sizes::size;
 use crate::environment;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
@@ -8,7 +9,7 @@ use cotensor::core::Device;
 use cotensor_formats::Format;
 use std::path::PathBuf;
 
-const MIB: &str = "MIB";
+const SIZE: &str = "SIZE";
 
 /// Options of every command that connects to the daemon.
 #[derive(Args)]
@@ -46,23 +47,23 @@ pub(crate) struct ServeArgs {
     /// /tmp/cotensor-UID].
     #[arg(long, env = environment::SOCKET, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Memory budget of all tensors, in MiB; each tensor counts 1 KiB more than its size [default: none]. When the
+    /// Memory budget of all tensors, such as 4GiB, without a unit in MiB; each tensor counts 1 KiB more than its size [default: none]. When the
     /// budget is exhausted, unleased tensors are evicted; then publishing fails with an error that lists the
     /// holders.
-    #[arg(long, env = environment::MAX_MEMORY, value_name = MIB)]
+    #[arg(long, env = environment::MAX_MEMORY, value_name = SIZE, value_parser = size)]
     pub(crate) max_memory: Option<u64>,
-    /// Device whose memory clients may share, with its budget in MiB, such as cuda:0=40960; repeatable [default: host
+    /// Device whose memory clients may share, with its budget, such as cuda:0=40GiB; repeatable [default: host
     /// memory only]. The budget of a device counts the tensors of all clients there.
     #[arg(
         long,
         env = environment::MAX_DEVICE_MEMORY,
-        value_name = "DEVICE=MIB",
+        value_name = "DEVICE=SIZE",
         value_delimiter = ',',
         value_parser = device_memory
     )]
     pub(crate) max_device_memory: Vec<(Device, u64)>,
-    /// Memory that one client may lease and reserve, in MiB, on all devices together [default: no limit].
-    #[arg(long, env = environment::MAX_CLIENT_MEMORY, value_name = MIB)]
+    /// Memory that one client may lease and reserve, such as 4GiB, on all devices together [default: no limit].
+    #[arg(long, env = environment::MAX_CLIENT_MEMORY, value_name = SIZE, value_parser = size)]
     pub(crate) max_client_memory: Option<u64>,
     /// Give every tensor sealed memory of its own, which its producer cannot change. Without this option, the producer
     /// of a tensor up to 256 KiB can still write it. With it, a small tensor takes a descriptor and whole pages (4
@@ -78,8 +79,8 @@ pub(crate) struct ServeArgs {
     /// of being evicted; a lookup reads them back. The files are removed when the daemon stops.
     #[arg(long, env = environment::SPILL, value_name = "DIR")]
     pub(crate) spill: Option<PathBuf>,
-    /// Maximum size of the spilled files, in MiB [default: the free disk space].
-    #[arg(long, env = environment::MAX_SPILL, value_name = MIB, requires = "spill")]
+    /// Maximum size of the spilled files, such as 40GiB [default: the free disk space].
+    #[arg(long, env = environment::MAX_SPILL, value_name = SIZE, value_parser = size, requires = "spill")]
     pub(crate) max_spill: Option<u64>,
     /// File that contains the token, readable only by its owner. Requests of every user with this token are served;
     /// with a generated token, requests over loopback must come from this user's processes [default: generated
@@ -125,15 +126,15 @@ pub(crate) struct ServeArgs {
     pub(crate) role: cotensor_daemon::supervisor::Role,
 }
 
-/// Parses a device and its budget in MiB.
+/// Parses a device and its budget.
 fn device_memory(text: &str) -> Result<(Device, u64), String> {
-    let wrong = || "expected a device and its budget in MiB, such as cuda:0=40960".to_owned();
-    let (device, mib) = text.split_once('=').ok_or_else(wrong)?;
+    let wrong = || "expected a device and its budget, such as cuda:0=40GiB".to_owned();
+    let (device, budget) = text.split_once('=').ok_or_else(wrong)?;
     let device = device.parse::<Device>().map_err(|error| error.to_string())?;
     if device.is_host() {
         return Err("use --max-memory for the budget of host memory".to_owned());
     }
-    Ok((device, mib.parse().map_err(|_| wrong())?))
+    Ok((device, size(budget).map_err(|_| wrong())?))
 }
 
 /// Parses a host name as in a Host header, without a port.
@@ -265,6 +266,16 @@ pub(crate) struct LogsArgs {
     pub(crate) lines: u32,
 }
 
+/// The order of a list of tensors.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TensorOrder {
+    Name,
+    Size,
+    Age,
+    Hits,
+    Leases,
+}
+
 /// List tensors.
 #[derive(Args)]
 pub(crate) struct LsArgs {
@@ -273,6 +284,15 @@ pub(crate) struct LsArgs {
     /// Prefix of the names.
     #[arg(default_value = "")]
     pub(crate) prefix: String,
+    /// Order of the tensors; the largest number first.
+    #[arg(long, default_value = "name", value_name = "ORDER")]
+    pub(crate) sort: TensorOrder,
+    /// Print names only.
+    #[arg(short, long, conflicts_with_all = ["long", "json"])]
+    pub(crate) quiet: bool,
+    /// Print kind, producer, device and holders, too.
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) long: bool,
     /// Maximum number of tensors to list.
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) limit: u32,
@@ -305,9 +325,12 @@ pub(crate) struct WhoArgs {
 pub(crate) struct RmArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// Names of tensors. Existing tensors are removed even if other names do not exist.
-    #[arg(required = true, value_name = "NAME")]
+    /// Names of tensors, or patterns with * and ?, such as 'bert/*'. Existing tensors are removed even if other names do not exist.
+    #[arg(required_unless_present = "all", value_name = "NAME")]
     pub(crate) names: Vec<String>,
+    /// Remove every tensor.
+    #[arg(long, conflicts_with = "names")]
+    pub(crate) all: bool,
 }
 
 /// Show tensors, holders, bytes and hits, live; q or Ctrl-C quits. Without a terminal, print the tables once.
@@ -368,11 +391,11 @@ pub(crate) struct ScanArgs {
     /// Scan only this process; repeatable [default: all processes of this user].
     #[arg(long, value_name = "PID")]
     pub(crate) pid: Vec<u32>,
-    /// Skip mappings smaller than this, in KiB.
-    #[arg(long, default_value_t = 1024, value_name = "KIB", value_parser = clap::value_parser!(u64).range(..1 << 40))]
+    /// Skip mappings smaller than this.
+    #[arg(long, default_value = "1MiB", value_name = SIZE, value_parser = size)]
     pub(crate) min_range: u64,
-    /// Stop after reading this much, in MiB.
-    #[arg(long, default_value_t = 16_384, value_name = "MIB")]
+    /// Stop after reading this much.
+    #[arg(long, default_value = "16GiB", value_name = SIZE, value_parser = size)]
     pub(crate) max_read: u64,
     /// Stop after this time, in seconds.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
@@ -392,6 +415,14 @@ pub(crate) struct EnvArgs {
     /// Print docs/environment.md.
     #[arg(long, conflicts_with = "json")]
     pub(crate) markdown: bool,
+    /// Print one JSON object on standard output and nothing else.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print the version, the commit, the protocol's version and the engines.
+#[derive(Args)]
+pub(crate) struct VersionArgs {
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,

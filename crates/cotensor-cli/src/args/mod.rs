@@ -8,6 +8,7 @@ mod embed;
 mod models;
 mod placement;
 mod sharing;
+mod sizes;
 mod stream;
 
 pub(crate) use adapters::*;
@@ -69,6 +70,7 @@ pub(crate) enum Command {
     Scan(ScanArgs),
     Cache(CacheArgs),
     Env(EnvArgs),
+    Version(VersionArgs),
     /// Print a completion script for a shell.
     Completions {
         /// Shell.
@@ -90,8 +92,8 @@ pub(crate) struct Common {
     /// Number of engine threads [default: one per core].
     #[arg(long, env = environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Memory budget of the store, in MiB [default: none].
-    #[arg(long, env = environment::MAX_MEMORY, value_name = "MIB")]
+    /// Memory budget of the store, such as 4GiB; without a unit in MiB [default: none].
+    #[arg(long, env = environment::MAX_MEMORY, value_name = "SIZE", value_parser = sizes::size)]
     pub(crate) max_memory: Option<u64>,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]

@@ -1,5 +1,6 @@
 //! Arguments of the commands for placement.
 
+use super::sizes::{bytes, bytes_per_second};
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -57,57 +58,4 @@ pub(crate) struct TraceArgs {
 fn factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().ok().filter(|factor| (1e-6..=1e6).contains(factor));
     factor.ok_or_else(|| "expected a number from 0.000001 to 1000000".to_owned())
-}
-
-/// Units of sizes: decimal and binary.
-const UNITS: [(&str, u64); 10] = [
-    ("", 1),
-    ("b", 1),
-    ("kb", 1_000),
-    ("mb", 1_000_000),
-    ("gb", 1_000_000_000),
-    ("tb", 1_000_000_000_000),
-    ("kib", 1 << 10),
-    ("mib", 1 << 20),
-    ("gib", 1 << 30),
-    ("tib", 1 << 40),
-];
-
-/// Parses a number of bytes with a unit.
-fn bytes(text: &str) -> Result<u64, String> {
-    let wrong = || "expected a number of bytes above 0, such as 4GiB, 500MB or 1000000".to_owned();
-    let end = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let unit = unit.to_ascii_lowercase();
-    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
-    let bytes = number.trim().parse::<f64>().map_err(|_| wrong())? * *factor as f64;
-    if (1.0..=(1u64 << 60) as f64).contains(&bytes) { Ok(bytes.round() as u64) } else { Err(wrong()) }
-}
-
-fn bytes_per_second(text: &str) -> Result<u64, String> {
-    bytes(text.strip_suffix("/s").unwrap_or(text)).map_err(|_| "expected bytes per second, such as 12GB/s".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_decimal_and_binary_units() {
-        for (text, expected) in [
-            ("4GiB", 4 << 30),
-            ("1.5kb", 1500),
-            ("7", 7),
-            ("2 MB", 2_000_000),
-            ("12GB", 12_000_000_000),
-            ("1TiB", 1 << 40),
-        ] {
-            assert_eq!(bytes(text), Ok(expected), "{text}");
-        }
-        for text in ["", "0", "-1", "GiB", "4XB", "nan", "inf", "1e30", "4 GiB/s"] {
-            assert!(bytes(text).is_err(), "{text}");
-        }
-        assert_eq!(bytes_per_second("12GB/s"), Ok(12_000_000_000));
-        assert_eq!(bytes_per_second("1MiB"), Ok(1 << 20));
-    }
 }

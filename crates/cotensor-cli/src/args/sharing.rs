@@ -14,8 +14,8 @@ pub(crate) struct SharingArgs {
     /// vision_text_joint, audio_text_joint, other.
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub(crate) allowed_types: Option<Vec<Kind>>,
-    /// Share only weights and tensors up to this size, in MiB.
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..1 << 44))]
+    /// Share only weights and tensors up to this size, such as 64MiB; without a unit in MiB.
+    #[arg(long, value_name = "SIZE", value_parser = super::sizes::size)]
     pub(crate) max_shared_tensor_size: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ impl SharingArgs {
         SharingConfig {
             enable_shared_tensors: !self.disable_shared_tensors,
             allowed_types: self.allowed_types.clone(),
-            max_shared_tensor_size_bytes: self.max_shared_tensor_size.map(|mib| mib << 20),
+            max_shared_tensor_size_bytes: self.max_shared_tensor_size,
         }
     }
 

@@ -1,4 +1,4 @@
-use super::local::{budget_bytes, cache_folder};
+use super::local::cache_folder;
 use crate::args::{DemoArgs, ProcessArgs, WorkerArgs};
 use crate::launch::Program;
 use crate::output::{ReportFile, Steps, print, print_json};
@@ -40,7 +40,7 @@ pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
         threads: args.common.threads.map_or(cores, usize::from),
         repeats: usize::from(args.repeats),
         processes: usize::from(args.processes),
-        max_memory_bytes: budget_bytes(&args.common)?,
+        max_memory_bytes: args.common.max_memory,
         stop: signals.number(),
     };
     let report = args.report.as_deref().map(ReportFile::open).transpose()?;

@@ -25,7 +25,7 @@ pub(super) fn client_cache(given: Option<&Path>) -> Option<PathBuf> {
 
 pub(super) fn runtime(common: &Common, engine: &EngineArgs, sharing: SharingConfig) -> Result<Arc<Runtime>> {
     let cache = Some(cache_folder(common)?);
-    let options = LocalOptions { cache, max_memory_bytes: budget_bytes(common)?, sharing, ..options(common, engine) };
+    let options = LocalOptions { cache, max_memory_bytes: common.max_memory, sharing, ..options(common, engine) };
     let runtime = options.runtime()?;
     show_downloads(runtime.hub());
     Ok(runtime)
@@ -64,13 +64,4 @@ pub(super) fn show_downloads(hub: &Hub) {
             ended.step(done, total, what);
         }
     });
-}
-
-pub(super) fn budget_bytes(common: &Common) -> Result<Option<u64>> {
-    common.max_memory.map(|mib| mib_to_bytes(mib, "--max-memory")).transpose()
-}
-
-pub(super) fn mib_to_bytes(mib: u64, argument: &str) -> Result<u64> {
-    let bytes = mib.checked_mul(1 << 20).filter(|&bytes| bytes > 0);
-    bytes.ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field(argument))
 }

@@ -1,4 +1,3 @@
-use super::local::mib_to_bytes;
 use crate::args::ScanArgs;
 use crate::output::{Steps, print, print_json};
 use crate::table::{Table, plain};
@@ -16,8 +15,8 @@ const PROCESSES_SHOWN: usize = 20;
 pub(crate) fn scan(args: &ScanArgs) -> Result<()> {
     let options = ScanOptions {
         pids: args.pid.clone(),
-        range_bytes_min: args.min_range << 10,
-        bytes_max: mib_to_bytes(args.max_read, "--max-read")?,
+        range_bytes_min: args.min_range,
+        bytes_max: args.max_read,
         time_max: Duration::from_secs(args.max_time),
         sample: args.sample,
         ..ScanOptions::default()

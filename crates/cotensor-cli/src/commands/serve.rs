@@ -1,4 +1,3 @@
-use super::local::mib_to_bytes;
 use crate::args::{DaemonOptions, ServeArgs};
 use crate::launch::Program;
 use crate::log::Log;
@@ -47,17 +46,15 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);
     }
-    if let Some(mib) = args.max_memory {
-        config.max_memory_bytes = mib_to_bytes(mib, "--max-memory")?;
+    if let Some(bytes) = args.max_memory {
+        config.max_memory_bytes = bytes;
     }
-    for &(device, mib) in &args.max_device_memory {
-        config.max_device_bytes.insert(device, mib_to_bytes(mib, "--max-device-memory")?);
+    config.max_device_bytes.extend(args.max_device_memory.iter().copied());
+    if let Some(bytes) = args.max_client_memory {
+        config.max_client_bytes = bytes;
     }
-    if let Some(mib) = args.max_client_memory {
-        config.max_client_bytes = mib_to_bytes(mib, "--max-client-memory")?;
-    }
-    if let Some(mib) = args.max_spill {
-        config.max_spill_bytes = mib_to_bytes(mib, "--max-spill")?;
+    if let Some(bytes) = args.max_spill {
+        config.max_spill_bytes = bytes;
     }
     config.idle_exit = args.idle_exit.map(Duration::from_secs);
     if args.seal_all {

@@ -1,12 +1,12 @@
-//! `ls`, `stat`, `who` and `rm`: tensors of the daemon, their versions and holders.
+//! `ls`, `stat` and `who`: tensors of the daemon, their versions and holders.
 
 use super::connection::connect;
-use crate::args::{LsArgs, RmArgs, StatArgs, WhoArgs};
+use crate::args::{LsArgs, StatArgs, TensorOrder, WhoArgs};
 use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::{Table, duration, elements, plain, shape};
 use cotensor::core::{Device, Error, ErrorKind, Result, size};
-use cotensor::store::{Stats, StoreReports, TensorStore};
+use cotensor::store::{Stats, StoreReports};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
     DeviceShares, Empty, GroupMember, Hello, HelloParams, HelloResult, Keep, List, ListDevices, ListHolders,
@@ -97,32 +97,68 @@ pub(crate) fn ls(args: &LsArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor ls")?;
     let params = ListParams { prefix: args.prefix.clone(), limit: args.limit as usize };
     let found = store.request::<List>(&params)?;
-    let listing = Listing { tensors: found.tensors.into_iter().map(Tensor::from).collect(), left_off: found.left_off };
+    let mut listing =
+        Listing { tensors: found.tensors.into_iter().map(Tensor::from).collect(), left_off: found.left_off };
+    listing.sort(args.sort);
     if args.client.json {
         return print_json(&listing);
     }
-    let right = &[false, true, false, false, false, true, true, true, true];
-    let mut table = Table::new(right, &["name", "version", "state", "dtype", "shape", "size", "age", "hits", "leases"]);
-    for tensor in &listing.tensors {
-        let [dtype, dims] = tensor.elements();
-        table.row([
-            plain(&tensor.name),
-            tensor.version.to_string(),
-            tensor.state_name().to_owned(),
-            dtype,
-            dims,
-            size(tensor.bytes),
-            duration(tensor.age_s),
-            tensor.hits.to_string(),
-            tensor.holders.values().sum::<u32>().to_string(),
-        ]);
-    }
-    let mut text = table.text();
-    if listing.left_off > 0 {
+    let mut text = if args.quiet { listing.names() } else { listing.table(args.long) };
+    if listing.left_off > 0 && !args.quiet {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "and {} more; use a prefix or a higher --limit", listing.left_off);
     }
     print(&text)
+}
+
+impl Listing {
+    /// Sorts by name, or by a number, the largest first.
+    fn sort(&mut self, order: TensorOrder) {
+        let number = |tensor: &Tensor| match order {
+            TensorOrder::Name => 0.0,
+            TensorOrder::Size => tensor.bytes as f64,
+            TensorOrder::Age => tensor.age_s,
+            TensorOrder::Hits => tensor.hits as f64,
+            TensorOrder::Leases => f64::from(tensor.holders.values().sum::<u32>()),
+        };
+        // The list is sorted by name already.
+        self.tensors.sort_by(|a, b| number(b).total_cmp(&number(a)));
+    }
+
+    fn names(&self) -> String {
+        let mut names: Vec<String> = self.tensors.iter().map(|tensor| plain(&tensor.name) + "\n").collect();
+        names.dedup();
+        names.concat()
+    }
+
+    fn table(&self, long: bool) -> String {
+        let right = &[false, true, false, false, false, true, true, true, true];
+        let mut titles = vec!["name", "version", "state", "dtype", "shape", "size", "age", "hits", "leases"];
+        if long {
+            titles.extend(["kind", "producer", "device", "holders"]);
+        }
+        let mut table = Table::new(right, &titles);
+        for tensor in &self.tensors {
+            let [dtype, dims] = tensor.elements();
+            let mut row = vec![
+                plain(&tensor.name),
+                tensor.version.to_string(),
+                tensor.state_name().to_owned(),
+                dtype,
+                dims,
+                size(tensor.bytes),
+                duration(tensor.age_s),
+                tensor.hits.to_string(),
+                tensor.holders.values().sum::<u32>().to_string(),
+            ];
+            if long {
+                let holders: Vec<String> = tensor.holders.keys().map(|holder| plain(holder)).collect();
+                row.extend([plain(&tensor.kind), plain(&tensor.producer), plain(&tensor.device), holders.join(", ")]);
+            }
+            table.row(row);
+        }
+        table.text()
+    }
 }
 
 #[derive(Serialize)]
@@ -154,7 +190,7 @@ fn versions<'a>(store: &ClientStore, names: &'a [String]) -> Result<(Named, Vec<
 }
 
 /// The error for missing names, reported after the existing ones are processed.
-fn not_found(missing: &[&str]) -> Result<()> {
+pub(super) fn not_found(missing: &[&str]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -303,28 +339,4 @@ fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
 /// The budget of a store, as text.
 pub(super) fn budget(stats: &Stats) -> String {
     stats.max_memory_bytes.map_or_else(|| "none".to_owned(), size)
-}
-
-#[derive(Serialize)]
-struct Removed<'a> {
-    removed: Vec<&'a str>,
-    /// Names without a tensor.
-    missing: Vec<&'a str>,
-}
-
-pub(crate) fn rm(args: &RmArgs, program: &Program) -> Result<()> {
-    let store = connect(&args.client, program, "cotensor rm")?;
-    let mut outcome = Removed { removed: Vec::new(), missing: Vec::new() };
-    for name in &args.names {
-        match store.remove(name) {
-            Ok(()) => outcome.removed.push(name),
-            // Continues, so that the other names are removed.
-            Err(error) if error.kind() == ErrorKind::NotFound => outcome.missing.push(name),
-            Err(error) => return Err(error),
-        }
-    }
-    if args.client.json {
-        print_json(&outcome)?;
-    }
-    not_found(&outcome.missing)
 }

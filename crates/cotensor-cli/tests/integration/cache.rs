@@ -65,3 +65,22 @@ fn verify_removes_damaged_packs_and_prune_removes_all() {
     assert!(packs(&workspace).is_empty());
     workspace.expect_error(&["cache", "verify", "--cache", "none"], &["none", "no weight cache"]);
 }
+
+#[test]
+fn cache_lists_and_prunes_weights_and_models_of_the_demo() {
+    let workspace = Workspace::with("bert");
+    workspace.json(&RUN);
+    fs::create_dir_all(workspace.path("cache/models/some/onnx")).unwrap();
+    fs::write(workspace.path("cache/models/some/onnx/model.onnx"), [0; 4096]).unwrap();
+    let listed = workspace.json(&["cache", "ls", "--json"]);
+    let entries = listed["entries"].as_array().unwrap();
+    let of = |kind: &str| entries.iter().filter(|entry| entry["kind"] == kind).count();
+    assert_eq!((of("weights"), of("demo model")), (packs(&workspace).len(), 1));
+    let bytes: u64 = entries.iter().map(|entry| entry["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(listed["bytes"], bytes);
+    assert_eq!(workspace.json(&["cache", "path", "--json"])["folder"], listed["folder"]);
+    assert_eq!(workspace.json(&["cache", "prune", "--json"])["removed_models"], 0, "used today");
+    let pruned = workspace.json(&["cache", "prune", "--all", "--json"]);
+    assert_eq!((&pruned["removed_models"], &pruned["removed_bytes"]), (&1.into(), &bytes.into()));
+    assert_eq!(workspace.json(&["cache", "ls", "--json"])["bytes"], 0);
+}

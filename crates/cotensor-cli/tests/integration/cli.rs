@@ -230,3 +230,12 @@ fn unread_input_is_refused() {
     fs::copy(fixtures().join("tiny/images/tall.png"), workspace.path("a.png")).unwrap();
     workspace.expect_error(&["run", "pipeline.toml", "--text", "a b", "--image", "a.png"], &["--image", "no user"]);
 }
+
+#[test]
+fn version_names_the_engines() {
+    let workspace = Workspace::with("bert");
+    let version = workspace.json(&["version", "--json"]);
+    let engines: Vec<&str> =
+        version["engines"].as_array().unwrap().iter().map(|engine| engine["name"].as_str().unwrap()).collect();
+    assert!(engines.contains(&"rten") && version["protocol"].is_u64(), "{version}");
+}

@@ -497,3 +497,33 @@ fn http_is_served_with_listen_option() {
     daemon.expect_error(&["serve", "--listen", "8.8.8.8:1"], 1, &["8.8.8.8:1"]);
     assert!(!daemon.socket().exists());
 }
+
+#[test]
+fn tensors_are_listed_in_orders_and_removed_by_patterns() {
+    let daemon = Daemon::start(&["--max-memory", "64MiB"]);
+    for (name, count) in [("a/1", 8), ("a/2", 64), ("b", 16)] {
+        fs::write(daemon.path("x.bin"), numbers(count)).unwrap();
+        daemon.ok(&["put", name, "x.bin", "--dtype", "uint8", "--shape", &count.to_string()]);
+    }
+    let text = |arguments: &[&str]| String::from_utf8(daemon.ok(arguments)).unwrap();
+    assert_eq!(text(&["ls", "--quiet"]), "a/1\na/2\nb\n");
+    assert_eq!(text(&["ls", "-q", "--sort", "size"]), "a/2\nb\na/1\n");
+    assert_eq!(text(&["ls", "-q", "a/"]), "a/1\na/2\n");
+    let long = text(&["ls", "--long"]);
+    assert!(long.contains("producer") && long.contains("cotensor put"), "{long}");
+    assert_eq!(daemon.json(&["rm", "a/*"])["removed"], json!(["a/1", "a/2"]));
+    daemon.expect_error(&["rm", "a/*"], 2, &["a/*"]);
+    assert_eq!(text(&["rm", "--all"]), "removed 1 tensors\n");
+    assert_eq!(text(&["rm", "--all"]), "removed 0 tensors\n");
+    daemon.expect_error(&["rm"], 2, &["NAME"]);
+    daemon.expect_error(&["rm", "--all", "b"], 2, &["--all"]);
+}
+
+#[test]
+fn sizes_have_units() {
+    for (given, bytes) in [("64", 64 << 20), ("1.5GiB", 3 << 29), ("2GB", 2_000_000_000)] {
+        let daemon = Daemon::start(&["--max-memory", given]);
+        assert_eq!(daemon.json(&["status"])["max_memory_bytes"], bytes as u64);
+    }
+    Daemon::stopped().expect_error(&["serve", "--max-memory", "4XB"], 2, &["--max-memory", "GiB"]);
+}

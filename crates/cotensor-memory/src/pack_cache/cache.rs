@@ -30,6 +30,24 @@ pub struct PackCache {
     derived: DerivedFolders,
 }
 
+/// A pack, or a folder of derived files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheEntry {
+    /// Whether it is a pack of weights. Otherwise it has files in the layout of an engine's kernels.
+    pub is_pack: bool,
+    /// The file or the folder.
+    pub path: PathBuf,
+    /// Bytes on the disk.
+    pub bytes: u64,
+    /// The last use, as far as the file system records it.
+    pub used: Option<SystemTime>,
+}
+
+/// When a file was last read or written, as far as the file system records it.
+fn last_use(found: &Metadata) -> Option<SystemTime> {
+    found.accessed().ok().max(found.modified().ok())
+}
+
 impl PackCache {
     /// Opens the cache in `folder`, which it creates (mode 0700) if it does not exist.
     ///
@@ -87,6 +105,24 @@ impl PackCache {
             .fold((0, 0), |(count, all), bytes| (count + 1, all + bytes))
     }
 
+    /// The packs and folders of derived files, in no order.
+    pub fn entries(&self) -> Vec<CacheEntry> {
+        let used = |path: &Path| std::fs::symlink_metadata(path).ok().and_then(|found| last_use(&found));
+        let packs = pack_files(&self.packs).map(|(path, id)| CacheEntry {
+            is_pack: true,
+            bytes: id.len(),
+            used: used(&path),
+            path,
+        });
+        let derived = self.derived.all().map(|(path, bytes)| CacheEntry {
+            is_pack: false,
+            bytes,
+            used: used(&DerivedFolders::used(&path)),
+            path,
+        });
+        packs.chain(derived).collect()
+    }
+
     /// Hashes every blob and removes damaged packs. Returns the number of undamaged blobs, and an error for each
     /// removed pack with its file and, where a single blob is damaged, the hash of the blob as the field.
     pub fn verify(&self) -> (usize, Vec<Error>) {
@@ -103,8 +139,7 @@ impl PackCache {
     pub fn prune(&self, unused_for: Duration) -> Result<(usize, u64)> {
         let now = SystemTime::now();
         let unused = |found: &Metadata| {
-            let used = found.accessed().ok().max(found.modified().ok());
-            used.is_some_and(|used| now.duration_since(used).unwrap_or_default() >= unused_for)
+            last_use(found).is_some_and(|used| now.duration_since(used).unwrap_or_default() >= unused_for)
         };
         let is_unused = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| unused(&found));
         let remove = |path: &Path| match std::fs::remove_file(path) {

@@ -12,5 +12,5 @@ mod tests;
 mod verified;
 mod writer;
 
-pub use cache::PackCache;
+pub use cache::{CacheEntry, PackCache};
 pub use format::{PackEntry, parse_pack_table};
