@@ -83,6 +83,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Status(args) => commands::status(&args),
         Command::Stop(args) => commands::stop(&args),
         Command::Logs(args) => commands::logs(&args),
+        Command::Service(args) => commands::service(&args, program),
         Command::Put(args) => commands::put(&args, program),
         Command::Get(args) => commands::get(&args, program),
         Command::Ls(args) => commands::ls(&args, program),

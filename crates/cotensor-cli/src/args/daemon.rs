@@ -40,7 +40,7 @@ pub(crate) struct Client {
 ///
 /// This process supervises a server process. When the server dies, a new one takes over all tensors, leases and names.
 /// A second daemon on the same socket is refused. When this process is killed, the server continues while clients are
-/// connected, and the next `cotensor serve` takes over. dist/cotensor.service runs the daemon under systemd.
+/// connected, and the next `cotensor serve` takes over. `cotensor service install` lets systemd run it.
 #[derive(Args)]
 pub(crate) struct ServeArgs {
     /// Unix socket to listen on, created with mode 0600 [default: cotensor.sock in $XDG_RUNTIME_DIR, else in

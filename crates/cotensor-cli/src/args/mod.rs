@@ -7,6 +7,7 @@ mod daemon;
 mod embed;
 mod models;
 mod placement;
+mod service;
 mod sharing;
 mod sizes;
 mod stream;
@@ -18,6 +19,7 @@ pub(crate) use daemon::*;
 pub(crate) use embed::*;
 pub(crate) use models::*;
 pub(crate) use placement::*;
+pub(crate) use service::*;
 pub(crate) use sharing::*;
 pub(crate) use stream::*;
 
@@ -54,6 +56,7 @@ pub(crate) enum Command {
     Status(StatusArgs),
     Stop(StopArgs),
     Logs(LogsArgs),
+    Service(ServiceArgs),
     Put(PutArgs),
     Get(GetArgs),
     Ls(LsArgs),

@@ -18,6 +18,7 @@ mod mistakes;
 mod models;
 mod plan;
 mod serve;
+mod service;
 mod sharing;
 mod stream;
 mod support;

@@ -29,7 +29,10 @@ impl Serving {
             assert!(lines.read_line(&mut answer).unwrap() > 0, "the process ended: {answer}");
         }
         let started: Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(started, json!({"pid": child.id(), "functions": ["model.embed", "model.open", "model.run", "model.stage"]}));
+        assert_eq!(
+            started,
+            json!({"pid": child.id(), "functions": ["model.embed", "model.open", "model.run", "model.stage"]})
+        );
         Self(child)
     }
 

@@ -17,6 +17,8 @@ pub(crate) struct Bound {
     /// The socket's file, opened with `O_PATH`. The system does not reuse the inode number of an open file, so it can
     /// be compared with the number of the file at `path`. `None` if there was no such file.
     file: Option<OwnedFd>,
+    /// Whether a service manager made the file and removes it.
+    is_managed: bool,
 }
 
 impl Bound {
@@ -40,7 +42,7 @@ impl Bound {
             Ok(file)
         };
         match ready() {
-            Ok(file) => Ok(Self { listener, path: path.to_path_buf(), file: Some(file) }),
+            Ok(file) => Ok(Self { listener, path: path.to_path_buf(), file: Some(file), is_managed: false }),
             Err(error) => {
                 drop(std::fs::remove_file(&new_path));
                 Err(io(error))
@@ -51,7 +53,7 @@ impl Bound {
     /// A socket that another process has bound. Without `file`, its file is the one at `path`.
     pub(super) fn from_parts(listener: UnixListener, path: PathBuf, file: Option<OwnedFd>) -> Self {
         let file = file.or_else(|| open_path(&path).ok());
-        Self { listener, path, file }
+        Self { listener, path, file, is_managed: false }
     }
 
     /// Whether clients that connect to the path reach this socket.
@@ -59,9 +61,14 @@ impl Bound {
         self.file.as_ref().is_some_and(|file| is_at(file.as_fd(), &self.path))
     }
 
-    /// Removes the socket's file, unless another file has replaced it.
+    /// Leaves the file to a service manager.
+    pub(super) fn leave_file(&mut self) {
+        self.is_managed = true;
+    }
+
+    /// Removes the socket's file, unless another file has replaced it or a service manager has made it.
     pub(crate) fn remove(&self) {
-        if self.is_in_place() {
+        if !self.is_managed && self.is_in_place() {
             drop(std::fs::remove_file(&self.path));
         }
     }

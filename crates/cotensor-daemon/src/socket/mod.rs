@@ -59,6 +59,31 @@ impl Listening {
         Ok(this)
     }
 
+    /// Listens on a socket that a service manager has bound at `path`.
+    ///
+    /// # Errors
+    /// `Invalid` for a socket at another path; `Conflict` when another daemon has the lock; `Io`.
+    pub(crate) fn activated(listener: UnixListener, path: &Path) -> Result<Self> {
+        let io = |error: std::io::Error| Error::io("using the service manager's socket", &error).in_file(path);
+        let found = listener.local_addr().map_err(io)?;
+        if found.as_pathname() != Some(path) {
+            let found = found.as_pathname().map_or_else(|| "no path".to_owned(), |found| found.display().to_string());
+            let message = format!("the service manager's socket is at {found}: name the same path in both units");
+            return Err(Error::invalid(message).in_file(path));
+        }
+        listener.set_nonblocking(true).map_err(io)?;
+        make_socket_folder(path)?;
+        let lock = take_lock(path, LOCK_TIMEOUT)?;
+        let mut this = Self::from_parts(listener, path.to_path_buf(), lock, None);
+        this.own();
+        Ok(this)
+    }
+
+    /// Leaves the socket's file to a service manager, which has made it.
+    pub(crate) fn leave_file(&mut self) {
+        self.socket.leave_file();
+    }
+
     /// A socket that another process has bound and locked. `file` is the socket's file; without it, the file at `path`.
     pub(crate) fn from_parts(listener: UnixListener, path: PathBuf, lock: OwnedFd, file: Option<OwnedFd>) -> Self {
         Self { socket: Bound::from_parts(listener, path, file), lock, owner: false, named: false }

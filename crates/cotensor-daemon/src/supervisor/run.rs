@@ -44,14 +44,20 @@ pub fn run_as(launch: Launch, role: Role, service: Service, ready: impl FnOnce(R
 
 fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
     let config = &service.config;
-    let (manager, held) = systemd::Manager::find()?;
-    let (mut state, prepared) = match held.filter(|held| held.header.socket == config.socket) {
-        Some(mut held) => {
+    let (mut manager, held) = systemd::Manager::find()?;
+    let activated = manager.as_mut().and_then(|manager| manager.activated.take());
+    let is_activated = activated.is_some();
+    let (mut state, prepared) = match (held.filter(|held| held.header.socket == config.socket), activated) {
+        (Some(mut held), _) => {
             let prepared = prepare(&mut held.sockets, service)?;
             (SupervisorState::from_manager(held, manager.as_ref())?, prepared)
         }
-        None => new_or_taken_over(service)?,
+        (None, Some(listener)) => with_sockets(Listening::activated(listener, &config.socket)?, service)?,
+        (None, None) => new_or_taken_over(service)?,
     };
+    if is_activated {
+        state.sockets.listening.leave_file();
+    }
     let Prepared { http, spill } = prepared;
     state.spill = spill;
     if let Some(manager) = manager {
@@ -72,17 +78,20 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
 fn new_or_taken_over(service: &Service) -> Result<(SupervisorState, Prepared)> {
     let socket = &service.config.socket;
     match Listening::bind(socket) {
-        Ok(listening) => {
-            let mut state = SupervisorState::new(Sockets { listening, http: None })?;
-            let prepared = prepare(&mut state.sockets, service)?;
-            Ok((state, prepared))
-        }
+        Ok(listening) => with_sockets(listening, service),
         Err(refused) if refused.kind() == ErrorKind::Conflict => {
             let taken = successor::inherit(socket, |sockets| prepare(sockets, service))?;
             taken.map(|(handover, prepared)| (SupervisorState::from_handover(handover), prepared)).ok_or(refused)
         }
         Err(error) => Err(error),
     }
+}
+
+/// The state of a new daemon.
+fn with_sockets(listening: Listening, service: &Service) -> Result<(SupervisorState, Prepared)> {
+    let mut state = SupervisorState::new(Sockets { listening, http: None })?;
+    let prepared = prepare(&mut state.sockets, service)?;
+    Ok((state, prepared))
 }
 
 /// The address of the HTTP server and the path of its token file.

@@ -20,7 +20,7 @@ use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::time::Duration;
 
 /// How long the manager may read nothing. Less than servers wait for their supervisor.
@@ -28,6 +28,8 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTENER: &str = "listener";
 const LOCK: &str = "lock";
 const HTTP: &str = "http";
+/// The socket on which systemd itself listened until the first client came (`FileDescriptorName=` of dist/cotensor.socket).
+const ACTIVATED: &str = "activated";
 const JOURNAL: &str = "journal-";
 const SEGMENT: &str = "segment-";
 /// A journal is rewritten when it is longer than twice its last rewritten length and this many bytes.
@@ -44,6 +46,8 @@ pub(super) struct Manager {
     number: u64,
     written: u64,
     rewrite_at: u64,
+    /// The listening socket that systemd has made.
+    pub(super) activated: Option<UnixListener>,
 }
 
 /// The state that the manager held.
@@ -71,9 +75,17 @@ impl Manager {
         let socket = UnixDatagram::unbound().map_err(io)?;
         socket.connect_addr(&address.map_err(io)?).map_err(io)?;
         socket.set_write_timeout(Some(NOTIFY_TIMEOUT)).map_err(io)?;
-        let mut this =
-            Self { socket, stalled: Cell::new(false), journal: memfd()?, number: 0, written: 0, rewrite_at: 0 };
+        let mut this = Self {
+            socket,
+            stalled: Cell::new(false),
+            journal: memfd()?,
+            number: 0,
+            written: 0,
+            rewrite_at: 0,
+            activated: None,
+        };
         let mut fds: HashMap<String, OwnedFd> = listen_fds_with_names()?.into_iter().collect();
+        this.activated = fds.remove(ACTIVATED).map(UnixListener::from);
         let numbers = fds.keys().filter_map(|name| name.strip_prefix(JOURNAL)?.parse().ok());
         this.number = numbers.max().unwrap_or(0);
         let held = this.read(&mut fds).unwrap_or_else(|error| {

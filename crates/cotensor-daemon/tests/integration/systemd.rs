@@ -14,7 +14,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
@@ -210,4 +210,37 @@ fn tensors_outlive_all_processes_until_a_clean_stop() {
     until("unused segments are removed", || manager.segments() == 0);
     signal(next.id(), Signal::TERM);
     assert!(next.wait().unwrap().success());
+}
+
+#[test]
+fn socket_of_the_manager_starts_the_daemon_and_stays() {
+    let manager = Manager::new();
+    let listener = UnixListener::bind(manager.socket()).unwrap();
+    manager.known.lock().unwrap().fds.insert("activated".to_owned(), vec![listener.into()]);
+    // A client connects before the daemon is there.
+    let socket = manager.socket();
+    let early = std::thread::spawn(move || {
+        let store = ClientStore::connect(Some(&socket), "early").unwrap();
+        drop(put(&store, "x", &content(1, 1 << 20), KEPT));
+    });
+    let mut daemon = manager.start();
+    manager.until_ready(1);
+    early.join().unwrap();
+    until("the tensor is in the journal", || manager.journal_has("x", 1));
+    kill_all(&mut daemon, &manager.socket());
+    daemon = manager.start();
+    manager.until_ready(2);
+    let store = ClientStore::connect(Some(&manager.socket()), "later").unwrap();
+    assert_eq!(store.get("x", &store.holder("")).unwrap().bytes().unwrap(), content(1, 1 << 20));
+    drop(store);
+    for round in 0..2 {
+        signal(daemon.id(), Signal::TERM);
+        assert!(daemon.wait().unwrap().success());
+        assert!(manager.socket().exists(), "the manager goes on listening");
+        daemon = manager.start();
+        manager.until_ready(3 + round);
+        ClientStore::connect(Some(&manager.socket()), "last").unwrap();
+    }
+    signal(daemon.id(), Signal::TERM);
+    assert!(daemon.wait().unwrap().success());
 }

@@ -1,0 +1,79 @@
+"""Embeddings of texts by the daemon's model process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY, Daemon, serving
+
+import cotensor
+
+BERT = REPOSITORY / "fixtures" / "tiny" / "bert"
+TEXTS = ["gulls", "a crane lifts grain", "nets dry on the quay"]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with serving() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def embedder(daemon: Daemon) -> cotensor.Embedder:
+    return cotensor.Embedder(BERT, store=daemon.connect())
+
+
+def test_embeddings_have_a_row_for_each_text(embedder: cotensor.Embedder) -> None:
+    rows = embedder.embed(TEXTS)
+    assert rows.dtype == np.float32 and rows.shape == (3, embedder.get_sentence_embedding_dimension())
+    assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    assert np.array_equal(embedder.embed(TEXTS[1]), rows[1])
+    assert np.array_equal(embedder.embed(iter(TEXTS)), rows)
+    assert embedder.embed([]).shape[0] == 0
+    many = embedder.embed(TEXTS * 100)
+    assert many.shape[0] == 300 and np.array_equal(many[297:], rows)
+
+
+def test_names_of_other_libraries_work(embedder: cotensor.Embedder) -> None:
+    rows = embedder.embed(TEXTS)
+    assert np.array_equal(embedder.encode(TEXTS, batch_size=2, show_progress_bar=False), rows)
+    assert np.allclose(embedder.encode(TEXTS[0], normalize_embeddings=True), rows[0], atol=1e-6)
+    assert [row.shape for row in embedder.encode(TEXTS, convert_to_numpy=False)] == [rows[0].shape] * 3
+    assert np.array_equal(list(embedder.passage_embed(TEXTS)), rows)
+    assert np.array_equal(next(iter(embedder.query_embed(TEXTS[0]))), rows[0])
+    with pytest.raises(cotensor.UnsupportedError, match="precision"):
+        embedder.encode(TEXTS, precision="int8")
+
+
+def test_dimensions_are_the_first_ones(daemon: Daemon, embedder: cotensor.Embedder) -> None:
+    short = cotensor.Embedder(BERT, store=daemon.connect(), dimensions=4).embed(TEXTS)
+    first = embedder.embed(TEXTS)[:, :4]
+    assert np.allclose(short, first / np.linalg.norm(first, axis=1, keepdims=True), atol=1e-6)
+    with pytest.raises(cotensor.InvalidError, match="dimensions"):
+        cotensor.Embedder(BERT, store=daemon.connect(), dimensions=100_000).embed(TEXTS)
+    with pytest.raises(cotensor.InvalidError, match="dimensions"):
+        cotensor.Embedder(BERT, store=daemon.connect(), dimensions=0)
+
+
+def test_wrong_input_is_an_error(daemon: Daemon, embedder: cotensor.Embedder, tmp_path: Path) -> None:
+    with pytest.raises(cotensor.InvalidError, match=r"texts\[1\]"):
+        embedder.embed(["a", 1])  # type: ignore[list-item]
+    with pytest.raises(cotensor.CotensorError, match="prompt"):
+        embedder.embed("a", prompt_name="none")
+    with pytest.raises(cotensor.CotensorError, match="config.json"):
+        cotensor.Embedder(tmp_path, store=daemon.connect()).embed("a")
+
+
+def test_processes_share_one_model(daemon: Daemon) -> None:
+    program = "import sys, cotensor; print(cotensor.Embedder(sys.argv[1], store=cotensor.connect(sys.argv[2])).embed('gulls')[0])"
+    arguments = [sys.executable, "-c", program, str(BERT), str(daemon.socket)]
+    programs = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    printed = {each.communicate()[0] for each in programs}
+    assert len(printed) == 1 and all(each.returncode == 0 for each in programs)
+    pids = {daemon.connect().start_models()[1] for _ in range(2)}
+    assert len(pids) == 1
