@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from typing import Optional, Union
 
-from . import errors
+from . import aio, errors
 from ._native import NameChange, Store, Tensor, TensorBuilder, Ticket, Watch, __version__, as_tensor, content_hash
 from .errors import (
     CancelledError,
@@ -60,6 +60,19 @@ def connect(
     return Store.connect(socket, client=client, timeout=timeout, autostart=autostart)
 
 
+def connect_async(
+    socket: Optional[Union[str, "os.PathLike[str]"]] = None,
+    *,
+    client: Optional[str] = None,
+    timeout: Optional[float] = None,
+    autostart: bool = True,
+) -> "aio.Connecting":
+    """As :func:`connect`, for asyncio: ``async with cotensor.connect_async() as store``, or ``store = await
+    cotensor.connect_async()``. The store is an :class:`cotensor.aio.AsyncStore`.
+    """
+    return aio.Connecting(lambda: connect(socket, client=client, timeout=timeout, autostart=autostart))
+
+
 __all__ = [
     "CancelledError",
     "ConflictError",
@@ -83,7 +96,9 @@ __all__ = [
     "UnsupportedError",
     "Watch",
     "__version__",
+    "aio",
     "connect",
+    "connect_async",
     "content_hash",
     "errors",
     "as_tensor",

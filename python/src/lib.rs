@@ -40,6 +40,8 @@ mod _native {
     #[pymodule_export]
     use super::store::builder::TensorBuilder;
     #[pymodule_export]
+    use super::store::change_queue::ChangeQueue;
+    #[pymodule_export]
     use super::store::embedded::{Embedded, connect_or_embed, default_port, default_socket, socket_of};
     #[pymodule_export]
     use super::store::key::content_hash;

@@ -227,7 +227,7 @@ class NotAnArray:
 WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]] = {
     "objects": (lambda s: s.put("w", np.array([object()])), cotensor.UnsupportedError, "object"),
     "strings": (lambda s: s.put("w", np.array(["a"])), cotensor.UnsupportedError, "str"),
-    "complex": (lambda s: s.put("w", np.zeros(2, "complex64")), cotensor.UnsupportedError, "complex64"),
+    "complex": (lambda s: s.put("w", np.zeros(2, "clongdouble")), cotensor.UnsupportedError, "complex256"),
     "records": (lambda s: s.put("w", np.zeros(2, [("a", "i4")])), cotensor.UnsupportedError, "void"),
     "dates": (lambda s: s.put("w", np.zeros(2, "M8[s]")), cotensor.UnsupportedError, "datetime64"),
     "big endian": (lambda s: s.put("w", np.zeros(2, ">f4")), cotensor.UnsupportedError, "big-endian"),
@@ -241,7 +241,7 @@ WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]
     "a kind": (lambda s: s.put("w", np.zeros(2), kind="soup"), cotensor.InvalidError, "soup"),
     "seconds": (lambda s: s.put("w", np.zeros(2), recompute_seconds=-1), cotensor.InvalidError, "recompute_seconds"),
     "provenance": (lambda s: s.put("w", np.zeros(2), provenance="x"), cotensor.InvalidError, "provenance"),
-    "a dtype": (lambda s: s.empty("w", 2, "complex128"), cotensor.InvalidError, "complex128"),
+    "a dtype": (lambda s: s.empty("w", 2, "complex256"), cotensor.InvalidError, "complex256"),
     "a dtype of objects": (lambda s: s.empty("w", 2, np.dtype(object)), cotensor.InvalidError, "object"),
     "a negative shape": (lambda s: s.empty("w", (2, -1)), cotensor.InvalidError, "shape"),
     "a shape of words": (lambda s: s.empty("w", ("a",)), cotensor.InvalidError, "shape"),

@@ -12,11 +12,11 @@ import pytest
 from functions_common import Program, program, providing, until
 
 from cotensor import ConflictError, InvalidError, IoError, NotFoundError, TimedOutError, errors
+from cotensor._waiter import Waiter
 from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.async_provider import AsyncSharedTensorProvider
 from cotensor.client import SharedTensorClient
 from cotensor.functions.task_status import TaskStatus
-from cotensor.functions.waiter import Waiter
 
 FUNCTIONS = """
 import asyncio

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "python" / "README.md"]
 DOCUMENTS = "\n".join(page.read_text() for page in PAGES)
-MODULES = "async_client async_provider client errors functions models pool provider server sharing streaming torch".split()
+MODULES = "aio async_client async_provider client errors functions models pool provider server sharing streaming torch".split()
 MODULES.append("tensorref")
 
 

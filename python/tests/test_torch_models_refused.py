@@ -106,8 +106,9 @@ def bad_parameters() -> Dict[str, Any]:
     found = {
         "meta": (meta, cotensor.InvalidError),
         "sparse": (torch.eye(3).to_sparse(), cotensor.UnsupportedError),
-        "complex": (torch.zeros(3, dtype=torch.complex64), cotensor.UnsupportedError),
-        "float8": (torch.zeros(3).to(torch.float8_e4m3fn), cotensor.UnsupportedError),
+        "complex of halves": (torch.empty(3, dtype=torch.complex32), cotensor.UnsupportedError),
+        "conjugate": (torch.zeros(3, dtype=torch.complex64).conj(), cotensor.UnsupportedError),
+        "float8": (torch.zeros(3).to(torch.float8_e4m3fnuz), cotensor.UnsupportedError),
         "subclass": (torch.zeros(3).as_subclass(Subclass), cotensor.UnsupportedError),
     }
     try:

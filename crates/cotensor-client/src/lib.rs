@@ -17,4 +17,4 @@ pub use device_share::{DeviceNeeds, DeviceShare};
 pub use private_folder::{Others, private_folder};
 pub use socket_path::{default_socket, fallback_folder, make_socket_folder};
 pub use start::{AUTOSTART, DaemonProgram, autostart_allowed, log_path};
-pub use store::{ClientStore, ClientStoreBuilder};
+pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder};

@@ -25,7 +25,7 @@ macro_rules! dtypes {
                 match self { $(DType::$variant => $name,)* }
             }
 
-            /// The name that the safetensors format uses.
+            /// The name that the safetensors format uses. The format has no `complex128`: its name here follows the others.
             pub const fn safetensors_name(self) -> &'static str {
                 match self { $(DType::$variant => $safetensors,)* }
             }
@@ -49,6 +49,8 @@ dtypes! {
     Bool "bool" 1 "BOOL";
     U8 "uint8" 1 "U8";
     I8 "int8" 1 "I8";
+    F8E4M3FN "float8_e4m3fn" 1 "F8_E4M3";
+    F8E5M2 "float8_e5m2" 1 "F8_E5M2";
     U16 "uint16" 2 "U16";
     I16 "int16" 2 "I16";
     F16 "float16" 2 "F16";
@@ -59,6 +61,18 @@ dtypes! {
     U64 "uint64" 8 "U64";
     I64 "int64" 8 "I64";
     F64 "float64" 8 "F64";
+    C64 "complex64" 8 "C64";
+    C128 "complex128" 16 "C128";
+}
+
+impl DType {
+    /// Bytes of one number: of a real or imaginary part for a complex type.
+    pub const fn part_bytes(self) -> usize {
+        match self {
+            DType::C64 | DType::C128 => self.size_bytes() / 2,
+            _ => self.size_bytes(),
+        }
+    }
 }
 
 impl fmt::Display for DType {

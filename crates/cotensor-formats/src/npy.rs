@@ -12,7 +12,7 @@ const HEADER_BYTES_MAX: usize = 64 << 10;
 /// The data starts at a multiple of this, as in files that NumPy writes.
 const ALIGNMENT: usize = 64;
 
-/// NumPy's type codes. NumPy has no `bfloat16`.
+/// NumPy's type codes. NumPy has no `bfloat16` and no floats of 8 bits.
 const CODES: &[(DType, &str)] = &[
     (DType::Bool, "b1"),
     (DType::U8, "u1"),
@@ -26,6 +26,8 @@ const CODES: &[(DType, &str)] = &[
     (DType::U64, "u8"),
     (DType::I64, "i8"),
     (DType::F64, "f8"),
+    (DType::C64, "c8"),
+    (DType::C128, "c16"),
 ];
 
 /// Reads a header; the data follows it in `source`.
@@ -204,6 +206,7 @@ mod tests {
         for (text, dtype, shape, big) in [
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n", DType::F32, &[2, 3][..], false),
             ("{'descr': '>i8', 'fortran_order': False, 'shape': (), }\n", DType::I64, &[], true),
+            ("{'descr': '>c16', 'fortran_order': False, 'shape': (3,), }", DType::C128, &[3], true),
             ("{'descr': '|b1', 'fortran_order': True, 'shape': (4,), }\n", DType::Bool, &[4], false),
             ("{'descr': '>f8', 'fortran_order': True, 'shape': (2, 5), }", DType::F64, &[2, 5], true),
             ("{\"shape\": (3L, 1), \"fortran_order\": True, \"descr\": \"=u2\"}", DType::U16, &[3, 1], false),
@@ -217,7 +220,7 @@ mod tests {
     #[test]
     fn invalid_headers_name_the_field() {
         for (text, field) in [
-            ("{'descr': '<c8', 'fortran_order': False, 'shape': (2,), }", "descr"),
+            ("{'descr': '<c32', 'fortran_order': False, 'shape': (2,), }", "descr"),
             ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }", "descr"),
             ("{'descr': '|O', 'fortran_order': False, 'shape': (2,), }", "descr"),
             ("{'descr': '<f4', 'shape': (2, 3), }", "fortran_order"),

@@ -69,7 +69,7 @@ impl<R: Read> TensorReader<R> {
         let filled = filled.map_err(|error| read_error(&error));
         filled.map_err(|error| if entry.name.is_empty() { error } else { error.in_field(entry.name.as_str()) })?;
         if entry.big_endian {
-            target.chunks_exact_mut(entry.dtype.size_bytes()).for_each(<[u8]>::reverse);
+            target.chunks_exact_mut(entry.dtype.part_bytes()).for_each(<[u8]>::reverse);
         }
         self.position = entry.offset + target.len() as u64;
         self.next = index + 1;

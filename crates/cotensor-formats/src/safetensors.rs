@@ -106,7 +106,8 @@ pub(super) fn write_header(target: &mut impl Write, tensors: &[(&str, DType, &[u
 
 fn file_dtype(dtype: DType) -> Result<Dtype> {
     let name = serde_json::Value::from(dtype.safetensors_name());
-    serde_json::from_value(name).map_err(|_| Error::unsupported(format!(".safetensors files have no {dtype}")))
+    serde_json::from_value(name)
+        .map_err(|_| Error::unsupported(format!(".safetensors files have no {dtype}; write a .npy file")))
 }
 
 #[cfg(test)]
@@ -119,7 +120,11 @@ mod tests {
 
     #[test]
     fn headers_read_back_aligned() {
-        let tensors: Vec<_> = DType::ALL.iter().map(|dtype| (dtype.name(), *dtype, &[2, 3][..])).collect();
+        let tensors: Vec<_> = DType::ALL
+            .iter()
+            .filter(|dtype| **dtype != DType::C128)
+            .map(|dtype| (dtype.name(), *dtype, &[2, 3][..]))
+            .collect();
         let mut bytes = Vec::new();
         write_header(&mut bytes, &tensors).unwrap();
         assert_eq!(bytes.len() % ALIGNMENT, 0);
@@ -131,6 +136,8 @@ mod tests {
             offset += 6 * dtype.size_bytes() as u64;
         }
         assert_eq!(entries.len(), tensors.len());
+        let error = write_header(&mut Vec::new(), &[("x", DType::C128, &[1])]).unwrap_err();
+        assert!(error.message().contains(".npy"), "{error}");
     }
 
     #[test]
@@ -141,7 +148,7 @@ mod tests {
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, "a"),
             (r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#, "a"),
             (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, "a"),
-            (r#"{"a":{"dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4]}}"#, "a"),
+            (r#"{"a":{"dtype":"F8_E8M0","shape":[4],"data_offsets":[0,4]}}"#, "a"),
             (
                 r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
                 "b",

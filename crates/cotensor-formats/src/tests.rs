@@ -30,8 +30,13 @@ fn every_dtype_round_trips_in_every_format() {
         for format in [Format::Npy, Format::Safetensors, Format::Raw] {
             let mut file = Vec::new();
             let written = write(&mut file, format, &[("a \"name\"\n", &lease)]);
-            if format == Format::Npy && dtype == DType::BF16 {
-                assert_eq!(written.unwrap_err().field(), Some("dtype"));
+            let missing: &[DType] = match format {
+                Format::Npy => &[DType::BF16, DType::F8E4M3FN, DType::F8E5M2],
+                Format::Safetensors => &[DType::C128],
+                Format::Raw => &[],
+            };
+            if missing.contains(&dtype) {
+                assert_eq!(written.unwrap_err().kind(), ErrorKind::Unsupported);
                 continue;
             }
             written.unwrap();
@@ -47,7 +52,7 @@ fn every_dtype_round_trips_in_every_format() {
     let copies = store.stats().copies;
     assert_eq!(
         copies.iter().map(|copy| (&copy.reason[..], copy.count)).collect::<Vec<_>>(),
-        [("file import", 13 + 38)]
+        [("file import", 17 + 47)]
     );
 }
 

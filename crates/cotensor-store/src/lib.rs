@@ -33,7 +33,7 @@ pub use reports::LISTED;
 pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};
 pub use types::{
     BlobSource, BlobSpec, ChangePosition, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key,
-    MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, Member, Members, NAME_BYTES_MAX, NameChange, NameChanges, NameFilter,
-    NamedVersion, OptimizeReport, RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId,
-    TensorInfo, TensorSpec, check_name,
+    MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, METADATA_BYTES_MAX, Member, Members, NAME_BYTES_MAX, NameChange, NameChanges,
+    NameFilter, NamedVersion, OptimizeReport, RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats,
+    TensorId, TensorInfo, TensorSpec, check_name,
 };

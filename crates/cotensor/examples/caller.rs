@@ -58,6 +58,7 @@ fn publish(store: &ClientStore, name: &str, numbers: &[f32]) -> cotensor::Result
         producer: "caller".to_owned(),
         retention: Retention::WhileLeased,
         provenance: None,
+        metadata: None,
         members: None,
     };
     let mut reservation = store.reserve(spec, &store.holder(""))?;

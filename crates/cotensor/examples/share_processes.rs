@@ -38,6 +38,7 @@ fn main() -> Result<()> {
         producer: "first".to_owned(),
         retention: Retention::WhileLeased,
         provenance: None,
+        metadata: None,
         members: None,
     };
     let mut reservation = store.reserve(spec, &store.holder(""))?;

@@ -21,10 +21,10 @@ import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
 
 from .. import _checks, _native
+from .._waiter import Waiter
 from ..errors import ConflictError, NoDaemonError, NotFoundError, TimedOutError
 from .client import RETRY_PAUSE, SharedTensorClient, arguments, not_called
 from .task_status import ENDED, STATES, TaskStatus, parts, task_id
-from .waiter import Waiter
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
     def _reset(self) -> None:
         self._process = os.getpid()
-        self._waiters: Dict[int, Waiter] = {}
+        self._waiters: Dict[int, Waiter[_native.CompletionQueue]] = {}
         self._waiters_lock = threading.Lock()
         self._senders: Optional[concurrent.futures.ThreadPoolExecutor] = None
 
@@ -56,7 +56,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
     # -- asyncio -----------------------------------------
 
-    def _waiter(self, queue: _native.CompletionQueue) -> Waiter:
+    def _waiter(self, queue: _native.CompletionQueue) -> Waiter[_native.CompletionQueue]:
         with self._waiters_lock:
             found = self._waiters.get(queue.epoch)
             if found is None:

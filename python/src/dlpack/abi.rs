@@ -89,7 +89,7 @@ pub(crate) fn is_host(kind: i32) -> bool {
 }
 
 /// Element types and their `DLDataTypeCode`.
-const TYPES: [(DType, u8); 13] = [
+const TYPES: [(DType, u8); 17] = [
     (DType::Bool, 6),
     (DType::U8, 1),
     (DType::I8, 0),
@@ -103,6 +103,10 @@ const TYPES: [(DType, u8); 13] = [
     (DType::U64, 1),
     (DType::I64, 0),
     (DType::F64, 2),
+    (DType::F8E4M3FN, 10),
+    (DType::F8E5M2, 12),
+    (DType::C64, 5),
+    (DType::C128, 5),
 ];
 
 pub(super) fn data_type(dtype: DType) -> DataType {
@@ -114,10 +118,8 @@ pub(super) fn data_type(dtype: DType) -> DataType {
 pub(super) fn dtype_of(found: DataType) -> Result<DType, Error> {
     let known = TYPES.iter().map(|(dtype, _)| *dtype).find(|&dtype| data_type(dtype) == found);
     known.ok_or_else(|| {
-        let what = match found.code {
-            5 => "complex numbers".to_owned(),
-            code => format!("elements of {} bits (DLPack type {code}, {} lanes)", found.bits, found.lanes),
-        };
+        let DataType { code, bits, lanes } = found;
+        let what = format!("elements of {bits} bits (DLPack type {code}, {lanes} lanes)");
         Error::unsupported(format!("{what} cannot be shared: view them as a supported dtype"))
     })
 }

@@ -3,7 +3,9 @@
 use super::numpy::{array_interface, as_numpy};
 use crate::dlpack::abi::CPU;
 use crate::dlpack::to_capsule::{Flags, to_capsule};
+use crate::errors::OrRaise;
 use crate::imports::Torch;
+use cotensor::DType;
 use cotensor_core::Layout;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -66,7 +68,17 @@ impl Buffer {
 
     /// A torch tensor on this memory. torch has no read-only tensors, so this passes a capsule without that flag.
     pub(crate) fn torch(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-        Torch::import(py)?.from_dlpack.bind(py).call1((self.capsule(py, None)?,))
+        let dtype = self.layout.dtype();
+        let torch = Torch::import(py)?;
+        if !matches!(dtype, DType::F8E4M3FN | DType::F8E5M2) {
+            return torch.from_dlpack.bind(py).call1((self.capsule(py, None)?,));
+        }
+        // Capsules of these types need a newer torch than the types themselves.
+        let Self { address, layout, flags, keep } = self;
+        let bytes = Layout::strided(DType::U8, layout.shape(), layout.strides(), layout.offset_bytes()).or_raise(py)?;
+        let bytes = Self { address, layout: bytes, flags, keep };
+        let shown = torch.from_dlpack.bind(py).call1((bytes.capsule(py, None)?,))?;
+        shown.call_method1("view", (py.import("torch")?.getattr(dtype.name())?,))
     }
 
     /// A DLPack capsule of the newest version up to `max_version`; of version 0 without.

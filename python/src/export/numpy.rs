@@ -8,20 +8,21 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::ptr::NonNull;
 
-/// A numpy array of an object with `__array_interface__`. bfloat16 becomes ml_dtypes' bfloat16.
+/// A numpy array of an object with `__array_interface__`. bfloat16 and floats of 8 bits get the dtypes of ml_dtypes.
 ///
 /// # Errors
-/// `Unsupported` for bfloat16 without ml_dtypes.
+/// `Unsupported` for these without ml_dtypes.
 pub(crate) fn as_numpy<'py>(exporter: &Bound<'py, PyAny>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
     let py = exporter.py();
     let array = Numpy::import(py)?.asarray.bind(py).call1((exporter,))?;
-    if dtype != DType::BF16 {
+    if !matches!(dtype, DType::BF16 | DType::F8E4M3FN | DType::F8E5M2) {
         return Ok(array);
     }
-    let bfloat16 = py.import("ml_dtypes").and_then(|types| types.getattr("bfloat16")).map_err(|_| {
-        raise(py, &Error::unsupported("numpy needs the package ml_dtypes for bfloat16: pip install ml_dtypes"))
+    let there = py.import("ml_dtypes").and_then(|types| types.getattr(dtype.name())).map_err(|_| {
+        let message = format!("numpy needs the package ml_dtypes for {dtype}: pip install ml_dtypes");
+        raise(py, &Error::unsupported(message))
     })?;
-    array.call_method1("view", (bfloat16,))
+    array.call_method1("view", (there,))
 }
 
 /// The result of `__array__`, given the array without a copy.
@@ -59,8 +60,9 @@ pub(crate) fn array_interface<'py>(
         DType::Bool => 'b',
         DType::U8 | DType::U16 | DType::U32 | DType::U64 => 'u',
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 'i',
-        // numpy has no bfloat16: its bits as integers.
-        DType::BF16 => 'u',
+        // numpy has none of these: their bits as integers.
+        DType::BF16 | DType::F8E4M3FN | DType::F8E5M2 => 'u',
+        DType::C64 | DType::C128 => 'c',
         _ => 'f',
     };
     let order = if item == 1 { '|' } else { '<' };

@@ -32,9 +32,5 @@ fn known_reason(array: &Bound<'_, PyAny>) -> Option<String> {
         );
     }
     let layout = attribute("layout")?.str().ok()?.to_string();
-    if layout != "torch.strided" {
-        return Some(format!("its layout is {layout}; use to_dense()"));
-    }
-    let dtype = attribute("dtype")?.str().ok()?.to_string();
-    dtype.contains("complex").then(|| format!("its dtype is {dtype}; use torch.view_as_real(x)"))
+    (layout != "torch.strided").then(|| format!("its layout is {layout}; use to_dense()"))
 }

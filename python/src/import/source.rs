@@ -127,9 +127,18 @@ impl SourceArray {
         let wanted =
             array.getattr_opt(intern!(py, "requires_grad"))?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
         let array = if wanted { array.call_method0("detach")? } else { array.clone() };
-        // A capsule does not carry torch's negative bit.
+        // A capsule does not carry torch's bits for negative and conjugate numbers.
         let array = match array.getattr_opt(intern!(py, "resolve_neg"))? {
-            Some(resolve) => resolve.call0()?,
+            Some(resolve) => resolve.call0()?.call_method0(intern!(py, "resolve_conj"))?,
+            None => array,
+        };
+        // Capsules of floats of 8 bits need a newer torch than the types themselves.
+        let small = match torch {
+            Some(_) => small_float(&array.getattr(intern!(py, "dtype"))?)?,
+            None => None,
+        };
+        let array = match small {
+            Some(_) => array.call_method1(intern!(py, "view"), (py.import("torch")?.getattr("uint8")?,))?,
             None => array,
         };
         let taken = match torch {
@@ -137,7 +146,7 @@ impl SourceArray {
             None => from_capsule::take(&array),
         };
         let taken = taken.map_err(refused)?;
-        let (address, dtype) = (taken.address as usize, taken.dtype);
+        let (address, dtype) = (taken.address as usize, small.unwrap_or(taken.dtype));
         let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
         Ok(Self { address, dtype, shape, strides, from_device: false, _keep: KeepAlive::Capsule(taken) })
     }
@@ -257,6 +266,13 @@ impl SourceArray {
             reservation.record_copy(CopyReason::DeviceTransfer, self.len_bytes());
         }
     }
+}
+
+/// The element type, if it is a float of 8 bits of torch.
+fn small_float(dtype: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
+    let text = dtype.str()?;
+    let name = text.to_cow()?;
+    Ok([DType::F8E4M3FN, DType::F8E5M2].into_iter().find(|known| name.strip_prefix("torch.") == Some(known.name())))
 }
 
 fn unwritable() -> Error {

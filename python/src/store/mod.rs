@@ -2,6 +2,7 @@
 
 pub(crate) mod backend;
 pub(crate) mod builder;
+pub(crate) mod change_queue;
 mod claim;
 pub(crate) mod embedded;
 mod group;

@@ -6,6 +6,8 @@ use cotensor::{DType, Error, Kind};
 use cotensor_core::ContentHash;
 use cotensor_store::{Retention, TensorSpec};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Keyword arguments that describe a tensor, apart from its dtype and shape.
@@ -16,6 +18,29 @@ pub(super) struct TensorOptions {
     pub(super) keep: bool,
     pub(super) recompute_seconds: f64,
     pub(super) provenance: Option<String>,
+    pub(super) metadata: Option<Py<PyAny>>,
+}
+
+/// The text of a dict with values of JSON.
+///
+/// # Errors
+/// `Invalid` for other objects, values without a form in JSON, and NaN.
+fn encoded(metadata: &Bound<'_, PyAny>) -> PyResult<Arc<str>> {
+    let py = metadata.py();
+    let invalid = |why: String| raise(py, &Error::invalid(why).in_field("metadata"));
+    let Ok(metadata) = metadata.cast::<PyDict>() else {
+        return Err(invalid(format!("pass a dict, not {}", metadata.get_type().name()?)));
+    };
+    if let Some(key) = metadata.keys().iter().find(|key| !key.is_instance_of::<PyString>()) {
+        return Err(invalid(format!("{} is no string: the keys of JSON are strings", key.repr()?)));
+    }
+    let options = PyDict::new(py);
+    options.set_item("separators", (",", ":"))?;
+    options.set_item("ensure_ascii", false)?;
+    options.set_item("allow_nan", false)?;
+    let text = py.import("json")?.call_method("dumps", (metadata,), Some(&options));
+    let text: String = text.map_err(|error| invalid(format!("no JSON: {}", error.value(py))))?.extract()?;
+    Ok(text.into())
 }
 
 impl TensorOptions {
@@ -37,6 +62,7 @@ impl TensorOptions {
             producer: self.producer.clone().or_else(|| self.holder.clone()).unwrap_or_else(|| program(py)),
             retention: if self.keep { Retention::Cached { recompute } } else { Retention::WhileLeased },
             provenance,
+            metadata: self.metadata.as_ref().map(|metadata| encoded(metadata.bind(py))).transpose()?,
             ..TensorSpec::new(name, dtype, shape)
         })
     }

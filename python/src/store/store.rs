@@ -51,7 +51,7 @@ impl Store {
         Self::new(Backend::Embedded(EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).build()))
     }
 
-    fn backend(&self, py: Python<'_>) -> PyResult<Backend> {
+    pub(super) fn backend(&self, py: Python<'_>) -> PyResult<Backend> {
         self.backend.get().or_raise(py)
     }
 
@@ -248,8 +248,9 @@ impl Store {
     ///
     /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of
     /// few ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease.
-    /// ``from_device`` permits an array on a device, which is copied to the host first.
-    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, from_device=false))]
+    /// ``metadata`` is a small dict with values of JSON, which readers find in :attr:`Tensor.metadata`. ``from_device``
+    /// permits an array on a device, which is copied to the host first.
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
         &self,
@@ -262,10 +263,11 @@ impl Store {
         #[pyo3(from_py_with = args::keep)] keep: bool,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
+        metadata: Option<Py<PyAny>>,
         #[pyo3(from_py_with = args::from_device)] from_device: bool,
     ) -> PyResult<Tensor> {
         let store = self.store(py)?;
-        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
+        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance, metadata };
         let source = SourceArray::of_any_device(array, from_device, &"array")?;
         let spec = options.spec(py, &name, source.dtype, &source.shape)?;
         let holder = holder_of(py, &store, options.holder.as_deref());
@@ -279,7 +281,7 @@ impl Store {
     /// Publishes ``arrays``, a mapping of names to arrays, under the one ``name``, with one counted copy of each. They
     /// are leased, versioned and freed together: ``tensor["codes"]`` is a view of a member, and
     /// :meth:`Tensor.members` returns all. Options as for :meth:`put`.
-    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, from_device=false))]
+    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put_group(
         &self,
@@ -292,14 +294,15 @@ impl Store {
         #[pyo3(from_py_with = args::keep)] keep: bool,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
+        metadata: Option<Py<PyAny>>,
         #[pyo3(from_py_with = args::from_device)] from_device: bool,
     ) -> PyResult<Tensor> {
-        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
+        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance, metadata };
         put_group(py, self.store(py)?, &name, arrays, &options, from_device)
     }
 
     /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.
-    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None))]
+    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn empty(
         &self,
@@ -313,9 +316,10 @@ impl Store {
         #[pyo3(from_py_with = args::keep)] keep: bool,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
+        metadata: Option<Py<PyAny>>,
     ) -> PyResult<TensorBuilder> {
         let store = self.store(py)?;
-        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
+        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance, metadata };
         let dtype = dtype.map_or(Ok(DType::F32), dtype::dtype)?;
         let spec = options.spec(py, &name, dtype, &dtype::shape(shape)?)?;
         let holder = holder_of(py, &store, options.holder.as_deref());

@@ -201,6 +201,16 @@ impl Tensor {
         Ok(self.held(py)?.lease().kind().name())
     }
 
+    /// The dict that the publisher passed as ``metadata``; an empty one without.
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let held = self.held(py)?;
+        match held.lease().metadata() {
+            Some(text) => py.import("json")?.call_method1("loads", (text,)),
+            None => Ok(PyDict::new(py).into_any()),
+        }
+    }
+
     /// The name of the producer.
     #[getter]
     fn producer(&self, py: Python<'_>) -> PyResult<String> {

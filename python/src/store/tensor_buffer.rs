@@ -58,6 +58,8 @@ fn format(dtype: DType) -> Option<&'static CStr> {
         DType::U64 => c"Q",
         DType::I64 => c"q",
         DType::F64 => c"d",
+        DType::C64 => c"Zf",
+        DType::C128 => c"Zd",
         _ => return None,
     })
 }

@@ -48,7 +48,7 @@ impl Tensor {
         let spec = lease.spec();
         let members = spec.members.clone().filter(|_| self.is_whole(&held));
         let plain = TensorSpec::new(spec.name, self.layout.dtype(), self.layout.shape());
-        let spec = TensorSpec { members, kind: spec.kind, producer: spec.producer, ..plain };
+        let spec = TensorSpec { members, kind: spec.kind, producer: spec.producer, metadata: spec.metadata, ..plain };
         let copy = self.copied(py)?;
         let store = EmbeddedStore::builder().small().memory(Arc::new(EmbeddedMemory::default())).build();
         let lease = py.detach(|| {

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// A new version of a name, or its removal.
@@ -58,15 +58,18 @@ impl Change {
 /// A reader that is slow gets the newest version of each name once: versions in between are left out. The iterator waits
 /// for the next change, and ends after ``close()``.
 #[pyclass(frozen, weakref, module = "cotensor")]
-pub(crate) struct Watch {
-    store: ProcessLocal<Arc<dyn cotensor::Store>>,
+pub(crate) struct Watch(ProcessLocal<Arc<WatchInner>>);
+
+/// A watch, which also the queue of an asyncio program holds.
+pub(super) struct WatchInner {
+    store: Arc<dyn cotensor::Store>,
     filter: NameFilter,
     state: Mutex<WatchState>,
     closed: AtomicBool,
 }
 
 /// What the reader has seen.
-pub(super) struct WatchState {
+struct WatchState {
     position: ChangePosition,
     /// The newest version of each selected name.
     known: HashMap<String, TensorId>,
@@ -78,7 +81,7 @@ impl WatchState {
     ///
     /// # Errors
     /// As [`NameStore`](cotensor_store::NameStore).
-    pub(super) fn new(store: &dyn cotensor::Store, filter: &NameFilter, existing: bool) -> Result<Self, Error> {
+    fn new(store: &dyn cotensor::Store, filter: &NameFilter, existing: bool) -> Result<Self, Error> {
         // The position comes first: a change that follows is seen in the list, or after it.
         let position = store.changes(filter, None, Duration::ZERO, &|| true)?.position;
         let mut state = Self { position, known: HashMap::new(), pending: VecDeque::new() };
@@ -119,12 +122,7 @@ impl WatchState {
     }
 
     /// Applies an answer of the store.
-    pub(super) fn apply(
-        &mut self,
-        store: &dyn cotensor::Store,
-        filter: &NameFilter,
-        changes: NameChanges,
-    ) -> Result<(), Error> {
+    fn apply(&mut self, store: &dyn cotensor::Store, filter: &NameFilter, changes: NameChanges) -> Result<(), Error> {
         self.position = changes.position;
         changes.changes.into_iter().for_each(|change| self.add(change));
         if changes.incomplete { self.list(store, filter) } else { Ok(()) }
@@ -152,7 +150,25 @@ impl WatchState {
     }
 }
 
-impl Watch {
+impl WatchInner {
+    pub(super) fn filter(&self) -> &NameFilter {
+        &self.filter
+    }
+
+    /// The position of the reader.
+    pub(super) fn position(&self) -> ChangePosition {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).position
+    }
+
+    /// Applies an answer of the store. [`Watch::read`] returns its changes.
+    ///
+    /// # Errors
+    /// As [`NameStore`](cotensor_store::NameStore).
+    pub(super) fn apply(&self, changes: NameChanges) -> Result<(), Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.apply(&*self.store, &self.filter, changes)
+    }
+
     /// The lock of the reader.
     ///
     /// # Errors
@@ -167,18 +183,25 @@ impl Watch {
             }
         }
     }
+}
+
+impl Watch {
+    pub(super) fn inner(&self) -> &Arc<WatchInner> {
+        &self.0
+    }
 
     /// The next change. `None` after `close()`, or when `timeout` has passed.
     fn read(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Change>> {
-        let store = Arc::clone(self.store.get(py, "watch")?);
+        let inner = Arc::clone(self.0.get(py, "watch")?);
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let signals = SignalCheck::default();
-        let keep_waiting = || !self.closed.load(Ordering::SeqCst) && signals.none_raised();
+        let is_closed = || inner.closed.load(Ordering::SeqCst);
+        let keep_waiting = || !is_closed() && signals.none_raised();
         let next = py.detach(|| {
-            let mut state = self.lock()?;
-            match self.closed.load(Ordering::SeqCst) {
+            let mut state = inner.lock()?;
+            match is_closed() {
                 true => Ok(None),
-                false => state.next(&*store, &self.filter, end, &keep_waiting),
+                false => state.next(&*inner.store, &inner.filter, end, &keep_waiting),
             }
         });
         signals.result()?;
@@ -192,16 +215,29 @@ impl Watch {
     #[pyo3(signature = (timeout=None))]
     fn get(&self, py: Python<'_>, #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>) -> PyResult<Change> {
         let timeout = seconds(py, timeout)?;
-        let missing = || match self.closed.load(Ordering::SeqCst) {
+        let missing = || match self.0.closed.load(Ordering::SeqCst) {
             true => Error::new(ErrorKind::Conflict, "this watch is closed"),
             false => Error::new(ErrorKind::TimedOut, "no watched name changed in time"),
         };
         self.read(py, timeout)?.ok_or_else(|| raise(py, &missing()))
     }
 
+    /// A change that has arrived, without waiting and without asking the store; ``None`` without one.
+    fn _take(&self, py: Python<'_>) -> PyResult<Option<Change>> {
+        let inner = self.0.get(py, "watch")?;
+        let taken: Result<_, Error> = py.detach(|| Ok(inner.lock()?.pending.pop_front()));
+        Ok(taken.or_raise(py)?.map(Change::from))
+    }
+
     /// Ends the iteration, also of a thread that waits.
     fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.0.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether ``close()`` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.closed.load(Ordering::SeqCst)
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -222,7 +258,7 @@ impl Watch {
     }
 
     fn __repr__(&self) -> String {
-        let (kind, text) = match &self.filter {
+        let (kind, text) = match &self.0.filter {
             NameFilter::Name(name) => ("name", name),
             NameFilter::Prefix(prefix) => ("prefix", prefix),
         };
@@ -287,13 +323,14 @@ impl Store {
         let filter = name_filter(py, prefix, name)?;
         let store = self.store(py)?;
         let state = py.detach(|| WatchState::new(&*store, &filter, existing)).or_raise(py)?;
-        Ok(Watch { store: ProcessLocal::new(store), filter, state: Mutex::new(state), closed: AtomicBool::new(false) })
+        let inner = WatchInner { store, filter, state: Mutex::new(state), closed: AtomicBool::new(false) };
+        Ok(Watch(ProcessLocal::new(Arc::new(inner))))
     }
 }
 
 /// # Errors
 /// `Invalid` for both a prefix and a name.
-pub(super) fn name_filter(py: Python<'_>, prefix: Option<String>, name: Option<String>) -> PyResult<NameFilter> {
+fn name_filter(py: Python<'_>, prefix: Option<String>, name: Option<String>) -> PyResult<NameFilter> {
     match (prefix, name) {
         (Some(_), Some(_)) => Err(raise(py, &Error::invalid("pass a prefix or a name, not both").in_field("name"))),
         (_, Some(name)) => Ok(NameFilter::Name(name)),

@@ -41,6 +41,9 @@ struct Tensor {
     /// Number of members of a group.
     #[serde(skip_serializing_if = "is_zero")]
     member_count: usize,
+    /// The publisher's metadata. `ls` leaves it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<serde_json::Value>,
     /// The members of a group. `ls` leaves them out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     members: Vec<GroupMember>,
@@ -63,7 +66,7 @@ impl Tensor {
 impl From<TensorInfo> for Tensor {
     fn from(info: TensorInfo) -> Self {
         let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state, lost, member_count } = info;
-        let Spec { name, dtype, shape, kind, producer, keep, members, .. } = spec;
+        let Spec { name, dtype, shape, kind, producer, keep, members, metadata, .. } = spec;
         let cached = keep != Keep::WhileLeased;
         let version = id.version;
         Self {
@@ -82,6 +85,7 @@ impl From<TensorInfo> for Tensor {
             state,
             lost,
             member_count,
+            metadata: metadata.and_then(|text| serde_json::from_str(&text).ok()),
             members,
         }
     }
@@ -291,6 +295,9 @@ fn describe(tensor: &Tensor, text: &mut String) {
             _ => "freed with its last lease".to_owned(),
         },
     );
+    if let Some(metadata) = &tensor.metadata {
+        let _ = writeln!(text, "  metadata {}", plain(&metadata.to_string()));
+    }
     for member in &tensor.members {
         let _ = writeln!(text, "  member {}: {} {}", plain(&member.name), plain(&member.dtype), shape(&member.shape));
     }

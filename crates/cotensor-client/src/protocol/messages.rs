@@ -235,8 +235,8 @@ message! {
         holders: BTreeMap<String, u32>,
         /// The version's state.
         state: TensorState,
-        /// The number of members of a group; 0 for a plain tensor. `tensor.list` leaves the members themselves out of `spec`,
-        /// `tensor.holders` does not.
+        /// The number of members of a group; 0 for a plain tensor. `tensor.list` leaves the members themselves and the metadata
+        /// out of `spec`, `tensor.holders` does not.
         #[serde(default, skip_serializing_if = "is_zero")]
         member_count: usize,
         /// The reason why it cannot be read, if it was spilled and its file is missing or damaged.

@@ -4,7 +4,9 @@ use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Spa
 use cotensor_store::backend::VersionState;
 use cotensor_store::{Members, Retention, TensorId, TensorSpec};
 use schemars::JsonSchema;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +60,9 @@ pub struct Spec {
     /// The hash of its computation, 64 hexadecimal digits. Tensors of equal provenance have equal bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provenance: Option<String>,
+    /// What the publisher wants readers to know: the text of a JSON object, at most 4096 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<String>,
     /// The members of a group, at most 4096; none for a plain tensor. A group has the dtype `uint8` and one dimension:
     /// the bytes from its start to the end of the last member. Each member is row-major and begins at the first
     /// multiple of 64 bytes after the previous one.
@@ -118,6 +123,7 @@ impl From<&TensorSpec> for Spec {
             producer: spec.producer.clone(),
             keep: spec.retention.into(),
             provenance: spec.provenance.map(|hash| hash.to_string()),
+            metadata: spec.metadata.as_deref().map(str::to_owned),
             members: spec.members.as_deref().map(described).unwrap_or_default(),
         }
     }
@@ -163,9 +169,11 @@ impl Spec {
                 recompute: Duration::from_micros(micros),
             }),
             provenance: self.provenance.as_deref().map(|hex| hash(hex, "provenance")).transpose()?,
+            metadata: self.metadata.as_deref().map(Arc::from),
             members: self.to_members()?,
         };
         spec.check_names()?;
+        spec.metadata.as_deref().map_or(Ok(()), check_metadata)?;
         spec.layout().map_err(|error| error.in_field("shape"))?;
         Ok(spec)
     }
@@ -181,6 +189,13 @@ impl Spec {
         });
         Members::new(parsed.collect::<Result<Vec<_>>>()?).map(Some)
     }
+}
+
+/// # Errors
+/// `Invalid` for a text that is no JSON object.
+fn check_metadata(text: &str) -> Result<()> {
+    let parsed = serde_json::from_str::<BTreeMap<String, IgnoredAny>>(text);
+    parsed.map(drop).map_err(|error| Error::invalid(format!("not a JSON object: {error}")).in_field("metadata"))
 }
 
 /// Reads a hash.

@@ -114,7 +114,7 @@ impl ClientStore {
         self.daemon.call_by::<M>(params, deadline)
     }
 
-    fn session(&self) -> Arc<Session> {
+    pub(super) fn session(&self) -> Arc<Session> {
         self.daemon.connection.session()
     }
 
@@ -187,7 +187,8 @@ impl ClientStore {
             return Err(Error::invalid(message));
         }
         let spec = TensorSpec::new(lease.name(), lease.dtype(), lease.shape()).on(lease.device());
-        let spec = TensorSpec { members: lease.spec().members, ..spec };
+        let (own, published) = (lease.spec(), spec);
+        let spec = TensorSpec { members: own.members, metadata: own.metadata, ..published };
         let mut reservation = self.reserve(spec, holder)?;
         match lease.bytes() {
             Some(bytes) => reservation.write(bytes, CopyReason::Put)?,

@@ -2,6 +2,7 @@
 
 mod blobs;
 mod builder;
+mod change_queue;
 mod client_store;
 mod connection;
 mod copies;
@@ -15,4 +16,5 @@ mod slabs;
 mod tickets;
 
 pub use builder::ClientStoreBuilder;
+pub use change_queue::ChangeQueue;
 pub use client_store::ClientStore;

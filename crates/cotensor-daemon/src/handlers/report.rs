@@ -57,8 +57,10 @@ pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResul
     let mut tensors: Vec<_> = listed.chain(spilled.iter().take(limit).map(describe_spilled)).collect();
     tensors.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
     tensors.truncate(limit);
-    // Thousands of groups with thousands of members each would exceed a message.
-    tensors.iter_mut().for_each(|tensor| tensor.spec.members = Vec::new());
+    // Thousands of groups with thousands of members each would exceed a message. So would metadata.
+    for tensor in &mut tensors {
+        (tensor.spec.members, tensor.spec.metadata) = (Vec::new(), None);
+    }
     Ok(ListResult { left_off, tensors }.into())
 }
 

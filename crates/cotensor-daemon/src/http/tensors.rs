@@ -182,6 +182,7 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
         producer: query.producer,
         keep: query.keep,
         provenance: None,
+        metadata: None,
         members: Vec::new(),
     })
 }

@@ -14,9 +14,13 @@ use std::time::Duration;
 const MIB: usize = 1 << 20;
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 
+/// The publisher's metadata of each group.
+const METADATA: &str = r#"{"layer":7}"#;
+
 fn group(name: &str, keys: usize, retention: Retention) -> TensorSpec {
     let members = Members::new([("keys", DType::F32, vec![keys / 4]), ("values", DType::U8, vec![1, 3])]).unwrap();
-    TensorSpec { retention, producer: "test".to_owned(), ..TensorSpec::group(name, members) }
+    let metadata = Some(METADATA.into());
+    TensorSpec { retention, producer: "test".to_owned(), metadata, ..TensorSpec::group(name, members) }
 }
 
 fn put(store: &ClientStore, spec: TensorSpec, byte: u8) -> Result<Lease> {
@@ -28,6 +32,7 @@ fn put(store: &ClientStore, spec: TensorSpec, byte: u8) -> Result<Lease> {
 }
 
 fn assert_is(lease: &Lease, keys: usize, byte: u8) {
+    assert_eq!(lease.metadata(), Some(METADATA));
     let [found, values] = ["keys", "values"].map(|name| lease.member(name).unwrap());
     assert_eq!((found.layout().dtype(), found.shape(), values.shape()), (DType::F32, &[keys / 4][..], &[1, 3][..]));
     assert!(found.bytes().unwrap().iter().all(|&each| each == byte) && values.bytes().unwrap() == [byte, 2, 3]);
@@ -94,7 +99,7 @@ fn table_of_members_counts_in_the_budget() {
     let store = running.connect("one");
     let held = put(&store, group("small", 8, Retention::WhileLeased), 1).unwrap();
     let own = METADATA_BYTES + DIMENSION_BYTES + TEXT_COPIES * ("small".len() + "test".len()) as u64;
-    let members = TEXT_COPIES * ("keys".len() + "values".len()) as u64 + 3 * DIMENSION_BYTES;
+    let members = TEXT_COPIES * ("keys".len() + "values".len() + METADATA.len()) as u64 + 3 * DIMENSION_BYTES;
     let counted = store.stats().metadata_bytes;
     assert_eq!(counted, own + members + 2 * 128);
     let many = |count: usize| {

@@ -27,6 +27,19 @@ fn metadata<'a>(names: impl IntoIterator<Item = &'a str>) -> u64 {
     names.into_iter().map(each).sum()
 }
 
+#[test]
+fn metadata_that_is_no_json_object_is_refused() {
+    let running = Running::start(|_| {});
+    let store = running.connect("one");
+    for metadata in ["", "[1]", "{", "1", "{\"a\":1} 2"] {
+        let spec = TensorSpec { metadata: Some(metadata.into()), ..spec("x", 1 << 20) };
+        let error = store.reserve(spec, &store.holder("")).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("metadata")), "{metadata}");
+    }
+    let spec = TensorSpec { metadata: Some("{\"a\":[{}]}".into()), ..spec("x", 1 << 20) };
+    assert!(store.reserve(spec, &store.holder("")).is_ok());
+}
+
 fn counted(stats: &Stats) -> u64 {
     stats.memory_usage_bytes + stats.metadata_bytes
 }

@@ -113,6 +113,7 @@ impl ResourcePool {
             producer: producer_model.to_owned(),
             retention: Retention::WhileLeased,
             provenance: None,
+            metadata: None,
             members: None,
         };
         let mut reservation = store.reserve(spec, &store.holder(producer_model))?;

@@ -119,6 +119,7 @@ impl<'a> StoreOutputs<'a> {
             producer: holder.name().to_owned(),
             retention: Retention::Cached { recompute },
             provenance: Some(Hasher::new("cotensor output v1").field(key.0.as_bytes()).number(index as u64).finish()),
+            metadata: None,
             members: None,
         }
     }

@@ -221,6 +221,7 @@ fn list(
         space: None,
         producer: listed.producer,
         retention: Retention::Cached { recompute },
+        metadata: None,
         members: None,
     };
     let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder)?;

@@ -68,6 +68,11 @@ impl Lease {
         self.record.kind
     }
 
+    /// The publisher's metadata, a JSON object.
+    pub fn metadata(&self) -> Option<&str> {
+        self.record.metadata()
+    }
+
     /// The encoder that made it, if one did.
     pub fn space(&self) -> Option<Space> {
         self.record.space()

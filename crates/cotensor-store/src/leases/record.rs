@@ -83,6 +83,7 @@ struct Optional {
     key: Option<Key>,
     /// The producer of an unlisted tensor. The [`Holder`] keeps its name in the table of holders.
     private: Option<Holder>,
+    metadata: Option<Arc<str>>,
     /// The members of a group.
     members: Option<Arc<Members>>,
 }
@@ -91,10 +92,13 @@ impl Record {
     /// A record without leases. Its last lease calls `backend`, if that still exists.
     pub fn new(parts: RecordParts, backend: Weak<dyn LeaseBackend>) -> Arc<Self> {
         let RecordParts { id, spec, layout, segment, charge, retained, private, key, created } = parts;
-        let TensorSpec { name, dtype: _, shape: _, device: _, kind, space, producer, retention, provenance, members } =
-            spec;
-        let is_plain =
-            space.is_none() && provenance.is_none() && key.is_none() && private.is_none() && members.is_none();
+        let TensorSpec { name, kind, space, producer, retention, provenance, metadata, members, .. } = spec;
+        let is_plain = space.is_none()
+            && provenance.is_none()
+            && key.is_none()
+            && private.is_none()
+            && metadata.is_none()
+            && members.is_none();
         charge.segment().open();
         Arc::new(Self {
             id,
@@ -107,7 +111,7 @@ impl Record {
             leases: LeaseCount::default(),
             retained: AtomicBool::new(retained),
             state: AtomicU8::new(VersionState::Published as u8),
-            optional: (!is_plain).then(|| Box::new(Optional { space, provenance, key, private, members })),
+            optional: (!is_plain).then(|| Box::new(Optional { space, provenance, key, private, metadata, members })),
             charge,
             created,
             last_used_ns: AtomicU64::new(created.as_nanos() as u64),
@@ -133,6 +137,7 @@ impl Record {
             producer: self.producer.to_string(),
             retention: self.retention,
             provenance: self.provenance(),
+            metadata: self.optional.as_ref().and_then(|optional| optional.metadata.clone()),
             members: self.members().cloned(),
         }
     }
@@ -160,6 +165,11 @@ impl Record {
     /// The computation whose result it is.
     pub fn key(&self) -> Option<Key> {
         self.optional.as_ref()?.key
+    }
+
+    /// The publisher's metadata, a JSON object.
+    pub fn metadata(&self) -> Option<&str> {
+        self.optional.as_ref()?.metadata.as_deref()
     }
 
     fn provenance(&self) -> Option<ContentHash> {

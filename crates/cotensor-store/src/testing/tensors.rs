@@ -13,6 +13,7 @@ pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStor
             shape: vec![bytes / 4, 1, 4],
             kind: Kind::VisionEmbedding,
             space: Some(Space(ContentHash::of(b"encoder"))),
+            metadata: Some(r#"{"layer":3}"#.into()),
             ..spec("x", bytes)
         };
         let content: Vec<u8> = (0..bytes / 4 * 4).map(|index| (index % 251) as u8).collect();
@@ -24,6 +25,7 @@ pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStor
         assert_eq!((found.id(), found.name(), found.shape()), (made.id(), "x", &[bytes / 4, 1, 4][..]));
         assert_eq!((found.dtype(), found.kind(), found.producer()), (DType::U8, Kind::VisionEmbedding, "suite"));
         assert_eq!((found.space(), found.identity()), (Some(Space(ContentHash::of(b"encoder"))), made.identity()));
+        assert_eq!((found.metadata(), made.metadata()), (Some(r#"{"layer":3}"#), found.metadata()));
         assert_eq!((&*found.holder(), &*made.holder()), ("reader", "writer"));
         // The lease of the producer is not needed.
         drop(made);
@@ -139,6 +141,8 @@ pub(super) fn invalid_requests_are_refused(make: &dyn Fn(u64) -> OpenStore) {
     }
     assert_eq!(refused(spec("", 1)), Some(ErrorKind::Invalid), "a name is required");
     assert_eq!(refused(spec(&"n".repeat(crate::NAME_BYTES_MAX + 1), 1)), Some(ErrorKind::Invalid));
+    let metadata = Some(format!("{{{}}}", " ".repeat(crate::METADATA_BYTES_MAX)).into());
+    assert_eq!(refused(TensorSpec { metadata, ..spec("x", 1) }), Some(ErrorKind::Invalid));
     let long = TensorSpec { producer: "p".repeat(crate::NAME_BYTES_MAX + 1), ..spec("x", 1) };
     assert_eq!(refused(long), Some(ErrorKind::Invalid));
     drop(put(&*store, spec(&"n".repeat(crate::NAME_BYTES_MAX), 1), 1));

@@ -48,12 +48,16 @@ pub struct TensorSpec {
     /// The identity of a computed value: the hash of stage key and output. Equal provenance means equal content, dtype
     /// and shape, so their hash is not computed.
     pub provenance: Option<ContentHash>,
+    /// What the publisher wants readers to know: a JSON object, at most [`METADATA_BYTES_MAX`] bytes.
+    pub metadata: Option<Arc<str>>,
     /// The members of a group, which [`group`](TensorSpec::group) makes; `None` for a plain tensor.
     pub members: Option<Arc<Members>>,
 }
 
 /// The longest name of a tensor, a holder or a producer, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
+/// The longest metadata of a tensor, in bytes.
+pub const METADATA_BYTES_MAX: usize = 4096;
 
 impl TensorSpec {
     /// A tensor of kind [`Kind::Other`] in host memory, without a producer, that is freed with its last lease. Shape in
@@ -69,6 +73,7 @@ impl TensorSpec {
             producer: String::new(),
             retention: Retention::WhileLeased,
             provenance: None,
+            metadata: None,
             members: None,
         }
     }
@@ -102,18 +107,24 @@ impl TensorSpec {
         Self { device, ..self }
     }
 
-    /// Bytes of its name and its producer.
+    /// Bytes of its name, its producer and its metadata.
     pub(crate) fn text_bytes(&self) -> usize {
-        self.name.len() + self.producer.len()
+        self.name.len() + self.producer.len() + self.metadata.as_ref().map_or(0, |metadata| metadata.len())
     }
 
-    /// Checks its name and its producer.
+    /// Checks its name, its producer and the length of its metadata.
     ///
     /// # Errors
-    /// `Invalid` with the field, for an empty name or for more than [`NAME_BYTES_MAX`] bytes.
+    /// `Invalid` with the field, for an empty name, for more than [`NAME_BYTES_MAX`] bytes, and for metadata of more than
+    /// [`METADATA_BYTES_MAX`] bytes.
     pub fn check_names(&self) -> Result<()> {
         if self.name.is_empty() {
             return Err(Error::invalid("a name is required").in_field("name"));
+        }
+        let metadata = self.metadata.as_ref().map_or(0, |metadata| metadata.len());
+        if metadata > METADATA_BYTES_MAX {
+            let message = format!("{metadata} bytes of JSON; at most {METADATA_BYTES_MAX} are kept with a tensor");
+            return Err(Error::invalid(message).in_field("metadata"));
         }
         check_name(&self.name, "name").and_then(|()| check_name(&self.producer, "producer"))
     }

@@ -62,6 +62,7 @@ impl Client {
             producer: lease.producer().to_owned(),
             retention: Retention::WhileLeased,
             provenance: Some(lease.identity()),
+            metadata: lease.spec().metadata,
             members: lease.spec().members,
         };
         let id = lease.id();
@@ -237,6 +238,7 @@ fn spec(name: &str, bytes: usize) -> TensorSpec {
         producer: "bert".to_owned(),
         retention: Retention::Cached { recompute: Duration::from_millis(1) },
         provenance: None,
+        metadata: None,
         members: None,
     }
 }

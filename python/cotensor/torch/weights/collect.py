@@ -53,7 +53,8 @@ class Part:
 def check_module(module: Any) -> None:
     """Raises :class:`InvalidError` unless ``module`` is a module."""
     if not isinstance(module, torch.nn.Module):
-        raise InvalidError(f"module: pass a torch.nn.Module, not {type(module).__name__}", field="module")
+        hint = "; publish_state_dict publishes dicts and lists" if isinstance(module, (dict, list, tuple)) else ""
+        raise InvalidError(f"module: pass a torch.nn.Module, not {type(module).__name__}{hint}", field="module")
 
 
 def plain_module(module: Any) -> torch.nn.Module:

@@ -24,6 +24,8 @@ ITEM_BYTES = {
     "bool": 1,
     "uint8": 1,
     "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
     "uint16": 2,
     "int16": 2,
     "float16": 2,
@@ -34,6 +36,8 @@ ITEM_BYTES = {
     "uint64": 8,
     "int64": 8,
     "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
 }
 
 PARAMETER = "parameter"

@@ -24,6 +24,8 @@ DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
     "U16": "uint16",
     "I16": "int16",
     "F16": "float16",
@@ -34,6 +36,7 @@ DTYPES = {
     "U64": "uint64",
     "I64": "int64",
     "F64": "float64",
+    "C64": "complex64",
 }
 
 

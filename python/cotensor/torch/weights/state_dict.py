@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -13,8 +13,8 @@ from ..._native import Store
 from ..modes import default_modes
 from ..progress import STEP_BYTES, Progress, reporting
 from ..store import leased, resolve
-from . import safetensors, write
-from .collect import contiguous_stride, gather, of_mapping
+from . import nested, safetensors, write
+from .collect import contiguous_stride, gather
 from .manifest import NON_PERSISTENT, TENSOR, Manifest, TensorEntry, aligned, read_manifest
 from .models import Attachment
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("cotensor.torch")
 
 
 def publish_state_dict(
-    mapping: Mapping[str, Any],
+    mapping: Union[Mapping[Any, Any], Sequence[Any]],
     name: str,
     store: Optional[Store] = None,
     *,
@@ -34,10 +34,15 @@ def publish_state_dict(
 
     :func:`attach` accepts it like a published module, but keeps the module's ``requires_grad`` and the buffers that a state dict
     does not have. Options and exceptions are those of :func:`publish`.
+
+    The state may be nested: dicts, lists and tuples of tensors, numbers, strings and ``None``, as
+    ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}``. :func:`state_dict` returns the same
+    structure. Values of other types raise :class:`UnsupportedError` with their path.
     """
     store = resolve(store)
     with default_modes():
-        manifest, sources = gather(of_mapping(mapping), "")
+        found, source = nested.split(mapping)
+        manifest, sources = gather(found, "", source)
     whole = write.write(store, name, manifest, sources, keep, producer, progress)
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
 
@@ -83,11 +88,12 @@ def publish_file(
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
 
 
-def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[int] = None) -> Dict[str, torch.Tensor]:
+def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[int] = None) -> Any:
     """The published tensors by name, in shared memory, without a copy. Each keeps the memory alive.
 
     As in :meth:`torch.nn.Module.state_dict`, non-persistent buffers are left out. Use it for
-    ``module.load_state_dict(state_dict(name), assign=True)`` and similar functions.
+    ``module.load_state_dict(state_dict(name), assign=True)`` and similar functions. A nested state has the structure that was
+    published.
 
     Raises :class:`NotFoundError`, and :class:`CorruptError` if ``name`` is not a model.
     """
@@ -100,4 +106,5 @@ def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[in
         for place, kind in entry.places:
             if kind != NON_PERSISTENT:
                 found[place] = tensor
-    return found
+    structure = manifest.source.get(nested.STRUCTURE) if isinstance(manifest.source, dict) else None
+    return found if structure is None else nested.joined(whole.name, structure, found)

@@ -177,6 +177,7 @@ mod tests {
                 producer: String::new(),
                 keep: Keep::Cached,
                 provenance: None,
+                metadata: None,
                 members: Vec::new(),
             },
             bytes,

@@ -11,6 +11,8 @@ use cotensor_core::{DType, Error, RANK_MAX, Result};
 
 /// In place of the dtype of a group, whose members follow its shape.
 const GROUP: &str = "";
+/// After the dtype of a tensor with metadata, which is the last part. An earlier version wrote no metadata.
+const METADATA: &str = "*";
 
 const CURRENT: u8 = 1;
 const SPACE: u8 = 1 << 1;
@@ -53,7 +55,8 @@ impl PackedEntry {
         writer.byte(flags.into_iter().filter(|(_, set)| *set).fold(0, |all, (flag, _)| all | flag));
         writer.number(*segment).number(*offset as u64).number(*versions);
         let dtype = if spec.members.is_empty() { spec.dtype.as_str() } else { GROUP };
-        for text in [&spec.name, &spec.producer, dtype, &spec.kind] {
+        let dtype = [dtype, if spec.metadata.is_some() { METADATA } else { "" }].concat();
+        for text in [&spec.name, &spec.producer, &dtype, &spec.kind] {
             writer.bytes(text.as_bytes());
         }
         writer.device(spec.device).shape(&spec.shape);
@@ -74,6 +77,9 @@ impl PackedEntry {
         }
         if let Some(file) = spilled {
             writer.bytes(&serde_json::to_vec(file).map_err(|error| Error::corrupt(error.to_string()))?);
+        }
+        if let Some(metadata) = &spec.metadata {
+            writer.bytes(metadata.as_bytes());
         }
         Ok(Self(writer.0.into_boxed_slice()))
     }
@@ -97,6 +103,8 @@ impl PackedEntry {
         let [name, producer, dtype, kind] = [reader.text()?, reader.text()?, reader.text()?, reader.text()?];
         let device = reader.device()?;
         let shape = reader.shape()?;
+        let has_metadata = dtype.ends_with(METADATA);
+        let dtype = dtype.trim_end_matches(METADATA).to_owned();
         let is_group = dtype == GROUP;
         let (dtype, members) =
             if is_group { (DType::U8.name().to_owned(), reader.members()?) } else { (dtype, Vec::new()) };
@@ -110,10 +118,11 @@ impl PackedEntry {
         let created_ns = has(CREATED).then(|| reader.number()).transpose()?;
         let spilled = has(SPILLED).then(|| reader.bytes().map(serde_json::from_slice)).transpose()?;
         let spilled = spilled.transpose().map_err(|error| Error::corrupt(error.to_string()))?;
+        let metadata = has_metadata.then(|| reader.text()).transpose()?;
         if !reader.0.is_empty() {
             return Err(corrupt());
         }
-        let spec = Spec { name, dtype, shape, device, kind, space, producer, keep, provenance, members };
+        let spec = Spec { name, dtype, shape, device, kind, space, producer, keep, provenance, metadata, members };
         Ok(Entry {
             id,
             spec,
@@ -159,6 +168,7 @@ pub(super) mod testing {
             producer: "a producer".to_owned(),
             keep: if full { Keep::CachedMicros(u64::MAX) } else { Keep::WhileLeased },
             provenance: hash("provenance"),
+            metadata: full.then(|| r#"{"step": 3}"#.to_owned()),
             members: Vec::new(),
         };
         let file = serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();

@@ -24,6 +24,7 @@ fn published(name_id: u64, version: u64, segment: u64, new: bool) -> (Event, Vec
         producer: String::new(),
         keep: Keep::Cached,
         provenance: None,
+        metadata: None,
         members: Vec::new(),
     };
     let (id, key) = (Id { name_id, version }, (name_id == 1).then(key));

@@ -1,4 +1,4 @@
-"""Calls and tasks as asyncio futures. One thread waits for all of one provider."""
+"""Waits of the extension as asyncio futures. One thread waits for all of one queue."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import itertools
 import logging
 import threading
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Generic, List, Protocol, Tuple, TypeVar
 
-from .._native import CompletionQueue
-from ..errors import IoError
+from .errors import IoError
 
 log = logging.getLogger("cotensor.client")
 
@@ -19,10 +18,20 @@ WAIT_TIMEOUT = 1.0
 _Waiting = Tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
-class Waiter:
-    """Completes futures with the outcomes of calls and tasks of one provider. Its thread runs only while a future waits."""
+class Queue(Protocol):
+    """What a thread waits for: calls and tasks of a provider, or changes of names."""
 
-    def __init__(self, queue: CompletionQueue) -> None:
+    def wait(self, timeout: float) -> List[Tuple[int, Any, bool]]:
+        """The number of each that is done, with its result and ``False``, or with its exception and ``True``."""
+
+
+_Queue = TypeVar("_Queue", bound=Queue)
+
+
+class Waiter(Generic[_Queue]):
+    """Completes futures with the outcomes of a queue. Its thread runs only while a future waits."""
+
+    def __init__(self, queue: _Queue) -> None:
         self._queue = queue
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -30,7 +39,7 @@ class Waiter:
         self._thread: "threading.Thread | None" = None
 
     def start(
-        self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", send: Callable[[CompletionQueue, int], None]
+        self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", send: Callable[[_Queue, int], None]
     ) -> None:
         """Sends a call or a wait with ``send``. Its outcome completes ``future``, which belongs to ``loop``. Thread-safe.
 
