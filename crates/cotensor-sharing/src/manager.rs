@@ -299,6 +299,7 @@ mod tests {
         assert_eq!(manager.get_tensor_memory_usage("bert_embedding").unwrap(), 3072);
         let stats = manager.get_stats();
         assert_eq!((stats.total_tensors, stats.total_models, stats.memory_usage_bytes), (1, 2, 3072));
+        assert_eq!((stats.unshared_bytes, stats.saved_bytes), (6144, 3072), "two models hold one tensor");
         assert_eq!(manager.optimize_memory_usage().freed_tensors_count, 0, "held tensors stay");
         assert_eq!(manager.release_model_tensors("bert").unwrap(), 1);
         assert_eq!(manager.release_model_tensors("t5").unwrap(), 1);

@@ -38,6 +38,8 @@ struct Details {
     tensors: usize,
     memory_usage_bytes: u64,
     max_memory_bytes: Option<u64>,
+    /// Bytes of the copies that sharing avoids now.
+    saved_bytes: u64,
 }
 
 /// The JSON object of `stop`.
@@ -75,7 +77,8 @@ pub(super) fn show(options: &DaemonOptions) -> Result<()> {
 
 fn details(store: &ClientStore) -> Result<Details> {
     let status = store.request::<GetStatus>(&Empty {})?;
-    let Stats { total_tensors, spilled_now, memory_usage_bytes, max_memory_bytes, .. } = store.stats();
+    let stats = store.stats();
+    let Stats { total_tensors, spilled_now, memory_usage_bytes, max_memory_bytes, saved_bytes, .. } = stats;
     Ok(Details {
         status,
         log: Some(log_path(store.socket())).filter(|log| log.exists()),
@@ -83,11 +86,12 @@ fn details(store: &ClientStore) -> Result<Details> {
         tensors: total_tensors + spilled_now,
         memory_usage_bytes,
         max_memory_bytes,
+        saved_bytes,
     })
 }
 
 fn text(socket: &Path, details: &Details) -> String {
-    let Details { status, log, clients, tensors, memory_usage_bytes, max_memory_bytes } = details;
+    let Details { status, log, clients, tensors, memory_usage_bytes, max_memory_bytes, saved_bytes } = details;
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
         // Writing to a string cannot fail.
@@ -104,6 +108,7 @@ fn text(socket: &Path, details: &Details) -> String {
     }
     let budget = max_memory_bytes.map_or_else(String::new, |max| format!(" of {}", size(max)));
     line("memory", format!("{}{budget} in {tensors} tensors", size(*memory_usage_bytes)));
+    line("saved", format!("{} by sharing", size(*saved_bytes)));
     line("clients", clients.to_string());
     if let Some(idle) = status.idle_exit_s {
         line("end", format!("after {} without clients and tensors", duration(idle)));

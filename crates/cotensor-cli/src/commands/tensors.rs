@@ -319,6 +319,8 @@ fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
     row("spilled tensors", format!("{} ({})", stats.spilled_now, size(stats.spilled_now_bytes)));
     row("holders", stats.total_models.to_string());
     row("memory", size(stats.memory_usage_bytes));
+    let unshared = size(stats.unshared_bytes);
+    row("saved by sharing", format!("{} ({unshared} with a copy for each holder)", size(stats.saved_bytes)));
     row("memory of metadata", size(stats.metadata_bytes));
     row("memory budget", budget(stats));
     for device in stats.devices.iter().filter(|device| device.device != Device::default().to_string()) {

@@ -53,6 +53,9 @@ fn render(http: &Http) -> String {
     page.gauge("counted_seconds", "Seconds since this server began to count; all counters start there.")
         .value(stats.counted_seconds);
     page.gauge("memory_bytes", "Bytes of tensor memory charged to the budget.").value(stats.memory_usage_bytes);
+    page.gauge("unshared_bytes", "Bytes of the tensors in memory if each holder had a copy.")
+        .value(stats.unshared_bytes);
+    page.gauge("saved_bytes", "Bytes of the copies that sharing avoids now.").value(stats.saved_bytes);
     page.gauge("metadata_bytes", "Bytes of metadata charged to the budget.").value(stats.metadata_bytes);
     page.gauge("memory_peak_bytes", "Peak of memory_bytes.").value(stats.peak_memory_bytes);
     page.gauge("device_memory_bytes", "Bytes of tensor memory charged to the budget of each device.");

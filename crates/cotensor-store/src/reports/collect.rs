@@ -59,7 +59,10 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
     let budget = store.devices.host();
     let used = budget.used();
     let (spilled_now, spilled_now_bytes) = store.spilled_now();
+    let (unshared_bytes, saved_bytes) = holder_copies(records);
     Stats {
+        unshared_bytes,
+        saved_bytes,
         total_tensors: records.len(),
         spilled_now,
         spilled_now_bytes,
@@ -90,6 +93,14 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         spilled_bytes: store.counters.spilled_bytes.load(Ordering::Relaxed),
         restores: store.counters.restores.load(Ordering::Relaxed),
     }
+}
+
+/// The bytes of the tensors if each holder had a copy, and the bytes of the copies that sharing avoids.
+fn holder_copies(records: &[Arc<Record>]) -> (u64, u64) {
+    records.iter().fold((0, 0), |(unshared, saved), record| {
+        let (bytes, holders) = (record.layout().size_bytes() as u64, record.holders().len() as u64);
+        (unshared + bytes * holders.max(1), saved + bytes * holders.saturating_sub(1))
+    })
 }
 
 fn device_stats(budget: &Arc<Budget>, records: &[Arc<Record>]) -> DeviceStats {

@@ -45,6 +45,12 @@ pub struct Stats {
     /// `memory_usage_bytes` and this together are at most `max_memory_bytes`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub metadata_bytes: u64,
+    /// The bytes that the published tensors in memory would take if each holder had a copy of its own.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub unshared_bytes: u64,
+    /// `unshared_bytes` less the bytes of these tensors: what sharing saves now.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub saved_bytes: u64,
     /// `memory_usage_bytes` in MiB.
     pub memory_usage_mb: f64,
     /// The most bytes of the host that were taken at a time.

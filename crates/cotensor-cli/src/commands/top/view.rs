@@ -86,7 +86,8 @@ impl View {
         let line = match &self.error {
             Some(error) => Line::from(plain(error)).red(),
             None => Line::from(format!(
-                "{} tensors   {} (peak {}, budget {})   {} holders   {:.0} lookups/s, hit rate {:.1} %   {} evicted",
+                "{} saved   {} tensors   {} (peak {}, budget {})   {} holders   {:.0} lookups/s, hit rate {:.1} %   {} evicted",
+                size(stats.saved_bytes),
                 stats.total_tensors,
                 size(stats.memory_usage_bytes),
                 size(stats.peak_memory_bytes),
