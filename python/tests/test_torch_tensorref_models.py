@@ -146,16 +146,15 @@ def test_generated_tokens_are_equal(make, strategy, memory):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
-@pytest.mark.parametrize("make", [llama, gpt2, t5, bert, vit, mixtral, unet])
+@pytest.mark.parametrize("make", MODELS)
 def test_training_is_equal(make, strategy, optimizer, memory):
     plain, inputs = made(make)
     model = copy.deepcopy(plain)
     target = None
 
     def step(trained, steps):
-        # AdamW makes full steps of gradients that are rounding errors, unless eps is larger.
-        options = {"lr": 1e-3, "eps": 1e-5} if optimizer is torch.optim.AdamW else {"lr": 0.05}
-        optimizing = optimizer(trained.parameters(), weight_decay=0.01, **options)
+        # AdamW makes full steps of gradients that are rounding errors, so only equal bits stay equal.
+        optimizing = optimizer(trained.parameters(), weight_decay=0.01, lr=0.05)
         losses = []
         for _ in range(steps):
             optimizing.zero_grad()
@@ -172,9 +171,9 @@ def test_training_is_equal(make, strategy, optimizer, memory):
         if strategy == "flow":
             session.mover.make(session.mover.placement.set_budget(size_of(model) // 2))
         losses = step(model, 4)
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    assert losses == expected
     for one, other in zip(model.parameters(), plain.parameters()):
         assert one.device.type == "cpu" and (one.grad is None) == (other.grad is None)
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        assert torch.equal(one, other)
         target = one if one.grad is not None else target
     assert target is not None and target.grad.device.type == "cpu"

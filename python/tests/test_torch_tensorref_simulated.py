@@ -141,7 +141,7 @@ def test_a_limit_needs_a_size():
     simulated_device()
 
 
-def test_a_device_after_a_backward_pass_is_an_error():
+def test_a_device_after_a_backward_pass_trains_offloaded_models():
     program = """
 import torch, cotensor.tensorref
 torch.ones(1, requires_grad=True).sum().backward()
@@ -149,6 +149,7 @@ cotensor.tensorref.simulated_device()
 model = torch.nn.Linear(2, 2)
 with cotensor.tensorref.offload(model, "simulated"):
     model(torch.ones(1, 2)).sum().backward()
+print(model.weight.grad.tolist())
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ran.returncode == 1 and "ConflictError: a backward pass ran before" in ran.stderr, ran.stderr
+    assert ran.stdout == "[[1.0, 1.0], [1.0, 1.0]]\n", ran.stderr

@@ -7,7 +7,6 @@ from typing import Any, Optional
 import torch
 from torch.overrides import _pop_mode, _push_mode
 
-from ..errors import ConflictError
 from .arguments import Args, Kwargs
 from .computing import Computing
 
@@ -84,6 +83,13 @@ class Interception(Computing):
         return None
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if self.target.type != "simulated":
+            return self._backward_here(func, args, kwargs)
+        # Without a second thread, gradients are added in the order of the CPU.
+        with torch.autograd.set_multithreading_enabled(False):
+            return self._backward_here(func, args, kwargs)
+
+    def _backward_here(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         self.failures.clear()
         try:
             if func is torch.Tensor.backward or func is torch.autograd.backward:
@@ -91,10 +97,7 @@ class Interception(Computing):
                 self._run_backward(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-        except RuntimeError as failure:
-            if "device_ready_queues_" in str(failure):
-                text = "a backward pass ran before simulated_device() was called; call it first, as PyTorch counts devices then"
-                raise ConflictError(text) from failure
+        except RuntimeError:
             if not self.failures:
                 raise
         if self.failures:

@@ -15,6 +15,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 
 from ..errors import InvalidError
 from . import broker as brokers
+from .arguments import to_device
 from .events import Hooks, Middleware
 from .gradients import SavedOnHost, SavedWeight
 from .interception import Interception
@@ -205,7 +206,10 @@ class Offload(Interception):
             weight = self.mover.by_copy.get(raw_storage(tensor))
             if weight is not None and weight.dtype == tensor.dtype:
                 return SavedWeight(weight, tensor, int(tensor.storage_offset()) + weight.start)
-            return SavedOnHost(tensor.to("cpu"), tensor.device) if self.results_on_host else tensor.detach()
+            if not self.results_on_host:
+                return tensor.detach()
+            # With the same strides: functions round differently for others.
+            return SavedOnHost(to_device(tensor.detach(), torch.device("cpu")), tensor.device)
 
     def _unpack(self, saved: Any) -> Any:
         if isinstance(saved, torch.Tensor):
@@ -227,7 +231,7 @@ class Offload(Interception):
     def _returned(self, saved: SavedOnHost) -> torch.Tensor:
         for attempt in range(2):
             try:
-                return saved.tensor.to(saved.device)
+                return to_device(saved.tensor, saved.device)
             except torch.OutOfMemoryError as failure:
                 with self.mover.lock:
                     self.mover.no_memory()

@@ -81,8 +81,8 @@ def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[st
     """The simulated accelerator, ``torch.device("simulated")``, with room for ``memory``: bytes, or a text such as "64MiB".
 
     No ``memory``: no limit. Programs that give it the same ``name`` divide its memory as those on one GPU do. The counters
-    start at zero. Call it before the first backward pass of the process: PyTorch counts devices then, and gradients on a later
-    one fail. Raises :class:`ConflictError` if another backend uses PyTorch's only place for backends of users (PrivateUse1).
+    start at zero. For ``model.to("simulated")``, call it before the first backward pass of the process: PyTorch counts devices
+    then. Raises :class:`ConflictError` if another backend uses PyTorch's only place for backends of users (PrivateUse1).
     """
     limit = None if memory is None else size_bytes(memory, "memory")
     with _lock:
@@ -116,6 +116,15 @@ def _register() -> None:
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                       pin_memory: Any = None) -> torch.Tensor:
         return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+    def whole(operation: Any) -> None:
+        # Without a kernel, PyTorch would compose these from others, which round differently.
+        @torch.library.impl(operation.name(), "PrivateUse1")
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return dispatch(operation, args, kwargs)
+
+    whole(torch.ops.aten.silu_backward.default)
+    whole(torch.ops.aten.mish_backward.default)
 
     @torch.library.impl("aten::_copy_from", "PrivateUse1")
     def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
