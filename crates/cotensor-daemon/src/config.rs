@@ -1,5 +1,6 @@
 //! The configuration of a daemon.
 
+use crate::models::ModelsConfig;
 use cotensor_core::Device;
 use cotensor_store::SharingConfig;
 use std::collections::BTreeMap;
@@ -39,6 +40,8 @@ pub struct Config {
     pub connections_max: usize,
     /// The longest time that a claim waits for another session's computation.
     pub claim_wait_max: Duration,
+    /// The program that runs models for clients of HTTP and of the method `models.start`; none to serve no models.
+    pub models: Option<ModelsConfig>,
     /// The daemon ends after this time without clients and tensors; it goes on without.
     pub idle_exit: Option<Duration>,
     /// The time for `session.hello` after a connection, and for a frame after its first byte.
@@ -58,6 +61,7 @@ impl Default for Config {
             small_bytes_max: 256 << 10,
             connections_max: 1024,
             claim_wait_max: Duration::from_secs(600),
+            models: None,
             idle_exit: None,
             message_timeout: Duration::from_secs(10),
         }

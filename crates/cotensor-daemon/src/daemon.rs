@@ -6,6 +6,7 @@ use crate::descriptors;
 use crate::dispatch::Methods;
 use crate::functions;
 use crate::http::Dashboard;
+use crate::models::Models;
 use crate::refusals::Refusals;
 use crate::segment::Slabs;
 use crate::session::Session;
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
@@ -42,6 +43,11 @@ pub struct Daemon {
     pub(crate) ended: Notify,
     /// The dashboard while HTTP is served.
     pub(crate) dashboard: Mutex<Option<Arc<Dashboard>>>,
+    /// Locked while HTTP is turned on for a client.
+    pub(crate) http_start: tokio::sync::Mutex<()>,
+    pub(crate) models: Arc<Models>,
+    /// Set when the daemon stops.
+    pub(crate) stopping: watch::Sender<bool>,
     /// Refused connections of other users.
     pub(crate) refused_users: Refusals,
 }
@@ -70,14 +76,15 @@ impl Daemon {
         session
     }
 
-    /// Whether a session exists.
-    pub(crate) fn has_sessions(&self) -> bool {
-        !self.lock().is_empty()
+    /// Whether a session exists besides that of the model process, which ends with the daemon.
+    pub(crate) fn has_clients(&self) -> bool {
+        let models = self.models.running().and_then(|process| i32::try_from(process.pid).ok());
+        self.lock().values().any(|session| session.pid.is_none() || session.pid != models)
     }
 
-    /// Whether a session or a tensor exists, or tensors wait for the sessions of a former server.
+    /// Whether a client or a tensor exists, or tensors wait for the sessions of a former server.
     pub(crate) fn is_used(&self) -> bool {
-        self.has_sessions() || self.store.stats().total_tensors > 0 || !self.store.spilled("").is_empty()
+        self.has_clients() || self.store.stats().total_tensors > 0 || !self.store.spilled("").is_empty()
     }
 
     /// All sessions, ordered by number.

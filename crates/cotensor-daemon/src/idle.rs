@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 pub(crate) struct IdleTimer {
     limit: Option<Duration>,
     since: Option<Instant>,
-    /// The number of the next session at the last check: a client may have come and gone in between.
-    next_session: u64,
+    /// The number of the next session and of requests to models at the last check: a client may have come and gone in
+    /// between.
+    counts: (u64, u64),
 }
 
 impl IdleTimer {
     /// A timer that ends after `limit`; never without one.
     pub(crate) fn new(limit: Option<Duration>) -> Self {
-        Self { limit, since: None, next_session: 0 }
+        Self { limit, since: None, counts: (0, 0) }
     }
 
     pub(crate) fn limit(&self) -> Duration {
@@ -25,8 +26,8 @@ impl IdleTimer {
     /// Whether the daemon has been idle for the limit.
     pub(crate) fn is_over(&mut self, daemon: &Daemon) -> bool {
         let Some(limit) = self.limit else { return false };
-        let next_session = daemon.next_session.load(Ordering::Relaxed);
-        let was_used = std::mem::replace(&mut self.next_session, next_session) != next_session;
+        let counts = (daemon.next_session.load(Ordering::Relaxed), daemon.models.requests());
+        let was_used = std::mem::replace(&mut self.counts, counts) != counts;
         if was_used || daemon.is_used() {
             self.since = None;
             return false;

@@ -16,6 +16,8 @@ use tokio::sync::Semaphore;
 
 /// How long connections may take to end when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long the model process may take to end, which is killed meanwhile.
+const MODELS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 /// A daemon that clients cannot find, and that has no client, ends after it has found another daemon at its socket this
 /// many times in a row. A single check may find a daemon that is being refused.
 const MISPLACED_CHECKS: u32 = 3;
@@ -65,7 +67,7 @@ impl Daemon {
                             misplaced = message;
                         }
                         conflicts = if error.kind() == ErrorKind::Conflict { conflicts + 1 } else { 0 };
-                        if conflicts >= MISPLACED_CHECKS && !self.has_sessions() {
+                        if conflicts >= MISPLACED_CHECKS && !self.has_clients() {
                             outcome = Err(error);
                             break;
                         }
@@ -96,9 +98,11 @@ impl Daemon {
         }
         let sessions: Vec<_> = self.lock().values().cloned().collect();
         sessions.iter().filter_map(|session| session.outbox()).for_each(Outbox::end);
+        self.stopping.send_replace(true);
         // A busy connection ends later.
         let all = u32::try_from(self.config.connections_max).unwrap_or(u32::MAX);
-        drop(tokio::time::timeout(STOP_TIMEOUT, open.acquire_many(all)).await);
+        let connections = tokio::time::timeout(STOP_TIMEOUT, open.acquire_many(all));
+        drop(tokio::join!(connections, tokio::time::timeout(MODELS_STOP_TIMEOUT, self.models.stop())));
         for (_, session) in self.lock().drain() {
             session.end();
         }

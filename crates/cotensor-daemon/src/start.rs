@@ -6,6 +6,7 @@ use crate::daemon::Daemon;
 use crate::functions;
 use crate::handlers;
 use crate::index::{INDEX_SLOTS, Slots};
+use crate::models::Models;
 use crate::refusals::Refusals;
 use crate::segment::Slabs;
 use crate::spill::{Files, SpillToFiles};
@@ -17,7 +18,7 @@ use cotensor_rpc::FrameBudget;
 use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// The servers that one supervisor started are counted in these bits of a session's number.
 const SERVERS_MASK: u64 = (1 << 20) - 1;
@@ -71,6 +72,9 @@ impl Daemon {
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,
+            models: Models::new(config.models.clone(), &config.socket),
+            stopping: watch::Sender::new(false),
+            http_start: tokio::sync::Mutex::default(),
             config,
             next_session: AtomicU64::new(first_session),
             sessions: Mutex::default(),

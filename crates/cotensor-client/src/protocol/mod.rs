@@ -129,6 +129,11 @@ methods! { METHODS:
     Stop "daemon.stop": Empty => Empty;
     /// Returns the daemon's HTTP address and its token file.
     HttpAddress "http.address": Empty => HttpEndpoint;
+    /// Turns HTTP on, on loopback only, and returns its address as `http.address` does. The port is the default one, or a free
+    /// one if another program has it.
+    HttpListen "http.listen": Empty => HttpEndpoint;
+    /// Starts the process that runs models, unless it runs, and returns its address.
+    StartModels "models.start": Empty => ModelEndpoint;
     /// Creates a file that opens the daemon's page in a browser.
     HttpDashboard "http.dashboard": Empty => DashboardFile;
     /// Returns the OpenRPC description of every method.

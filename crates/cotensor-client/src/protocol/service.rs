@@ -64,6 +64,17 @@ pub struct HttpEndpoint {
     pub address: SocketAddr,
     /// The file, mode 0600, of the token that HTTP requests need.
     pub token_file: PathBuf,
+    /// The file, mode 0600, of the token that is good for the paths below `/v1` only. None if the daemon serves no models.
+    pub v1_token_file: Option<PathBuf>,
+}
+
+/// The process that runs models.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ModelEndpoint {
+    /// Its Unix socket, on which it serves HTTP/1.1: the paths below `/v1`.
+    pub socket: PathBuf,
+    /// Its process.
+    pub pid: u32,
 }
 
 /// A file that opens the daemon's page.

@@ -1,12 +1,14 @@
 //! The daemon without the other commands, for tests and small installations:
-//! `cotensor-daemon [--device=DEVICE=MAX-BYTES] SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
+//! `cotensor-daemon [--device=DEVICE=MAX-BYTES] [--models=PROGRAM] SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
+//! `PROGRAM` is one that serves models ([`ModelsConfig`]); without it the daemon serves none.
 
 use cotensor_core::{Device, Error, Result};
-use cotensor_daemon::supervisor::{self, Role};
-use cotensor_daemon::{Config, Service};
+use cotensor_daemon::supervisor::{self, Launch, Role};
+use cotensor_daemon::{Config, ModelsConfig, Service};
 use std::process::ExitCode;
 
 const DEVICE_FLAG: &str = "--device=";
+const MODELS_FLAG: &str = "--models=";
 
 fn main() -> ExitCode {
     match run() {
@@ -30,6 +32,11 @@ fn run() -> Result<()> {
     let mut config = Config::default();
     let devices = arguments.extract_if(.., |argument| argument.starts_with(DEVICE_FLAG));
     config.max_device_bytes = devices.map(|argument| device(&argument)).collect::<Result<_>>()?;
+    let program = arguments.extract_if(.., |argument| argument.starts_with(MODELS_FLAG)).last();
+    config.models = program.map(|program| {
+        let program = program.trim_start_matches(MODELS_FLAG).into();
+        ModelsConfig::new(Launch::new(program, Vec::new()))
+    });
     match &arguments[..] {
         [socket] if !socket.starts_with('-') => config.socket = socket.into(),
         [socket, max, spill @ ..] if spill.len() <= 1 => {
@@ -39,7 +46,7 @@ fn run() -> Result<()> {
         }
         _ => {
             return Err(Error::invalid(
-                "usage: cotensor-daemon [--device=DEVICE=MAX-BYTES] SOCKET [MAX-BYTES [SPILL-FOLDER]]",
+                "usage: cotensor-daemon [--device=DEVICE=MAX-BYTES] [--models=PROGRAM] SOCKET [MAX-BYTES [SPILL-FOLDER]]",
             ));
         }
     }

@@ -53,6 +53,8 @@ pub(crate) fn methods() -> Methods {
         .add::<p::GetStatus, _>(service::status)
         .add::<p::Stop, _>(service::stop)
         .add::<p::HttpAddress, _>(service::http_address)
+        .add::<p::HttpListen, _>(service::listen)
+        .add::<p::StartModels, _>(service::start_models)
         .add::<p::HttpDashboard, _>(service::open_dashboard)
         .add::<p::Discover, _>(service::discover);
     methods

@@ -4,7 +4,7 @@ use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
 use crate::supervisor::stop_this_process;
 use cotensor_client::protocol::{
-    DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, SessionList, openrpc_with,
+    DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, ModelEndpoint, SessionList, openrpc_with,
 };
 use cotensor_core::{Error, ErrorKind};
 use cotensor_store::StoreReports;
@@ -39,8 +39,27 @@ pub(super) async fn stop(caller: Caller, _: Empty) -> Answer<Empty> {
 }
 
 pub(super) async fn http_address(caller: Caller, _: Empty) -> Answer<HttpEndpoint> {
+    endpoint(&caller)
+}
+
+fn endpoint(caller: &Caller) -> Answer<HttpEndpoint> {
     let dashboard = caller.daemon.dashboard()?;
-    Ok(HttpEndpoint { address: dashboard.address, token_file: dashboard.token_file.clone() }.into())
+    let models = caller.daemon.models.is_configured();
+    let v1_token_file = models.then(|| dashboard.v1_token_file.clone());
+    Ok(HttpEndpoint { address: dashboard.address, token_file: dashboard.token_file.clone(), v1_token_file }.into())
+}
+
+pub(super) async fn listen(caller: Caller, _: Empty) -> Answer<HttpEndpoint> {
+    if caller.outbox().is_none() {
+        return endpoint(&caller);
+    }
+    caller.daemon.start_http().await?;
+    endpoint(&caller)
+}
+
+pub(super) async fn start_models(caller: Caller, _: Empty) -> Answer<ModelEndpoint> {
+    let process = caller.daemon.models.ensure().await?;
+    Ok(ModelEndpoint { socket: process.path.clone(), pid: process.pid }.into())
 }
 
 pub(super) async fn open_dashboard(caller: Caller, _: Empty) -> Answer<DashboardFile> {

@@ -1,11 +1,12 @@
-//! Access rules: a request needs the token, and the user if the token is only for this user. Requests that a page of
-//! another site makes a browser send are refused.
+//! Access rules: a request needs a token that is good for its path, and the user if the token is only for this user. Requests
+//! that a page of another site makes a browser send are refused.
 
 use super::admission::Peer;
 use super::answer::Refusal;
 use super::config::HttpConfig;
 use super::context::Http;
 use super::token::Token;
+use super::v1;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, ORIGIN};
@@ -22,44 +23,72 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The rules of one listener.
 pub(super) struct Access {
-    token: Arc<Token>,
-    /// Whether the token is only for processes of this user and root. It was given to no other user, who may have read
-    /// it in the arguments of a program.
-    own_only: bool,
+    /// Good for all paths.
+    token: KnownToken,
+    /// Good for the paths below `/v1` only.
+    v1_token: KnownToken,
     /// Host names by which browsers may address the daemon.
     hosts: Vec<String>,
 }
 
+struct KnownToken {
+    token: Arc<Token>,
+    /// Whether the token is only for processes of this user and root. It was given to no other user, who may have read
+    /// it in the arguments of a program.
+    own_only: bool,
+}
+
+impl KnownToken {
+    fn allows(&self, peer: &Peer) -> bool {
+        peer.own || !self.own_only
+    }
+}
+
 impl Access {
-    pub(super) fn new(token: Arc<Token>, config: &HttpConfig) -> Self {
-        let own_only = config.token_file.is_none() && config.listen.ip().is_loopback();
-        Self { token, own_only, hosts: config.hosts.clone() }
+    pub(super) fn new(token: Arc<Token>, v1_token: Arc<Token>, config: &HttpConfig) -> Self {
+        let loopback = config.listen.ip().is_loopback();
+        Self {
+            token: KnownToken { token, own_only: config.token_file.is_none() && loopback },
+            v1_token: KnownToken { token: v1_token, own_only: loopback },
+            hosts: config.hosts.clone(),
+        }
     }
 
     /// Whether the client of a connection may be served with a token, or a code for one.
     pub(super) fn allows(&self, peer: &Peer) -> bool {
-        peer.own || !self.own_only
+        self.token.allows(peer)
     }
 
     /// Whether a request may access everything, or only [`PUBLIC`] paths.
     fn check(&self, request: &Request, peer: &Peer) -> Result<bool, Refusal> {
+        let path = request.uri().path();
         let known = match bearer(request.headers()) {
-            Some(presented) if self.token.is(presented) => true,
+            Some(presented) if self.token.token.is(presented) => Some(&self.token),
+            Some(presented) if self.v1_token.token.is(presented) => Some(&self.v1_token),
             Some(_) => return Err(Refusal::new(StatusCode::UNAUTHORIZED, "the token is wrong")),
-            None => false,
+            None => None,
         };
         self.check_site(request)?;
-        let trusted = known && self.allows(peer);
+        let good = known.filter(|known| std::ptr::eq(*known, &self.token) || v1::is_below(path));
+        let trusted = good.is_some_and(|known| known.allows(peer));
         let reads = [Method::GET, Method::HEAD].contains(request.method());
-        if trusted || reads && PUBLIC.contains(&request.uri().path()) {
+        if trusted || reads && PUBLIC.contains(&path) {
             return Ok(trusted);
         }
         Err(match known {
-            true => {
+            Some(_) if good.is_none() => {
+                let message = "this token is good for the paths below /v1 only: `cotensor token` prints the other one";
+                Refusal::new(StatusCode::FORBIDDEN, message)
+            }
+            Some(_) => {
                 let message = "only processes of the daemon's user are served; with `--token-file`, every client with the token is";
                 Refusal::new(StatusCode::FORBIDDEN, message)
             }
-            false => {
+            None if v1::is_below(path) => {
+                let message = "a token is required: `cotensor env openai` prints it as OPENAI_API_KEY";
+                Refusal::new(StatusCode::UNAUTHORIZED, message)
+            }
+            None => {
                 let message = "a token is required: `cotensor token --header` prints the header";
                 Refusal::new(StatusCode::UNAUTHORIZED, message)
             }
@@ -119,11 +148,13 @@ pub(super) async fn guard(
     next: Next,
 ) -> Response {
     let checked = http.access.check(&request, &peer);
+    let for_models = v1::is_below(request.uri().path());
     let trusted = matches!(checked, Ok(true));
     if trusted {
         peer.trust();
     }
     let mut response = match checked {
+        Err(refusal) if for_models => v1::openai_error(&refusal),
         Err(refusal) => refusal.into_response(),
         Ok(_) => next.run(request).await,
     };

@@ -14,6 +14,16 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
+    /// The status of the answer.
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The error.
+    pub(super) fn error(&self) -> &Error {
+        &self.error
+    }
+
     /// For a request that breaks a rule of HTTP.
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, error: Error::new(ErrorKind::Refused, message) }
@@ -42,13 +52,17 @@ impl IntoResponse for Refusal {
         struct Body {
             error: jsonrpsee_types::ErrorObjectOwned,
         }
-        let mut response = json(self.status, &Body { error: rpc::to_object(&self.error) });
-        if self.status == StatusCode::UNAUTHORIZED {
-            let challenge = HeaderValue::from_static("Bearer realm=\"cotensor\"");
-            response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
-        }
-        response
+        challenged(json(self.status, &Body { error: rpc::to_object(&self.error) }))
     }
+}
+
+/// Adds to an answer of status 401 how to authenticate.
+pub(super) fn challenged(mut response: Response) -> Response {
+    if response.status() == StatusCode::UNAUTHORIZED {
+        let challenge = HeaderValue::from_static("Bearer realm=\"cotensor\"");
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    }
+    response
 }
 
 /// An answer in JSON.

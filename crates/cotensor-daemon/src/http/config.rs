@@ -31,6 +31,10 @@ pub struct HttpConfig {
     pub header_bytes_max: usize,
     /// The most bytes of one JSON-RPC message.
     pub call_bytes_max: usize,
+    /// The most bytes of one request below `/v1`.
+    pub v1_bytes_max: usize,
+    /// The most bytes of all requests below `/v1` together that wait or run.
+    pub v1_total_bytes_max: usize,
     /// The most bytes of one tensor that is uploaded.
     pub tensor_bytes_max: u64,
     /// The time limit of a call, including waits for other computations.
@@ -52,6 +56,8 @@ impl Default for HttpConfig {
             untrusted_connections_max: 16,
             header_bytes_max: 32 << 10,
             call_bytes_max: 4 << 20,
+            v1_bytes_max: 16 << 20,
+            v1_total_bytes_max: 128 << 20,
             tensor_bytes_max: 16 << 30,
             request_time_max: Duration::from_secs(660),
             message_timeout: Duration::from_secs(10),

@@ -4,6 +4,7 @@ use super::access::Access;
 use super::config::HttpConfig;
 use super::dashboard::Dashboard;
 use super::sessions::Sessions;
+use super::v1::Forwarder;
 use crate::daemon::Daemon;
 use std::sync::Arc;
 
@@ -14,4 +15,5 @@ pub(crate) struct Http {
     pub(super) access: Access,
     pub(super) dashboard: Arc<Dashboard>,
     pub(super) sessions: Sessions,
+    pub(super) forwarder: Forwarder,
 }

@@ -26,6 +26,8 @@ pub(crate) struct Dashboard {
     pub(crate) address: SocketAddr,
     /// The path of the token file.
     pub(crate) token_file: PathBuf,
+    /// The path of the file with the token for `/v1`.
+    pub(crate) v1_token_file: PathBuf,
     token: Arc<Token>,
     /// The file with the newest code.
     file: PathBuf,
@@ -40,11 +42,17 @@ struct Code {
 
 impl Dashboard {
     /// `socket` is the path of the daemon's socket.
-    pub(super) fn new(address: SocketAddr, token: Arc<Token>, token_file: PathBuf, socket: &Path) -> Self {
+    pub(super) fn new(
+        address: SocketAddr,
+        token: Arc<Token>,
+        token_file: PathBuf,
+        v1_token_file: PathBuf,
+        socket: &Path,
+    ) -> Self {
         // A browser may have another current folder.
         let mut file = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf()).into_os_string();
         file.push(".dashboard.html");
-        let this = Self { address, token_file, token, file: file.into(), code: Mutex::default() };
+        let this = Self { address, token_file, v1_token_file, token, file: file.into(), code: Mutex::default() };
         // The file of a killed daemon.
         this.remove();
         this
@@ -147,9 +155,10 @@ mod tests {
     fn code_is_valid_once_for_a_minute_until_the_next_code() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
-        let (token, token_file) = Token::beside(&socket).unwrap();
+        let (token, token_file) = Token::beside(&socket, ".token").unwrap();
         let secret = token.secret().to_owned();
-        let dashboard = Dashboard::new("0.0.0.0:80".parse().unwrap(), Arc::new(token), token_file, &socket);
+        let dashboard =
+            Dashboard::new("0.0.0.0:80".parse().unwrap(), Arc::new(token), token_file.clone(), token_file, &socket);
         assert_eq!(dashboard.redeem(""), None);
 
         let file = dashboard.open().unwrap();

@@ -1,4 +1,4 @@
-//! The listening socket for HTTP and its token.
+//! The listening socket for HTTP and its tokens.
 
 use super::config::HttpConfig;
 use super::token::Token;
@@ -7,17 +7,21 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A listening socket with its configuration and token.
+/// A listening socket with its configuration and tokens.
 pub struct HttpListening {
     pub(super) listener: TcpListener,
     pub(super) address: SocketAddr,
     pub(super) config: HttpConfig,
     pub(super) token: Arc<Token>,
     pub(super) token_file: PathBuf,
+    /// The token for `/v1` alone, and its file.
+    pub(super) v1_token: Arc<Token>,
+    pub(super) v1_token_file: PathBuf,
 }
 
 impl HttpListening {
-    /// Listens at the address of `config`. Without a token file, creates one beside `socket` with mode 0600.
+    /// Listens at the address of `config`. Creates the token for `/v1`, and without a token file the other one, beside `socket`
+    /// with mode 0600.
     ///
     /// # Errors
     /// `Io` when the address is in use, `Refused` or `Invalid` for an unusable token file.
@@ -34,12 +38,14 @@ impl HttpListening {
     pub(crate) fn on(listener: TcpListener, config: HttpConfig, socket: &Path) -> Result<Self> {
         let (token, token_file) = match &config.token_file {
             Some(file) => (Token::from_file(file)?, std::path::absolute(file).unwrap_or_else(|_| file.clone())),
-            None => Token::beside(socket)?,
+            None => Token::beside(socket, ".token")?,
         };
+        let (v1_token, v1_token_file) = Token::beside(socket, ".v1.token")?;
         let io = |error: std::io::Error| Error::io("listening", &error).in_field("listen");
         listener.set_nonblocking(true).map_err(io)?;
         let address = listener.local_addr().map_err(io)?;
-        Ok(Self { listener, address, config, token: Arc::new(token), token_file })
+        let (token, v1_token) = (Arc::new(token), Arc::new(v1_token));
+        Ok(Self { listener, address, config, token, token_file, v1_token, v1_token_file })
     }
 
     /// The socket alone.

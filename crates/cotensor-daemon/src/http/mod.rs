@@ -6,11 +6,12 @@
 //! | `DELETE /session` | ends that session |
 //! | `GET`, `PUT`, `DELETE /tensors/NAME` | a tensor's bytes, with ranges; `PUT` takes `?dtype=float32&shape=2,3` |
 //! | `GET /health` | version, protocol and Unix socket |
+//! | `/v1/…` | OpenAI's API, forwarded to the model process |
 //! | `GET /metrics` | counters for Prometheus |
 //! | `GET /openrpc.json` | the OpenRPC document, as `rpc.discover` |
 //! | `GET /` | the dashboard |
 //!
-//! Every request except `GET /health` and `GET /` needs the token; see [`HttpConfig`].
+//! Every request except `GET /health` and `GET /` needs the token; see [`HttpConfig`]. A second token is good for `/v1` only.
 
 mod about;
 mod access;
@@ -21,6 +22,7 @@ mod context;
 mod dashboard;
 mod listening;
 mod metrics;
+mod on_request;
 mod paced;
 mod peer;
 mod range;
@@ -32,6 +34,7 @@ mod tensors;
 mod tests;
 mod token;
 mod upload;
+mod v1;
 
 pub use config::{HttpConfig, PORT, default_port};
 pub use listening::HttpListening;

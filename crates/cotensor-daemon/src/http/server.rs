@@ -8,12 +8,13 @@ use super::dashboard::Dashboard;
 use super::listening::HttpListening;
 use super::paced::Paced;
 use super::sessions::Sessions;
-use super::{about, metrics, rpc, tensors};
+use super::v1::Forwarder;
+use super::{about, metrics, rpc, tensors, v1};
 use crate::daemon::Daemon;
 use crate::refusals::Refusals;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::routing::{delete, get, post};
+use axum::routing::{any, delete, get, post};
 use axum::{Extension, Router};
 use cotensor_core::{Error, Result};
 use hyper::server::conn::http1;
@@ -41,13 +42,15 @@ impl Daemon {
         listening: HttpListening,
         stop: Stop,
     ) -> impl Future<Output = Result<()>> + use<Stop> {
-        let HttpListening { listener, address, config, token, token_file } = listening;
-        let dashboard = Dashboard::new(address, Arc::clone(&token), token_file, &self.config.socket);
+        let HttpListening { listener, address, config, token, token_file, v1_token, v1_token_file } = listening;
+        let socket = &self.config.socket;
+        let dashboard = Dashboard::new(address, Arc::clone(&token), token_file, v1_token_file, socket);
         let http = Arc::new(Http {
             daemon: Arc::clone(self),
-            access: Access::new(token, &config),
+            access: Access::new(token, v1_token, &config),
             dashboard: Arc::new(dashboard),
             sessions: Sessions::default(),
+            forwarder: Forwarder::new(&config),
             config,
         });
         self.set_dashboard(Some(Arc::clone(&http.dashboard)));
@@ -103,6 +106,9 @@ fn routes(http: Arc<Http>) -> Router {
         .route("/jsonrpc", post(rpc::call))
         .route("/session", delete(end_session))
         .route("/tensors/{*name}", tensor)
+        .route("/v1", any(v1::forward))
+        .route("/v1/", any(v1::forward))
+        .route("/v1/{*path}", any(v1::forward))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), access::guard))

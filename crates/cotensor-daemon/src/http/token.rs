@@ -40,14 +40,15 @@ impl Token {
         Ok(Self::new(read_token(path)?))
     }
 
-    /// The token file beside `socket` and its token. Creates the file with mode 0600 if it is missing.
+    /// The token file beside `socket`, whose name ends with `suffix`, and its token. Creates the file with mode 0600 if it is
+    /// missing.
     ///
     /// # Errors
     /// As [`from_file`](Token::from_file).
-    pub(crate) fn beside(socket: &Path) -> Result<(Self, PathBuf)> {
+    pub(crate) fn beside(socket: &Path, suffix: &str) -> Result<(Self, PathBuf)> {
         // Clients may have other current folders.
         let mut path = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf()).into_os_string();
-        path.push(".token");
+        path.push(suffix);
         let path = PathBuf::from(path);
         match Self::from_file(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -79,14 +80,14 @@ mod tests {
     #[test]
     fn token_is_created_once() {
         let folder = tempfile::tempdir().unwrap();
-        let (token, path) = Token::beside(&folder.path().join("socket")).unwrap();
+        let (token, path) = Token::beside(&folder.path().join("socket"), ".token").unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let secret = std::fs::read_to_string(&path).unwrap();
         assert!(token.is(secret.trim()) && !token.is("") && !token.is(&secret) && !token.is(&secret[1..]));
-        let (again, _) = Token::beside(&folder.path().join("socket")).unwrap();
+        let (again, _) = Token::beside(&folder.path().join("socket"), ".token").unwrap();
         assert!(again.is(secret.trim()));
         // An incomplete file of a daemon that died is not a token.
         std::fs::write(&path, "").unwrap();
-        assert_eq!(Token::beside(&folder.path().join("socket")).err().unwrap().kind(), ErrorKind::Invalid);
+        assert_eq!(Token::beside(&folder.path().join("socket"), ".token").err().unwrap().kind(), ErrorKind::Invalid);
     }
 }

@@ -35,6 +35,8 @@ pub(super) enum Message {
     /// The server has made its socket or its lock again because the file was removed. Descriptors: those of
     /// [`Listening`].
     Moved,
+    /// The server serves HTTP because a client asked for it. Descriptor: the listening socket.
+    HttpStarted,
     /// The server stops on request.
     Stopping,
 }

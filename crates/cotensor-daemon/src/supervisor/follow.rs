@@ -123,6 +123,7 @@ impl SupervisorState {
                         ready(epoch, server.pid);
                     }
                     Message::Moved => self.replace_listening(fds)?,
+                    Message::HttpStarted => self.add_http(fds)?,
                     // The answer to the stop signal does not extend the deadline.
                     Message::Stopping if matches!(end, End::Stopped) => {}
                     Message::Stopping => {

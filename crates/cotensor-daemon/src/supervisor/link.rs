@@ -13,6 +13,7 @@ use cotensor_memory::process::{duplicate_fd, state as process_state};
 use cotensor_store::backend::Record;
 use std::collections::HashMap;
 use std::fs::File;
+use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -143,6 +144,17 @@ impl SupervisorLink {
             state.send(&Message::Moved, fds.into())
         });
         log_failure(moved);
+    }
+
+    /// Reports that this server serves HTTP on `listener` at the request of a client: the next server does so too.
+    ///
+    /// # Errors
+    /// `Io` when no more descriptors may be open.
+    pub(crate) fn started_http(&self, listener: &TcpListener) -> Result<()> {
+        let mut state = self.state();
+        let copy = duplicate_fd(listener)?;
+        state.sockets.http = Some(duplicate_fd(listener)?.into());
+        state.send(&Message::HttpStarted, vec![copy])
     }
 
     /// Reports that this server stops on request, so that no other one is started.

@@ -41,5 +41,5 @@ pub(crate) use journal::Journal;
 pub(crate) use journal::{Event, SessionClient};
 pub(crate) use link::SupervisorLink;
 pub(crate) use orphans::Orphans;
-pub(crate) use process::stop_this_process;
+pub(crate) use process::{Image, stop_this_process};
 pub(crate) use store_events::StoreEvents;

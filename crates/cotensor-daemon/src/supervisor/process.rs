@@ -23,7 +23,7 @@ const DELETED: &[u8] = b" (deleted)";
 
 /// The program that a process runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Image {
+pub(crate) enum Image {
     /// The file at the program's path: after an upgrade, the new version.
     #[default]
     Installed,
@@ -34,7 +34,7 @@ pub(super) enum Image {
 impl Image {
     /// The program to start next. After an installed program that failed at its start it is the running one, which
     /// works.
-    pub(super) fn next(self, lived: bool) -> Self {
+    pub(crate) fn next(self, lived: bool) -> Self {
         match self {
             Self::Installed if !lived => Self::Running,
             _ => Self::Installed,
@@ -42,7 +42,8 @@ impl Image {
     }
 }
 
-/// How the daemon's processes start each other: a command, to which [`Role::FLAG`] and a role are added.
+/// How the daemon's processes start each other: a command, to which [`Role::FLAG`] and a role, or the arguments of the model
+/// process, are added.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The path is opened at each start, so that a new version replaces an old one.
@@ -58,7 +59,7 @@ impl Launch {
         {
             arguments.truncate(arguments.len() - 2);
         }
-        Self { program, arguments }
+        Self { program: installed(program), arguments }
     }
 
     /// The program that runs now, with the arguments that it was started with.
@@ -67,7 +68,7 @@ impl Launch {
     /// `Io` when the system does not know its path.
     pub fn this_program() -> Result<Self> {
         let program = std::env::current_exe().map_err(|error| Error::io("finding this program", &error))?;
-        Ok(Self::new(installed(program), std::env::args_os().skip(1).collect()))
+        Ok(Self::new(program, std::env::args_os().skip(1).collect()))
     }
 
     /// Starts a server with `socket` as its standard input.
@@ -81,20 +82,25 @@ impl Launch {
         self.start(image, Role::Supervisor, socket)
     }
 
-    fn start(&self, image: Image, role: Role, socket: UnixStream) -> Result<Child> {
+    /// The command without a role.
+    pub(crate) fn command(&self, image: Image) -> Command {
         let mut command = match image {
             Image::Installed => Command::new(&self.program),
             Image::Running => {
                 tracing::warn!(
-                    "{} was started last and ended within {} s: starting the program that this process runs",
-                    self.program.display(),
-                    STABLE_UPTIME.as_secs()
+                    "{} was started last and ended at its start: starting the program that this process runs",
+                    self.program.display()
                 );
                 Command::new("/proc/self/exe")
             }
         };
-        command.arg0(&self.program);
-        command.args(&self.arguments).args([Role::FLAG, role.name()]).stdin(Stdio::from(OwnedFd::from(socket)));
+        command.arg0(&self.program).args(&self.arguments);
+        command
+    }
+
+    fn start(&self, image: Image, role: Role, socket: UnixStream) -> Result<Child> {
+        let mut command = self.command(image);
+        command.args([Role::FLAG, role.name()]).stdin(Stdio::from(OwnedFd::from(socket)));
         command.spawn().map_err(|error| Error::io("starting", &error).in_file(&self.program))
     }
 }

@@ -22,10 +22,10 @@ use std::sync::{Arc, Mutex};
 /// `Invalid` when no supervisor started this process; `Io`.
 pub(super) fn serve(service: Service, launch: Launch) -> Result<()> {
     let (daemon, mut sockets, link) = take_over(service.config, launch)?;
-    let http = match (sockets.http, service.http) {
-        (Some(listener), Some(http)) => Some(HttpListening::on(listener, http, sockets.listening.path())?),
-        _ => None,
-    };
+    // Without a configuration, a client has turned HTTP on at a former server.
+    let config = service.http.unwrap_or_default();
+    let http =
+        sockets.http.map(|listener| HttpListening::on(listener, config, sockets.listening.path())).transpose()?;
     // The end of the process frees its memory faster than destructors. The supervisor removes spilled files.
     std::mem::forget(Arc::clone(&daemon));
     service::serve(&daemon, &mut sockets.listening, http, || link.ready(daemon.epoch))
@@ -63,7 +63,7 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     });
     let daemon = Daemon::take_over(config, index, Arc::clone(&link))?;
     let (watching, watched) = (Arc::clone(&link), Arc::downgrade(&daemon));
-    let is_used = move || watched.upgrade().is_some_and(|daemon| daemon.has_sessions());
+    let is_used = move || watched.upgrade().is_some_and(|daemon| daemon.has_clients());
     let watch = move || watching.watch(socket, supervisor, &is_used);
     drop(std::thread::Builder::new().name("supervisor".to_owned()).spawn(watch).map_err(io)?);
     Ok((daemon, handover.sockets, link))

@@ -10,7 +10,7 @@ use crate::spill::remove_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::random_bytes;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -136,6 +136,16 @@ impl SupervisorState {
             manager.remove_listening();
             manager.store_listening(&self.sockets.listening)?;
         }
+        Ok(())
+    }
+
+    /// Keeps the socket for HTTP of the server, for the next one.
+    pub(super) fn add_http(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
+        let fd = fds.into_iter().next().ok_or_else(|| Error::corrupt("the socket for HTTP is missing"))?;
+        if let Some(manager) = &self.manager {
+            manager.store_http(fd.as_fd())?;
+        }
+        self.sockets.http = Some(fd.into());
         Ok(())
     }
 

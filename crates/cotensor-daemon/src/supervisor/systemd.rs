@@ -141,7 +141,7 @@ impl Manager {
     pub(super) fn store_all(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
         self.store_listening(&sockets.listening)?;
         if let Some(http) = &sockets.http {
-            self.store_fd(HTTP, http.as_fd())?;
+            self.store_http(http.as_fd())?;
         }
         for segment in journal.segments() {
             self.store_fd(&format!("{SEGMENT}{}", segment.info.id), segment.file.as_fd())?;
@@ -156,6 +156,14 @@ impl Manager {
     pub(super) fn store_listening(&self, listening: &Listening) -> Result<()> {
         self.store_fd(LISTENER, listening.listener().as_fd())?;
         self.store_fd(LOCK, listening.lock())
+    }
+
+    /// Stores the socket for HTTP at the manager.
+    ///
+    /// # Errors
+    /// `Io` when its socket fails.
+    pub(super) fn store_http(&self, listener: BorrowedFd<'_>) -> Result<()> {
+        self.store_fd(HTTP, listener)
     }
 
     /// Appends an event to the journal.

@@ -15,6 +15,7 @@ mod groups;
 mod heap;
 mod limits;
 mod metadata;
+mod models;
 mod namespaces;
 mod protocol;
 mod reconnection;

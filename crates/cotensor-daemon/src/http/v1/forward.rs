@@ -1,0 +1,123 @@
+//! Forwards requests to the model process, which makes the answers.
+
+use super::answer::openai_error;
+use super::connections::Failure;
+use crate::http::answer::Refusal;
+use crate::http::context::Http;
+use crate::http::paced::time_for;
+use crate::http::rpc::next;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{ACCEPT, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HOST, TRANSFER_ENCODING};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::Response;
+use cotensor_core::{Error, ErrorKind};
+use http_body_util::Full;
+use hyper::body::{Body as _, Bytes};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+/// The headers of a request that the model process gets.
+const FORWARDED: [HeaderName; 2] = [CONTENT_TYPE, ACCEPT];
+/// The headers of an answer that are about one connection.
+const OF_CONNECTION: [HeaderName; 3] = [CONNECTION, TRANSFER_ENCODING, HeaderName::from_static("keep-alive")];
+/// The time for a process that took no connection to be seen as ended.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Answers a request as the model process does; its errors, and those of this function, have the form of OpenAI's API.
+pub(in crate::http) async fn forward(State(http): State<Arc<Http>>, request: Request) -> Response {
+    try_forward(&http, request).await.unwrap_or_else(|refusal| openai_error(&refusal))
+}
+
+async fn try_forward(http: &Http, request: Request) -> Result<Response, Refusal> {
+    if !http.daemon.models.is_configured() {
+        let message = "this daemon serves no models; a daemon that `cotensor serve` starts does";
+        return Err(Refusal::new(StatusCode::NOT_FOUND, message));
+    }
+    let (parts, body) = request.into_parts();
+    if parts.headers.contains_key(CONTENT_ENCODING) {
+        let message = "the body is compressed: send it without Content-Encoding";
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let (body, _memory) = read(http, body).await?;
+    let answered = tokio::time::timeout(http.config.request_time_max, send(http, &parts, body)).await;
+    let answer = answered.map_err(|_| Refusal::new(StatusCode::GATEWAY_TIMEOUT, "the models took too long"))??;
+    let (mut head, body) = answer.into_parts();
+    for name in OF_CONNECTION {
+        head.headers.remove(name);
+    }
+    Ok(Response::from_parts(head, Body::new(body)))
+}
+
+/// Sends a request to the model process, which is started if none runs. A request that no process received is sent to the
+/// next one.
+async fn send(http: &Http, parts: &Parts, body: Bytes) -> Result<hyper::Response<hyper::body::Incoming>, Refusal> {
+    let mut request = rebuilt(parts, body)?;
+    let mut repeated = false;
+    loop {
+        let process = http.daemon.models.ensure().await.map_err(|error| unavailable(&error))?;
+        match http.forwarder.connections.send(&process.path, request).await {
+            Ok(answer) => return Ok(answer),
+            Err(Failure::NotSent(unsent, _)) if !repeated => {
+                // It ends just now.
+                drop(tokio::time::timeout(END_TIMEOUT, process.ended()).await);
+                (request, repeated) = (*unsent, true);
+            }
+            Err(Failure::NotSent(_, reason) | Failure::Ended(reason)) => {
+                let message = format!("the model process ended before it answered ({reason}); send the request again");
+                return Err(Refusal::new(StatusCode::BAD_GATEWAY, message));
+            }
+        }
+    }
+}
+
+/// The request for the model process: without the token and the other headers of the client.
+fn rebuilt(parts: &Parts, body: Bytes) -> Result<hyper::Request<Full<Bytes>>, Refusal> {
+    let path = parts.uri.path_and_query().map_or("/v1", |path| path.as_str());
+    let mut request = hyper::Request::new(Full::new(body));
+    *request.method_mut() = parts.method.clone();
+    let wrong = |_| Refusal::new(StatusCode::BAD_REQUEST, "the path is wrong");
+    *request.uri_mut() = path.parse().map_err(wrong)?;
+    request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
+    for name in FORWARDED {
+        for value in parts.headers.get_all(&name) {
+            request.headers_mut().append(name.clone(), value.clone());
+        }
+    }
+    Ok(request)
+}
+
+fn unavailable(error: &Error) -> Refusal {
+    let status = match error.kind() {
+        ErrorKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    Refusal::new(status, error.to_string())
+}
+
+/// All of a request's body, which has to come in time and in bounds, and the permits for its memory.
+async fn read(http: &Http, mut body: Body) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Refusal> {
+    let max = http.config.v1_bytes_max;
+    let too_large = || Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("a request has at most {max} bytes"));
+    if body.size_hint().lower() > max as u64 {
+        return Err(too_large());
+    }
+    let (start, mut whole, mut memory) = (Instant::now(), Vec::new(), None::<OwnedSemaphorePermit>);
+    while let Some(part) = next(&mut body, start + http.config.message_timeout + time_for(whole.len() as u64)).await? {
+        if whole.len() + part.len() > max {
+            return Err(too_large());
+        }
+        let full = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too many large requests wait; try again");
+        let bytes = u32::try_from(part.len()).map_err(|_| too_large())?;
+        let permit = Arc::clone(&http.forwarder.memory).try_acquire_many_owned(bytes).map_err(|_| full())?;
+        match &mut memory {
+            Some(memory) => memory.merge(permit),
+            None => memory = Some(permit),
+        }
+        whole.extend_from_slice(&part);
+    }
+    Ok((whole.into(), memory))
+}

@@ -1,0 +1,21 @@
+//! The configuration of the model process.
+
+use crate::supervisor::Launch;
+use std::time::Duration;
+
+/// How the daemon starts the process that runs models.
+#[derive(Clone, Debug)]
+pub struct ModelsConfig {
+    /// The program and its first arguments. The daemon adds `--socket SOCKET --json --v1 PATH`. The process serves HTTP/1.1 on
+    /// a Unix socket at `PATH`, writes to its standard output when it is ready, and ends with its standard input or by SIGTERM.
+    pub launch: Launch,
+    /// The time in which it has to become ready.
+    pub start_timeout: Duration,
+}
+
+impl ModelsConfig {
+    /// The configuration for a program, with 60 seconds for its start.
+    pub fn new(launch: Launch) -> Self {
+        Self { launch, start_timeout: Duration::from_secs(60) }
+    }
+}

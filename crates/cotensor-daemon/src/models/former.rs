@@ -1,0 +1,83 @@
+//! The model process of a former server, which was killed: it is ended before another one starts.
+
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::process::peer_credentials;
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+/// The time for it to end after SIGTERM, and again after SIGKILL.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Ends the process that listens at `path`, if there is one, and removes the socket's file.
+///
+/// # Errors
+/// `Refused` for a process of another user; `Conflict` for a process that does not end and for a file that is no socket;
+/// `Io`.
+pub(super) async fn end_former(path: &Path) -> Result<()> {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut sent = false;
+        let until = Instant::now() + END_TIMEOUT;
+        while let Some(connection) = connect(path).await? {
+            if !sent {
+                tracing::info!("ending the model process of a former server");
+                // The connection is open, so its process number is not reused.
+                let _ = kill_process(listener_of(&connection, path)?, signal);
+                sent = true;
+            }
+            if Instant::now() > until {
+                break;
+            }
+            tokio::time::sleep(CHECK_INTERVAL).await;
+        }
+        if !sent {
+            return remove(path);
+        }
+    }
+    match connect(path).await? {
+        None => remove(path),
+        Some(_) => Err(Error::new(ErrorKind::Conflict, "a former model process does not end").in_file(path)),
+    }
+}
+
+/// A connection to the process that listens at `path`; none if no process does.
+async fn connect(path: &Path) -> Result<Option<UnixStream>> {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    match UnixStream::connect(path).await {
+        Ok(connection) => Ok(Some(connection)),
+        Err(error) if matches!(error.kind(), ConnectionRefused | NotFound) => Ok(None),
+        Err(error) => Err(Error::io("searching a former model process", &error).in_file(path)),
+    }
+}
+
+fn listener_of(connection: &UnixStream, path: &Path) -> Result<Pid> {
+    let peer = peer_credentials(connection.as_fd());
+    let peer = peer.map_err(|error| Error::io("searching a former model process", &error).in_file(path))?;
+    let pid = peer.pid.filter(|_| peer.is_own_user()).and_then(Pid::from_raw);
+    pid.filter(|pid| *pid != rustix::process::getpid()).ok_or_else(|| {
+        let message = "a process that is no model process of this daemon listens here; end it";
+        Error::new(ErrorKind::Refused, message).in_file(path)
+    })
+}
+
+/// Removes the socket of a process that ended.
+fn remove(path: &Path) -> Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            let message = "a file that is not a socket is here: remove it";
+            Err(Error::new(ErrorKind::Conflict, message).in_file(path))
+        }
+        Ok(_) => match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io("removing the socket of a former model process", &error).in_file(path))
+            }
+            _ => Ok(()),
+        },
+        Err(_) => Ok(()),
+    }
+}
