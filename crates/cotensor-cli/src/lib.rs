@@ -100,7 +100,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Scan(args) => commands::scan(&args),
         Command::Cache(args) => commands::cache(&args),
         Command::Version(args) => commands::version(&args),
-        Command::Env(args) => commands::env(&args),
+        Command::Env(args) => commands::env(&args, program),
     }
 }
 

@@ -121,6 +121,10 @@ pub(crate) struct ServeArgs {
     /// End after this many seconds without clients and tensors [default: never; 600 for a daemon that a client started].
     #[arg(long, env = environment::IDLE_EXIT, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub(crate) idle_exit: Option<u64>,
+    /// Seconds without requests after which a model is unloaded. The daemon serves models below /v1 of its HTTP address, and
+    /// starts a process for them at the first request.
+    #[arg(long, env = environment::MODEL_TTL, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) model_ttl: u64,
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]
     pub(crate) role: cotensor_daemon::supervisor::Role,
@@ -408,16 +412,32 @@ pub(crate) struct ScanArgs {
     pub(crate) json: bool,
 }
 
-/// List the COTENSOR_* variables and their values.
+/// List the COTENSOR_* variables and their values, or print the variables with which other programs use the daemon.
+///
+/// `cotensor env openai` turns the daemon's HTTP on, on loopback only, if it is off. The key is good for the paths below /v1
+/// only: it gives access to models and to no tensor.
 #[derive(Args)]
-#[command(after_help = crate::environment::help())]
+#[command(after_help = env_help())]
 pub(crate) struct EnvArgs {
+    /// Clients whose variables are printed, as commands of a shell.
+    #[arg(value_name = "CLIENTS")]
+    pub(crate) clients: Option<EnvClients>,
+    #[command(flatten)]
+    pub(crate) client: Client,
     /// Print docs/environment.md.
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "clients"])]
     pub(crate) markdown: bool,
-    /// Print one JSON object on standard output and nothing else.
-    #[arg(long)]
-    pub(crate) json: bool,
+}
+
+/// The clients for which `env` prints variables.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum EnvClients {
+    /// OPENAI_BASE_URL and OPENAI_API_KEY, for the clients of OpenAI's API.
+    Openai,
+}
+
+fn env_help() -> String {
+    format!("Example:\n  eval \"$(cotensor env openai)\"\n\n{}", environment::help())
 }
 
 /// Print the version, the commit, the protocol's version and the engines.

@@ -1,9 +1,14 @@
-use crate::args::EnvArgs;
+use super::connection::connect;
+use crate::args::{EnvArgs, EnvClients};
 use crate::environment::{VARIABLES, markdown};
+use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::{Table, plain};
-use cotensor::core::Result;
+use cotensor::core::{Error, Result};
+use cotensor_client::protocol::{Empty, HttpListen};
+use cotensor_client::token::read_token;
 use serde::Serialize;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 #[derive(Serialize)]
 struct Listing {
@@ -20,7 +25,48 @@ struct Entry {
     value: Option<String>,
 }
 
-pub(crate) fn env(args: &EnvArgs) -> Result<()> {
+/// The JSON object of `env openai`.
+#[derive(Serialize)]
+struct OpenAi {
+    #[serde(rename = "OPENAI_BASE_URL")]
+    base_url: String,
+    #[serde(rename = "OPENAI_API_KEY")]
+    api_key: String,
+}
+
+pub(crate) fn env(args: &EnvArgs, program: &Program) -> Result<()> {
+    match args.clients {
+        Some(EnvClients::Openai) => openai(args, program),
+        None => list(args),
+    }
+}
+
+/// Prints the variables of clients of OpenAI's API. The address is received over the Unix socket, so that another program that
+/// listens on the port gets no key.
+fn openai(args: &EnvArgs, program: &Program) -> Result<()> {
+    let http = connect(&args.client, program, "cotensor env")?.request::<HttpListen>(&Empty {})?;
+    let file = http.v1_token_file.ok_or_else(|| {
+        Error::unsupported("this daemon serves no models; end it, and this command starts one that does")
+    })?;
+    let openai = OpenAi { base_url: format!("http://{}/v1", local(http.address)), api_key: read_token(&file)? };
+    if args.client.json {
+        return print_json(&openai);
+    }
+    let OpenAi { base_url, api_key } = openai;
+    print(&format!("export OPENAI_BASE_URL={base_url}\nexport OPENAI_API_KEY={api_key}\n"))
+}
+
+/// An address that a client on this machine can connect to.
+fn local(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+fn list(args: &EnvArgs) -> Result<()> {
     if args.markdown {
         return print(&markdown());
     }
@@ -33,7 +79,7 @@ pub(crate) fn env(args: &EnvArgs) -> Result<()> {
         value: value(variable.name),
     };
     let listing = Listing { variables: VARIABLES.iter().map(entry).collect() };
-    if args.json {
+    if args.client.json {
         return print_json(&listing);
     }
     let mut table = Table::new(&[], &["variable", "argument", "set to"]);

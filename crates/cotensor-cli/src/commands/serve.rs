@@ -6,7 +6,7 @@ use crate::terminal::takes_colours;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
 use cotensor_daemon::supervisor::{self, Role};
-use cotensor_daemon::{Config, Ready, Service, default_socket};
+use cotensor_daemon::{Config, ModelsConfig, Ready, Service, default_socket};
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -60,6 +60,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if args.seal_all {
         config.small_bytes_max = 0;
     }
+    config.models = Some(models(args, program)?);
     let http = args.listen.as_deref().map(address).transpose()?;
     let http = http.map(|listen| HttpConfig {
         listen,
@@ -71,6 +72,15 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let outcome = supervisor::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
     log.flush_queue();
     outcome
+}
+
+/// How the daemon starts `serve-models`.
+fn models(args: &ServeArgs, program: &Program) -> Result<ModelsConfig> {
+    let (program, mut arguments) = program.command()?;
+    let ttl = args.model_ttl.to_string();
+    // A model process whose daemon ends must not start another daemon.
+    arguments.extend(["serve-models", "--autostart", "false", "--model-ttl", &ttl].map(Into::into));
+    Ok(ModelsConfig::new(supervisor::Launch::new(program, arguments)))
 }
 
 /// Runs the same command in the background, and shows its status.

@@ -76,6 +76,7 @@ impl Daemon {
             .env_remove("COTENSOR_LISTEN")
             .env_remove("COTENSOR_ALLOW_HOST")
             .env_remove("COTENSOR_TOKEN_FILE")
+            .env_remove("COTENSOR_MODEL_TTL")
             .env_remove("COTENSOR_LOG");
         super::without_network(&mut command, &self.path("hub"));
         command.args(arguments);

@@ -1,0 +1,63 @@
+//! `env openai`: the address and the key for clients of OpenAI's API.
+
+use crate::support::Daemon;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The status and the body of the answer to `GET path`.
+fn get(base_url: &str, path: &str, key: &str) -> (u16, String) {
+    let address = base_url.strip_prefix("http://").unwrap().strip_suffix("/v1").unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+fn variables(daemon: &Daemon) -> (String, String) {
+    let shown = daemon.json(&["env", "openai"]);
+    let text = |name: &str| shown[name].as_str().unwrap().to_owned();
+    (text("OPENAI_BASE_URL"), text("OPENAI_API_KEY"))
+}
+
+#[test]
+fn http_is_turned_on_once_and_survives_a_takeover() {
+    let daemon = Daemon::start(&[]);
+    assert_eq!(daemon.ready["http"], Value::Null);
+    let (url, key) = variables(&daemon);
+    assert!(url.starts_with("http://127.0.0.1:") && url.ends_with("/v1"), "{url}");
+    assert_eq!(std::fs::read_to_string(daemon.path("cotensor.sock.v1.token")).unwrap().trim(), key);
+    let shell = String::from_utf8(daemon.ok(&["env", "openai"])).unwrap();
+    assert_eq!(shell, format!("export OPENAI_BASE_URL={url}\nexport OPENAI_API_KEY={key}\n"));
+    let status = daemon.json(&["status"]);
+    assert_eq!(format!("http://{}/v1", status["http"].as_str().unwrap()), url);
+
+    assert_eq!(get(&url, "/metrics", &key).0, 403);
+    let (refused, body) = get(&url, "/v1/models", &key[1..]);
+    let error: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((refused, &error["error"]["code"]), (401, &"invalid_api_key".into()));
+
+    let server = status["server"].as_u64().unwrap();
+    assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
+    let start = Instant::now();
+    while daemon.json(&["status"])["server"].as_u64() == Some(server) {
+        assert!(start.elapsed() < Duration::from_secs(60), "no other server");
+    }
+    assert_eq!(get(&url, "/metrics", &key).0, 403, "the next server serves HTTP at the same address");
+    assert_eq!(variables(&daemon), (url, key));
+}
+
+#[test]
+fn address_of_a_daemon_with_http_is_shown() {
+    let daemon = Daemon::start(&["--listen", "0.0.0.0:0"]);
+    let (url, _) = variables(&daemon);
+    let port = daemon.ready["http"].as_str().unwrap().rsplit(':').next().unwrap();
+    assert_eq!(url, format!("http://127.0.0.1:{port}/v1"));
+}
