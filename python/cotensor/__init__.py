@@ -20,6 +20,7 @@ from typing import Optional, Union
 
 from . import aio, errors
 from ._native import NameChange, Store, Tensor, TensorBuilder, Ticket, Watch, __version__, as_tensor, content_hash
+from .embedding import Embedder
 from .errors import (
     CancelledError,
     ConflictError,
@@ -79,6 +80,7 @@ __all__ = [
     "CorruptError",
     "CotensorError",
     "TensorBuilder",
+    "Embedder",
     "EngineError",
     "InvalidError",
     "NameChange",

@@ -203,6 +203,16 @@ impl Store {
         })
     }
 
+    /// Starts the daemon's process that runs models, unless it runs. Returns its Unix socket, on which it answers HTTP below
+    /// ``/v1``, and its process number.
+    fn start_models(&self, py: Python<'_>) -> PyResult<(PathBuf, u32)> {
+        let Backend::Client(store) = self.backend(py)? else {
+            return Err(raise(py, &Error::unsupported("only the daemon's store has a process that runs models")));
+        };
+        let endpoint = py.detach(|| store.request::<p::StartModels>(&p::Empty {})).or_raise(py)?;
+        Ok((endpoint.socket, endpoint.pid))
+    }
+
     /// Pickles a handle for other processes of this user. A process that opens it makes its own connection.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
         match self.backend(py)? {

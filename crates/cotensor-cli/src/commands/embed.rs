@@ -8,6 +8,7 @@ use crate::launch::Program;
 use crate::output::{Steps, json_line, print_json, write_out};
 use cotensor::core::{DType, Error, Result};
 use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
+use cotensor_client::protocol::{Empty, StartModels};
 use cotensor_demo::Progress;
 use cotensor_formats::{Format, write};
 use cotensor_functions::{Arguments, Functions, Value};
@@ -15,6 +16,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::io::{BufRead, BufWriter, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The most texts of one call.
 const CALL_TEXTS_MAX: usize = 256;
@@ -71,7 +73,11 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
         name => name.to_path_buf(),
     };
     let model = model.to_str().ok_or_else(|| Error::invalid("the model's name is not UTF-8").in_field("MODEL"))?;
-    let functions = Functions::new(connect(&args.client, program, "cotensor embed")?);
+    let store = connect(&args.client, program, "cotensor embed")?;
+    let functions = Functions::new(Arc::clone(&store));
+    if functions.list(FUNCTION)?.is_empty() {
+        store.request::<StartModels>(&Empty {})?;
+    }
     let mut rows = Rows::default();
     let steps = (texts.len() > CALL_TEXTS_MAX).then(Steps::new);
     for part in texts.chunks(CALL_TEXTS_MAX) {
