@@ -57,7 +57,7 @@ class Embedder:
         self.model: str = str(Path(name).absolute()) if Path(name).is_dir() else name
         self.prompt_name = prompt_name
         if dimensions is not None and dimensions < 1:
-            raise InvalidError("a number from 1 on is required", field="dimensions")
+            raise InvalidError("dimensions is a number from 1 on", field="dimensions")
         self.dimensions = dimensions
         self.store: Store = connect() if store is None else store
         self._functions = Functions(self.store, tensors="numpy", timeout=timeout)
@@ -73,7 +73,7 @@ class Embedder:
         given: List[str] = [texts] if isinstance(texts, str) else list(texts)
         for at, text in enumerate(given):
             if not isinstance(text, str):
-                raise InvalidError(f"a text is a str, not {type(text).__name__}", field=f"texts[{at}]")
+                raise InvalidError(f"texts[{at}] is no str but a {type(text).__name__}", field="texts")
         parts = [self._call(given[at : at + CALL_TEXTS_MAX], prompt_name) for at in range(0, len(given), CALL_TEXTS_MAX)]
         if not parts:
             return np.empty((0, 0), np.float32)
@@ -121,7 +121,8 @@ class Embedder:
         Raises :class:`UnsupportedError` for other options.
         """
         if options:
-            raise UnsupportedError("this option of sentence-transformers is not supported", field=next(iter(options)))
+            name = next(iter(options))
+            raise UnsupportedError(f"the option {name} of sentence-transformers is not supported", field=name)
         rows = self.embed(sentences, prompt_name=prompt_name)
         if normalize_embeddings:
             rows = _normalized(rows)

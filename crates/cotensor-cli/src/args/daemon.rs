@@ -437,7 +437,7 @@ pub(crate) enum EnvClients {
 }
 
 fn env_help() -> String {
-    format!("Example:\n  eval \"$(cotensor env openai)\"\n\n{}", environment::help())
+    format!("{}\nExample:\n  eval \"$(cotensor env openai)\" && echo $OPENAI_BASE_URL", environment::help())
 }
 
 /// Print the version, the commit, the protocol's version and the engines.
