@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -241,6 +242,35 @@ def test_a_weight_larger_than_the_memory_runs_on_the_host(strategy, memory):
         assert session.stats()["on_host"] == 2 and session.stats()["copies"] == 0
         assert y.device.type == "simulated"
     check(model, y)
+
+
+def test_threads_of_the_block_are_inside(strategy):
+    model, found = mlp(2), {}
+    start = threading.Thread.start
+
+    def program(name):
+        # Outside of the model: both devices mix only inside of the session.
+        found[name] = model[0].weight.device.type, (model(X) + X.to(model[0].weight.device)).detach().cpu()
+
+    with ThreadPoolExecutor(1) as before, ThreadPoolExecutor(1) as pool:
+        before.submit(int).result()
+        with offload(model, "simulated", strategy=strategy):
+            threads = [threading.Thread(target=program, args=(name,)) for name in "ab"]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            pool.submit(program, "pool").result()
+            assert before.submit(lambda: model[0].weight.device.type).result() == "cpu"
+            assert all("run" not in vars(thread) for thread in threads)
+        # The pool's thread goes on after the block.
+        pool.submit(program, "after").result()
+        with offload(model, "simulated", strategy=strategy):
+            pool.submit(lambda: model(X).sum().backward()).result()
+    assert found.pop("after")[0] == "cpu"
+    assert len(found) == 3 and all(device == "simulated" for device, _ in found.values())
+    expected = model(X) + X
+    for _, result in found.values():
+        torch.testing.assert_close(result, expected.detach(), rtol=1e-6, atol=1e-6)
+    assert model[0].weight.grad is not None and threading.Thread.start is start
 
 
 def test_other_threads(strategy):

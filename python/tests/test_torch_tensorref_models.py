@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 
 import pytest
 
@@ -93,6 +94,12 @@ def same_attention():
         yield
 
 
+def attended(function, **arguments):
+    """Calls a function with the attention of this file, which belongs to a thread."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return function(**arguments)
+
+
 def made(make):
     torch.manual_seed(0)
     model, inputs = make()
@@ -142,6 +149,12 @@ def test_generated_tokens_are_equal(make, strategy, memory):
         on_device = {name: value.to(model.device) for name, value in inputs.items()}
         for given in (inputs, on_device):
             assert torch.equal(model.generate(**given, **options).cpu(), expected)
+        generated = []
+        # As with transformers' streamers.
+        thread = threading.Thread(target=lambda: generated.append(attended(model.generate, **inputs, **options).cpu()))
+        thread.start()
+        thread.join()
+        assert torch.equal(generated[0], expected)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])

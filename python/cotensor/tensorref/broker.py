@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from typing import Any, Optional, Tuple
@@ -15,6 +14,7 @@ from ..errors import CotensorError, NoDaemonError, OverBudgetError, UnsupportedE
 from ..functions import lifecycle
 from .mover import Mover
 from .simulated.device import simulated_name
+from .threads import Thread
 
 #: Reports are sent at most this often. The daemon takes a program without reports for idle after five seconds.
 _REPORT_SECONDS = 0.25
@@ -43,7 +43,7 @@ class Share:
         mover.report = self.report
         # The thread ends before Python does.
         lifecycle.opened(self)
-        self._thread = threading.Thread(target=self._follow, args=(changes,), name="cotensor-share", daemon=True)
+        self._thread = Thread(target=self._follow, args=(changes,), name="cotensor-share", daemon=True)
         self._thread.start()
 
     def report(self) -> None:

@@ -15,6 +15,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 
 from ..errors import InvalidError
 from . import broker as brokers
+from . import threads
 from .arguments import to_device
 from .events import Hooks, Middleware
 from .gradients import SavedOnHost, SavedWeight
@@ -46,7 +47,8 @@ class Expected:
 class Offload(Interception):
     """A model whose operations run on a device; made by :func:`offload` and :func:`enable`.
 
-    A context manager, also in several threads. Calls of the model from other threads are intercepted, too, while it is entered.
+    A context manager, also in several threads. Threads that are started inside of the block are in it, too. In others, calls of
+    the model are intercepted.
     """
 
     def __init__(
@@ -94,6 +96,11 @@ class Offload(Interception):
             self._entered -= 1
             if self._entered == 0:
                 self._stop()
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether a thread is in the block."""
+        return self._entered > 0
 
     def forecast(self, count: int = 10) -> List[Expected]:
         """The next operations with weights, and their moves; empty while no plan is followed."""
@@ -158,8 +165,10 @@ class Offload(Interception):
         # Optimizers work where the parameters and the gradients are.
         self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.paused.add(threading.get_ident())))
         self._handles.append(register_optimizer_step_post_hook(lambda *_: self.paused.discard(threading.get_ident())))
+        threads.begin(self)
 
     def _stop(self) -> None:
+        threads.end(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -188,7 +197,7 @@ class Offload(Interception):
         self.paused.discard(threading.get_ident())
         # Threads of the backward pass have the modes of the thread that called it.
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        entered = not any(mode is self for mode in modes)
+        entered = not any([mode is self or (isinstance(mode, threads.Inherited) and mode.session is self) for mode in modes])
         self._local.__dict__.setdefault("forwards", []).append(entered)
         if entered:
             self._push()

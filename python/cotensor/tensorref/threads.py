@@ -1,0 +1,95 @@
+"""Threads that a program starts inside of a session's block are in the session, too.
+
+PyTorch's modes belong to one thread. While a session is entered, ``threading.Thread.start`` is replaced by a function that hands
+the sessions of the starting thread to the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence
+
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+
+class _Session(Protocol):
+    @property
+    def is_entered(self) -> bool: ...
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
+    def _pack(self, tensor: Any) -> Any: ...
+    def _unpack(self, saved: Any) -> Any: ...
+
+
+class Inherited(TorchFunctionMode):
+    """A session in a thread that was started inside of its block. Outside of the block, functions run as they are."""
+
+    def __init__(self, session: _Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
+    ) -> Any:
+        if self.session.is_entered:
+            return self.session.__torch_function__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+class Thread(threading.Thread):
+    """A thread that inherits no session."""
+
+
+_lock = threading.Lock()
+_sessions: List[_Session] = []
+_start: Callable[[threading.Thread], None] = threading.Thread.start
+
+
+def entered() -> List[_Session]:
+    """The sessions of this thread, the first one first."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    found = [mode.session if isinstance(mode, Inherited) else mode for mode in modes]
+    return [session for session in found if any(session is other for other in _sessions)]
+
+
+def begin(session: _Session) -> None:
+    """Threads inherit ``session`` from now on."""
+    global _start
+    with _lock:
+        if not _sessions and threading.Thread.start is not _start_inside:
+            _start = threading.Thread.start
+            threading.Thread.start = _start_inside  # type: ignore[method-assign]
+        _sessions.append(session)
+
+
+def end(session: _Session) -> None:
+    """Ends :func:`begin`."""
+    with _lock:
+        _sessions[:] = [other for other in _sessions if other is not session]
+        # Another library may have replaced the function as well.
+        if not _sessions and threading.Thread.start is _start_inside:
+            threading.Thread.start = _start  # type: ignore[method-assign,assignment]
+
+
+@contextlib.contextmanager
+def _inside(session: _Session) -> Iterator[None]:
+    with saved_tensors_hooks(session._pack, session._unpack), Inherited(session):
+        yield
+
+
+def _start_inside(thread: threading.Thread) -> None:
+    sessions = [] if isinstance(thread, Thread) else entered()
+    if sessions:
+        run = thread.run
+
+        def run_inside() -> None:
+            with contextlib.ExitStack() as stack:
+                for session in sessions:
+                    stack.enter_context(_inside(session))
+                # The thread must not keep itself.
+                del thread.run
+                run()
+
+        thread.run = run_inside  # type: ignore[method-assign]
+    _start(thread)
