@@ -9,6 +9,7 @@ import torch
 
 from .._native import Placement
 from ..errors import InvalidError
+from .copies import copies_of
 from .events import Hooks, Move
 from .memory import DeviceMemory
 from .simulated.tensor import raw_storage
@@ -28,6 +29,7 @@ class Mover:
         self.hooks = hooks
         self.memory = DeviceMemory(device, memory)
         self.weights = Weights()
+        self.paths = copies_of(device, self.memory.module)
         self.placement: Union[Placement, Strategy]
         if isinstance(strategy, Strategy):
             if strategy.sizes:
@@ -66,6 +68,9 @@ class Mover:
             if on_device:
                 placement.cancel()
             return False
+        for weight in weights:
+            if weight.landing is not None and weight.copy is not None:
+                self.paths.use(weight.copy, weight.landing)
         return True
 
     def operation(self, name: str, weights: List[Weight]) -> int:
@@ -134,13 +139,13 @@ class Mover:
     def _fetch(self, weight: Weight) -> None:
         weight.drop()
         try:
-            weight.fetch(self.device)
+            weight.fetch(self.device, self.paths)
         except torch.OutOfMemoryError:
             self.placement.discard(weight.number)
             self.no_memory()
             # no_memory evicts; then the copy is made again, or the operation runs on the host.
             try:
-                weight.fetch(self.device)
+                weight.fetch(self.device, self.paths)
             except torch.OutOfMemoryError:
                 return
             if not self.placement.keep(weight.number):
@@ -155,7 +160,9 @@ class Mover:
     def need(self, weight: Weight, size: Any, stride: Any, offset: int) -> torch.Tensor:
         """A part of a weight that the backward pass needs. Raises ``torch.OutOfMemoryError``."""
         if not self.begin("saved", [weight]):
-            weight.fetch(self.device)
+            weight.fetch(self.device, self.paths)
+            assert weight.copy is not None
+            self.paths.use(weight.copy, weight.landing)
             part = weight.strided(size, stride, offset)
             weight.drop()
             return part

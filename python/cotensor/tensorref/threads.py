@@ -59,7 +59,7 @@ def begin(session: _Session) -> None:
     with _lock:
         if not _sessions and threading.Thread.start is not _start_inside:
             _start = threading.Thread.start
-            threading.Thread.start = _start_inside  # type: ignore[method-assign]
+            threading.Thread.start = _start_inside  # type: ignore[method-assign,assignment]
         _sessions.append(session)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
+from .copies import Copies, Landing
 from .simulated.tensor import raw_storage
 
 
@@ -13,7 +14,7 @@ class Weight:
     """A range of host memory that tensors of a model share, and its copy on the device."""
 
     __slots__ = (
-        "copy", "dtype", "edits", "end", "exposed", "key", "linked", "name", "number", "owners", "seen", "source",
+        "copy", "dtype", "edits", "end", "exposed", "key", "landing", "linked", "name", "number", "owners", "seen", "source",
         "start", "views",
     )
 
@@ -33,6 +34,8 @@ class Weight:
         #: Whether a program may write the memory unseen; then each use copies.
         self.exposed = False
         self.copy: Optional[torch.Tensor] = None
+        #: The copy on its way, if the device copies beside operations.
+        self.landing: Optional[Landing] = None
         #: The memory of ``copy``.
         self.key = 0
         #: By the id of an owner: the same view of ``copy``; with a gradient to the owner.
@@ -50,18 +53,17 @@ class Weight:
             return self.edits + self.owners[0]._version
         return self.edits + sum(owner._version for owner in self.owners)
 
-    def fetch(self, device: torch.device) -> None:
+    def fetch(self, device: torch.device, copies: Copies) -> None:
         """Copies to the device."""
         with torch.inference_mode(False), torch.no_grad():
             self.views.clear()
             self.linked.clear()
             self.seen = self.state()
-            self.copy = torch.empty(self.end - self.start, dtype=self.dtype, device=device)
-            self.copy.copy_(self.source, non_blocking=True)
+            self.copy, self.landing = copies.fetch(self.source, device)
 
     def drop(self) -> None:
         """Frees the copy, as soon as no operation uses it."""
-        self.copy = None
+        self.copy = self.landing = None
         self.views.clear()
         self.linked.clear()
 
