@@ -14,6 +14,8 @@ pub struct Web {
     pub address: SocketAddr,
     /// The token.
     pub token: String,
+    /// The token for `/v1`.
+    pub key: String,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -34,6 +36,9 @@ impl Web {
         change(&mut config);
         let listening = HttpListening::bind(config, &target.socket).unwrap();
         let token = std::fs::read_to_string(listening.token_file()).unwrap().trim().to_owned();
+        let mut file = target.socket.clone().into_os_string();
+        file.push(".v1.token");
+        let key = std::fs::read_to_string(file).unwrap().trim().to_owned();
         let mut address = listening.address();
         address.set_ip([127, 0, 0, 1].into());
         let (stop, stopped) = oneshot::channel();
@@ -42,7 +47,7 @@ impl Web {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             runtime.block_on(serving.serve_http(listening, async { drop(stopped.await) })).unwrap();
         });
-        Self { address, token, stop: Some(stop), thread: Some(thread) }
+        Self { address, token, key, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Opens a connection without sending a request.

@@ -95,6 +95,32 @@ fn generated_token_is_refused_for_another_user_on_loopback() {
 }
 
 #[test]
+fn key_for_models_is_refused_for_another_user_on_loopback() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "a-token-for-two-users").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    for token_file in [None, Some(file)] {
+        let target = Target::start(|_| {});
+        let web = Web::start(&target, |http| http.token_file = token_file);
+        let key = format!("Authorization: Bearer {}", web.key);
+        let ask = |path: &str| web.anonymous(&format!("GET {path} HTTP/1.1"), &[&key]);
+        assert_eq!((ask("/v1/models").status, ask("/tensors/secret-small").status), (404, 403), "no models, no access");
+        for path in
+            ["/v1/models", "/tensors/secret-small", "/v1/../tensors/secret-small", "/v1/..%2ftensors/secret-small"]
+        {
+            let answer = ask(path);
+            assert_no_secrets(&answer.text);
+            if let Some(answer) = as_another_user(|| ask(path)) {
+                assert_eq!(answer.status, 403, "{path}: {}", answer.text);
+            }
+        }
+        drop(web);
+        target.assert_unharmed();
+    }
+}
+
+#[test]
 fn configured_token_is_accepted_for_another_user() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");

@@ -37,7 +37,7 @@ variables! {
     ALLOW_HOST "COTENSOR_ALLOW_HOST" "--allow-host" "IP addresses and localhost" "Host names by which HTTP clients may address the daemon, separated by commas.";
     AUTOSTART "COTENSOR_AUTOSTART" "--autostart" "true" "Whether commands and clients start a daemon when none answers.";
     IDLE_EXIT "COTENSOR_IDLE_EXIT" "--idle-exit" "never; 600 for a daemon that a client started" "Seconds without clients and tensors after which the daemon ends.";
-    MODEL_TTL "COTENSOR_MODEL_TTL" "--model-ttl" "600" "Seconds without requests after which a model that the daemon serves below /v1 is unloaded.";
+    MODEL_TTL "COTENSOR_MODEL_TTL" "--model-ttl" "600" "Seconds without requests after which a model that the daemon serves below /v1 is unloaded; 0 for never.";
     LOG "COTENSOR_LOG" "--log" "info" "Log level of the daemon: off, error, warn, info, debug, trace, or a list such as `warn,cotensor_daemon=debug`.";
 }
 

@@ -121,9 +121,9 @@ pub(crate) struct ServeArgs {
     /// End after this many seconds without clients and tensors [default: never; 600 for a daemon that a client started].
     #[arg(long, env = environment::IDLE_EXIT, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub(crate) idle_exit: Option<u64>,
-    /// Seconds without requests after which a model is unloaded. The daemon serves models below /v1 of its HTTP address, and
+    /// Seconds without requests after which a model is unloaded; 0 for never. The daemon serves models below /v1 of its HTTP address, and
     /// starts a process for them at the first request.
-    #[arg(long, env = environment::MODEL_TTL, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    #[arg(long, env = environment::MODEL_TTL, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub(crate) model_ttl: u64,
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]

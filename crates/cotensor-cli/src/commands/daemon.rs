@@ -106,6 +106,9 @@ fn text(socket: &Path, details: &Details) -> String {
     if let Some(address) = &status.http {
         line("HTTP", format!("http://{address}"));
     }
+    if let Some(pid) = status.models {
+        line("models", format!("process {pid}"));
+    }
     let budget = max_memory_bytes.map_or_else(String::new, |max| format!(" of {}", size(max)));
     line("memory", format!("{}{budget} in {tensors} tensors", size(*memory_usage_bytes)));
     line("saved", format!("{} by sharing", size(*saved_bytes)));

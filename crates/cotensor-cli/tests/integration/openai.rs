@@ -1,7 +1,7 @@
 //! `env openai`: the address and the key for clients of OpenAI's API.
 
-use crate::support::Daemon;
-use serde_json::Value;
+use crate::support::{Daemon, fixtures};
+use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
@@ -9,12 +9,17 @@ use std::time::{Duration, Instant};
 
 /// The status and the body of the answer to `GET path`.
 fn get(base_url: &str, path: &str, key: &str) -> (u16, String) {
+    request(base_url, &format!("GET {path}"), key, "")
+}
+
+/// The status and the body of an answer.
+fn request(base_url: &str, line: &str, key: &str, body: &str) -> (u16, String) {
     let address = base_url.strip_prefix("http://").unwrap().strip_suffix("/v1").unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let request =
-        format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
+    let head = format!("{line} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n");
+    let content = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    stream.write_all((head + &content).as_bytes()).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -60,4 +65,35 @@ fn address_of_a_daemon_with_http_is_shown() {
     let (url, _) = variables(&daemon);
     let port = daemon.ready["http"].as_str().unwrap().rsplit(':').next().unwrap();
     assert_eq!(url, format!("http://127.0.0.1:{port}/v1"));
+}
+
+#[test]
+fn embeddings_are_served_by_a_process_that_the_daemon_starts() {
+    let mut daemon = Daemon::stopped();
+    daemon.serve_with(&["--model-ttl", "0"], |command| {
+        command.env("COTENSOR_ENGINE", "rten");
+    });
+    let (url, key) = variables(&daemon);
+    assert_eq!(daemon.json(&["status"])["models"], Value::Null, "none before the first request");
+    let bert = fixtures().join("tiny/bert").canonicalize().unwrap();
+    let body = json!({"model": bert, "input": ["gulls", "a crane lifts grain"]}).to_string();
+    let embed = || {
+        let (status, answer) = request(&url, "POST /v1/embeddings", &key, &body);
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<Value>(&answer).unwrap()
+    };
+    let first = embed();
+    assert_eq!(first["data"].as_array().unwrap().len(), 2);
+    let (status, error) = request(&url, "POST /v1/embeddings", &key, r#"{"model": "/nowhere", "input": "a"}"#);
+    assert!((400..500).contains(&status) && error.contains("/nowhere"), "{status} {error}");
+
+    let models = daemon.json(&["status"])["models"].as_u64().unwrap();
+    assert!(Command::new("kill").args(["-9", &models.to_string()]).status().unwrap().success());
+    let start = Instant::now();
+    while daemon.json(&["status"])["models"].as_u64() == Some(models) {
+        assert!(start.elapsed() < Duration::from_secs(60), "the end is not noticed");
+    }
+    assert_eq!(embed()["data"], first["data"]);
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert!(!daemon.path("cotensor.sock.v1").exists());
 }

@@ -54,6 +54,8 @@ pub struct DaemonStatus {
     pub idle_exit_s: Option<f64>,
     /// The address and port of its HTTP server.
     pub http: Option<String>,
+    /// The process that runs models, if it runs.
+    pub models: Option<u32>,
 }
 
 /// The daemon's HTTP endpoint.

@@ -22,6 +22,7 @@ pub(super) async fn status(caller: Caller, _: Empty) -> Answer<DaemonStatus> {
         uptime_s: daemon.store.stats().counted_seconds,
         idle_exit_s: daemon.config.idle_exit.map(|idle| idle.as_secs_f64()),
         http: daemon.dashboard().ok().map(|dashboard| dashboard.address.to_string()),
+        models: daemon.models.running().map(|process| process.pid),
     };
     Ok(status.into())
 }

@@ -13,7 +13,7 @@ use cotensor_core::{Error, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::raise_fd_limit;
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Runs a server that a supervisor started, until SIGTERM, SIGINT or SIGHUP.
@@ -63,7 +63,13 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     });
     let daemon = Daemon::take_over(config, index, Arc::clone(&link))?;
     let (watching, watched) = (Arc::clone(&link), Arc::downgrade(&daemon));
-    let is_used = move || watched.upgrade().is_some_and(|daemon| daemon.has_clients());
+    let requests = AtomicU64::new(0);
+    let is_used = move || {
+        watched.upgrade().is_some_and(|daemon| {
+            let now = daemon.models.requests();
+            requests.swap(now, Ordering::Relaxed) != now || daemon.has_clients()
+        })
+    };
     let watch = move || watching.watch(socket, supervisor, &is_used);
     drop(std::thread::Builder::new().name("supervisor".to_owned()).spawn(watch).map_err(io)?);
     Ok((daemon, handover.sockets, link))
