@@ -19,7 +19,18 @@ import os
 from typing import Optional, Union
 
 from . import aio, errors
-from ._native import NameChange, Store, Tensor, TensorBuilder, Ticket, Watch, __version__, as_tensor, content_hash
+from ._native import (
+    NameChange,
+    Store,
+    Tensor,
+    TensorBuilder,
+    Ticket,
+    Watch,
+    __version__,
+    as_tensor,
+    content_hash,
+    save_file,
+)
 from .embedding import Embedder
 from .errors import (
     CancelledError,
@@ -104,4 +115,5 @@ __all__ = [
     "content_hash",
     "errors",
     "as_tensor",
+    "save_file",
 ]

@@ -50,6 +50,8 @@ mod _native {
     #[pymodule_export]
     use super::store::manifest::{encode_manifest, read_manifest};
     #[pymodule_export]
+    use super::store::save::save_file;
+    #[pymodule_export]
     use super::store::store::Store;
     #[pymodule_export]
     use super::store::tensor::Tensor;

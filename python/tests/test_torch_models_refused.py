@@ -63,7 +63,7 @@ def test_wrong_options_are_named(store: Any) -> None:
         (lambda: ct.publish(module, "x", store, attach="no"), "attach"),
         (lambda: ct.publish(module, "x", store, source=5), "source"),
         (lambda: ct.publish(module, "x", store, source={"a": object()}), "source"),
-        (lambda: ct.publish_state_dict([1], "x", store), "mapping"),
+        (lambda: ct.publish_state_dict(1, "x", store), "mapping"),
         (lambda: ct.publish_state_dict({"é" * 2049: torch.ones(1)}, "x", store), "é" * 80),
         (lambda: ct.publish_state_dict({"\ud800": torch.ones(1)}, "x", store), "\ud800"),
         (lambda: ct.attach("module", "options", store), "module"),
@@ -137,10 +137,10 @@ def test_unsupported_tensors_are_not_published(store: Any, kind: str) -> None:
 def test_lazy_parameters_and_invalid_state_dicts_are_refused(store: Any) -> None:
     with pytest.raises(cotensor.InvalidError, match="weight"):
         ct.publish(torch.nn.LazyLinear(3), "refused", store)
-    with pytest.raises(cotensor.InvalidError, match="extra"):
-        ct.publish_state_dict({"extra": 3}, "refused", store)
-    with pytest.raises(cotensor.InvalidError):
-        ct.publish_state_dict({3: torch.ones(1)}, "refused", store)  # type: ignore[dict-item]
+    with pytest.raises(cotensor.UnsupportedError, match="extra"):
+        ct.publish_state_dict({"extra": object()}, "refused", store)
+    with pytest.raises(cotensor.UnsupportedError, match="float"):
+        ct.publish_state_dict({3.5: torch.ones(1)}, "refused", store)
     with pytest.raises(cotensor.InvalidError):
         ct.publish(torch.nn.Linear(2, 2), "", store)
     assert "refused" not in store.names()

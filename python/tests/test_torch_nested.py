@@ -75,6 +75,7 @@ def test_training_continues_in_another_process_store() -> None:
         [torch.ones(1), (1, 2.5, "x", None, True), {0: "int", "0": "str", True: 1, None: [[]]}],
         {"nan": math.nan, "big": 1 << 80, "negative": -math.inf, "tiny": 5e-324, "text": "é\u2028"},
         {"shared": [torch.arange(3)] * 2},
+        {3: torch.ones(1)},
     ],
     ids=str,
 )

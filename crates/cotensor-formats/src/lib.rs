@@ -10,6 +10,7 @@ mod format;
 mod manifest;
 mod npy;
 mod reader;
+mod replace;
 mod safetensors;
 mod writer;
 
@@ -17,6 +18,7 @@ pub use entry::FileTensor;
 pub use format::Format;
 pub use manifest::{ModuleManifest, ModuleTensor, Role};
 pub use reader::{PublishOptions, TensorReader};
+pub use replace::{file_error, replace};
 pub use writer::write;
 
 #[cfg(test)]

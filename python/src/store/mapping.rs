@@ -113,7 +113,8 @@ impl Store {
 }
 
 impl Store {
-    fn put_kept(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    /// As ``store[name] = array``.
+    pub(super) fn put_kept(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
         self.put_source(py, name, SourceArray::of(array, &"array")?)
     }
 

@@ -17,6 +17,7 @@ mod mapping;
 mod options;
 mod pickle;
 pub(crate) mod report;
+pub(crate) mod save;
 #[allow(clippy::module_inception, reason = "one file for each class")]
 pub(crate) mod store;
 pub(crate) mod tensor;

@@ -81,6 +81,16 @@ impl Tensor {
         Ok(held.lease().spec().members.filter(|_| self.is_whole(&held)))
     }
 
+    /// A member of a whole group.
+    pub(super) fn member(&self, py: Python<'_>, name: &str) -> PyResult<Self> {
+        let pages = self.pages(py)?;
+        if !self.is_whole(pages.held()) {
+            return Err(raise(py, &Error::invalid("a view has no members: take the member from the group")));
+        }
+        let layout = pages.held().lease().member_layout(name).or_raise(py)?;
+        Ok(Self::part(pages, layout))
+    }
+
     /// A read-only buffer of this view in one of the two mappings of its pages.
     fn in_mapping(&self, pages: &PrivatePages, mapping: &Arc<TensorMapping>) -> Buffer {
         let before = self.layout.offset_bytes() - pages.held().lease().layout().offset_bytes();
@@ -328,14 +338,10 @@ impl Tensor {
 
     fn __getitem__(&self, index: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = index.py();
-        let pages = self.pages(py)?;
         if let Ok(member) = index.cast::<PyString>() {
-            if !self.is_whole(pages.held()) {
-                return Err(raise(py, &Error::invalid("a view has no members: take the member from the group")));
-            }
-            let layout = pages.held().lease().member_layout(&member.to_cow()?).or_raise(py)?;
-            return Ok(Self::part(pages, layout));
+            return self.member(py, &member.to_cow()?);
         }
+        let pages = self.pages(py)?;
         let (slices, dropped) = slices(index, self.layout.shape())?;
         let mut layout = self.layout.view(&slices).or_raise(py)?;
         if dropped.iter().any(|&dropped| dropped) {

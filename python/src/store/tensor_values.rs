@@ -42,7 +42,7 @@ impl Tensor {
 
     /// An own copy in this process, without a lease: it stays when the store is closed, the tensor removed or the daemon
     /// stopped. The copy is counted. The budget of the store does not count its memory.
-    fn detach(&self, py: Python<'_>) -> PyResult<Self> {
+    pub(super) fn detach(&self, py: Python<'_>) -> PyResult<Self> {
         let held = self.held(py)?;
         let lease = held.lease();
         let spec = lease.spec();

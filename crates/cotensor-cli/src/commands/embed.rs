@@ -2,7 +2,6 @@
 
 use super::call::call_error;
 use super::connection::connect;
-use super::files::file_error;
 use crate::args::EmbedArgs;
 use crate::launch::Program;
 use crate::output::{Steps, json_line, print_json, write_out};
@@ -10,6 +9,7 @@ use cotensor::core::{DType, Error, Result};
 use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
 use cotensor_client::protocol::{Empty, StartModels};
 use cotensor_demo::Progress;
+use cotensor_formats::file_error;
 use cotensor_formats::{Format, write};
 use cotensor_functions::{Arguments, Functions, Value};
 use serde::Serialize;

@@ -8,12 +8,12 @@ use crate::table::{plain, shape};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
 use cotensor::store::{Lease, Retention, TensorStore};
 use cotensor_client::protocol::{List, ListParams};
-use cotensor_formats::{FileTensor, Format, PublishOptions, TensorReader, write};
+use cotensor_formats::{FileTensor, Format, PublishOptions, TensorReader, file_error, replace, write};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{Read, Write};
+use std::path::Path;
 use std::time::Duration;
 
 /// Maximum number of tensors of `get --all`.
@@ -64,16 +64,6 @@ fn report(tensors: Vec<Tensor>, json: bool, to_stderr: bool) -> Result<()> {
 
 pub(super) fn is_stream(file: &Path) -> bool {
     file == Path::new("-")
-}
-
-/// An error of a file that the user named. Missing permissions are `Invalid`: the user can correct them.
-pub(super) fn file_error(what: &str, error: &std::io::Error, file: &Path) -> Error {
-    use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem};
-    let found = Error::io(what, error).in_file(file);
-    match error.kind() {
-        AlreadyExists | PermissionDenied | ReadOnlyFilesystem => Error::invalid(found.message()).in_file(file),
-        _ => found,
-    }
 }
 
 fn dims(text: &str) -> Result<Vec<usize>> {
@@ -226,23 +216,4 @@ pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) ->
             replace(file, |target| write(&mut Tracked { file: target, progress }, format, tensors))
         }
     }
-}
-
-/// Replaces `path` atomically: writes a temporary file beside it and renames that. Pipes and devices are written
-/// directly.
-fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    let io = |error: std::io::Error| file_error("cannot write", &error, path);
-    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        let file = File::options().write(true).open(path).map_err(io)?;
-        return fill(&mut BufWriter::new(file)).map_err(|error| error.in_file(path));
-    }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let file = File::options().write(true).create_new(true).open(&beside).map_err(io)?;
-    let written = fill(&mut BufWriter::new(file)).and_then(|()| std::fs::rename(&beside, path).map_err(io));
-    if written.is_err() {
-        drop(std::fs::remove_file(&beside));
-    }
-    written.map_err(|error| error.in_file(path))
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections.abc
 import ctypes
 import sys
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch.jit._script import RecursiveScriptModule
@@ -114,20 +113,6 @@ def _refuse_packed(name: str) -> None:
         "shared: publish the module before quantization",
         field=name,
     )
-
-
-def of_mapping(mapping: Mapping[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
-    """The tensors of a state dict."""
-    if not isinstance(mapping, collections.abc.Mapping):
-        raise InvalidError(f"mapping: pass a state dict, not {type(mapping).__name__}", field="mapping")
-    found = []
-    for name, value in mapping.items():
-        if not isinstance(name, str):
-            raise InvalidError(f"the keys of a state dict are strings, not {type(name).__name__}", field="mapping")
-        if not isinstance(value, torch.Tensor):
-            raise InvalidError(f"{name}: the value has to be a tensor, not {type(value).__name__}", field=name)
-        found.append((name, TENSOR, value))
-    return found
 
 
 def check(name: str, tensor: torch.Tensor) -> None:

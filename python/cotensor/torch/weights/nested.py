@@ -12,7 +12,6 @@ from typing import Any, Dict, List, Mapping, Tuple
 import torch
 
 from ...errors import CorruptError, InvalidError, UnsupportedError
-from .collect import of_mapping
 from .manifest import TENSOR
 
 #: The deepest state that is published and read.
@@ -29,10 +28,12 @@ def split(state: Any) -> Tuple[Found, Dict[str, Any]]:
     Raises :class:`UnsupportedError` with the path of a value that is neither a tensor, a number, a string, ``None``, a dict, a
     list nor a tuple, and :class:`InvalidError` for a state that is too deep or contains itself.
     """
-    if isinstance(state, Mapping) and all(isinstance(value, torch.Tensor) for value in state.values()):
-        return of_mapping(state), {}
     if not isinstance(state, (Mapping, list, tuple)):
         raise InvalidError(f"mapping: pass a state dict, not {type(state).__name__}", field="mapping")
+    if isinstance(state, Mapping) and all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+    ):
+        return [(name, TENSOR, value) for name, value in state.items()], {}
     found: Found = []
     names: Dict[str, int] = {}
 

@@ -1,10 +1,10 @@
 //! Parses the arguments of a function from the command line.
 
-use crate::commands::files::file_error;
 use cotensor::core::{Error, Kind, Result};
 use cotensor::store::{Holder, Retention, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::hex;
+use cotensor_formats::file_error;
 use cotensor_formats::{Format, PublishOptions, TensorReader};
 use cotensor_functions::{Arguments, Value};
 use cotensor_rpc::check_integers;
