@@ -16,7 +16,8 @@ use cotensor_core::sync::lock;
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::Outbox;
-use cotensor_store::{EmbeddedStore, StoreReports};
+use cotensor_store::EmbeddedStore;
+use cotensor_store::backend::Record;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,9 +83,11 @@ impl Daemon {
         self.lock().values().any(|session| session.pid.is_none() || session.pid != models)
     }
 
-    /// Whether a client or a tensor exists, or tensors wait for the sessions of a former server.
+    /// Whether a client exists, or a tensor that a client would miss: one that is leased, or that nothing makes again. Results
+    /// of computations and weights of models are found by keys, and made again when they are missing.
     pub(crate) fn is_used(&self) -> bool {
-        self.has_clients() || self.store.stats().total_tensors > 0 || !self.store.spilled("").is_empty()
+        let is_missed = |record: &Arc<Record>| record.key().is_none() || !record.holders().is_empty();
+        self.has_clients() || !self.store.spilled("").is_empty() || self.store.records("").iter().any(is_missed)
     }
 
     /// All sessions, ordered by number.

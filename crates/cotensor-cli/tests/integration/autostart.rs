@@ -151,3 +151,15 @@ fn serve_runs_in_the_background() {
     let second = place.command(&["serve", "--detach"]).output().unwrap();
     assert_eq!(second.status.code(), Some(2), "{}", error(&second));
 }
+
+#[test]
+fn results_and_weights_do_not_keep_a_daemon() {
+    let place = Place::new();
+    let run = |mut command: Command| assert!(command.env("COTENSOR_IDLE_EXIT", "1").output().unwrap().status.success());
+    let bert = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/bert");
+    let arguments =
+        ["run", bert.to_str().unwrap(), "sentence-embedding", "--text", "gulls", "--engine", "rten", "--daemon"];
+    run(place.command(&arguments));
+    place.wait_for_end();
+    assert!(place.ok(&["logs"]).contains("no client and no tensor"));
+}
