@@ -144,5 +144,5 @@ def _normalized(rows: "_Rows") -> "_Rows":
     import numpy as np
 
     norms = np.linalg.norm(rows, axis=-1, keepdims=True)
-    scaled: "_Rows" = rows / np.where(norms > 0, norms, 1)
+    scaled: "_Rows" = (rows / np.where(norms > 0, norms, 1)).astype(np.float32, copy=False)
     return scaled
