@@ -46,7 +46,7 @@ fn errors_of_tensor_files_name_file_and_tensor() {
             4,
             &["deep.w", "8 bytes by dtype and shape"][..],
         ),
-        (r#"{"deep.w":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[0,2]}}"#, 2, &["deep.w", "F8_E5M2"]),
+        (r#"{"deep.w":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[0,2]}}"#, 2, &["deep.w", "F8_E8M0"]),
         (r#"{"deep.w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 7, &["deep.w", "truncated"]),
         (r#"{"deep.w":{"dtype":"F32","shape":"2","data_offsets":[0,8]}}"#, 8, &["deep.w", "invalid type"]),
     ] {
