@@ -24,7 +24,7 @@ use tokio::time::Instant;
 const FORWARDED: [HeaderName; 2] = [CONTENT_TYPE, ACCEPT];
 /// The headers of an answer that are about one connection.
 const OF_CONNECTION: [HeaderName; 3] = [CONNECTION, TRANSFER_ENCODING, HeaderName::from_static("keep-alive")];
-/// The time for a process that took no connection to be seen as ended.
+/// The time for a process that gave no answer to be seen as ended.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers a request as the model process does; its errors, and those of this function, have the form of OpenAI's API.
@@ -61,14 +61,13 @@ async fn send(http: &Http, parts: &Parts, body: Bytes) -> Result<hyper::Response
         let process = http.daemon.models.ensure().await.map_err(|error| unavailable(&error))?;
         match http.forwarder.connections.send(&process.path, request).await {
             Ok(answer) => return Ok(answer),
-            Err(Failure::NotSent(unsent, _)) if !repeated => {
-                // It ends just now.
+            Err(failure) => {
+                // It ends just now. The next request goes to another process.
                 drop(tokio::time::timeout(END_TIMEOUT, process.ended()).await);
-                (request, repeated) = (*unsent, true);
-            }
-            Err(Failure::NotSent(_, reason) | Failure::Ended(reason)) => {
-                let message = format!("the model process ended before it answered ({reason}); send the request again");
-                return Err(Refusal::new(StatusCode::BAD_GATEWAY, message));
+                match failure {
+                    Failure::NotSent(unsent, _) if !repeated => (request, repeated) = (*unsent, true),
+                    Failure::NotSent(_, reason) | Failure::Ended(reason) => return Err(no_answer(&reason)),
+                }
             }
         }
     }
@@ -88,6 +87,11 @@ fn rebuilt(parts: &Parts, body: Bytes) -> Result<hyper::Request<Full<Bytes>>, Re
         }
     }
     Ok(request)
+}
+
+fn no_answer(reason: &str) -> Refusal {
+    let message = format!("the model process ended before it answered ({reason}); send the request again");
+    Refusal::new(StatusCode::BAD_GATEWAY, message)
 }
 
 fn unavailable(error: &Error) -> Refusal {

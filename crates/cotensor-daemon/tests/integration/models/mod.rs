@@ -11,6 +11,8 @@ use cotensor_client::protocol::{Empty, HttpEndpoint, HttpListen, ModelEndpoint, 
 use cotensor_core::Result;
 use fake::Fake;
 use http::{Answer, receive, send};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::path::Path;
 
 /// A daemon with a fake model process and with HTTP.
@@ -59,7 +61,10 @@ fn read(file: &Path) -> String {
     std::fs::read_to_string(file).unwrap().trim().to_owned()
 }
 
-/// Whether a process runs.
+/// Whether a thread of a process runs. The state in /proc is the first thread's, which may end before the others.
 fn is_running(pid: u32) -> bool {
-    !matches!(cotensor_memory::process::state(pid), None | Some('Z' | 'X'))
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
+    // The descriptor is readable after the end of all threads.
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 0
 }
