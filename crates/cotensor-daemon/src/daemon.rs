@@ -77,17 +77,17 @@ impl Daemon {
         session
     }
 
-    /// Whether a session exists besides that of the model process, which ends with the daemon.
-    pub(crate) fn has_clients(&self) -> bool {
+    /// The number of sessions besides those of the model process, which ends with the daemon.
+    pub(crate) fn clients(&self) -> usize {
         let models = self.models.running().and_then(|process| i32::try_from(process.pid).ok());
-        self.lock().values().any(|session| session.pid.is_none() || session.pid != models)
+        self.lock().values().filter(|session| session.pid.is_none() || session.pid != models).count()
     }
 
     /// Whether a client exists, or a tensor that a client would miss: one that is leased, or that nothing makes again. Results
     /// of computations and weights of models are found by keys, and made again when they are missing.
     pub(crate) fn is_used(&self) -> bool {
         let is_missed = |record: &Arc<Record>| record.key().is_none() || !record.holders().is_empty();
-        self.has_clients() || !self.store.spilled("").is_empty() || self.store.records("").iter().any(is_missed)
+        self.clients() > 0 || !self.store.spilled("").is_empty() || self.store.records("").iter().any(is_missed)
     }
 
     /// All sessions, ordered by number.

@@ -67,7 +67,7 @@ impl Daemon {
                             misplaced = message;
                         }
                         conflicts = if error.kind() == ErrorKind::Conflict { conflicts + 1 } else { 0 };
-                        if conflicts >= MISPLACED_CHECKS && !self.has_clients() {
+                        if conflicts >= MISPLACED_CHECKS && self.clients() == 0 {
                             outcome = Err(error);
                             break;
                         }

@@ -5,7 +5,7 @@ use crate::output::{print, print_json, report};
 use crate::table::duration;
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports};
-use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, Sessions, Stop};
+use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, Stop};
 use cotensor_client::{ClientStore, default_socket, log_path};
 use serde::Serialize;
 use std::fmt::Write;
@@ -33,8 +33,6 @@ struct Details {
     status: DaemonStatus,
     /// The log, if the daemon was started in the background.
     log: Option<PathBuf>,
-    /// The number of connected clients without this command.
-    clients: usize,
     tensors: usize,
     memory_usage_bytes: u64,
     max_memory_bytes: Option<u64>,
@@ -76,13 +74,14 @@ pub(super) fn show(options: &DaemonOptions) -> Result<()> {
 }
 
 fn details(store: &ClientStore) -> Result<Details> {
-    let status = store.request::<GetStatus>(&Empty {})?;
+    let mut status = store.request::<GetStatus>(&Empty {})?;
+    // Without this command.
+    status.clients = status.clients.saturating_sub(1);
     let stats = store.stats();
     let Stats { total_tensors, spilled_now, memory_usage_bytes, max_memory_bytes, saved_bytes, .. } = stats;
     Ok(Details {
         status,
         log: Some(log_path(store.socket())).filter(|log| log.exists()),
-        clients: store.request::<Sessions>(&Empty {})?.sessions.len().saturating_sub(1),
         tensors: total_tensors + spilled_now,
         memory_usage_bytes,
         max_memory_bytes,
@@ -91,7 +90,7 @@ fn details(store: &ClientStore) -> Result<Details> {
 }
 
 fn text(socket: &Path, details: &Details) -> String {
-    let Details { status, log, clients, tensors, memory_usage_bytes, max_memory_bytes, saved_bytes } = details;
+    let Details { status, log, tensors, memory_usage_bytes, max_memory_bytes, saved_bytes } = details;
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
         // Writing to a string cannot fail.
@@ -112,7 +111,7 @@ fn text(socket: &Path, details: &Details) -> String {
     let budget = max_memory_bytes.map_or_else(String::new, |max| format!(" of {}", size(max)));
     line("memory", format!("{}{budget} in {tensors} tensors", size(*memory_usage_bytes)));
     line("saved", format!("{} by sharing", size(*saved_bytes)));
-    line("clients", clients.to_string());
+    line("clients", status.clients.to_string());
     if let Some(idle) = status.idle_exit_s {
         line("end", format!("after {} without clients and tensors", duration(idle)));
     }

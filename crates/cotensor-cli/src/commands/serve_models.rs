@@ -15,7 +15,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::fs::Permissions;
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -84,24 +84,34 @@ fn end_with_standard_input() -> Result<()> {
 /// The HTTP endpoints on threads of their own. Dropping this ends them and removes the socket.
 struct Endpoints {
     path: PathBuf,
+    /// The inode of the socket's file. Another process may replace it.
+    inode: u64,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
 impl Endpoints {
-    /// Replaces a socket that a former process left.
+    /// Replaces a socket that a former process left. The socket gets its mode before its name, so that other users can never
+    /// open it.
     fn start(path: &Path, models: Arc<LoadedModels>) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("serving /v1", &error).in_file(path);
-        if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
-            std::fs::remove_file(path).map_err(io)?;
+        if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+            return Err(
+                Error::invalid("a file that is no socket is here: remove it, or name another path").in_file(path)
+            );
         }
-        let listener = UnixListener::bind(path).map_err(io)?;
-        std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(io)?;
+        let new_path = path.with_added_extension(std::process::id().to_string());
+        drop(std::fs::remove_file(&new_path));
+        let listener = UnixListener::bind(&new_path).map_err(io)?;
+        let named = std::fs::set_permissions(&new_path, Permissions::from_mode(0o600))
+            .and_then(|()| std::fs::rename(&new_path, path))
+            .and_then(|()| std::fs::symlink_metadata(path));
+        let inode = named.inspect_err(|_| drop(std::fs::remove_file(&new_path))).map_err(io)?.ino();
         let (stop, stopped) = oneshot::channel::<()>();
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(io)?;
         let serve = move || runtime.block_on(v1::serve(models, listener, async move { drop(stopped.await) }));
         let thread = std::thread::Builder::new().name("v1".to_owned()).spawn(serve).map_err(io)?;
-        Ok(Self { path: path.to_path_buf(), stop: Some(stop), thread: Some(thread) })
+        Ok(Self { path: path.to_path_buf(), inode, stop: Some(stop), thread: Some(thread) })
     }
 }
 
@@ -111,6 +121,8 @@ impl Drop for Endpoints {
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
-        drop(std::fs::remove_file(&self.path));
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            drop(std::fs::remove_file(&self.path));
+        }
     }
 }

@@ -50,6 +50,8 @@ pub struct DaemonStatus {
     pub supervisor: Option<u32>,
     /// The time since this server started, in seconds.
     pub uptime_s: f64,
+    /// The number of open sessions without those of the model process.
+    pub clients: usize,
     /// The daemon ends after this time without clients and tensors, in seconds.
     pub idle_exit_s: Option<f64>,
     /// The address and port of its HTTP server.

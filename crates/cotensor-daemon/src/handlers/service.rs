@@ -19,6 +19,7 @@ pub(super) async fn status(caller: Caller, _: Empty) -> Answer<DaemonStatus> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         server: std::process::id(),
         supervisor: daemon.events.link.as_ref().and_then(|link| link.supervisor()),
+        clients: daemon.clients(),
         uptime_s: daemon.store.stats().counted_seconds,
         idle_exit_s: daemon.config.idle_exit.map(|idle| idle.as_secs_f64()),
         http: daemon.dashboard().ok().map(|dashboard| dashboard.address.to_string()),

@@ -67,7 +67,7 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     let is_used = move || {
         watched.upgrade().is_some_and(|daemon| {
             let now = daemon.models.requests();
-            requests.swap(now, Ordering::Relaxed) != now || daemon.has_clients()
+            requests.swap(now, Ordering::Relaxed) != now || daemon.clients() > 0
         })
     };
     let watch = move || watching.watch(socket, supervisor, &is_used);
