@@ -15,8 +15,8 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 export CHROMIUM="${CHROMIUM:-$(browser)}"
 
-# Builds all examples of the workspace, with the features of its tests, so that no dependency is compiled again.
-${CARGO:-cargo} build --quiet --workspace --examples
+# Builds all examples and programs of the workspace, with the features of its tests, so that no dependency is compiled again.
+${CARGO:-cargo} build --quiet --workspace --examples --bins
 export EXAMPLES="${CARGO_TARGET_DIR:-$PWD/target}/debug/examples"
 cd tests/dashboard
 [ -d node_modules/playwright-core ] || npm install --no-package-lock --no-audit --no-fund --silent

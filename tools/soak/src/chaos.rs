@@ -6,7 +6,7 @@ mod fleet;
 use crate::content::Random;
 use crate::daemon::{Machine, Process, Usage, until};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{Empty, ListParams, SessionInfo, Sessions};
+use cotensor_client::protocol::{Empty, ListOrder, ListParams, SessionInfo, Sessions};
 use cotensor_core::{Error, Result};
 use cotensor_store::StoreReports;
 use fleet::ClientFleet;
@@ -251,8 +251,14 @@ impl Inspector {
 
     /// Leases (an unleased tensor and a session count as one each), and bytes; `None` without an answer.
     fn left(&self) -> Option<(usize, u64)> {
-        let list =
-            self.0.request::<cotensor_client::protocol::List>(&ListParams { prefix: String::new(), limit: 0 }).ok()?;
+        let list = self
+            .0
+            .request::<cotensor_client::protocol::List>(&ListParams {
+                prefix: String::new(),
+                limit: 0,
+                order: ListOrder::Name,
+            })
+            .ok()?;
         let sessions = self.sessions().ok()?;
         let leases = sessions.iter().map(|session| session.leases.max(1)).sum::<usize>();
         Some((leases.max(list.left_off), self.0.stats().memory_usage_bytes))

@@ -7,7 +7,7 @@ use crate::output::{FileProgress, Tracked, print, print_json};
 use crate::table::{plain, shape};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
 use cotensor::store::{Lease, Retention, TensorStore};
-use cotensor_client::protocol::{List, ListParams};
+use cotensor_client::protocol::{List, ListOrder, ListParams};
 use cotensor_formats::{FileTensor, Format, PublishOptions, TensorReader, file_error, replace, write};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -155,7 +155,7 @@ pub(crate) fn get(args: &GetArgs, program: &Program) -> Result<()> {
     let leases = match args.all {
         false => vec![store.get(&args.name, &holder)?],
         true => {
-            let params = ListParams { prefix: args.name.clone(), limit: LIST_MAX };
+            let params = ListParams { prefix: args.name.clone(), limit: LIST_MAX, order: ListOrder::Name };
             let found = store.request::<List>(&params)?;
             if found.tensors.is_empty() {
                 return Err(Error::not_found(format!("no tensor's name starts with {:?}", args.name)));

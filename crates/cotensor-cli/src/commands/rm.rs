@@ -8,7 +8,7 @@ use crate::output::{print, print_json};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::store::TensorStore;
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{List, ListHolders, ListParams, NameParams};
+use cotensor_client::protocol::{List, ListHolders, ListOrder, ListParams, NameParams};
 use serde::Serialize;
 
 /// The most tensors that a pattern is compared with.
@@ -61,7 +61,8 @@ fn is_pattern(name: &str) -> bool {
 /// The names that a pattern matches, in as many requests as needed.
 fn matching(store: &ClientStore, pattern: &str) -> Result<Vec<String>> {
     let prefix = pattern.split(['*', '?']).next().unwrap_or_default();
-    let found = store.request::<List>(&ListParams { prefix: prefix.to_owned(), limit: LIST_MAX })?;
+    let found =
+        store.request::<List>(&ListParams { prefix: prefix.to_owned(), limit: LIST_MAX, order: ListOrder::Name })?;
     if found.left_off > 0 {
         let message =
             format!("{pattern:?}: more than {LIST_MAX} tensors start with {prefix:?}; use a longer beginning");

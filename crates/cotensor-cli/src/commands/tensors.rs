@@ -9,7 +9,7 @@ use cotensor::core::{Device, Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
-    DeviceShares, Empty, GroupMember, Hello, HelloParams, HelloResult, Keep, List, ListDevices, ListHolders,
+    DeviceShares, Empty, GroupMember, Hello, HelloParams, HelloResult, Keep, List, ListDevices, ListHolders, ListOrder,
     ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState,
 };
 use serde::Serialize;
@@ -99,7 +99,8 @@ struct Listing {
 
 pub(crate) fn ls(args: &LsArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor ls")?;
-    let params = ListParams { prefix: args.prefix.clone(), limit: args.limit as usize };
+    let order = if args.sort == TensorOrder::Size { ListOrder::Size } else { ListOrder::Name };
+    let params = ListParams { prefix: args.prefix.clone(), limit: args.limit as usize, order };
     let found = store.request::<List>(&params)?;
     let mut listing =
         Listing { tensors: found.tensors.into_iter().map(Tensor::from).collect(), left_off: found.left_off };
@@ -125,7 +126,7 @@ impl Listing {
             TensorOrder::Hits => tensor.hits as f64,
             TensorOrder::Leases => f64::from(tensor.holders.values().sum::<u32>()),
         };
-        // The list is sorted by name already.
+        // The list is sorted by name, or by size and name, already.
         self.tensors.sort_by(|a, b| number(b).total_cmp(&number(a)));
     }
 

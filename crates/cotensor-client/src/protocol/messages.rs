@@ -207,11 +207,14 @@ message! {
         /// The most to list.
         #[serde(default = "list_max")]
         limit: usize,
+        /// Which tensors come first.
+        #[serde(default)]
+        order: ListOrder,
     }
 
     /// Listed tensors.
     ListResult {
-        /// The tensors, by name.
+        /// The tensors, in the order that was asked for.
         tensors: Vec<TensorInfo>,
         /// The number of tensors beyond the limit.
         left_off: usize,
@@ -414,6 +417,17 @@ fn is_zero(count: &usize) -> bool {
 
 fn list_max() -> usize {
     1000
+}
+
+/// The order of listed tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ListOrder {
+    /// By name and version.
+    #[default]
+    Name,
+    /// The largest first, equal sizes by name and version.
+    Size,
 }
 
 /// A claim's outcome.

@@ -4,12 +4,13 @@ use super::answer::{Answer, NOTHING};
 use crate::daemon::Daemon;
 use crate::dispatch::Caller;
 use cotensor_client::protocol::{
-    CopiesParams, CopyParams, Empty, HoldersResult, ListParams, ListResult, NameParams, Report, Spec, TensorInfo,
-    TensorState,
+    CopiesParams, CopyParams, Empty, HoldersResult, ListOrder, ListParams, ListResult, NameParams, Report, Spec,
+    TensorInfo, TensorState,
 };
 use cotensor_core::{Error, Result};
 use cotensor_store::backend::Record;
 use cotensor_store::{CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// The most copies in one report.
@@ -50,12 +51,19 @@ fn describe_spilled(SpilledTensorInfo { tensor, age, lost }: &SpilledTensorInfo)
 
 pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResult> {
     let store = &caller.daemon.store;
-    let (all, spilled) = (store.records(&params.prefix), store.spilled(&params.prefix));
+    let (mut all, mut spilled) = (store.records(&params.prefix), store.spilled(&params.prefix));
     let limit = params.limit.min(LIST_MAX);
     let left_off = (all.len() + spilled.len()).saturating_sub(limit);
+    if params.order == ListOrder::Size {
+        all.sort_by_key(|record| Reverse(record.layout().size_bytes()));
+        spilled.sort_by_key(|spilled| Reverse(spilled.tensor.layout.size_bytes()));
+    }
     let listed = all.iter().take(limit).map(|record| describe(store, record));
     let mut tensors: Vec<_> = listed.chain(spilled.iter().take(limit).map(describe_spilled)).collect();
     tensors.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
+    if params.order == ListOrder::Size {
+        tensors.sort_by_key(|tensor| Reverse(tensor.bytes));
+    }
     tensors.truncate(limit);
     // Thousands of groups with thousands of members each would exceed a message. So would metadata.
     for tensor in &mut tensors {

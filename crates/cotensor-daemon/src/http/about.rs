@@ -14,7 +14,9 @@ use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
 
-const PAGE: &str = include_str!("dashboard.html");
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/style.css");
+const SCRIPT: &str = include_str!("page/script.js");
 
 /// Public information: other users of this machine can read it.
 #[derive(Serialize)]
@@ -59,6 +61,7 @@ pub(super) async fn page(
     let code = code.filter(|_| method == Method::GET && http.access.allows(&peer));
     let token = code.and_then(|code| http.dashboard.redeem(code)).unwrap_or_default();
     let page = PAGE.replace("{{nonce}}", &nonce).replace("{{token}}", &escaped(token));
+    let page = page.replace("{{style}}", STYLE).replace("{{script}}", SCRIPT);
     let headers: [(HeaderName, &str); 3] = [
         (CONTENT_TYPE, "text/html; charset=utf-8"),
         (CONTENT_SECURITY_POLICY, &policy),

@@ -81,7 +81,9 @@ fn spilled_group_keeps_its_members() {
     }
     assert_eq!(one.stats().spilled_now, 2);
     let counts = |store: &ClientStore| {
-        let found = store.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 10 }).unwrap();
+        let found = store
+            .request::<p::List>(&p::ListParams { prefix: String::new(), limit: 10, order: p::ListOrder::Name })
+            .unwrap();
         assert!(found.tensors.iter().all(|tensor| tensor.member_count == 2 && tensor.spec.members.is_empty()));
         found.tensors.iter().filter(|tensor| tensor.state == p::TensorState::Spilled).count()
     };

@@ -92,7 +92,9 @@ fn tensors_with_removed_files_are_listed_as_lost() {
     put_all(&store, 5);
     std::fs::remove_dir_all(&spill).unwrap();
     let lost = || -> Vec<String> {
-        let list = store.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap();
+        let list = store
+            .request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100, order: p::ListOrder::Name })
+            .unwrap();
         let lost = |tensor: p::TensorInfo| {
             tensor.lost.map(|why| assert!(why.contains("No such file"), "{why}")).map(|()| tensor.spec.name)
         };

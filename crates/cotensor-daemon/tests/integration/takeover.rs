@@ -81,7 +81,10 @@ fn takeover_keeps_ages_and_resets_counters() {
         assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (3, 2, 2 * MIB as u64));
         assert!(stats.counted_seconds < published.elapsed().as_secs_f64() && stats.spills == 0, "{stats:?}");
         let at_least = published.elapsed().as_secs_f64();
-        let list = two.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap().tensors;
+        let list = two
+            .request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100, order: p::ListOrder::Name })
+            .unwrap()
+            .tensors;
         assert_eq!(list.iter().filter(|tensor| tensor.state == p::TensorState::Spilled).count(), 2);
         assert!(list.iter().all(|tensor| tensor.age_s >= at_least), "{at_least} {list:?}");
     }

@@ -3,7 +3,7 @@
 use crate::support::processes::{Processes, content, put, settles_empty};
 use crate::support::until;
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{List, ListHolders, ListParams, NameParams, TensorState};
+use cotensor_client::protocol::{List, ListHolders, ListOrder, ListParams, NameParams, TensorState};
 use cotensor_store::{Retention, TensorStore};
 use std::time::Duration;
 
@@ -12,7 +12,10 @@ const MIB: usize = 1 << 20;
 
 /// The states of a name's versions in the list, by version.
 fn listed(store: &ClientStore, name: &str) -> Vec<(u64, TensorState)> {
-    let list = store.request::<List>(&ListParams { prefix: name.to_owned(), limit: 100 }).unwrap().tensors;
+    let list = store
+        .request::<List>(&ListParams { prefix: name.to_owned(), limit: 100, order: ListOrder::Name })
+        .unwrap()
+        .tensors;
     list.iter().map(|tensor| (tensor.id.version, tensor.state)).collect()
 }
 

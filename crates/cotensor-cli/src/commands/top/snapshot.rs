@@ -4,7 +4,9 @@ use crate::table::plain;
 use cotensor::core::{Result, size};
 use cotensor::store::{Stats, StoreReports};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{DeviceShares, Empty, List, ListDevices, ListParams, ProgramShare, TensorInfo};
+use cotensor_client::protocol::{
+    DeviceShares, Empty, List, ListDevices, ListOrder, ListParams, ProgramShare, TensorInfo,
+};
 use std::collections::BTreeMap;
 
 /// Maximum number of tensors of a snapshot.
@@ -83,7 +85,8 @@ pub(super) fn leases(tensor: &TensorInfo) -> u64 {
 
 impl Snapshot {
     pub(super) fn take(store: &ClientStore) -> Result<Self> {
-        let found = store.request::<List>(&ListParams { prefix: String::new(), limit: TENSORS_MAX })?;
+        let found =
+            store.request::<List>(&ListParams { prefix: String::new(), limit: TENSORS_MAX, order: ListOrder::Size })?;
         let devices = store.request::<ListDevices>(&Empty {})?.devices;
         Ok(Self { tensors: found.tensors, left_off: found.left_off, stats: store.stats(), devices })
     }

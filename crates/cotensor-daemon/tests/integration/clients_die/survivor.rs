@@ -144,7 +144,9 @@ impl Counters {
     fn of(processes: &Processes, survivor: &Survivor) -> Self {
         let store = &survivor.store;
         let sessions = store.request::<p::Sessions>(&p::Empty {}).unwrap().sessions;
-        let list = store.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 0 }).unwrap();
+        let list = store
+            .request::<p::List>(&p::ListParams { prefix: String::new(), limit: 0, order: p::ListOrder::Name })
+            .unwrap();
         let name = |client: String| client.split('[').next().unwrap_or_default().to_owned();
         let mut sessions: Vec<_> =
             sessions.into_iter().map(|session| (name(session.client), session.leases, session.bytes)).collect();

@@ -193,7 +193,8 @@ pub(crate) fn settles_empty(processes: &Processes) {
     let start = Instant::now();
     loop {
         let stats = store.stats();
-        let list = store.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 });
+        let list =
+            store.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100, order: p::ListOrder::Name });
         if list.as_ref().is_ok_and(|list| list.tensors.is_empty()) && stats.memory_usage_bytes == 0 {
             return;
         }
