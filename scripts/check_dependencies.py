@@ -27,7 +27,9 @@ ALLOWED = {
     "cotensor-functions": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
     "cotensor-serving": {"cotensor-core", "cotensor-store", "cotensor-model", "cotensor-functions"},
     # The daemon links no engine.
-    "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
+    "cotensor-daemon": {
+        "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client", "cotensor-formats"
+    },
     "cotensor": {
         "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-formats",
         "cotensor-functions", "cotensor-hub", "cotensor-serving"

@@ -17,6 +17,7 @@ mod writer;
 pub use entry::FileTensor;
 pub use format::Format;
 pub use manifest::{ModuleManifest, ModuleTensor, Role};
+pub use npy::npy_header;
 pub use reader::{PublishOptions, TensorReader};
 pub use replace::{file_error, replace};
 pub use writer::write;

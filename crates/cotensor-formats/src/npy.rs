@@ -4,7 +4,7 @@
 use crate::entry::FileTensor;
 use crate::error::read_error_in;
 use cotensor_core::{DType, Error, RANK_MAX, Result};
-use std::io::{Read, Write};
+use std::io::Read;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// The longest header that is read, in bytes.
@@ -157,8 +157,11 @@ fn dtype(descr: &str) -> Result<(DType, bool)> {
     Ok((dtype, order == b'>' && dtype.size_bytes() > 1))
 }
 
-/// Writes a header of version 1, which every numpy reads.
-pub(super) fn write_header(target: &mut impl Write, dtype: DType, shape: &[usize]) -> Result<()> {
+/// A header of version 1, which every numpy reads. The elements follow it, row-major and little-endian.
+///
+/// # Errors
+/// `Unsupported` for a dtype that numpy does not have.
+pub fn npy_header(dtype: DType, shape: &[usize]) -> Result<Vec<u8>> {
     let code = CODES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| *code).ok_or_else(|| {
         Error::unsupported(format!("numpy has no {dtype}; write a .safetensors file")).in_field("dtype")
     })?;
@@ -174,7 +177,7 @@ pub(super) fn write_header(target: &mut impl Write, dtype: DType, shape: &[usize
     bytes.extend_from_slice(header.as_bytes());
     bytes.resize(MAGIC.len() + 4 + len - 1, b' ');
     bytes.push(b'\n');
-    target.write_all(&bytes).map_err(|error| Error::io("cannot write", &error))
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -190,14 +193,13 @@ mod tests {
     fn headers_read_back_aligned() {
         for (dtype, _) in CODES {
             for shape in [&[][..], &[7], &[2, 3], &[0, 5, 1], &[123_456_789; 8]] {
-                let mut bytes = Vec::new();
-                write_header(&mut bytes, *dtype, shape).unwrap();
+                let bytes = npy_header(*dtype, shape).unwrap();
                 assert_eq!(bytes.len() % ALIGNMENT, 0);
                 let entry = read_header(&mut &bytes[..]).unwrap();
                 assert_eq!((entry.dtype, &entry.shape[..], entry.big_endian), (*dtype, shape, false));
             }
         }
-        let error = write_header(&mut Vec::new(), DType::BF16, &[1]).unwrap_err();
+        let error = npy_header(DType::BF16, &[1]).unwrap_err();
         assert!(error.message().contains("safetensors"), "{error}");
     }
 

@@ -26,7 +26,8 @@ pub fn write(target: &mut impl Write, format: Format, tensors: &[(&str, &Lease)]
             return Err(Error::invalid(message).in_field("format"));
         };
         if format == Format::Npy {
-            npy::write_header(target, lease.dtype(), lease.shape())?;
+            let header = npy::npy_header(lease.dtype(), lease.shape())?;
+            target.write_all(&header).map_err(|error| Error::io("cannot write", &error))?;
         }
     }
     for (name, lease) in tensors {

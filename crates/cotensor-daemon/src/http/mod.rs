@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `POST /jsonrpc` | calls and batches; the header `Cotensor-Session` names a session that `session.hello` opened |
 //! | `DELETE /session` | ends that session |
-//! | `GET`, `PUT`, `DELETE /tensors/NAME` | a tensor's bytes, with ranges; `PUT` takes `?dtype=float32&shape=2,3` |
+//! | `GET`, `PUT`, `DELETE /tensors/NAME` | a tensor's bytes, with ranges; `PUT` takes `?dtype=float32&shape=2,3`, `GET` `?format=npy` |
 //! | `GET /health` | version, protocol and Unix socket |
 //! | `/v1/…` | OpenAI's API, forwarded to the model process |
 //! | `GET /metrics` | counters for Prometheus |

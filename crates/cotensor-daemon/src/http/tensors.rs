@@ -11,12 +11,14 @@ use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, IF_NONE_MATCH, IF_RANGE, RANGE,
+    ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, IF_NONE_MATCH,
+    IF_RANGE, RANGE,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
 use cotensor_core::{Device, Error, size};
+use cotensor_formats::npy_header;
 use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease, StoreReports, TensorStore};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -34,13 +36,34 @@ const VERSION: HeaderName = HeaderName::from_static("cotensor-version");
 /// Bytes that are read and sent at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
+/// The query of a download.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GetQuery {
+    #[serde(default)]
+    format: BytesFormat,
+}
+
+/// The form in which the elements are sent.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum BytesFormat {
+    /// The elements only.
+    #[default]
+    Raw,
+    /// A file of numpy.
+    Npy,
+}
+
 /// The bytes of the newest version of a name, or a range of them. The tensor is leased until they are sent.
 pub(super) async fn get(
     State(http): State<Arc<Http>>,
     method: Method,
     name: Result<Path<String>, PathRejection>,
+    query: Result<Query<GetQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
+    let Query(GetQuery { format }) = query.map_err(|error| Error::invalid(error.body_text()).in_field("query"))?;
     let name = name_in(name)?;
     let call = http.sessions.call(&http.daemon, &headers)?;
     let store = Arc::clone(&http.daemon.store);
@@ -52,12 +75,23 @@ pub(super) async fn get(
     if !lease.layout().is_contiguous() {
         return Err(Error::unsupported("a strided tensor is not served over HTTP: publish a contiguous copy").into());
     }
-    let len = lease.layout().size_bytes() as u64;
-    let tag = format!("\"{}-{}-{}\"", http.daemon.epoch, lease.id().name_id, lease.id().version);
+    let head = match format {
+        BytesFormat::Raw => Vec::new(),
+        BytesFormat::Npy => npy_header(lease.dtype(), lease.shape()).map_err(|_| {
+            let message = format!("numpy has no {}: leave out format=npy for the elements only", lease.dtype());
+            Error::unsupported(message).in_field("format")
+        })?,
+    };
+    let len = head.len() as u64 + lease.layout().size_bytes() as u64;
+    let form = if format == BytesFormat::Npy { "-npy" } else { "" };
+    let tag = format!("\"{}-{}-{}{form}\"", http.daemon.epoch, lease.id().name_id, lease.id().version);
     let text = |header| headers.get(header).and_then(|value: &HeaderValue| value.to_str().ok());
     let mut about = describe(&lease);
     about.insert(ETAG, ascii(&tag));
     about.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if format == BytesFormat::Npy {
+        about.insert(CONTENT_DISPOSITION, ascii(&format!("attachment; filename=\"{}.npy\"", file_name(&name))));
+    }
     if text(IF_NONE_MATCH).is_some_and(|known| known == "*" || known.split(',').any(|known| known.trim() == tag)) {
         return Ok((StatusCode::NOT_MODIFIED, about).into_response());
     }
@@ -80,7 +114,7 @@ pub(super) async fn get(
         about.insert(CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
         return Ok((status, about).into_response());
     }
-    Ok((status, about, Body::new(Pieces::new(store, lease, range))).into_response())
+    Ok((status, about, Body::new(Pieces::new(store, lease, &head, range))).into_response())
 }
 
 /// The query of a publication.
@@ -211,21 +245,35 @@ fn ascii(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// The body of an answer with a tensor's bytes.
+/// The last part of a tensor's name as the name of a file.
+fn file_name(name: &str) -> String {
+    let last = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    // A name that begins with a dot would be a hidden file, or a folder.
+    let plain: String = last.trim_start_matches('.').chars().map(plain).collect();
+    if plain.is_empty() { "tensor".to_owned() } else { plain }
+}
+
+/// The body of an answer with a tensor's bytes, after a file's head.
 struct Pieces {
     store: Arc<EmbeddedStore>,
     lease: Lease,
+    /// The part of the head that is wanted and not sent.
+    head: Bytes,
     /// The remaining range in the segment.
     left: Range<usize>,
     sent: usize,
 }
 
 impl Pieces {
-    fn new(store: Arc<EmbeddedStore>, lease: Lease, range: Range<u64>) -> Self {
+    /// `range` is within the head and the tensor's bytes after it.
+    fn new(store: Arc<EmbeddedStore>, lease: Lease, head: &[u8], range: Range<u64>) -> Self {
+        // Both ends are within an answer whose length is a usize.
+        let (first, end) = (range.start as usize, range.end as usize);
+        let wanted = Bytes::copy_from_slice(&head[first.min(head.len())..end.min(head.len())]);
         let start = lease.layout().byte_range().start;
-        // Both ends are within the tensor, whose length is a usize.
-        let left = start + range.start as usize..start + range.end as usize;
-        Self { store, lease, left, sent: 0 }
+        let left = start + first.saturating_sub(head.len())..start + end.saturating_sub(head.len());
+        Self { store, lease, head: wanted, left, sent: 0 }
     }
 }
 
@@ -235,6 +283,9 @@ impl HttpBody for Pieces {
 
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = self.get_mut();
+        if !this.head.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut this.head)))));
+        }
         if this.left.is_empty() {
             return Poll::Ready(None);
         }
@@ -246,11 +297,11 @@ impl HttpBody for Pieces {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left.is_empty()
+        self.head.is_empty() && self.left.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left.len() as u64)
+        SizeHint::with_exact((self.head.len() + self.left.len()) as u64)
     }
 }
 

@@ -146,3 +146,66 @@ fn tensors_on_a_device_do_not_travel_over_http() {
     }
     drop(lease);
 }
+
+#[test]
+fn tensors_are_listed_by_name_or_by_size() {
+    let running = Running::start(|_, _| {});
+    for (name, bytes) in [("a", 2), ("b", 9), ("c", 5), ("d", 5)] {
+        let put = running.request("PUT", &format!("/tensors/{name}?dtype=uint8&shape={bytes}"), &[], &vec![0; bytes]);
+        assert_eq!(put.status, 201, "{put:?}");
+    }
+    let listed = |params| {
+        let found = running.call(&[], "tensor.list", params).unwrap();
+        let names: Vec<&str> = found["tensors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|tensor| tensor["spec"]["name"].as_str().unwrap())
+            .collect();
+        (names.concat(), found["left_off"].as_u64().unwrap())
+    };
+    assert_eq!(listed(json!({})), ("abcd".to_owned(), 0));
+    assert_eq!(listed(json!({"limit": 2})), ("ab".to_owned(), 2));
+    assert_eq!(listed(json!({"limit": 3, "order": "size"})), ("bcd".to_owned(), 1));
+    let error = running.call(&[], "tensor.list", json!({"order": "colour"})).unwrap_err();
+    assert_eq!(error["data"]["kind"], "invalid", "{error}");
+}
+
+#[test]
+fn tensor_is_downloaded_as_npy_file() {
+    let running = Running::start(|_, _| {});
+    let content: Vec<u8> = (0..24).collect();
+    running.request("PUT", "/tensors/a/b%20c?dtype=float32&shape=2,3", &[], &content);
+    let whole = running.get("/tensors/a/b%20c?format=npy");
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
+    assert_eq!((whole.status, whole.headers["content-length"].as_str()), (200, "152"), "{whole:?}");
+    assert!(whole.body.starts_with(b"\x93NUMPY\x01\x00") && whole.body[10..].starts_with(header.as_bytes()));
+    assert_eq!(whole.body[128..], content);
+    for (header, value) in [
+        ("content-type", "application/octet-stream"),
+        ("content-disposition", "attachment; filename=\"b_c.npy\""),
+        ("cotensor-shape", "2,3"),
+    ] {
+        assert_eq!(whole.headers[header], value);
+    }
+    // Ranges count the header, and the form is a part of the tag.
+    let ranged = |range: &str, tag: &str| {
+        running.request("GET", "/tensors/a/b%20c?format=npy", &[("Range", range), ("If-Range", tag)], b"")
+    };
+    let tag = whole.headers["etag"].as_str();
+    for (range, part) in [("bytes=0-5", 0..6), ("bytes=120-131", 120..132), ("bytes=130-", 130..152)] {
+        let answer = ranged(range, tag);
+        assert_eq!((answer.status, &answer.body), (206, &whole.body[part].to_vec()), "{range}");
+    }
+    assert_eq!(ranged("bytes=152-", tag).status, 416);
+    assert_ne!(running.get("/tensors/a/b%20c").headers["etag"], tag);
+    let head = running.request("HEAD", "/tensors/a/b%20c?format=npy", &[], b"");
+    assert_eq!((head.status, head.headers["content-length"].as_str()), (200, "152"));
+
+    running.request("PUT", "/tensors/half?dtype=BF16&shape=1", &[], &[0; 2]);
+    for (target, status, field) in [("half?format=npy", 501, "format"), ("half?format=tiff", 400, "query")] {
+        let answer = running.get(&format!("/tensors/{target}"));
+        assert_eq!((answer.status, &answer.json()["error"]["data"]["field"]), (status, &json!(field)), "{answer:?}");
+    }
+    assert_eq!(running.anonymous("GET", "/tensors/a/b%20c?format=npy", &[], b"").status, 401);
+}
