@@ -149,3 +149,24 @@ def _is_there(pid: int) -> bool:
 
 def _command_of(pid: int) -> list[str]:
     return [part.decode() for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]
+
+
+def test_scan_prints_the_code_that_shares_the_duplicates_of_a_program():
+    program = "import numpy as np; x = np.arange(6 << 20, dtype=np.float64); print('ready', flush=True); input()"
+    children = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        for child in children:
+            assert child.stdout and child.stdout.readline() == b"ready\n"
+        pids = [child.pid for child in children]
+        arguments = ["scan", *[part for pid in pids for part in ("--pid", str(pid))]]
+        (advice,) = json.loads(cli(*arguments, "--json"))["advice"]
+        assert advice["pids"] == sorted(pids) and advice["library"] == "numpy" and advice["model"] is None
+        assert advice["duplicate_bytes"] >= 2 * 40 << 20
+        assert all("cotensor.connect()" in line for line in advice["code"]) and len(advice["code"]) == 2
+        shown = cli(*arguments).splitlines()
+        assert [line.strip() for line in shown[-2:]] == advice["code"]
+    finally:
+        for child in children:
+            child.communicate(b"\n", timeout=60)

@@ -389,7 +389,8 @@ pub(crate) struct DoctorArgs {
 /// Find duplicate memory in running processes: an estimate of the savings by sharing.
 ///
 /// Needs no daemon and changes nothing. Reads the memory of this user's processes, and counts pages that have equal
-/// content but are not one physical page. Pages of zeros are left out. Unreadable memory is listed.
+/// content but are not one physical page. Pages of zeros are left out. Unreadable memory is listed. The last lines are the
+/// code with which each program would share its duplicates, chosen by the libraries and model files that it has mapped.
 #[derive(Args)]
 pub(crate) struct ScanArgs {
     /// Scan only this process; repeatable [default: all processes of this user].

@@ -3,7 +3,7 @@ use crate::output::{Steps, print, print_json};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result, size};
 use cotensor_demo::Progress;
-use cotensor_inspect::scan::{Scan, ScanOptions, scan as scan_processes};
+use cotensor_inspect::scan::{Advice, Scan, ScanOptions, scan as scan_processes};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -95,6 +95,17 @@ fn text(found: &Scan) -> String {
     }
     for note in &found.notes {
         let _ = writeln!(text, "note: {}", plain(note));
+    }
+    for Advice { pids, command, library, duplicate_bytes, code: [first, second], .. } in &found.advice {
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        let _ = writeln!(
+            text,
+            "\n{} ({}; {} duplicate in {}) shares them with:\n    {first}\n    {second}",
+            short(command),
+            library.name(),
+            size(*duplicate_bytes),
+            pids.join(", ")
+        );
     }
     text
 }

@@ -4,6 +4,7 @@
 //! identified by its frame number where the kernel shows it (this needs CAP_SYS_ADMIN), otherwise by file and offset,
 //! otherwise by being mapped once.
 
+mod advice;
 mod options;
 mod page;
 mod page_reader;
@@ -12,6 +13,7 @@ mod report;
 mod tally;
 mod walk;
 
+pub use advice::{Advice, Library};
 pub use options::{Progress, ScanOptions};
 pub use report::{PairScan, ProcessScan, RangeScan, Scan, Unread};
 pub use tally::{Holding, Total};

@@ -1,5 +1,6 @@
 //! Walks over the pages of all processes.
 
+use super::advice::{self, Used};
 use super::options::{Progress, ScanOptions};
 use super::page::PAGE_BYTES;
 use super::page_reader::{Counted, Known, Page, PageReader};
@@ -7,9 +8,11 @@ use super::process::{self, Process};
 use super::report::{PairScan, ProcessScan, RangeScan, Scan, Unread};
 use super::tally::{self, Seen};
 use cotensor_core::{Error, ErrorKind, Result, size};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
+/// The least duplicate bytes of a program that gets advice: small libraries have a few MiB of their own.
+const ADVISED_BYTES_MIN: u64 = 16 << 20;
 /// Maximum number of ranges and of pairs in a report.
 const LISTED_MAX: usize = 10;
 
@@ -35,6 +38,7 @@ pub fn scan(options: &ScanOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Re
         known: Known::default(),
         seen: Vec::new(),
         names: Vec::new(),
+        used: BTreeMap::new(),
         unread: Vec::new(),
         read_bytes: 0,
         stopped: None,
@@ -61,6 +65,8 @@ struct Walk<'a> {
     seen: Vec<Seen>,
     /// Names of mappings, once per process.
     names: Vec<String>,
+    /// The libraries and files of each process, by its id.
+    used: BTreeMap<u32, Used>,
     unread: Vec<Unread>,
     read_bytes: u64,
     /// The limit that stopped the scan.
@@ -85,10 +91,12 @@ impl Walk<'_> {
     }
 
     fn pages_of(&mut self, number: usize, process: &Process, counted: &mut Counted) -> Result<()> {
-        let Self { options, started, known, seen, names, read_bytes, stopped, .. } = self;
+        let Self { options, started, known, seen, names, used, read_bytes, stopped, .. } = self;
         let pages = PageReader::open(process, options.sample, options.frame_numbers)?;
         let mut numbers: HashMap<String, u32> = HashMap::new();
-        for range in process.ranges()? {
+        let ranges = process.ranges()?;
+        used.insert(process.pid, Used::of(&ranges));
+        for range in ranges {
             if range.end - range.start < options.range_bytes_min {
                 continue;
             }
@@ -150,6 +158,7 @@ impl Walk<'_> {
         pairs.sort_by_key(|pair| std::cmp::Reverse(pair.duplicate_bytes));
         pairs.truncate(LISTED_MAX);
         let notes = self.notes();
+        let advice = advice::advice(&reports, &self.used, ADVISED_BYTES_MIN, LISTED_MAX);
         if let Some(limit) = &self.stopped {
             self.unread.push(Unread { pid: None, bytes: None, reason: format!("the rest: {limit}") });
         }
@@ -162,6 +171,7 @@ impl Walk<'_> {
             pairs,
             unread: self.unread,
             notes,
+            advice,
         }
     }
 
