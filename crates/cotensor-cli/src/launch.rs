@@ -39,6 +39,19 @@ impl Program {
         }
     }
 
+    /// The command line, as a shell reads it.
+    pub(crate) fn command_line(&self) -> String {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./=:,+@%".contains(&byte);
+        let quoted = |argument: &OsString| {
+            let argument = argument.to_string_lossy();
+            match !argument.is_empty() && argument.bytes().all(plain) {
+                true => format!(" {argument}"),
+                false => format!(" '{}'", argument.replace('\'', "'\\''")),
+            }
+        };
+        std::iter::once("cotensor".to_owned()).chain(self.arguments.iter().map(quoted)).collect()
+    }
+
     /// This program as daemon: `serve` and its options follow.
     ///
     /// # Errors
@@ -56,5 +69,17 @@ impl Program {
         let (program, mut arguments) = self.command()?;
         arguments.extend(self.arguments.iter().cloned());
         Ok(supervisor::Launch::new(program, arguments))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_quoted_for_a_shell() {
+        let arguments = ["demo", "--report=a.html", "it's <b>", ""].map(OsString::from).to_vec();
+        let program = Program { launch: Launch::ThisProgram, arguments };
+        assert_eq!(program.command_line(), r"cotensor demo --report=a.html 'it'\''s <b>' ''");
     }
 }

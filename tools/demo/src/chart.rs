@@ -3,16 +3,85 @@
 use std::fmt::Write;
 
 const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 200.0;
+const HEIGHT: f64 = 240.0;
+/// The corners of the plotted area.
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = WIDTH - 12.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = HEIGHT - 24.0;
+/// An axis has at most this many intervals between ticks.
+const INTERVALS_MAX: f64 = 6.0;
 
-/// A chart of lines as SVG. Each line has a CSS class and points from (0, 0), bottom left, to (1, 1), top right. `top`
-/// labels the upper end of the vertical axis, `left` and `right` the ends of the horizontal one.
-pub fn line_chart(lines: &[(String, Vec<(f64, f64)>)], top: &str, left: &str, right: &str) -> String {
-    let mut chart = format!("<svg viewBox=\"0 0 {WIDTH} {}\" width=\"100%\">", HEIGHT + 20.0);
-    for (class, points) in lines {
-        let points: Vec<String> =
-            points.iter().map(|(x, y)| format!("{:.1},{:.1}", x * WIDTH, HEIGHT * (1.0 - y))).collect();
+/// A line of a chart.
+pub struct ChartLine {
+    /// CSS class, which gives the colour.
+    pub class: String,
+    /// The name in the legend.
+    pub label: String,
+    /// Points, in the units of the axes.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// An axis from zero.
+pub struct Axis<'a> {
+    /// The largest value that a line has.
+    pub max: f64,
+    /// The label of a tick.
+    pub label: &'a dyn Fn(f64) -> String,
+}
+
+impl Axis<'_> {
+    /// The distance between ticks: 1, 2 or 5 times a power of ten.
+    fn step(&self) -> f64 {
+        let least = self.max.max(f64::MIN_POSITIVE) / INTERVALS_MAX;
+        let power = 10f64.powf(least.log10().floor());
+        [1.0, 2.0, 5.0, 10.0].map(|times| times * power).into_iter().find(|step| *step >= least).unwrap_or(least)
+    }
+
+    /// Values from zero to the first one that is not below the largest value.
+    fn ticks(&self) -> Vec<f64> {
+        let step = self.step();
+        let intervals = (self.max / step).ceil().clamp(1.0, INTERVALS_MAX + 1.0);
+        (0..=intervals as u32).map(|tick| f64::from(tick) * step).collect()
+    }
+}
+
+/// A chart of lines as SVG, below its legend. The axes have ticks with labels.
+pub fn line_chart(lines: &[ChartLine], x: &Axis<'_>, y: &Axis<'_>) -> String {
+    let mut chart = String::from("<p class=\"legend\">");
+    for ChartLine { class, label, .. } in lines {
         // Writing to a string cannot fail.
+        let _ = write!(chart, "<span><b class=\"{}\">&#9473;</b> {}</span> ", escaped(class), escaped(label));
+    }
+    let _ = write!(chart, "</p><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"100%\" role=\"img\">");
+    let (xs, ys) = (x.ticks(), y.ticks());
+    let end = |ticks: &[f64]| ticks.last().copied().unwrap_or(1.0);
+    let right_of = |value: f64| LEFT + (RIGHT - LEFT) * value / end(&xs);
+    let above = |value: f64| BOTTOM - (BOTTOM - TOP) * value / end(&ys);
+    for &tick in &ys {
+        let (at, label) = (above(tick), escaped(&(y.label)(tick)));
+        let _ = write!(
+            chart,
+            "<line x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
+            LEFT - 6.0,
+            at + 4.0
+        );
+    }
+    for (number, &tick) in xs.iter().enumerate() {
+        let (at, label) = (right_of(tick), escaped(&(x.label)(tick)));
+        // The last label ends where the chart ends.
+        let anchor = if number + 1 == xs.len() { "end" } else { "middle" };
+        let _ = write!(
+            chart,
+            "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{BOTTOM}\" y2=\"{}\" stroke=\"#888\"/>\
+             <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"{anchor}\">{label}</text>",
+            BOTTOM + 4.0,
+            HEIGHT - 6.0
+        );
+    }
+    for ChartLine { class, points, .. } in lines {
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{:.1},{:.1}", right_of(*x), above(*y))).collect();
         let _ = write!(
             chart,
             "<polyline class=\"{}\" fill=\"none\" stroke-width=\"2\" points=\"{}\"/>",
@@ -20,17 +89,47 @@ pub fn line_chart(lines: &[(String, Vec<(f64, f64)>)], top: &str, left: &str, ri
             points.join(" ")
         );
     }
-    let (below, end) = (HEIGHT + 15.0, WIDTH - 4.0);
-    let [top, left, right] = [top, left, right].map(escaped);
-    let _ = write!(
-        chart,
-        "<text x=\"4\" y=\"14\">{top}</text><text x=\"4\" y=\"{below}\">{left}</text>\
-         <text x=\"{end}\" y=\"{below}\" text-anchor=\"end\">{right}</text></svg>"
-    );
+    chart.push_str("</svg>");
     chart
 }
 
 /// Text as HTML.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_contain_every_value() {
+        for (max, expected) in [
+            (1.0, &[0.0, 0.2, 0.4, 0.6, 0.8, 1.0][..]),
+            (7.3, &[0.0, 2.0, 4.0, 6.0, 8.0]),
+            (640.0, &[0.0, 200.0, 400.0, 600.0, 800.0]),
+            (1234.5, &[0.0, 500.0, 1000.0, 1500.0]),
+        ] {
+            let ticks = Axis { max, label: &|value| value.to_string() }.ticks();
+            assert_eq!(ticks.len(), expected.len(), "{max}: {ticks:?}");
+            assert!(ticks.iter().zip(expected).all(|(tick, expected)| (tick - expected).abs() < 1e-9), "{ticks:?}");
+        }
+        assert!(Axis { max: 0.0, label: &|value| value.to_string() }.ticks().len() >= 2);
+    }
+
+    #[test]
+    fn chart_has_legend_ticks_and_points_within_its_area() {
+        let line = ChartLine { class: "with".into(), label: "a < b".into(), points: vec![(0.0, 0.0), (10.0, 100.0)] };
+        let seconds = Axis { max: 10.0, label: &|value| format!("{value:.0} s") };
+        let chart = line_chart(&[line], &seconds, &Axis { max: 100.0, label: &|value| format!("{value:.0} MiB") });
+        for part in [
+            "<b class=\"with\">&#9473;</b> a &lt; b</span>",
+            ">100 MiB</text>",
+            ">20 MiB</text>",
+            ">10 s</text>",
+            "points=\"70.0,216.0 628.0,10.0\"",
+        ] {
+            assert!(chart.contains(part), "{part} is not in {chart}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! memory-mapped weights. *by hand*: one program opens one copy and reuses its results, on this engine and on
 //! onnxruntime if installed. *with*: through Cotensor. One scenario measures several processes of one model instead.
 
+mod about;
 mod assets;
 mod by_hand;
 mod chart;
@@ -26,8 +27,9 @@ mod variants;
 mod worker;
 mod worker_report;
 
+pub use about::About;
 pub use by_hand::Onnxruntime;
-pub use chart::{escaped, line_chart};
+pub use chart::{Axis, ChartLine, escaped, line_chart};
 pub use compare::run_demo;
 pub use comparison::{Comparison, Cost, Entry, Scenario as ScenarioResult, SharedStage};
 pub use measure::Progress;

@@ -1,6 +1,7 @@
 //! Formats the comparison as text and as an HTML page with charts.
 
-use crate::chart::{escaped, line_chart};
+use crate::about::About;
+use crate::chart::{Axis, ChartLine, escaped, line_chart};
 use crate::comparison::{Comparison, Cost, Entry, Scenario};
 use crate::processes::{FleetCost, Processes};
 use std::fmt::Write;
@@ -213,16 +214,22 @@ fn weights_in_words(weights: &str) -> &'static str {
     }
 }
 
+const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:720px;margin:2em auto;padding:0 12px;color:#222}\
+    table{border-collapse:collapse}td,th{padding:2px 12px;text-align:right}td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}\
+    .without{color:#b3412e;stroke:#b3412e}.mapped{color:#856207;stroke:#856207}.by_hand{color:#7a4fa3;stroke:#7a4fa3}.with{color:#1a7f4b;stroke:#1a7f4b}\
+    .with_cold{color:#3f66a3;stroke:#3f66a3}.legend span{margin-right:1em}code{overflow-wrap:anywhere}\
+    svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}";
+
 /// The comparison as one self-contained HTML page.
-pub fn html(comparison: &Comparison) -> String {
-    let mut page = String::from(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Cotensor demo</title>\
-         <style>body{font:15px/1.5 sans-serif;max-width:720px;margin:2em auto;color:#222}\
-         table{border-collapse:collapse}td,th{padding:2px 12px;text-align:right}td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}\
-         .without{color:#b3412e;stroke:#b3412e}.mapped{color:#b8860b;stroke:#b8860b}.by_hand{color:#7a4fa3;stroke:#7a4fa3}.with{color:#1a7f4b;stroke:#1a7f4b}\
-         .with_cold{color:#5b7fb8;stroke:#5b7fb8}\
-         svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}</style>\
-         <h1>One copy of every tensor</h1><p>Several users of one input; each variant runs in new processes.</p>",
+pub fn html(comparison: &Comparison, about: &About) -> String {
+    let mut page = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <title>Cotensor demo</title><style>{STYLE}</style>\
+         <h1>One copy of every tensor</h1><p>Several users of one input; each variant runs in new processes.</p>\
+         <p>{}, {}: <code>{}</code></p>",
+        about.date(),
+        escaped(&about.program),
+        escaped(&about.command)
     );
     for entry in &comparison.scenarios {
         // Writing to a string cannot fail.
@@ -301,13 +308,21 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
 
 /// Memory over time, one line per variant.
 fn write_chart(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
-    let points = || scenario.timelines.iter().flat_map(|(_, samples)| samples);
+    let line = |(name, samples): &(&'static str, Vec<(f64, u64)>)| ChartLine {
+        class: (*name).to_owned(),
+        label: rows(scenario).iter().find(|row| row.class == *name).map_or(*name, |row| row.name).to_owned(),
+        points: samples.iter().map(|(at, bytes)| (*at, *bytes as f64 / MIB)).collect(),
+    };
+    let lines: Vec<ChartLine> = scenario.timelines.iter().map(line).collect();
+    let points = || lines.iter().flat_map(|line| &line.points);
     let seconds = points().map(|(at, _)| *at).fold(0.1, f64::max);
-    let bytes = 1.05 * points().map(|(_, bytes)| *bytes as f64).fold(1.0, f64::max);
-    let lines = scenario.timelines.iter().map(|(name, samples)| {
-        let points = samples.iter().map(|(at, held)| (*at / seconds, *held as f64 / bytes));
-        ((*name).to_owned(), points.collect())
-    });
-    let lines: Vec<(String, Vec<(f64, f64)>)> = lines.collect();
-    page.write_str(&line_chart(&lines, &format!("{:.0} MiB", bytes / MIB), "0 s", &format!("{seconds:.1} s")))
+    let mib = points().map(|(_, mib)| *mib).fold(1.0, f64::max);
+    let x = Axis { max: seconds, label: &|seconds| format!("{} s", short(seconds)) };
+    page.write_str(&line_chart(&lines, &x, &Axis { max: mib, label: &|mib| format!("{mib:.0} MiB") }))
+}
+
+/// A round number without the digits that a sum of fractions adds.
+fn short(number: f64) -> String {
+    let text = format!("{number:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

@@ -7,10 +7,10 @@ use cotensor::core::{Error, Result};
 use cotensor::model::engine::AUTO;
 use cotensor::model::pool::HardwarePreferences;
 use cotensor_demo::{
-    DemoOptions, ModelProcess, SCENARIOS, Scenario, Weights, WorkerOptions, html, run_demo, run_model_process,
+    About, DemoOptions, ModelProcess, SCENARIOS, Scenario, Weights, WorkerOptions, html, run_demo, run_model_process,
     run_worker, text,
 };
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// The name of all scenarios.
 const ALL: &str = "all";
@@ -55,7 +55,8 @@ pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
     }
     let comparison = comparison?;
     if let Some(report) = report {
-        report.write(&html(&comparison))?;
+        let about = About { program: super::version::program(), command: own.command_line(), time: SystemTime::now() };
+        report.write(&html(&comparison, &about))?;
     }
     if args.common.json { print_json(&comparison) } else { print(&text(&comparison)) }
 }

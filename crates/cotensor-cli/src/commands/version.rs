@@ -8,10 +8,13 @@ use cotensor_client::protocol::PROTOCOL;
 use serde::Serialize;
 use std::fmt::Write;
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The commit of the source, if it was built from a repository.
+const COMMIT: Option<&str> = option_env!("COTENSOR_COMMIT");
+
 #[derive(Serialize)]
 struct Version {
     version: &'static str,
-    /// The commit of the source, if it was built from a repository.
     commit: Option<&'static str>,
     /// The version of the daemon's protocol.
     protocol: u32,
@@ -28,22 +31,22 @@ struct EngineVersion {
     reason: Option<String>,
 }
 
+/// The program with its version and commit.
+pub(super) fn program() -> String {
+    let commit = COMMIT.map_or_else(String::new, |commit| format!(" (commit {commit})"));
+    format!("cotensor {VERSION}{commit}")
+}
+
 pub(crate) fn version(args: &VersionArgs) -> Result<()> {
     let engines = engine::names().map(|name| match engine::open(name, Some(1)) {
         Ok(engine) => EngineVersion { name, version: Some(engine.version().to_owned()), reason: None },
         Err(error) => EngineVersion { name, version: None, reason: Some(error.to_string()) },
     });
-    let version = Version {
-        version: env!("CARGO_PKG_VERSION"),
-        commit: option_env!("COTENSOR_COMMIT"),
-        protocol: PROTOCOL,
-        engines: engines.collect(),
-    };
+    let version = Version { version: VERSION, commit: COMMIT, protocol: PROTOCOL, engines: engines.collect() };
     if args.json {
         return print_json(&version);
     }
-    let commit = version.commit.map_or_else(String::new, |commit| format!(" (commit {commit})"));
-    let mut text = format!("cotensor {}{commit}\nprotocol {}\n", version.version, version.protocol);
+    let mut text = format!("{}\nprotocol {}\n", program(), version.protocol);
     for EngineVersion { name, version, reason } in &version.engines {
         // Writing to a string cannot fail.
         let _ = match version {

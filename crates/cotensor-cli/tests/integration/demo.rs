@@ -133,6 +133,12 @@ fn three_users_share_one_text() {
         "class=\"with_cold\"",
         "one model by hand",
         "The chart shows one run",
+        // The legend, the ticks of both axes, and the origin.
+        "<b class=\"with_cold\">&#9473;</b> with Cotensor, first run (cold)</span>",
+        ">0 MiB</text>",
+        ">0 s</text>",
+        " UTC, cotensor ",
+        "<code>cotensor demo --engine rten --scenario bert --models models",
     ] {
         assert!(page.contains(words), "the page lacks {words:?}");
     }

@@ -2,7 +2,7 @@
 
 use super::{factor, milliseconds};
 use cotensor::core::size;
-use cotensor_demo::{escaped, line_chart};
+use cotensor_demo::{Axis, ChartLine, escaped, line_chart};
 use cotensor_placement::{Comparison, Device, Measured};
 use std::fmt::Write;
 
@@ -14,8 +14,8 @@ const PERIODS_SHOWN: f64 = 1.0;
 const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:720px;margin:2em auto;color:#222}\
     table{border-collapse:collapse}td,th{padding:2px 12px;text-align:right}td:first-child,th:first-child{text-align:left}\
     .flow{color:#1a7f4b;stroke:#1a7f4b;fill:#1a7f4b}.genoa{color:#b3412e;stroke:#b3412e;fill:#b3412e}\
-    .lru{color:#b8860b;stroke:#b8860b;fill:#b8860b}.pinned{color:#7a4fa3;stroke:#7a4fa3;fill:#7a4fa3}\
-    .cpu{color:#5b7fb8;stroke:#5b7fb8;fill:#5b7fb8}polyline{fill:none}\
+    .lru{color:#856207;stroke:#856207;fill:#856207}.pinned{color:#7a4fa3;stroke:#7a4fa3;fill:#7a4fa3}\
+    .cpu{color:#3f66a3;stroke:#3f66a3;fill:#3f66a3}polyline{fill:none}.legend span{margin-right:1em}\
     svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}";
 
 /// The comparison as one self-contained HTML page.
@@ -81,14 +81,18 @@ fn bars(comparison: &Comparison) -> String {
     chart
 }
 
-/// Used memory over time, one line per strategy; the upper end is the budget.
+/// Used memory over time, one line per strategy.
 fn memory(strategies: &[Measured], number: usize, device: &Device) -> String {
     let shown = PERIODS_SHOWN * strategies.iter().map(|measured| measured.time_ns).fold(1.0, f64::max);
     let line = |measured: &Measured| {
         let samples = measured.outcomes[number].timeline.iter().take_while(|sample| sample.at_ns as f64 <= shown);
-        let point = |at: u64, bytes: u64| (at as f64 / shown, bytes as f64 / device.budget_bytes() as f64 / 1.05);
-        (measured.name.clone(), samples.map(|sample| point(sample.at_ns, sample.bytes)).collect())
+        ChartLine {
+            class: measured.name.clone(),
+            label: measured.name.clone(),
+            points: samples.map(|sample| (sample.at_ns as f64, sample.bytes as f64)).collect(),
+        }
     };
-    let lines: Vec<(String, Vec<(f64, f64)>)> = strategies.iter().map(line).collect();
-    line_chart(&lines, &size((device.budget_bytes() as f64 * 1.05) as u64), "0 ms", &milliseconds(shown))
+    let lines: Vec<ChartLine> = strategies.iter().map(line).collect();
+    let bytes = Axis { max: device.budget_bytes() as f64, label: &|bytes| size(bytes as u64) };
+    line_chart(&lines, &Axis { max: shown, label: &milliseconds }, &bytes)
 }
