@@ -12,6 +12,7 @@ cd python
 case $kind in
   numpy)
     ruff check .
+    ruff check --config pyproject.toml ../examples/recipes
     tests=(--ignore-glob='*test_torch*')
     ;;
   torch)

@@ -1,0 +1,1 @@
+"""What the programs `measure.py` of all recipes share: memory of processes, models of two sizes, and the report."""

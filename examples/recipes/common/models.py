@@ -1,0 +1,100 @@
+"""Models for the figures: the architecture and size of published models, with seeded random weights.
+
+Nothing is downloaded. The folder of a real model can be passed in place of each size.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
+#: The values of `--model` for models of embeddings.
+EMBEDDING_MODELS = "tiny, bert-base (437 MB), or a folder with onnx/model.onnx and tokenizer.json"
+#: The values of `--model` for models of transformers.
+TORCH_MODELS = "small, base, or a folder of transformers"
+
+
+def embedding_model(name: str, folder: Path) -> Path:
+    """The folder of an ONNX model of embeddings: `tiny` and `bert-base` are made in `folder`."""
+    if name == "tiny":
+        return FIXTURES / "tiny" / "bert"
+    if name != "bert-base":
+        return _given(name, "onnx/model.onnx")
+    import numpy as np
+
+    source, made = FIXTURES / "skeletons" / name, folder / name
+    (made / "onnx").mkdir(parents=True)
+    shutil.copy(source / "config.json", made)
+    shutil.copy(source / "tokenizer_config.json", made)
+    for file in ("tokenizer.json", "onnx/model.onnx"):
+        (made / file).write_bytes(gzip.decompress((source / f"{file}.gz").read_bytes()))
+    seeds = json.loads(gzip.decompress((source / "seed.json.gz").read_bytes()))["graphs"]["model.onnx"]
+    data = np.memmap(made / "onnx" / seeds["data"], np.float32, "w+", shape=(seeds["data_bytes"] // 4,))
+    random = np.random.default_rng(0)
+    for tensor in seeds["tensors"]:
+        begin, count = tensor["offset"] // 4, tensor["length"] // 4
+        if tensor["init"]["kind"] == "constant":
+            data[begin : begin + count] = tensor["init"]["value"]
+        else:
+            data[begin : begin + count] = random.standard_normal(count, np.float32) * np.float32(tensor["init"]["std"])
+    data.flush()
+    return made
+
+
+def encoder(name: str, folder: Path) -> Path:
+    """The folder of a BERT of transformers, in float32, with a tokenizer: `small` and `base` are made in `folder`."""
+    from transformers import BertConfig, BertModel
+
+    if name not in ("small", "base"):
+        return _given(name, "config.json")
+    small = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+    return _made(BertModel, BertConfig(**(small if name == "small" else {})), folder / name)
+
+
+def causal_model(name: str, folder: Path) -> Path:
+    """The folder of a Llama of transformers, in bfloat16 as most are published, with a tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if name not in ("small", "base"):
+        return _given(name, "config.json")
+    width, layers = (256, 4) if name == "small" else (768, 12)
+    config = LlamaConfig(
+        vocab_size=30522,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        intermediate_size=width * 4,
+        tie_word_embeddings=True,
+        dtype=torch.bfloat16,
+    )
+    return _made(LlamaForCausalLM, config, folder / name)
+
+
+def size_of(folder: Path) -> int:
+    """The size of the weights' files, in MB."""
+    return round(sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6)
+
+
+def _made(kind: Any, config: Any, folder: Path) -> Path:
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    kind._from_config(config).save_pretrained(folder)
+    source = FIXTURES / "skeletons" / "bert-base"
+    shutil.copy(source / "tokenizer_config.json", folder)
+    (folder / "tokenizer.json").write_bytes(gzip.decompress((source / "tokenizer.json.gz").read_bytes()))
+    return folder
+
+
+def _given(name: str, file: str) -> Path:
+    folder = Path(name).absolute()
+    if not (folder / file).is_file():
+        raise SystemExit(f"--model {name}: {folder / file} does not exist; pass the folder of a model, or a size (--help)")
+    return folder

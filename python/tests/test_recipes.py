@@ -1,0 +1,69 @@
+"""The recipes without torch. Each runs in processes of its own and gives the answers of the program without Cotensor."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Daemon
+from functions_common import environment
+from recipes_common import MIB, RECIPES, measured
+
+
+@pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["", "preload"])
+def test_workers_of_gunicorn_share_a_model(preload: list[str]) -> None:
+    pytest.importorskip("uvicorn_worker")
+    found = measured("gunicorn-fastapi", *preload)
+    assert found["rows"] == 2 and found["difference"] < 1e-4
+    assert found["with"]["model_process_bytes"] > 5 * MIB
+    assert found["without"]["model_process_bytes"] == 0
+
+
+def test_sessions_of_an_mcp_server_share_a_model() -> None:
+    pytest.importorskip("mcp")
+    found = measured("mcp-embeddings")
+    notes = (RECIPES / "mcp-embeddings" / "notes.txt").read_text().splitlines()
+    assert len(found["answers"]) == 3 and set(found["answers"]) <= set(notes)
+    assert found["equal"]
+    assert found["with"]["model_process_bytes"] > 5 * MIB
+
+
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_processes_of_a_pool_share_an_array(start: str) -> None:
+    found = measured("process-pools", "--start", start, "--vectors", "80000", processes=3)
+    assert len(found["answers"]) == 16 and found["equal"]
+    # Without, the program and three processes have a copy each. The daemon and the extension take less than two copies.
+    assert found["without"]["total_bytes"] - found["with"]["total_bytes"] > 80_000 * 384 * 4
+
+
+@pytest.mark.parametrize("start", ["forkserver", "spawn", "fork"])
+def test_search_prints_the_nearest_vectors(start: str, daemon: Daemon, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(1).standard_normal((200, 8), np.float32)
+    np.save(tmp_path / "vectors.npy", vectors)
+    command = [sys.executable, "search.py", str(tmp_path / "vectors.npy"), "--processes", "2", "--start", start]
+    given = environment(COTENSOR_SOCKET=str(daemon.socket))
+    printed = subprocess.check_output(command, cwd=RECIPES / "process-pools", env=given, text=True, timeout=60)
+    # A query is one of the vectors, which is nearest to itself.
+    assert [int(word) for word in printed.split()] == list(range(16))
+
+
+def test_pages_show_lines_of_the_programs() -> None:
+    index = (RECIPES / "README.md").read_text()
+    recipes = sorted(path.parent for path in RECIPES.glob("*/measure.py"))
+    assert len(recipes) >= 3
+    for recipe in recipes:
+        assert f"]({recipe.name}/README.md)" in index
+        page = (recipe / "README.md").read_text()
+        assert f"examples/recipes/{recipe.name}/measure.py" in page
+        shown = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        programs = [path.read_text() for path in recipe.glob("*.py")]
+        for notebook in recipe.glob("*.ipynb"):
+            programs += ["".join(cell["source"]) + "\n" for cell in json.loads(notebook.read_text())["cells"]]
+        assert shown
+        for block in shown:
+            assert any(block in program for program in programs), f"no program of {recipe.name} has:\n{block}"
