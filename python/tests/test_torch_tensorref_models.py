@@ -178,7 +178,8 @@ def test_training_is_equal(make, strategy, optimizer, memory):
         return losses
 
     expected = step(plain, 4)
-    limit = memory.allocated_bytes + size_of(model) * 2
+    # Activations take up to 1.8 times the weights, and a backward pass cannot be repeated without memory.
+    limit = memory.allocated_bytes + size_of(model) * 5 // 2
     memory.limit_bytes = limit
     with offload(model, "simulated", strategy=strategy, memory=limit) as session:
         if strategy == "flow":

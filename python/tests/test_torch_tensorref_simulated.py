@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from cotensor.errors import InvalidError  # noqa: E402
+from cotensor.tensorref import offload  # noqa: E402
 from cotensor.tensorref.simulated import simulated_device  # noqa: E402
 
 
@@ -121,6 +122,29 @@ def test_an_allocation_can_fail_on_purpose(memory):
     with pytest.raises(torch.OutOfMemoryError):
         torch.zeros(4, device="simulated")
     assert torch.zeros(4, device="simulated").sum().item() == 0
+
+
+def test_a_backward_pass_without_memory_fails_after_it(memory):
+    tensor = torch.ones(64, 64, device="simulated", requires_grad=True)
+    result = (tensor * 2).sin().sum()
+    memory.limit_bytes = memory.allocated_bytes + 64
+    result.backward()
+    memory.limit_bytes = None
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(1, device="simulated")
+    assert torch.equal(tensor.grad.cpu(), 2 * torch.cos(torch.full((64, 64), 2.0)))
+
+
+def test_a_backward_pass_of_offloaded_weights_raises(memory):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 64)
+    with offload(linear, "simulated"):
+        result = linear(torch.ones(64, 64)).sin().sum()
+        memory.limit_bytes = memory.allocated_bytes + 64
+        with pytest.raises(torch.OutOfMemoryError):
+            result.backward()
+        memory.limit_bytes = None
+        linear(torch.ones(2, 64)).sum().backward()
 
 
 def test_copies_are_counted(memory):

@@ -9,6 +9,7 @@ from torch.overrides import _pop_mode, _push_mode
 
 from .arguments import Args, Kwargs
 from .computing import Computing
+from .simulated.memory import MEMORY
 
 
 class Interception(Computing):
@@ -87,10 +88,14 @@ class Interception(Computing):
             return self._backward_here(func, args, kwargs)
         # Without a second thread, gradients are added in the order of the CPU.
         with torch.autograd.set_multithreading_enabled(False):
-            return self._backward_here(func, args, kwargs)
+            result = self._backward_here(func, args, kwargs)
+        MEMORY.check()
+        return result
 
     def _backward_here(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         self.failures.clear()
+        with self.mover.lock:
+            self.mover.begin_backward()
         try:
             if func is torch.Tensor.backward or func is torch.autograd.backward:
                 result = None

@@ -114,6 +114,14 @@ class Mover:
         """The device had no memory: frees all that the operation does not need, and keeps more memory for activations."""
         self.out_of_memory += 1
         self.make(self.placement.out_of_memory())
+        self._reserve()
+
+    def begin_backward(self) -> None:
+        """Keeps memory for gradients: PyTorch makes them in operations that are not intercepted, so that none can be repeated."""
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Keeps more memory for activations than they take now."""
         budget = self.memory.measure(self.placement.used, failed=True)
         if budget is not None and budget < self.placement.budget:
             self.make(self.placement.set_budget(budget))

@@ -42,6 +42,7 @@ class SimulatedMemory:
         #: Copies to the host, and their bytes.
         self.copies_out = self.copied_out_bytes = 0
         self._failing = 0
+        self._failure: Optional[torch.OutOfMemoryError] = None
 
     def reset(self) -> None:
         """Sets all counters to zero and the peak to the bytes in use."""
@@ -65,18 +66,34 @@ class SimulatedMemory:
             return found
 
     def take(self, size_bytes: int) -> None:
-        """Takes memory. Raises ``torch.OutOfMemoryError`` beyond the limit."""
+        """Takes memory. Raises ``torch.OutOfMemoryError`` beyond the limit.
+
+        In a backward pass, an exception of a backend in Python would end the process. The pass gets memory beyond the limit then,
+        and the next allocation after it raises, or :meth:`check`.
+        """
+        in_backward = torch._C._current_graph_task_id() != -1
+        if not in_backward:
+            self.check()
         with self._lock:
             failing = self._failing > 0 and size_bytes > 0
             self._failing -= failing
             beyond = self.limit_bytes is not None and self.allocated_bytes + size_bytes > self.limit_bytes
             if failing or (beyond and size_bytes > 0):
-                raise torch.OutOfMemoryError(
+                error = torch.OutOfMemoryError(
                     f"simulated out of memory. Tried to allocate {size_bytes} bytes. "
                     f"{self.allocated_bytes} of {self.limit_bytes} bytes are in use."
                 )
+                if not in_backward:
+                    raise error
+                self._failure = self._failure or error
             self.allocated_bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def check(self) -> None:
+        """Raises the ``torch.OutOfMemoryError`` of a backward pass."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def give_back(self, size_bytes: int) -> None:
         """Frees memory."""
