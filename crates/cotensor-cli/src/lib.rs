@@ -72,7 +72,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Pull(args) => commands::pull(&args),
         Command::Explain(args) => commands::explain(&args),
         Command::Embed(args) => commands::embed(&args, program),
-        Command::Models(args) => commands::models(&args),
+        Command::Models(args) => commands::models(&args, program),
         Command::DemoWorker(args) => commands::demo_worker(args, started),
         Command::DemoProcess(args) => commands::demo_process(args),
         Command::Completions { shell } => commands::completions(shell),

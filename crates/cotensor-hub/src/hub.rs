@@ -1,4 +1,5 @@
 use crate::cache::{RepoFile, Repository, read};
+use crate::cached::{self, CachedModel};
 use crate::download::{Download, Remote, Transfer, connect, is_of_network, space};
 use crate::id::{ModelId, is_commit};
 use crate::needed::{self, CONFIG_FILE, CONFIGURATION_BYTES_MAX};
@@ -55,6 +56,14 @@ impl Hub {
     pub fn observe(&self, observer: impl Fn(u64, u64, &str) + Send + Sync + 'static) {
         // The first observer stays.
         let _ = self.observer.set(Box::new(observer));
+    }
+
+    /// The models in the cache, by name. Asks no server.
+    ///
+    /// # Errors
+    /// `Io` when the cache cannot be read.
+    pub fn cached(&self) -> Result<Vec<CachedModel>> {
+        cached::cached(&self.settings.cache)
     }
 
     /// The folder of the model `name`: a path, relative to `base`, or the id of a model. An existing folder has
@@ -215,7 +224,7 @@ impl Transfer for Observed<'_> {
 }
 
 /// The family that config.json in a folder names, of a repository with `files`.
-fn family_in(folder: &Path, files: &[RepoFile]) -> Result<&'static Family> {
+pub(crate) fn family_in(folder: &Path, files: &[RepoFile]) -> Result<&'static Family> {
     let path = folder.join(CONFIG_FILE);
     let bytes = read(&path, JSON_BYTES_MAX)?;
     let bytes = bytes.ok_or_else(|| Error::not_found("a model needs this file").in_file(&path))?;

@@ -5,6 +5,7 @@
 //! program reads: the configuration and the graphs of its family.
 
 mod cache;
+mod cached;
 mod download;
 mod hub;
 mod id;
@@ -14,6 +15,7 @@ mod settings;
 pub mod testing;
 
 pub use cache::{blob_folders, name_of_snapshot};
+pub use cached::CachedModel;
 pub use hub::{Hub, Pulled};
 pub use id::ModelId;
 pub use settings::{Limits, Settings};

@@ -1,4 +1,4 @@
-//! Validated arguments of the model functions.
+//! Validated arguments of the model functions, and values for their results.
 
 use cotensor_core::{DType, Error, Result};
 use cotensor_functions::{Arguments, Value};
@@ -125,6 +125,11 @@ pub(super) fn absolute<'a>(path: &'a str, field: &str) -> Result<&'a Path> {
                 .in_field(field))
         }
     }
+}
+
+/// A map of these entries.
+pub(super) fn map<const N: usize>(entries: [(&str, Value); N]) -> Value {
+    Value::Map(entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
 /// Converts JSON without tensors to a value.

@@ -6,7 +6,10 @@
 //! | `model.open` | `folder`, `variant` | a reference, which keeps the model open |
 //! | `model.run` | `model`, `variant`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `chat`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `variant`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
-//! | `model.embed` | `model`, `variant`, `texts`, `prompt_name`, `dimensions` | `embeddings` (a tensor: one row for each text), `tokens` (counts) |
+//! | `model.embed` | `model`, `texts`, `prompt_name`, `variant` | `embeddings` (a tensor: one row for each text), `tokens` (counts) |
+//! | `model.load` | `model`, `variant`, `ttl_s`, `pinned` | the entry of `model.list` |
+//! | `model.unload` | `model`, or `all` | `unloaded` (names) |
+//! | `model.list` | | `models`: each with `name`, `folder`, `family`, `stages`, `engines`, `weights_bytes`, `shared_bytes`, `requests`, `in_use`, `idle_s`, `pinned`, `unload_in_s` |
 //!
 //! `model` is a reference, the absolute path of a folder, or the name of a model on the hub. A folder whose files changed
 //! is opened again; a reference keeps its version. `variant` (`fp16`) chooses the graphs of a folder or a name.

@@ -24,7 +24,7 @@ fn main() -> Result<(), CallError> {
     let config = Config { socket: socket.clone(), ..Config::default() };
     let (store, _daemon) = connect_or_embed(&config, "models")?;
     let runtime = Runtime::over(Arc::clone(&store) as Arc<_>, Some(1));
-    let models = LoadedModels::new(runtime, ServingOptions::default());
+    let models = LoadedModels::new(runtime, ServingOptions::default())?;
     let _provider = model_functions(Provider::builder(store), models).start()?;
 
     let io = |error: std::io::Error| Error::io("cannot start this program again", &error);

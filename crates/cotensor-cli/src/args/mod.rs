@@ -6,6 +6,7 @@ mod calls;
 mod daemon;
 mod embed;
 mod models;
+mod models_kept;
 mod placement;
 mod service;
 mod sharing;
@@ -18,6 +19,7 @@ pub(crate) use calls::*;
 pub(crate) use daemon::*;
 pub(crate) use embed::*;
 pub(crate) use models::*;
+pub(crate) use models_kept::*;
 pub(crate) use placement::*;
 pub(crate) use service::*;
 pub(crate) use sharing::*;
@@ -47,7 +49,6 @@ pub(crate) enum Command {
     /// List which stages of a pipeline are shared by which users, and why others are not.
     Explain(ExplainArgs),
     Embed(EmbedArgs),
-    /// List the model families: supported ones and planned ones.
     Models(ModelsArgs),
     FitAdapter(FitAdapterArgs),
     Plan(PlanArgs),
@@ -185,13 +186,6 @@ pub(crate) struct ExplainArgs {
     pub(crate) engine: EngineArgs,
     /// TOML file of the pipeline.
     pub(crate) pipeline: PathBuf,
-}
-
-#[derive(Args)]
-pub(crate) struct ModelsArgs {
-    /// Print one JSON object on standard output and nothing else.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args)]

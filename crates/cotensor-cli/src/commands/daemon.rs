@@ -152,7 +152,8 @@ pub(crate) fn stop(args: &StopArgs) -> Result<()> {
 }
 
 /// A connection to the daemon if one runs.
-fn running(socket: &Path, client: &str) -> Result<Option<Arc<ClientStore>>> {
+/// The daemon at `socket` as a client called `client`; none if none runs.
+pub(super) fn running(socket: &Path, client: &str) -> Result<Option<Arc<ClientStore>>> {
     match ClientStore::connect(Some(socket), client) {
         Ok(store) => Ok(Some(store)),
         Err(error) if error.kind() == ErrorKind::Unreachable => Ok(None),

@@ -15,7 +15,7 @@ use cotensor_functions::{Arguments, Functions, Value};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{BufRead, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The most texts of one call.
@@ -66,13 +66,7 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
         }
         false => &args.texts,
     };
-    let model = match Path::new(&args.model) {
-        folder if folder.is_dir() => {
-            std::path::absolute(folder).map_err(|error| Error::io("finding the model", &error))?
-        }
-        name => name.to_path_buf(),
-    };
-    let model = model.to_str().ok_or_else(|| Error::invalid("the model's name is not UTF-8").in_field("MODEL"))?;
+    let model = &*model_name(&args.model)?;
     let store = connect(&args.client, program, "cotensor embed")?;
     let functions = Functions::new(Arc::clone(&store));
     if functions.list(FUNCTION)?.is_empty() {
@@ -109,6 +103,21 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The name of a model for another process: the absolute path of a folder, or a name on the hub.
+///
+/// # Errors
+/// `Invalid` for a path that is not UTF-8.
+pub(super) fn model_name(model: &str) -> Result<String> {
+    let folder = Path::new(model);
+    if !folder.is_dir() {
+        return Ok(model.to_owned());
+    }
+    let path = std::path::absolute(folder).map_err(|error| Error::io("finding the model", &error))?;
+    // Without a slash at the end.
+    let path: PathBuf = path.components().collect();
+    path.into_os_string().into_string().map_err(|_| Error::invalid("the path is not UTF-8").in_field("MODEL"))
 }
 
 #[derive(Clone, Copy)]

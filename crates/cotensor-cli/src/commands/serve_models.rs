@@ -46,7 +46,7 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
         model_ttl: Some(args.model_ttl).filter(|&ttl| ttl > 0).map(Duration::from_secs),
         caches_results: !args.no_result_cache,
     };
-    let models = LoadedModels::new(runtime, options);
+    let models = LoadedModels::new(runtime, options)?;
     let endpoints = args.v1.as_deref().map(|path| Endpoints::start(path, Arc::clone(&models))).transpose()?;
     let provider = model_functions(Provider::builder(Arc::clone(&store)), models).limits(limits).start()?;
     let offered = Functions::new(store).list("")?;

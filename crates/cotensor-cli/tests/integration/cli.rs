@@ -104,7 +104,7 @@ fn transcription_obeys_token_limits() {
 #[test]
 fn models_and_completions_are_listed() {
     let workspace = Workspace::with("bert");
-    let listed = workspace.json(&["models", "--json"]);
+    let listed = workspace.json(&["models", "families", "--json"]);
     let listed: Vec<_> = listed["families"].as_array().unwrap().iter().map(|entry| &entry["family"]).collect();
     let documents = "bert t5 llama bart vit clip detr whisper wav2vec2 clap llava blip";
     assert!(documents.split(' ').all(|name| listed.iter().any(|family| *family == name)), "{listed:?}");

@@ -51,7 +51,7 @@ fn closed_streams_cause_no_crash() {
         let output = command(&workspace, arguments).stderr(full()).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
     }
-    for arguments in [&["completions", "bash"][..], &["models"], &["run", "pipeline.toml", "--text", "x"]] {
+    for arguments in [&["completions", "bash"][..], &["models", "families"], &["run", "pipeline.toml", "--text", "x"]] {
         let output = command(&workspace, arguments).stdout(full()).output().unwrap();
         let complaint = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(1) && complaint.contains("error: cannot write"), "{complaint}");
@@ -74,7 +74,7 @@ fn invalid_options_are_refused_before_the_demo_runs() {
     assert_eq!(fs::read(workspace.path("file")).unwrap(), b"kept");
     workspace.expect_error(&["demo", "--report", "new.html", "--scenario", "opera"], &["opera"]);
     assert!(!workspace.path("new.html").exists());
-    assert!(workspace.json(&["models", "--json"]).is_object());
+    assert!(workspace.json(&["models", "families", "--json"]).is_object());
     workspace.expect_error(&["run", "pipeline.toml", "--text", "x", "--cache", "file"], &["file: not a folder"]);
     workspace.expect_error(&["run", "pipeline.toml", "--text", "x", "--cache", "file/below"], &["file/below"]);
 }

@@ -42,6 +42,16 @@ fn pulled_model_runs_by_its_name_without_the_network() {
     assert_eq!((&first["model"], &first["revision"]), (&Value::from(NAME), &Value::from("main")));
     assert_eq!(first["bytes"], first["bytes_received"]);
     assert_eq!(json(&pull())["bytes_received"], 0);
+    let listed = workspace.json(&["models", "ls", "--json"]);
+    let models = listed["models"].as_array().unwrap();
+    assert_eq!((models.len(), &models[0]["name"], &models[0]["family"]), (1, &Value::from(NAME), &Value::from("bert")));
+    assert_eq!((&models[0]["commit"], &models[0]["folder"]), (&first["commit"], &first["folder"]));
+    assert!(models[0]["bytes"].as_u64() >= first["bytes"].as_u64());
+    // A snapshot without graphs, as transformers leaves it.
+    std::fs::remove_dir_all(std::path::Path::new(first["folder"].as_str().unwrap()).join("onnx")).unwrap();
+    let table = String::from_utf8(workspace.run(&["models", "ls"]).stdout).unwrap();
+    assert!(table.contains(NAME) && table.contains("cannot run"), "{table}");
+    assert_eq!(json(&pull())["bytes_received"], 0, "the links are made again");
     let by_name = workspace.json(&["run", NAME, "--text", TEXT, "--json"]);
     let by_folder = workspace.json(&["run", "bert", "sentence-embedding", "--text", TEXT, "--json"]);
     let user = &by_name["users"][0];

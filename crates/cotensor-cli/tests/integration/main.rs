@@ -16,6 +16,7 @@ mod hostile;
 mod hub;
 mod mistakes;
 mod models;
+mod models_kept;
 mod openai;
 mod plan;
 mod serve;

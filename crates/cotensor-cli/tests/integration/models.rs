@@ -29,10 +29,8 @@ impl Serving {
             assert!(lines.read_line(&mut answer).unwrap() > 0, "the process ended: {answer}");
         }
         let started: Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(
-            started,
-            json!({"pid": child.id(), "functions": ["model.embed", "model.open", "model.run", "model.stage"]})
-        );
+        let functions = ["embed", "list", "load", "open", "run", "stage", "unload"].map(|name| format!("model.{name}"));
+        assert_eq!(started, json!({"pid": child.id(), "functions": functions}));
         Self(child)
     }
 

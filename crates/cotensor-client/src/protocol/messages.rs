@@ -315,6 +315,9 @@ message! {
         #[serde(default, with = "super::device_name")]
         #[schemars(with = "String")]
         device: Device,
+        /// What it is for people, such as `bert/pooler.dense.weight`: a part of the tensor's name.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        label: String,
     }
 
     /// Blobs to lease.

@@ -27,12 +27,14 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
         .blobs
         .iter()
         .map(|blob| {
+            check_name(&blob.label, "label")?;
             Ok(BlobSpec {
                 device: blob.device,
                 hash: key(&blob.hash)?,
                 dtype: blob.dtype.parse::<DType>()?,
                 shape: blob.shape.clone(),
                 producer: params.producer.clone(),
+                label: blob.label.clone(),
             })
         })
         .collect::<Result<_>>()?;

@@ -25,6 +25,7 @@ fn blob(byte: u8, len: usize) -> BlobSpec {
         dtype: DType::U8,
         shape: vec![len],
         producer: "model".to_owned(),
+        label: String::new(),
     }
 }
 

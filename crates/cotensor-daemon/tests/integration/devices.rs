@@ -93,6 +93,7 @@ fn unknown_devices_are_refused() {
         shape: vec![1],
         device: Device::Fake(7),
         producer: String::new(),
+        label: String::new(),
     };
     let error = other.blobs(&[blob], &mut Fill(0), &other.holder("")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -215,7 +216,14 @@ fn client_checks_the_hashes_of_blobs_on_a_device() {
     let running = with_device(u64::MAX);
     let (one, two) = (connect(&running.socket, "one"), connect(&running.socket, "two"));
     let hash = ContentHash::of(&[1; MIB]);
-    let blob = BlobSpec { hash, dtype: DType::U8, shape: vec![MIB], device: DEVICE, producer: String::new() };
+    let blob = BlobSpec {
+        hash,
+        dtype: DType::U8,
+        shape: vec![MIB],
+        device: DEVICE,
+        producer: String::new(),
+        label: String::new(),
+    };
     let error = one.blobs(std::slice::from_ref(&blob), &mut Fill(2), &one.holder("")).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Refused, Some("blobs")), "{error}");
     let leases = two.blobs(&[blob], &mut Fill(1), &two.holder("")).unwrap();

@@ -141,6 +141,7 @@ fn blob(len: usize) -> BlobSpec {
         dtype: DType::U8,
         shape: vec![len],
         producer: "model".to_owned(),
+        label: String::new(),
     }
 }
 

@@ -141,7 +141,14 @@ fn lease(wanted: &TensorRef, context: &dyn CodecContext) -> Result<Lease> {
     }
     // The sender viewed the tensor with another dtype or shape.
     let (hash, producer) = (lease.identity(), lease.producer().to_owned());
-    lease.view_as(&BlobSpec { device: lease.device(), hash, dtype, shape: wanted.shape.clone(), producer })
+    lease.view_as(&BlobSpec {
+        device: lease.device(),
+        hash,
+        dtype,
+        shape: wanted.shape.clone(),
+        producer,
+        label: String::new(),
+    })
 }
 
 /// Decodes a byte string that was encoded as a tensor. Copies the bytes before parsing them: the sender may still write

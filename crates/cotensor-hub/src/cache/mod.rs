@@ -19,7 +19,7 @@ pub use snapshot::{blob_folders, name_of_snapshot};
 pub(crate) use tree::{FILES_MAX, RepoFile};
 
 /// The start of a model's folder in the cache.
-const MODEL_FOLDER: &str = "models--";
+pub(crate) const MODEL_FOLDER: &str = "models--";
 /// The folder of the snapshots in a model's folder.
 const SNAPSHOTS: &str = "snapshots";
 /// The folder of the blobs in a model's folder, and of the blobs that models share in the cache.

@@ -53,9 +53,14 @@ impl Repository {
         }
     }
 
+    /// The folder of the snapshots.
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.folder.join(SNAPSHOTS)
+    }
+
     /// The folder with the files of a commit.
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
-        self.folder.join(SNAPSHOTS).join(commit)
+        self.snapshots().join(commit)
     }
 
     /// The blob of a file.

@@ -4,7 +4,7 @@ use super::open_model::{Model, StageSource};
 use super::parts::has_result;
 use crate::graph::Graph;
 use crate::stage::{RunsOn, Stage};
-use cotensor_core::{ContentHash, Error, Kind, Result, Space};
+use cotensor_core::{ContentHash, Error, ErrorKind, Kind, Result, Space};
 use cotensor_preprocess::family::{LOGITS, StageDef};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
@@ -40,6 +40,29 @@ impl Model {
             }
             self.load(role, def.kind, &path, &preprocessing, |graph| self.part(def, graph, whole))
         })
+    }
+
+    /// Loads the stages of all tasks whose graphs the folder has. Heads are loaded at their first use.
+    ///
+    /// # Errors
+    /// As [`stage`](Self::stage).
+    pub fn load_stages(&self) -> Result<()> {
+        for task in self.family.tasks() {
+            for role in self.roles(task).or_else(unless_missing)? {
+                if self.graph_file(self.family.stage(role)?).is_ok() {
+                    self.stage(role)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The stages and heads that are loaded, by role.
+    pub fn loaded_stages(&self) -> Vec<Arc<Stage>> {
+        let stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stages: Vec<_> = stages.values().cloned().collect();
+        stages.sort_by(|a, b| a.role.cmp(&b.role));
+        stages
     }
 
     /// The space of the stage with this role. The stage is not loaded: its files are read only if the store has no note
@@ -206,5 +229,13 @@ impl Model {
             }
         }
         Ok(fingerprints)
+    }
+}
+
+/// No role of a task whose graph the folder lacks.
+fn unless_missing<'a>(error: Error) -> Result<Vec<&'a str>> {
+    match error.kind() {
+        ErrorKind::NotFound => Ok(Vec::new()),
+        _ => Err(error),
     }
 }

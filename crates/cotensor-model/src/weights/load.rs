@@ -8,6 +8,9 @@ use cotensor_core::{ContentHash, Device, Error, ErrorKind, Result};
 use cotensor_store::{BlobSource, BlobSpec, CopyReason, Holder, Lease, Store};
 use std::time::SystemTime;
 
+/// The most bytes of a weight's label.
+const LABEL_BYTES_MAX: usize = 400;
+
 /// A graph's weights in a store.
 #[derive(Debug)]
 pub struct LoadedWeights {
@@ -94,6 +97,7 @@ impl<'g> HashedWeights<'g> {
                 dtype: weight.dtype,
                 shape: weight.shape.clone(),
                 producer: producer.to_owned(),
+                label: label_of(weight, producer),
             })
             .collect();
         let Self { weights, files, hashes, now } = self;
@@ -105,6 +109,12 @@ impl<'g> HashedWeights<'g> {
         }
         Ok(leases)
     }
+}
+
+/// The model and the name of a weight; nothing for a name that is too long to be shown.
+fn label_of(weight: &Weight, producer: &str) -> String {
+    let label = format!("{}/{}", producer.trim_start_matches("model:"), weight.name);
+    if label.len() > LABEL_BYTES_MAX { String::new() } else { label }
 }
 
 /// Reads weights into memory of the store.

@@ -1,7 +1,8 @@
-//! The models that are loaded for embeddings and scores, by name.
+//! The models that this process has loaded.
 
 mod batches;
+mod model;
 mod table;
 
-pub(crate) use table::ModelInfo;
+pub(crate) use model::{LoadedModel, ModelInfo};
 pub use table::{LoadedModels, ServingOptions};

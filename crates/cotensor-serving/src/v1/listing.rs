@@ -24,12 +24,15 @@ pub(super) struct Entry {
 
 impl From<ModelInfo> for Entry {
     fn from(info: ModelInfo) -> Self {
-        Self { id: info.name, object: "model", created: info.created, owned_by: "cotensor" }
+        Self { id: info.key.name, object: "model", created: info.created, owned_by: "cotensor" }
     }
 }
 
 pub(super) async fn list(State(models): State<Arc<LoadedModels>>) -> Json<List> {
-    Json(List { object: "list", data: models.list().into_iter().map(Entry::from).collect() })
+    let mut loaded = models.list();
+    // Variants have one name.
+    loaded.dedup_by(|a, b| a.key.name == b.key.name);
+    Json(List { object: "list", data: loaded.into_iter().map(Entry::from).collect() })
 }
 
 pub(super) async fn get(
@@ -38,7 +41,7 @@ pub(super) async fn get(
 ) -> Result<Json<Entry>, ApiError> {
     // The name of a folder begins with a slash, which is the end of the path before it.
     let found =
-        models.list().into_iter().find(|info| info.name.trim_start_matches('/') == name.trim_start_matches('/'));
+        models.list().into_iter().find(|info| info.key.name.trim_start_matches('/') == name.trim_start_matches('/'));
     let missing =
         || ApiError::with_status(StatusCode::NOT_FOUND, format!("no model {name:?} is loaded; a request loads it"));
     found.map(|info| Json(info.into())).ok_or_else(missing)

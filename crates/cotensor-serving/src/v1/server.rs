@@ -21,8 +21,6 @@ const BODY_BYTES_MAX: usize = 16 << 20;
 const CONNECTIONS_MAX: usize = 512;
 /// The time for the headers of a request after its first byte.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
-/// The interval between two checks for models without requests.
-const UNLOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause after a connection could not be accepted.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -34,19 +32,14 @@ pub async fn serve(models: Arc<LoadedModels>, listener: UnixListener, stop: impl
     let io = |error: std::io::Error| Error::io("listening", &error);
     listener.set_nonblocking(true).map_err(io)?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(io)?;
-    let routes = routes(Arc::clone(&models));
+    let routes = routes(models);
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = tokio::task::JoinSet::new();
-    let mut unload = tokio::time::interval(UNLOAD_INTERVAL);
     let mut stop = std::pin::pin!(stop);
     loop {
         while connections.try_join_next().is_some() {}
         tokio::select! {
             () = &mut stop => break,
-            _ = unload.tick() => {
-                let models = Arc::clone(&models);
-                drop(tokio::task::spawn_blocking(move || models.unload_idle()));
-            }
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     // Further connections are closed at once.

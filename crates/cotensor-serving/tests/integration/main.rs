@@ -1,6 +1,7 @@
 //! Models over the daemon's store: the stages that one process ran, another does not run again.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod manage;
 mod v1;
 
 use cotensor_daemon::testing::Running;
@@ -50,7 +51,7 @@ fn model_reference_runs_in_another_process() {
     let running = Running::start(|_| {});
     let serving = running.connect("models");
     let runtime = Runtime::new(serving.clone(), Arc::new(RtenEngine::new(Some(1))));
-    let models = LoadedModels::new(runtime, ServingOptions::default());
+    let models = LoadedModels::new(runtime, ServingOptions::default()).unwrap();
     let _provider = cotensor_serving::model_functions(Provider::builder(serving), models).start().unwrap();
     let store = running.connect("caller");
     let functions = Functions::new(store.clone());

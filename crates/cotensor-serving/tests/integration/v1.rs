@@ -23,7 +23,7 @@ impl Server {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("v1")).unwrap();
         let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
-        let models = LoadedModels::new(runtime, options);
+        let models = LoadedModels::new(runtime, options).unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

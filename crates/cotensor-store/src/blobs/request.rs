@@ -16,10 +16,14 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+/// The most bytes of a name with a label.
+const BLOB_NAME_BYTES_MAX: usize = 512;
+
 /// A blob that this request provides.
 struct Missing {
     ticket: Ticket,
     hash: ContentHash,
+    name: String,
     /// Its first index in the request.
     index: usize,
     len: usize,
@@ -64,7 +68,9 @@ pub(crate) fn lease_blobs(
     for (hash, (index, len)) in distinct(specs)? {
         match store.claim(&key(&hash, specs[index].device), holder)? {
             Claim::Ready(leases) => drop(held.insert(hash, only(leases, &hash)?)),
-            Claim::Compute(ticket) => missing.push(Missing { ticket, hash, index, len }),
+            Claim::Compute(ticket) => {
+                missing.push(Missing { ticket, hash, name: name_of(&hash, &specs[index]), index, len })
+            }
         }
     }
     provide(store, specs, missing, source, holder, &mut held)?;
@@ -136,7 +142,7 @@ fn charges<'a>(
     let segment = store.charge(device, bytes)?;
     let charge = |each: &Missing| {
         let asked = &specs[each.index];
-        let text = name_of(each, asked.device).len() + asked.producer.len();
+        let text = each.name.len() + asked.producer.len();
         store.metadata_charge(&segment, store.devices.host().metadata_of(text, asked.shape.len()))
     };
     contents.into_iter().map(charge).collect()
@@ -166,7 +172,7 @@ fn fill(
     }
     let mut segment = store.devices.memory(device)?.reserve(total)?;
     for (each, range) in unknown.iter().zip(&ranges) {
-        write(store, device, &mut *segment, range.start, each, source)?;
+        write(store, &mut *segment, range.start, each, source)?;
     }
     let segment = segment.freeze()?;
     Ok(ranges.into_iter().map(|range| (Arc::clone(&segment), range)).collect())
@@ -174,7 +180,6 @@ fn fill(
 
 fn write(
     store: &EmbeddedStore,
-    device: Device,
     segment: &mut dyn SegmentMut,
     offset: usize,
     each: &Missing,
@@ -183,7 +188,7 @@ fn write(
     if let Some(bytes) = segment.bytes_mut() {
         return source.fill(each.index, &mut bytes[offset..offset + each.len]);
     }
-    store.record_copy(&name_of(each, device), CopyReason::DeviceTransfer, each.len);
+    store.record_copy(&each.name, CopyReason::DeviceTransfer, each.len);
     if let Some((found, range)) = cached(store, each)
         && let Some(bytes) = found.bytes().and_then(|bytes| bytes.get(range))
     {
@@ -210,9 +215,9 @@ fn list(
     let (dtype, shape) = if aligned { (asked.dtype, asked.shape.clone()) } else { (DType::U8, vec![each.len]) };
     let layout = Layout::contiguous(dtype, &shape)?.moved(range.start)?;
     let device = asked.device;
-    let listed = BlobSpec { hash: each.hash, dtype, shape, device, producer: asked.producer.clone() };
+    let listed = BlobSpec { dtype, shape, ..asked.clone() };
     let spec = TensorSpec {
-        name: name_of(&each, device),
+        name: each.name,
         provenance: Some(listed.identity()),
         dtype,
         shape: listed.shape,
@@ -230,10 +235,16 @@ fn list(
     Ok(())
 }
 
-/// The name of a blob. It has the device as a suffix, unless that is the host.
-fn name_of(each: &Missing, device: Device) -> String {
-    let hash = &each.hash;
-    if device.is_host() { format!("weight/{hash}") } else { format!("weight/{hash}@{device}") }
+/// The name of a blob: its label and the start of its hash, so that contents do not become versions of one name. It has the
+/// device as a suffix, unless that is the host.
+fn name_of(hash: &ContentHash, spec: &BlobSpec) -> String {
+    let label = &spec.label;
+    let named = format!("weight/{label}/{}", hash.short());
+    let name = match label.is_empty() || named.len() > BLOB_NAME_BYTES_MAX {
+        true => format!("weight/{hash}"),
+        false => named,
+    };
+    if spec.device.is_host() { name } else { format!("{name}@{}", spec.device) }
 }
 
 /// The answer to a request that does not wait.
@@ -288,7 +299,9 @@ pub(crate) fn begin(store: &EmbeddedStore, specs: &[BlobSpec], holder: &Holder, 
     for (hash, (index, len)) in distinct(specs)? {
         match store.poll_claim(&key(&hash, specs[index].device), holder, waker) {
             Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
-            Poll::Ready(Claim::Compute(ticket)) => missing.push(Missing { ticket, hash, index, len }),
+            Poll::Ready(Claim::Compute(ticket)) => {
+                missing.push(Missing { ticket, hash, name: name_of(&hash, &specs[index]), index, len })
+            }
             Poll::Pending => drop(waiting.insert(hash)),
         }
     }

@@ -136,6 +136,7 @@ fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<BlobSpec> {
         dtype: DType::U8,
         shape: vec![len],
         producer: "model".to_owned(),
+        label: String::new(),
     };
     lens.into_iter().map(spec).collect()
 }

@@ -15,6 +15,8 @@ pub struct BlobSpec {
     pub device: Device,
     /// The producer, for messages and reports.
     pub producer: String,
+    /// What it is for people, such as `bert/pooler.dense.weight`: a part of the tensor's name, unless it is empty or too long.
+    pub label: String,
 }
 
 impl BlobSpec {

@@ -26,6 +26,7 @@ impl Source {
             dtype: DType::U8,
             shape: vec![bytes.len()],
             producer: "bert".to_owned(),
+            label: String::new(),
         };
         let specs = contents.iter().map(spec).collect();
         (Self { contents, filled: 0 }, specs)
@@ -112,6 +113,24 @@ fn address(lease: &Lease) -> usize {
 }
 
 #[test]
+fn blobs_are_named_by_label_and_hash() {
+    let store = EmbeddedStore::builder().build();
+    let holder = store.holder("bert");
+    let (mut source, mut specs) = Source::new(&[b"first", b"other"]);
+    for spec in &mut specs {
+        spec.label = "bert/pooler.bias".to_owned();
+    }
+    let leases = store.blobs(&specs, &mut source, &holder).unwrap();
+    for (lease, spec) in leases.iter().zip(&specs) {
+        assert_eq!(lease.name(), format!("weight/bert/pooler.bias/{}", spec.hash.short()));
+    }
+    let (mut source, mut specs) = Source::new(&[b"third"]);
+    specs[0].label = "n".repeat(2000);
+    let long = store.blobs(&specs, &mut source, &holder).unwrap();
+    assert_eq!(long[0].name(), format!("weight/{}", specs[0].hash));
+}
+
+#[test]
 fn blobs_are_packed_aligned_and_once() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("bert");
@@ -149,6 +168,7 @@ fn blob_is_leased_in_several_shapes_and_dtypes() {
         dtype,
         shape: shape.to_vec(),
         producer: "bert".to_owned(),
+        label: String::new(),
     };
     let mut source = Source { contents: vec![bytes.to_vec(); 3], filled: 0 };
     let specs = [spec(DType::F32, &[6]), spec(DType::F32, &[1, 6]), spec(DType::I64, &[3])];

@@ -131,6 +131,7 @@ fn content(number: usize) -> BlobSpec {
         dtype: DType::U8,
         shape: vec![number * 10],
         producer: "m".to_owned(),
+        label: String::new(),
     }
 }
 

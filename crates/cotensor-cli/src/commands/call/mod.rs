@@ -3,7 +3,7 @@
 mod arguments;
 mod result;
 
-pub(super) use result::show;
+pub(super) use result::{plain_json, show};
 
 use super::connection::connect;
 use super::tasks;

@@ -82,6 +82,11 @@ fn line(lease: &Lease) -> String {
     format!("{}: {} {}, {}", plain(lease.name()), lease.dtype().name(), shape(lease.shape()), size(bytes))
 }
 
+/// A value without tensors as JSON.
+pub(in crate::commands) fn plain_json(value: &Value) -> Json {
+    as_json(value, "", &mut Vec::new())
+}
+
 /// The value as JSON. Tensors are added to `tensors` with their paths, such as `outputs.logits`.
 fn as_json(value: &Value, place: &str, tensors: &mut Vec<(String, Arc<Lease>)>) -> Json {
     let within = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };

@@ -1,7 +1,8 @@
-use crate::args::ModelsArgs;
+//! `models families`.
+
 use crate::output::{print, print_json};
 use cotensor::core::Result;
-use cotensor::model::family::families;
+use cotensor::model::family::families as known;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -17,8 +18,8 @@ struct Entry {
     stages: Vec<&'static str>,
 }
 
-pub(crate) fn models(args: &ModelsArgs) -> Result<()> {
-    let families = families()
+pub(super) fn families(json: bool) -> Result<()> {
+    let families = known()
         .iter()
         .map(|family| Entry {
             family: &family.name,
@@ -27,7 +28,7 @@ pub(crate) fn models(args: &ModelsArgs) -> Result<()> {
         })
         .collect();
     let listing = Listing { families };
-    if args.json {
+    if json {
         return print_json(&listing);
     }
     let mut text = format!("{:10} {:38} stages\n", "family", "kinds");

@@ -61,6 +61,7 @@ fn specs() -> Vec<BlobSpec> {
         dtype: DType::U8,
         shape: vec![len],
         producer: "model".to_owned(),
+        label: String::new(),
     };
     [5000, 6000, 7000].map(spec).to_vec()
 }

@@ -1,0 +1,160 @@
+//! `models ps`, `load` and `unload`: the models of the model process.
+
+use crate::args::{Client, LoadArgs};
+use crate::commands::call::{call_error, plain_json};
+use crate::commands::connection::connect;
+use crate::commands::daemon::running;
+use crate::commands::embed::model_name;
+use crate::launch::Program;
+use crate::output::{print, print_json, report};
+use crate::table::{Table, duration, plain};
+use cotensor::core::{Error, Result, size};
+use cotensor::memory::process::pss_bytes;
+use cotensor_client::protocol::{Empty, GetStatus, StartModels};
+use cotensor_client::{ClientStore, default_socket};
+use cotensor_functions::{Arguments, Functions};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+const LIST: &str = "model.list";
+const LOAD: &str = "model.load";
+const UNLOAD: &str = "model.unload";
+
+#[derive(Serialize)]
+struct Listing {
+    /// The process that runs the models, if the daemon started it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    /// Its memory, with its part of shared pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pss_bytes: Option<u64>,
+    models: Vec<Entry>,
+}
+
+/// A model as `model.list` describes it.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    variant: Option<String>,
+    display_name: String,
+    folder: String,
+    family: String,
+    stages: Vec<String>,
+    engines: Vec<String>,
+    weights_bytes: u64,
+    shared_bytes: u64,
+    created: u64,
+    requests: u64,
+    in_use: bool,
+    idle_s: f64,
+    pinned: bool,
+    unload_in_s: Option<f64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Unloaded {
+    unloaded: Vec<String>,
+}
+
+pub(super) fn list(client: &Client) -> Result<()> {
+    let (pid, models) = match running(&client.socket.clone().unwrap_or_else(default_socket), "cotensor models")? {
+        None => (None, Vec::new()),
+        Some(store) => {
+            let status = store.request::<GetStatus>(&Empty {})?;
+            (status.models, loaded(&store)?)
+        }
+    };
+    if client.json {
+        return print_json(&Listing { pid, pss_bytes: pid.and_then(|pid| pss_bytes(pid).ok()), models });
+    }
+    if models.is_empty() {
+        return print("no model is loaded; `cotensor models load MODEL` loads one, and so does the first request\n");
+    }
+    let titles = ["name", "family", "weights", "shared", "requests", "idle", "unloaded", "engine"];
+    let mut table = Table::new(&[false, false, true, true, true, true, false, false], &titles);
+    for model in &models {
+        let variant = model.variant.as_ref().map_or_else(String::new, |variant| format!(" ({variant})"));
+        table.row([
+            plain(&model.name) + &variant,
+            model.family.clone(),
+            size(model.weights_bytes),
+            size(model.shared_bytes),
+            model.requests.to_string(),
+            if model.in_use { "in use".to_owned() } else { duration(model.idle_s) },
+            model.unload_in_s.map_or_else(|| "never".to_owned(), |left| format!("in {}", duration(left))),
+            model.engines.join(", "),
+        ]);
+    }
+    let process = pid.and_then(|pid| Some((pid, pss_bytes(pid).ok()?)));
+    let process = process.map_or_else(String::new, |(pid, bytes)| {
+        format!("process {pid}: {} with its part of shared pages\n", size(bytes))
+    });
+    print(&(table.text() + &process))
+}
+
+/// The loaded models; none if no process offers models.
+fn loaded(store: &Arc<ClientStore>) -> Result<Vec<Entry>> {
+    #[derive(Deserialize)]
+    struct Listed {
+        models: Vec<Entry>,
+    }
+    let functions = Functions::new(Arc::clone(store));
+    if functions.list(LIST)?.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(call::<Listed>(&functions, LIST, &Arguments::new())?.models)
+}
+
+pub(super) fn load(args: &LoadArgs, program: &Program) -> Result<()> {
+    let store = connect(&args.client, program, "cotensor models")?;
+    let functions = Functions::new(Arc::clone(&store));
+    if functions.list(LOAD)?.is_empty() {
+        store.request::<StartModels>(&Empty {})?;
+    }
+    let mut arguments = Arguments::new().named("model", model_name(&args.model)?);
+    if let Some(variant) = &args.variant {
+        arguments = arguments.named("variant", variant.as_str());
+    }
+    if let Some(seconds) = args.ttl {
+        arguments = arguments.named("ttl_s", i64::from(seconds));
+    }
+    if args.pin {
+        arguments = arguments.named("pinned", true);
+    }
+    let loaded: Entry = call(&functions, LOAD, &arguments)?;
+    if args.client.json {
+        return print_json(&loaded);
+    }
+    let until = loaded.unload_in_s.map_or_else(
+        || "kept until `cotensor models unload`".to_owned(),
+        |left| format!("unloaded after {} without requests", duration(left)),
+    );
+    report(&format!("{}: {} of weights, {until}", plain(&loaded.name), size(loaded.weights_bytes)));
+    Ok(())
+}
+
+pub(super) fn unload(client: &Client, model: Option<&str>) -> Result<()> {
+    let store = running(&client.socket.clone().unwrap_or_else(default_socket), "cotensor models")?;
+    let functions = store.map(Functions::new);
+    let offered = functions.filter(|functions| functions.list(UNLOAD).is_ok_and(|found| !found.is_empty()));
+    let unloaded: Unloaded = match (offered, model) {
+        (Some(functions), Some(model)) => {
+            call(&functions, UNLOAD, &Arguments::new().named("model", model_name(model)?))?
+        }
+        (Some(functions), None) => call(&functions, UNLOAD, &Arguments::new().named("all", true))?,
+        (None, Some(_)) => return Err(Error::not_found("no model is loaded").in_field("MODEL")),
+        (None, None) => Unloaded { unloaded: Vec::new() },
+    };
+    if client.json {
+        return print_json(&unloaded);
+    }
+    let names = unloaded.unloaded.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", ");
+    report(&format!("unloaded: {}", if names.is_empty() { "nothing" } else { &names }));
+    Ok(())
+}
+
+fn call<T: for<'de> Deserialize<'de>>(functions: &Functions, name: &str, arguments: &Arguments) -> Result<T> {
+    let answer = functions.call(name, arguments).map_err(|error| call_error(error, name))?;
+    let corrupt = |error: serde_json::Error| Error::corrupt(format!("the answer of {name}: {error}"));
+    serde_json::from_value(plain_json(&answer)).map_err(corrupt)
+}

@@ -1,0 +1,153 @@
+//! One model that is loaded.
+
+use super::batches::Batches;
+use cotensor_core::{Error, Result};
+use cotensor_model::Runtime;
+use cotensor_model::family::AnswerKind;
+use cotensor_model::model::Model;
+use cotensor_model::pipeline::{Inputs, TextEmbedder, User, run_user};
+use cotensor_model::stage::Stage;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// A model in requests: the absolute path of a folder or a name on the hub, and the variant of its graphs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ModelKey {
+    pub(crate) name: String,
+    pub(crate) variant: Option<String>,
+}
+
+impl ModelKey {
+    pub(crate) fn new(name: &str, variant: Option<&str>) -> Self {
+        Self { name: name.to_owned(), variant: variant.map(str::to_owned) }
+    }
+
+    pub(super) fn open(&self, runtime: &Arc<Runtime>) -> Result<Arc<Model>> {
+        let path = Path::new(&self.name);
+        match path.is_absolute() {
+            true => runtime.open_variant(path, Path::new(""), self.variant.as_deref()),
+            false => runtime.open_named(&self.name, self.variant.as_deref()),
+        }
+    }
+}
+
+/// A model that is loaded, in one version of its files.
+pub(crate) struct LoadedModel {
+    pub(crate) key: ModelKey,
+    pub(crate) model: Arc<Model>,
+    batches: Mutex<Option<Arc<Batches>>>,
+    created: SystemTime,
+    usage: Mutex<Usage>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Usage {
+    last: Instant,
+    requests: u64,
+    /// It is unloaded after this time without requests; never without one.
+    pub(super) ttl: Option<Duration>,
+}
+
+/// A loaded model, for lists.
+pub(crate) struct ModelInfo {
+    pub(crate) key: ModelKey,
+    pub(crate) model: Arc<Model>,
+    /// When it was loaded, in seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) requests: u64,
+    /// Whether a request or a reference uses it now.
+    pub(crate) in_use: bool,
+    /// The time since the last request.
+    pub(crate) idle: Duration,
+    /// The time without requests after which it is unloaded; never without one.
+    pub(crate) ttl: Option<Duration>,
+    /// Its loaded graphs.
+    pub(crate) stages: Vec<Arc<Stage>>,
+}
+
+impl LoadedModel {
+    pub(super) fn new(key: ModelKey, model: Arc<Model>, ttl: Option<Duration>) -> Self {
+        let usage = Mutex::new(Usage { last: Instant::now(), requests: 0, ttl });
+        Self { key, model, batches: Mutex::default(), created: SystemTime::now(), usage }
+    }
+
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request, which begins.
+    pub(crate) fn count(&self) {
+        let mut usage = self.usage();
+        usage.last = Instant::now();
+        usage.requests += 1;
+    }
+
+    /// A request ends.
+    pub(super) fn touch(&self) {
+        self.usage().last = Instant::now();
+    }
+
+    pub(super) fn keep_for(&self, ttl: Option<Duration>) {
+        self.usage().ttl = ttl;
+    }
+
+    pub(super) fn ttl(&self) -> Option<Duration> {
+        self.usage().ttl
+    }
+
+    pub(super) fn idle(&self) -> Duration {
+        self.usage().last.elapsed()
+    }
+
+    pub(super) fn info(&self, in_use: bool) -> ModelInfo {
+        let Usage { last, requests, ttl } = *self.usage();
+        ModelInfo {
+            key: self.key.clone(),
+            model: Arc::clone(&self.model),
+            created: self.created.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            requests,
+            in_use,
+            idle: last.elapsed(),
+            ttl,
+            stages: self.model.loaded_stages(),
+        }
+    }
+
+    /// Loads all graphs that requests need, except heads.
+    pub(super) fn load(&self, runtime: &Runtime, caches_results: bool) -> Result<()> {
+        let family = self.model.family();
+        if family.tasks().any(|task| task.answer == AnswerKind::Sentence) {
+            self.batches(runtime, caches_results)?;
+        }
+        self.model.load_stages()
+    }
+
+    /// The thread that embeds. The first call opens its graph.
+    pub(super) fn batches(&self, runtime: &Runtime, caches_results: bool) -> Result<Arc<Batches>> {
+        let mut started = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(batches) = &*started {
+            return Ok(Arc::clone(batches));
+        }
+        let embedder = TextEmbedder::open(&self.model)?;
+        let holder = caches_results.then(|| runtime.store().holder(&self.key.name));
+        let batches = Arc::new(Batches::start(embedder, holder)?);
+        *started = Some(Arc::clone(&batches));
+        Ok(batches)
+    }
+
+    pub(super) fn rerank(&self, runtime: &Runtime, query: String, texts: Vec<String>) -> Result<Vec<f32>> {
+        let model = &self.model;
+        let family = model.family();
+        let task = family.tasks().find(|task| task.answer == AnswerKind::Scores).ok_or_else(|| {
+            Error::unsupported(format!("{} ranks no texts: a cross-encoder of BERT's family does", family.title))
+                .in_file(model.folder())
+        })?;
+        let (name, task) = (self.key.name.clone(), task.name.clone());
+        let user = User { name: "rerank".to_owned(), model: name, task, texts, ..User::default() };
+        let holder = runtime.store().holder(&self.key.name);
+        let report = run_user(model, &user, &Inputs::default().with_text(query), &holder)?;
+        let scores = report.outputs.into_iter().next().ok_or_else(|| Error::corrupt("the model gave no scores"))?;
+        Ok(scores.values)
+    }
+}
