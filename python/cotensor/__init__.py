@@ -63,7 +63,8 @@ def connect(
     If no daemon answers, starts one in the background. It outlives this process, and ends after ten minutes
     (``COTENSOR_IDLE_EXIT``) without clients and tensors. ``autostart=False`` and ``COTENSOR_AUTOSTART=0`` forbid this.
 
-    ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path. ``client`` names this process in
+    ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path. The user's configuration file
+    (``cotensor config``) sets what no variable sets. ``client`` names this process in
     reports (``cotensor who``, ``cotensor top``): by default the program's name. The daemon has to answer within ``timeout``
     seconds.
 

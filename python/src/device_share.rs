@@ -41,7 +41,8 @@ impl DeviceShare {
         smallest: u64,
         socket: Option<PathBuf>,
     ) -> PyResult<Self> {
-        let (client, socket) = (program(py), socket.unwrap_or_else(cotensor_client::default_socket));
+        let client = program(py);
+        let socket = socket.map_or_else(cotensor_client::configured_socket, Ok).or_raise(py)?;
         let needs = DeviceNeeds { demand_bytes: demand, smallest_bytes: smallest };
         let joined = py.detach(|| cotensor_client::DeviceShare::join(&socket, &client, device, capacity, needs));
         Ok(Self { share: ProcessLocal::new(joined.or_raise(py)?) })

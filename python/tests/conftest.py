@@ -27,6 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # A test that means a daemon names it.
 os.environ.setdefault("COTENSOR_AUTOSTART", "0")
+os.environ.setdefault("COTENSOR_CONFIG", "/dev/null")
 
 # Engines of processes that use a daemon keep files here, and not in the user's folder.
 CACHE = tempfile.TemporaryDirectory()

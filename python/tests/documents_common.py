@@ -107,6 +107,8 @@ class Workspace:
             HOME=str(folder),
             COTENSOR_SOCKET=str(folder / "s"),
             COTENSOR_CACHE=str(folder / "cache"),
+            COTENSOR_CONFIG="",
+            XDG_CONFIG_HOME=str(folder / ".config"),
             PYTHONPATH=str(folder),
         )
         #: The address and port of the daemon's HTTP server; empty without one.

@@ -42,7 +42,7 @@ provider.serve()
 def environment(**more: str) -> Dict[str, str]:
     """The environment of this process, without the variables that locate a daemon, and with no daemon that is not named."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("COTENSOR_") and k not in ("RANK", "GPUS_PER_NODE")}
-    return {**kept, "COTENSOR_AUTOSTART": "0", **more}
+    return {**kept, "COTENSOR_AUTOSTART": "0", "COTENSOR_CONFIG": "/dev/null", **more}
 
 
 class Program:

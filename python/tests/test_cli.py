@@ -170,3 +170,23 @@ def test_scan_prints_the_code_that_shares_the_duplicates_of_a_program():
     finally:
         for child in children:
             child.communicate(b"\n", timeout=60)
+
+
+def test_connect_reads_the_configuration_file(daemon, tmp_path):
+    file = tmp_path / "config.toml"
+    program = "import cotensor; print(cotensor.connect().socket)"
+
+    def connects(text: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        file.write_text(text)
+        env = environment(COTENSOR_CONFIG=str(file), **variables)
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60)
+
+    assert connects(f"socket = '{daemon.socket}'").stdout.strip() == str(daemon.socket)
+    # A variable takes precedence, and the file forbids a daemon where no variable does.
+    other = connects(f"socket = '{daemon.socket}'", COTENSOR_SOCKET=str(tmp_path / "none"))
+    assert "NoDaemonError" in other.stderr and str(tmp_path / "none") in other.stderr
+    forbidden = connects(f"socket = '{tmp_path}/none'\nautostart = false", COTENSOR_AUTOSTART="")
+    assert "NoDaemonError" in forbidden.stderr and not (tmp_path / "none").exists()
+    wrong = connects("sokcet = 'x'")
+    assert "InvalidError" in wrong.stderr and "config.toml: sokcet: line 1" in wrong.stderr
+    assert "did you mean socket?" in wrong.stderr

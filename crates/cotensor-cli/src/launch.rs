@@ -22,6 +22,8 @@ pub(crate) struct Program {
     pub(crate) launch: Launch,
     /// The command line without the program's name.
     pub(crate) arguments: Vec<OsString>,
+    /// Variables of the daemon's further processes: the values of the configuration file.
+    pub(crate) variables: Vec<(OsString, OsString)>,
 }
 
 impl Program {
@@ -68,7 +70,7 @@ impl Program {
     pub(crate) fn again(&self) -> Result<supervisor::Launch> {
         let (program, mut arguments) = self.command()?;
         arguments.extend(self.arguments.iter().cloned());
-        Ok(supervisor::Launch::new(program, arguments))
+        Ok(supervisor::Launch::new(program, arguments).with_variables(self.variables.clone()))
     }
 }
 
@@ -79,7 +81,7 @@ mod tests {
     #[test]
     fn command_line_is_quoted_for_a_shell() {
         let arguments = ["demo", "--report=a.html", "it's <b>", ""].map(OsString::from).to_vec();
-        let program = Program { launch: Launch::ThisProgram, arguments };
+        let program = Program { launch: Launch::ThisProgram, arguments, variables: Vec::new() };
         assert_eq!(program.command_line(), r"cotensor demo --report=a.html 'it'\''s <b>' ''");
     }
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod config_file;
 mod environment;
 mod launch;
 mod log;
@@ -15,9 +16,10 @@ mod watchdog;
 
 pub use launch::Launch;
 
-use args::Command;
+use args::{Cli, Command};
 use cotensor::core::Result;
 use cotensor::{Error, ErrorKind};
+use cotensor_client::settings::ConfigFile;
 use launch::Program;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -39,7 +41,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) 
 pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> u8 {
     let started = Instant::now();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let cli = match parse::parse(&arguments) {
+    let cli = match parse::parse(&arguments, &ConfigFile::default()) {
         Ok(cli) => cli,
         Err(shown) => {
             // Errors, help and version. When standard error is closed, only the exit code remains.
@@ -47,9 +49,13 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -
             return u8::try_from(shown.exit_code()).unwrap_or(u8::MAX);
         }
     };
-    let program = Program { launch, arguments: arguments.into_iter().skip(1).collect() };
     let is_daemon = matches!(cli.command, Command::Serve(_));
-    match panics::catch(|| command(cli.command, &program, started)) {
+    let configured = panics::catch(|| configured(cli, &arguments));
+    let outcome = configured.and_then(|(cli, variables)| {
+        let program = Program { launch, arguments: arguments.into_iter().skip(1).collect(), variables };
+        panics::catch(|| command(cli.command, &program, started))
+    });
+    match outcome {
         Ok(()) => DONE,
         Err(error) => {
             let line = format!("error: {}", output::bounded(&output::printable(&error.to_string())));
@@ -62,6 +68,25 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -
             exit_code(&error)
         }
     }
+}
+
+/// The command line with the configuration file's values as defaults; and the variables with which further processes of a daemon
+/// keep these values when the file changes.
+///
+/// # Errors
+/// As [`ConfigFile::load`] and [`config_file::check`].
+fn configured(cli: Cli, arguments: &[OsString]) -> Result<(Cli, Vec<(OsString, OsString)>)> {
+    // These have no settings, or show a file with errors.
+    if matches!(cli.command, Command::Config(_) | Command::Version(_) | Command::Completions { .. }) {
+        return Ok((cli, Vec::new()));
+    }
+    let file = ConfigFile::load()?;
+    if file.settings.is_empty() {
+        return Ok((cli, Vec::new()));
+    }
+    config_file::check(&file)?;
+    let cli = parse::parse(arguments, &file).map_err(|error| Error::invalid(error.to_string()))?;
+    Ok((cli, config_file::variables(&file)))
 }
 
 fn command(command: Command, program: &Program, started: Instant) -> Result<()> {
@@ -100,6 +125,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Scan(args) => commands::scan(&args),
         Command::Cache(args) => commands::cache(&args),
         Command::Version(args) => commands::version(&args),
+        Command::Config(args) => commands::config(&args),
         Command::Env(args) => commands::env(&args, program),
     }
 }

@@ -1,27 +1,30 @@
 //! Parses the command line; environment variables set options.
 
 use crate::args::Cli;
+use crate::config_file::with_defaults;
 use clap::builder::{OsStr, Resettable};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+use cotensor_client::settings::ConfigFile;
 use std::ffi::OsString;
 
-/// Parses `arguments`, starting with the program's name. An empty variable counts as unset.
+/// Parses `arguments`, starting with the program's name. An empty variable counts as unset. The values of `file` are defaults.
 ///
 /// # Errors
 /// Usage errors, help and version, as clap formats them.
-pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
-    parse_with(arguments, is_empty_variable).map_err(|error| {
+pub(crate) fn parse(arguments: &[OsString], file: &ConfigFile) -> Result<Cli, clap::Error> {
+    parse_with(arguments, file, is_empty_variable).map_err(|error| {
         // The usage line of an error lists options that variables set. Errors that no variable causes are shown without
         // them.
-        parse_with(arguments, |_| true).err().unwrap_or(error)
+        parse_with(arguments, file, |_| true).err().unwrap_or(error)
     })
 }
 
 /// Parses without the variables of the options for which `ignored` is true.
-fn parse_with(arguments: &[OsString], ignored: fn(&Arg) -> bool) -> Result<Cli, clap::Error> {
-    let matches = without_variables(Cli::command(), ignored).try_get_matches_from(arguments)?;
+fn parse_with(arguments: &[OsString], file: &ConfigFile, ignored: fn(&Arg) -> bool) -> Result<Cli, clap::Error> {
+    let command = without_variables(with_defaults(Cli::command(), file), ignored);
+    let matches = command.try_get_matches_from(arguments)?;
     refuse_unread_options(&matches)?;
     Cli::from_arg_matches(&matches)
 }
@@ -45,7 +48,29 @@ fn is_empty_variable(arg: &Arg) -> bool {
 
 /// Refuses options that would have no effect.
 fn refuse_unread_options(matches: &ArgMatches) -> Result<(), clap::Error> {
-    let Some(("run", run)) = matches.subcommand() else { return Ok(()) };
+    match matches.subcommand() {
+        Some(("run", run)) => refuse_options_of_run(run),
+        Some(("serve", serve)) => refuse_options_of_serve(serve),
+        _ => Ok(()),
+    }
+}
+
+/// Options of one part of the daemon. A variable or the configuration file may have them for another command.
+fn refuse_options_of_serve(serve: &ArgMatches) -> Result<(), clap::Error> {
+    for (id, option, part, needed) in [
+        ("max_spill", "--max-spill", "spill", "--spill <DIR>"),
+        ("token_file", "--token-file", "listen", "--listen"),
+        ("allow_host", "--allow-host", "listen", "--listen"),
+    ] {
+        if serve.value_source(id) == Some(ValueSource::CommandLine) && !serve.contains_id(part) {
+            let message = format!("{option} has no effect without {needed}");
+            return Err(Cli::command().error(ErrorKind::MissingRequiredArgument, message));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_options_of_run(run: &ArgMatches) -> Result<(), clap::Error> {
     if !run.get_flag("daemon") {
         return Ok(());
     }

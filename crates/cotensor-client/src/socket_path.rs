@@ -1,13 +1,22 @@
 //! The default path of the daemon's socket, and its folder.
 
 use crate::private_folder::{Others, private_folder};
+use crate::settings::{SOCKET, configured};
 use cotensor_core::Result;
 use std::path::{Path, PathBuf};
 
+/// The socket in `COTENSOR_SOCKET`, else in the configuration file, else as [`default_socket`].
+///
+/// # Errors
+/// As [`ConfigFile::load`](crate::settings::ConfigFile::load).
+pub fn configured_socket() -> Result<PathBuf> {
+    Ok(configured(&SOCKET)?.map_or_else(default_socket, PathBuf::from))
+}
+
 /// `COTENSOR_SOCKET` if it is set, else `cotensor.sock` in the user's runtime folder if that exists, else in
-/// [`fallback_folder`].
+/// [`fallback_folder`]. The configuration file is not read.
 pub fn default_socket() -> PathBuf {
-    if let Some(socket) = std::env::var_os("COTENSOR_SOCKET").filter(|socket| !socket.is_empty()) {
+    if let Some(socket) = std::env::var_os(SOCKET.variable).filter(|socket| !socket.is_empty()) {
         return socket.into();
     }
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir()) {

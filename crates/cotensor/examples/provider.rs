@@ -6,7 +6,7 @@
 //! cotensor call mean @x.npy       # the same from the command line
 //! ```
 
-use cotensor::client::default_socket;
+use cotensor::client::configured_socket;
 use cotensor::functions::{Failure, Managed, Object, Options, Provider, Value};
 use cotensor::{DType, Lease, Result};
 use cotensor_daemon::{Config, connect_or_embed};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 fn main() -> Result<()> {
-    let socket = std::env::args_os().nth(1).map_or_else(default_socket, Into::into);
+    let socket = std::env::args_os().nth(1).map_or_else(configured_socket, |path| Ok(path.into()))?;
     let config = Config { socket, ..Config::default() };
     // A daemon that was started here serves all processes until this variable is dropped.
     let (store, daemon) = connect_or_embed(&config, "provider")?;

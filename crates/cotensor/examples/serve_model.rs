@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example serve_model`
 
-use cotensor::client::{ClientStore, default_socket};
+use cotensor::client::{ClientStore, configured_socket};
 use cotensor::functions::{Arguments, CallError, Functions, Provider};
 use cotensor::serving::{LoadedModels, ServingOptions, model_functions};
 use cotensor::{Error, Runtime};
@@ -17,7 +17,7 @@ const CALLER: &str = "caller";
 
 fn main() -> Result<(), CallError> {
     let mut arguments = std::env::args_os().skip(1);
-    let socket: PathBuf = arguments.next().map_or_else(default_socket, Into::into);
+    let socket: PathBuf = arguments.next().map_or_else(configured_socket, |path| Ok(path.into()))?;
     if arguments.next().is_some_and(|part| part == CALLER) {
         return call(ClientStore::connect(Some(&socket), CALLER)?);
     }

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example share_processes`
 
-use cotensor::client::{ClientStore, default_socket};
+use cotensor::client::{ClientStore, configured_socket};
 use cotensor::store::{CopyReason, Retention, TensorSpec};
 use cotensor::{DType, Error, Inputs, Kind, Pipeline, Result, Runtime, TensorStore, run_user};
 use cotensor_daemon::{Config, connect_or_embed};
@@ -16,7 +16,7 @@ const SECOND: &str = "second";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
-    let socket: PathBuf = arguments.next().map_or_else(default_socket, Into::into);
+    let socket: PathBuf = arguments.next().map_or_else(configured_socket, |path| Ok(path.into()))?;
     if arguments.next().is_some_and(|part| part == SECOND) {
         let store = ClientStore::connect(Some(&socket), SECOND)?;
         let tensor = store.get("page", &store.holder(""))?;

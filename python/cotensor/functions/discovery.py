@@ -35,8 +35,8 @@ def socket_for(port: int) -> Path:
 
 
 def named(socket: Optional[Socket]) -> Optional[Path]:
-    """The socket of the argument or of ``COTENSOR_SOCKET``; ``None`` without either."""
-    path = socket if socket is not None else os.environ.get("COTENSOR_SOCKET") or None
+    """The socket of the argument, of ``COTENSOR_SOCKET`` or of the configuration file; ``None`` without any."""
+    path = socket if socket is not None else _native.named_socket()
     return None if path is None else Path(path)
 
 

@@ -8,6 +8,7 @@ use crate::process::ProcessLocal;
 use crate::store::store::Store;
 use cotensor::model::engine::EngineOptions;
 use cotensor::{HardwarePreferences, Runtime};
+use cotensor_client::settings::{ENGINE, configured};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,6 +33,8 @@ impl ResourcePool {
         #[pyo3(from_py_with = args::threads)] threads: Option<usize>,
         #[pyo3(from_py_with = args::engine)] engine: Option<String>,
     ) -> PyResult<Self> {
+        let configured = if engine.is_none() { configured(&ENGINE).or_raise(py)? } else { None };
+        let engine = engine.or_else(|| configured.map(|name| name.to_string_lossy().into_owned()));
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
         let backend = store.get().store(py)?;
         let derived = store.get().cache(py)?.map(|cache| cache as Arc<_>);

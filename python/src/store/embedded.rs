@@ -6,6 +6,7 @@ use super::store::Store;
 use crate::errors::{OrRaise, raise};
 use crate::process::ProcessLocal;
 use cotensor::Error;
+use cotensor_client::settings::{SOCKET, configured};
 use cotensor_daemon::http::HttpConfig;
 use cotensor_daemon::{Config, Service};
 use pyo3::prelude::*;
@@ -87,6 +88,12 @@ pub(crate) fn socket_of(py: Python<'_>, address: &str) -> PyResult<PathBuf> {
 #[pyfunction]
 pub(crate) fn default_socket() -> PathBuf {
     cotensor_client::default_socket()
+}
+
+/// The socket in ``COTENSOR_SOCKET``, else in the configuration file; ``None`` without either.
+#[pyfunction]
+pub(crate) fn named_socket(py: Python<'_>) -> PyResult<Option<PathBuf>> {
+    Ok(configured(&SOCKET).or_raise(py)?.map(PathBuf::from))
 }
 
 /// The HTTP port of this rank: 2537 + ``RANK``, or 2537 if ``GPUS_PER_NODE`` is set, because all ranks then share one

@@ -18,6 +18,7 @@ use crate::interrupt::seconds;
 use cotensor::{DType, EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
+use cotensor_client::settings::{CACHE, configured};
 use cotensor_core::Device;
 use cotensor_memory::{EmbeddedMemory, PackCache};
 use cotensor_store::TensorId;
@@ -63,12 +64,12 @@ impl Store {
     /// the daemon. `None` without a folder that can be used.
     ///
     /// # Errors
-    /// As [`PackCache::open`], for the folder that `COTENSOR_CACHE` names.
+    /// As [`PackCache::open`], for the folder that `COTENSOR_CACHE` or the configuration file names.
     pub(crate) fn cache(&self, py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
         if let Backend::Embedded(_) = self.backend(py)? {
             return Ok(self.cache.clone());
         }
-        let named = std::env::var_os("COTENSOR_CACHE").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let named = configured(&CACHE).or_raise(py)?.map(PathBuf::from);
         let folder = named.or_else(PackCache::usable_default_dir);
         folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))
     }
@@ -149,8 +150,8 @@ impl Store {
     }
 
     /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the
-    /// default path. ``client`` names this process in reports. The daemon has to answer within ``timeout`` seconds.
-    /// If none answers, starts one in the background, unless ``autostart`` or ``COTENSOR_AUTOSTART`` forbids it.
+    /// configuration file's, else the default path. ``client`` names this process in reports. The daemon has to answer within ``timeout`` seconds.
+    /// If none answers, starts one in the background, unless ``autostart``, ``COTENSOR_AUTOSTART`` or the file forbids it.
     #[staticmethod]
     #[pyo3(signature = (socket=None, *, client=None, timeout=None, autostart=true))]
     fn connect(
@@ -162,8 +163,6 @@ impl Store {
     ) -> PyResult<Self> {
         let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
         let client = client.unwrap_or_else(|| program(py));
-        let socket =
-            socket.or_else(|| std::env::var_os("COTENSOR_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from));
         let mut builder = ClientStore::builder(&client).timeout(timeout);
         if let Some(socket) = socket {
             builder = builder.socket(socket);

@@ -1,7 +1,7 @@
 //! The weight cache.
 
-use crate::environment;
 use clap::{Args, Subcommand};
+use cotensor_client::settings;
 use std::path::PathBuf;
 
 /// List, verify or prune the weight cache.
@@ -15,7 +15,7 @@ pub(crate) struct CacheArgs {
     #[command(subcommand)]
     pub(crate) action: CacheAction,
     /// The folder of the cache [default: the user's cache folder].
-    #[arg(long, global = true, env = environment::CACHE, value_name = "DIR")]
+    #[arg(long, global = true, env = settings::CACHE.variable, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long, global = true)]

@@ -89,10 +89,10 @@ pub(crate) struct ServeModelsArgs {
     #[command(flatten)]
     pub(crate) client: Client,
     /// Folder for weights in the layout of the engine's kernels [default: the user's cache folder].
-    #[arg(long, env = crate::environment::CACHE, value_name = "DIR")]
+    #[arg(long, env = cotensor_client::settings::CACHE.variable, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Number of engine threads [default: one per core].
-    #[arg(long, env = crate::environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, env = cotensor_client::settings::THREADS.variable, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) engine: super::EngineArgs,

@@ -6,6 +6,7 @@ use crate::environment;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 use cotensor::core::Device;
+use cotensor_client::settings;
 use cotensor_formats::Format;
 use std::path::PathBuf;
 
@@ -15,12 +16,12 @@ const SIZE: &str = "SIZE";
 #[derive(Args)]
 pub(crate) struct Client {
     /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
-    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Whether to start a daemon when none answers.
     #[arg(
         long,
-        env = environment::AUTOSTART,
+        env = settings::AUTOSTART.variable,
         value_name = "BOOL",
         default_value_t = true,
         value_parser = BoolishValueParser::new(),
@@ -45,25 +46,25 @@ pub(crate) struct Client {
 pub(crate) struct ServeArgs {
     /// Unix socket to listen on, created with mode 0600 [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
     /// /tmp/cotensor-UID].
-    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Memory budget of all tensors, such as 4GiB, without a unit in MiB; each tensor counts 1 KiB more than its size [default: none]. When the
     /// budget is exhausted, unleased tensors are evicted; then publishing fails with an error that lists the
     /// holders.
-    #[arg(long, env = environment::MAX_MEMORY, value_name = SIZE, value_parser = size)]
+    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = SIZE, value_parser = size)]
     pub(crate) max_memory: Option<u64>,
     /// Device whose memory clients may share, with its budget, such as cuda:0=40GiB; repeatable [default: host
     /// memory only]. The budget of a device counts the tensors of all clients there.
     #[arg(
         long,
-        env = environment::MAX_DEVICE_MEMORY,
+        env = settings::MAX_DEVICE_MEMORY.variable,
         value_name = "DEVICE=SIZE",
         value_delimiter = ',',
         value_parser = device_memory
     )]
     pub(crate) max_device_memory: Vec<(Device, u64)>,
     /// Memory that one client may lease and reserve, such as 4GiB, on all devices together [default: no limit].
-    #[arg(long, env = environment::MAX_CLIENT_MEMORY, value_name = SIZE, value_parser = size)]
+    #[arg(long, env = settings::MAX_CLIENT_MEMORY.variable, value_name = SIZE, value_parser = size)]
     pub(crate) max_client_memory: Option<u64>,
     /// Give every tensor sealed memory of its own, which its producer cannot change. Without this option, the producer
     /// of a tensor up to 256 KiB can still write it. With it, a small tensor takes a descriptor and whole pages (4
@@ -73,35 +74,34 @@ pub(crate) struct ServeArgs {
     /// Serve HTTP: JSON-RPC, tensor bytes, health, metrics and the dashboard. Requests need the token that `cotensor
     /// token` prints; `cotensor dashboard` opens the dashboard [default without a value: 127.0.0.1, port 2537 +
     /// RANK].
-    #[arg(long, env = environment::LISTEN, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]
+    #[arg(long, env = settings::LISTEN.variable, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]
     pub(crate) listen: Option<String>,
     /// Folder for spilled tensors. When memory is needed, unleased tensors are written to files of this daemon instead
     /// of being evicted; a lookup reads them back. The files are removed when the daemon stops.
-    #[arg(long, env = environment::SPILL, value_name = "DIR")]
+    #[arg(long, env = settings::SPILL.variable, value_name = "DIR")]
     pub(crate) spill: Option<PathBuf>,
     /// Maximum size of the spilled files, such as 40GiB [default: the free disk space].
-    #[arg(long, env = environment::MAX_SPILL, value_name = SIZE, value_parser = size, requires = "spill")]
+    #[arg(long, env = settings::MAX_SPILL.variable, value_name = SIZE, value_parser = size)]
     pub(crate) max_spill: Option<u64>,
     /// File that contains the token, readable only by its owner. Requests of every user with this token are served;
     /// with a generated token, requests over loopback must come from this user's processes [default: generated
     /// beside the socket, as PATH.token].
-    #[arg(long, env = environment::TOKEN_FILE, value_name = "FILE", requires = "listen")]
+    #[arg(long, env = settings::TOKEN_FILE.variable, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Host name by which HTTP clients may address the daemon, besides IP addresses and localhost; repeatable.
     /// Requests with other names are refused, because another site's page could resolve its own name to this
     /// machine.
     #[arg(
         long,
-        env = environment::ALLOW_HOST,
+        env = settings::ALLOW_HOST.variable,
         value_name = "NAME",
         value_delimiter = ',',
-        value_parser = host,
-        requires = "listen"
+        value_parser = host
     )]
     pub(crate) allow_host: Vec<String>,
     /// Log level on standard error: off, error, warn, info, debug, trace, or a list such as
     /// `warn,cotensor_daemon=debug`.
-    #[arg(long, env = environment::LOG, value_name = "LEVEL")]
+    #[arg(long, env = settings::LOG.variable, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// Log every session and call; the same as --log debug.
     #[arg(long, short, conflicts_with = "log")]
@@ -119,11 +119,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
     /// End after this many seconds without clients and tensors [default: never; 600 for a daemon that a client started].
-    #[arg(long, env = environment::IDLE_EXIT, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    #[arg(long, env = settings::IDLE_EXIT.variable, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub(crate) idle_exit: Option<u64>,
     /// Seconds without requests after which a model is unloaded; 0 for never. The daemon serves models below /v1 of its HTTP address, and
     /// starts a process for them at the first request.
-    #[arg(long, env = environment::MODEL_TTL, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
+    #[arg(long, env = settings::MODEL_TTL.variable, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub(crate) model_ttl: u64,
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]
@@ -233,7 +233,7 @@ pub(crate) struct GetArgs {
 #[derive(Args)]
 pub(crate) struct DaemonOptions {
     /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
-    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
@@ -260,7 +260,7 @@ pub(crate) struct StopArgs {
 #[derive(Args)]
 pub(crate) struct LogsArgs {
     /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
-    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print further lines as they are written, until Ctrl-C.
     #[arg(short, long)]

@@ -3,6 +3,7 @@
 mod adapters;
 mod cache;
 mod calls;
+mod config;
 mod daemon;
 mod embed;
 mod models;
@@ -16,6 +17,7 @@ mod stream;
 pub(crate) use adapters::*;
 pub(crate) use cache::*;
 pub(crate) use calls::*;
+pub(crate) use config::*;
 pub(crate) use daemon::*;
 pub(crate) use embed::*;
 pub(crate) use models::*;
@@ -25,10 +27,10 @@ pub(crate) use service::*;
 pub(crate) use sharing::*;
 pub(crate) use stream::*;
 
-use crate::environment;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 use cotensor::model::engine;
+use cotensor_client::settings;
 use std::path::PathBuf;
 
 /// One copy of every tensor per machine.
@@ -73,6 +75,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Scan(ScanArgs),
     Cache(CacheArgs),
+    Config(ConfigArgs),
     Env(EnvArgs),
     Version(VersionArgs),
     /// Print a completion script for a shell.
@@ -91,13 +94,13 @@ pub(crate) enum Command {
 #[derive(Args)]
 pub(crate) struct Common {
     /// Folder for weights and the demo's models [default: the user's cache folder].
-    #[arg(long, env = environment::CACHE, value_name = "DIR")]
+    #[arg(long, env = settings::CACHE.variable, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Number of engine threads [default: one per core].
-    #[arg(long, env = environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, env = settings::THREADS.variable, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Memory budget of the store, such as 4GiB; without a unit in MiB [default: none].
-    #[arg(long, env = environment::MAX_MEMORY, value_name = "SIZE", value_parser = sizes::size)]
+    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = "SIZE", value_parser = sizes::size)]
     pub(crate) max_memory: Option<u64>,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
@@ -137,7 +140,7 @@ pub(crate) struct EngineArgs {
     /// Engine that runs graphs: ort (onnxruntime, whose library is searched in ORT_DYLIB_PATH and in Python
     /// environments), ort-shared (the same without copies of weights for its kernels), rten, or auto for the fastest one
     /// that supports a graph [default: auto].
-    #[arg(long, env = environment::ENGINE, value_name = "NAME", value_parser = engine_names(), hide_possible_values = true)]
+    #[arg(long, env = settings::ENGINE.variable, value_name = "NAME", value_parser = engine_names(), hide_possible_values = true)]
     pub(crate) engine: Option<String>,
 }
 

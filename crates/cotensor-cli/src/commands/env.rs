@@ -1,11 +1,12 @@
 use super::connection::connect;
 use crate::args::{EnvArgs, EnvClients};
-use crate::environment::{VARIABLES, markdown};
+use crate::environment::markdown;
 use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result};
 use cotensor_client::protocol::{Empty, HttpListen};
+use cotensor_client::settings::{SETTINGS, Setting};
 use cotensor_client::token::read_token;
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -71,14 +72,11 @@ fn list(args: &EnvArgs) -> Result<()> {
         return print(&markdown());
     }
     let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let entry = |variable: &crate::environment::Variable| Entry {
-        name: variable.name,
-        argument: variable.argument,
-        default: variable.default,
-        meaning: variable.meaning,
-        value: value(variable.name),
+    let entry = |setting: &Setting| {
+        let Setting { variable: name, argument, default, meaning } = *setting;
+        Entry { name, argument, default, meaning, value: value(name) }
     };
-    let listing = Listing { variables: VARIABLES.iter().map(entry).collect() };
+    let listing = Listing { variables: SETTINGS.iter().map(entry).collect() };
     if args.client.json {
         return print_json(&listing);
     }

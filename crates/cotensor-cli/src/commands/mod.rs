@@ -3,6 +3,7 @@
 mod cache;
 mod call;
 mod completions;
+mod config;
 mod connection;
 mod daemon;
 mod dashboard;
@@ -37,6 +38,7 @@ mod version;
 pub(crate) use cache::cache;
 pub(crate) use call::call;
 pub(crate) use completions::completions;
+pub(crate) use config::config;
 pub(crate) use daemon::{status, stop};
 pub(crate) use dashboard::{dashboard, token};
 pub(crate) use demo::{demo, demo_process, demo_worker};

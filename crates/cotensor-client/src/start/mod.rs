@@ -6,11 +6,14 @@ mod starting;
 pub use program::DaemonProgram;
 pub use starting::log_path;
 
-/// The variable that forbids it: `0`, `false`, `no` or `off`.
-pub const AUTOSTART: &str = "COTENSOR_AUTOSTART";
+use crate::settings::{AUTOSTART, configured};
+use cotensor_core::Result;
 
-/// Whether [`AUTOSTART`] allows to start a daemon.
-pub fn autostart_allowed() -> bool {
-    let value = std::env::var(AUTOSTART).unwrap_or_default().to_ascii_lowercase();
-    !matches!(value.trim(), "0" | "false" | "no" | "off")
+/// Whether `COTENSOR_AUTOSTART`, else the configuration file, allows to start a daemon: not with `0`, `false`, `no` or `off`.
+///
+/// # Errors
+/// As [`ConfigFile::load`](crate::settings::ConfigFile::load).
+pub fn autostart_allowed() -> Result<bool> {
+    let value = configured(&AUTOSTART)?.unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    Ok(!matches!(value.trim(), "0" | "false" | "no" | "off"))
 }

@@ -1,4 +1,5 @@
 use super::starting;
+use crate::settings::CONFIG;
 use cotensor_core::Result;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -79,6 +80,10 @@ impl DaemonProgram {
         };
         command.args(&self.arguments).args(arguments).current_dir(folder).env_clear();
         command.envs(std::env::vars_os().filter(|(name, _)| is_kept(name)));
+        if let Some(config) = std::env::var_os(CONFIG).filter(|config| !config.is_empty()) {
+            // The daemon's working directory is another one.
+            command.env(CONFIG, std::path::absolute(&config).unwrap_or_else(|_| config.into()));
+        }
         command
     }
 

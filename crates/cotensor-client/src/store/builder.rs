@@ -9,7 +9,8 @@ use super::reconnect::{self, Reconnector};
 use super::session::ANSWER_TIMEOUT;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
-use crate::socket_path::default_socket;
+use crate::settings::{IDLE_EXIT, configured};
+use crate::socket_path::configured_socket;
 use crate::start::{DaemonProgram, autostart_allowed};
 use cotensor_core::{ErrorKind, Memory, Result};
 use cotensor_memory::process::raise_fd_limit;
@@ -20,10 +21,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A daemon that a client started ends after this many seconds without clients and tensors.
+/// A daemon that a client started ends after this many seconds without clients and tensors, unless [`IDLE_EXIT`] is set.
 const IDLE_EXIT_SECONDS: &str = "600";
-/// The variable that replaces [`IDLE_EXIT_SECONDS`].
-const IDLE_EXIT: &str = "COTENSOR_IDLE_EXIT";
 
 /// Builds a [`ClientStore`].
 #[derive(Clone)]
@@ -36,14 +35,14 @@ pub struct ClientStoreBuilder {
 }
 
 impl ClientStoreBuilder {
-    /// The daemon's socket. [`default_socket`] without it.
+    /// The daemon's socket. [`configured_socket`] without it.
     #[must_use]
     pub fn socket(mut self, socket: impl Into<PathBuf>) -> Self {
         self.socket = Some(socket.into());
         self
     }
 
-    /// The program that is started as daemon when none answers, unless [`AUTOSTART`](crate::AUTOSTART) forbids it. The
+    /// The program that is started as daemon when none answers, unless [`AUTOSTART`](crate::settings::AUTOSTART) forbids it. The
     /// daemon outlives this process; it ends after ten minutes (`COTENSOR_IDLE_EXIT`) without clients and tensors.
     #[must_use]
     pub fn start(mut self, program: DaemonProgram) -> Self {
@@ -75,15 +74,15 @@ impl ClientStoreBuilder {
         let Self { client, socket, timeout, memories, program } = self;
         let began = Instant::now();
         raise_fd_limit();
-        let socket = socket.unwrap_or_else(default_socket);
+        let socket = socket.map_or_else(configured_socket, Ok)?;
         let (slabs, memories) = (Slabs::default(), Arc::new(Memories::new(memories)));
         let greet = || {
             let left = timeout.saturating_sub(began.elapsed());
             DaemonConnection::greet_first(&socket, &client, &slabs.freed(), left)
         };
-        let greeted = match (greet(), program.filter(|_| autostart_allowed())) {
-            (Err(error), Some(program)) if error.kind() == ErrorKind::Unreachable => {
-                program.start(&socket, &serve(&socket), Path::new("/"), timeout.saturating_sub(began.elapsed()))?;
+        let greeted = match (greet(), program) {
+            (Err(error), Some(program)) if error.kind() == ErrorKind::Unreachable && autostart_allowed()? => {
+                program.start(&socket, &serve(&socket)?, Path::new("/"), timeout.saturating_sub(began.elapsed()))?;
                 greet()?
             }
             (outcome, _) => outcome?,
@@ -126,7 +125,7 @@ impl ClientStore {
         }
     }
 
-    /// Connects to the daemon at `socket`, or at [`default_socket`]; starts the command `cotensor` beside this executable
+    /// Connects to the daemon at `socket`, or at [`configured_socket`]; starts the command `cotensor` beside this executable
     /// ([`DaemonProgram::beside_this_executable`]) as daemon when none answers.
     ///
     /// # Errors
@@ -138,7 +137,7 @@ impl ClientStore {
         builder.connect()
     }
 
-    /// Connects to the daemon at `socket`, or at [`default_socket`]. `client` names this process for display.
+    /// Connects to the daemon at `socket`, or at [`configured_socket`]. `client` names this process for display.
     ///
     /// # Errors
     /// As [`ClientStoreBuilder::connect`].
@@ -157,12 +156,12 @@ impl ClientStore {
 }
 
 /// The arguments of a daemon that a client starts.
-fn serve(socket: &Path) -> Vec<OsString> {
+fn serve(socket: &Path) -> Result<Vec<OsString>> {
     // The daemon's working directory is another one.
     let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
     let mut arguments = vec!["serve".into(), "--detached".into(), "--json".into(), "--socket".into(), socket.into()];
-    if std::env::var_os(IDLE_EXIT).is_none_or(|value| value.is_empty()) {
+    if configured(&IDLE_EXIT)?.is_none() {
         arguments.extend(["--idle-exit".into(), IDLE_EXIT_SECONDS.into()]);
     }
-    arguments
+    Ok(arguments)
 }

@@ -49,6 +49,7 @@ pub struct Launch {
     /// The path is opened at each start, so that a new version replaces an old one.
     program: PathBuf,
     arguments: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
 }
 
 impl Launch {
@@ -59,7 +60,14 @@ impl Launch {
         {
             arguments.truncate(arguments.len() - 2);
         }
-        Self { program: installed(program), arguments }
+        Self { program: installed(program), arguments, variables: Vec::new() }
+    }
+
+    /// Adds environment variables of the processes.
+    #[must_use]
+    pub fn with_variables(mut self, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        self.variables.extend(variables);
+        self
     }
 
     /// The program that runs now, with the arguments that it was started with.
@@ -94,7 +102,10 @@ impl Launch {
                 Command::new("/proc/self/exe")
             }
         };
-        command.arg0(&self.program).args(&self.arguments);
+        command
+            .arg0(&self.program)
+            .args(&self.arguments)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -84,8 +84,9 @@ impl Workspace {
     }
 }
 
-/// Gives a command a hub's cache of its own, and no network.
+/// Gives a command a hub's cache of its own, no network and no configuration file.
 pub(crate) fn without_network(command: &mut Command, cache: &Path) {
+    command.env("COTENSOR_CONFIG", "/dev/null");
     command.env("HF_HUB_CACHE", cache).env("HF_HUB_OFFLINE", "1").env_remove("HF_TOKEN").env_remove("HF_ENDPOINT");
 }
 
