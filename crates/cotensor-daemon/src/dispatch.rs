@@ -1,13 +1,17 @@
 //! The daemon's methods: async handlers in the method registry, for sockets and HTTP requests.
 
 use crate::daemon::Daemon;
+use crate::functions::FunctionCall;
 use crate::session::Session;
 use cotensor_client::protocol::{Hello, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::{ErrorCounts, Peer, Registry, Request, handle};
 use cotensor_rpc::{Call, Frame, is_batch, to_object};
+use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::ops::Deref;
@@ -75,7 +79,9 @@ impl Methods {
             let mut running = Box::pin(handler(Caller { daemon, session, fds }, params));
             match running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(outcome) => answer(request, outcome),
-                Poll::Pending => client.wait(request, running),
+                Poll::Pending => {
+                    client.wait(request, async move { running.await.map_err(|error| to_object(&error)) });
+                }
             }
         });
         self
@@ -155,11 +161,25 @@ impl Client {
         self.failed.load(Ordering::Relaxed)
     }
 
+    /// A function that a client provides, for a call over HTTP; none for another method.
+    fn function_call(&self, name: &str, params: Option<&RawValue>) -> Option<Result<(FunctionCall, Option<Value>)>> {
+        self.http.as_ref()?;
+        let (function, provider) = self.daemon.functions.find(name).ok()?;
+        let call = || {
+            let params = params.map(|params| serde_json::from_str(params.get())).transpose();
+            let params = params.map_err(|error| Error::invalid(error.to_string()).in_field("params"))?;
+            let store = Arc::clone(&self.daemon.store);
+            let (holder, client) = (self.session.holder("")?, self.session.client().to_owned());
+            Ok((FunctionCall { store, holder, client, function, provider }, params))
+        };
+        Some(call())
+    }
+
     /// Answers `request` when `running` is done, unless the client has disconnected.
     fn wait<T: Serialize>(
         &self,
         request: Request<Self>,
-        running: impl Future<Output = Result<Reply<T>>> + Send + 'static,
+        running: impl Future<Output = Result<Reply<T>, ErrorObjectOwned>> + Send + 'static,
     ) {
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_CALLS_MAX {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -173,7 +193,10 @@ impl Client {
             tokio::select! {
                 biased;
                 _ = cancelled.changed() => request.cancel(),
-                outcome = running => answer(request, outcome),
+                outcome = running => match outcome {
+                    Ok(Reply { value, fds }) => drop(request.value(&value, fds)),
+                    Err(error) => request.error(error),
+                },
             }
             client.waiting.fetch_sub(1, Ordering::Relaxed);
         });
@@ -183,6 +206,16 @@ impl Client {
 impl Peer for Client {
     fn registry(&self) -> &Registry<Self> {
         &self.daemon.methods.0
+    }
+
+    /// Over HTTP, functions of clients are methods.
+    fn unknown(request: Request<Self>, method: &str, params: Option<&RawValue>) {
+        let client = Arc::clone(request.peer());
+        match client.function_call(method, params) {
+            Some(Ok((call, params))) => client.wait(request, async move { Ok(call.run(params).await?.into()) }),
+            Some(Err(error)) => request.error(to_object(&error)),
+            None => request.error(ErrorCode::MethodNotFound.into()),
+        }
     }
 
     fn admit(&self, call: &Call) -> Result<()> {

@@ -1,8 +1,10 @@
 //! The functions that clients provide, and their tasks.
 
+mod by_name;
 mod provider;
 mod registry;
 mod tasks;
 
+pub(crate) use by_name::FunctionCall;
 pub(crate) use provider::FunctionProvider;
 pub(crate) use registry::Registry;

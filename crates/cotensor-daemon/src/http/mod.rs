@@ -33,7 +33,6 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 mod token;
-mod upload;
 mod v1;
 
 pub use config::{HttpConfig, PORT, default_port};

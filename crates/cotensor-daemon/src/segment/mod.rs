@@ -8,6 +8,7 @@ mod read;
 mod sealed;
 mod slab;
 mod slabs;
+mod upload;
 
 pub(crate) use file::{file_bytes, file_of};
 pub(crate) use own::{known_segment, own_segment};
@@ -16,3 +17,4 @@ pub(crate) use read::{Inode, inode};
 pub(crate) use sealed::Sealed;
 pub(crate) use slab::{Slab, SlabOwner};
 pub(crate) use slabs::Slabs;
+pub(crate) use upload::Upload;

@@ -11,6 +11,7 @@ mod conformance;
 mod descriptors;
 mod devices;
 mod foreground;
+mod functions_by_name;
 mod groups;
 mod heap;
 mod limits;

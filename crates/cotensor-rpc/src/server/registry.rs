@@ -26,6 +26,11 @@ pub trait Peer: Sized + Send + Sync + 'static {
     /// The answer to the call instead of its result.
     fn admit(&self, call: &Call) -> Result<()>;
 
+    /// Answers a call of a method that the registry does not have.
+    fn unknown(request: Request<Self>, _method: &str, _params: Option<&RawValue>) {
+        request.error(ErrorObjectOwned::from(ErrorCode::MethodNotFound));
+    }
+
     /// A call that [`admit`](Self::admit) saw has its answer.
     fn finished(&self) {}
 
@@ -123,7 +128,7 @@ fn dispatch<P: Peer>(peer: &Arc<P>, call: Call, fds: Vec<OwnedFd>, batch: Option
     let request = Request::new(peer, id, fds, batch.cloned());
     let entry = peer.registry().methods.get(method.as_str());
     match (entry, admitted) {
-        (None, _) => request.error(ErrorObjectOwned::from(ErrorCode::MethodNotFound)),
+        (None, _) => P::unknown(request, &method, params.as_deref()),
         (_, Err(error)) => request.error(to_object(&error)),
         (Some(_), _) if batch.is_some_and(|batch| batch.is_full()) => request.error(to_object(&Batch::full())),
         (Some(entry), Ok(())) => {

@@ -3,14 +3,14 @@
 mod access;
 mod fake;
 mod forwarding;
-mod http;
+
 mod lifetime;
 
+use crate::support::http::{Answer, receive, send};
 use crate::support::processes::Processes;
 use cotensor_client::protocol::{Empty, HttpEndpoint, HttpListen, ModelEndpoint, StartModels};
 use cotensor_core::Result;
 use fake::Fake;
-use http::{Answer, receive, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::path::Path;

@@ -1,5 +1,6 @@
 //! Helpers of the tests.
 
+pub(crate) mod http;
 pub(crate) mod processes;
 
 pub(crate) use cotensor_daemon::testing::{Running, put, spec, until};

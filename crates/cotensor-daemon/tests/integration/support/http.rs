@@ -6,19 +6,19 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) head: String,
-    pub(super) body: Vec<u8>,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
     /// The code of an error in the form of OpenAI's API.
-    pub(super) fn code(&self) -> String {
+    pub(crate) fn code(&self) -> String {
         let error = &self.json()["error"];
         let has = |field: &str| error.as_object().unwrap().contains_key(field);
         assert!(!error["message"].as_str().unwrap().is_empty() && has("type") && has("param"), "{error}");
@@ -27,7 +27,7 @@ impl Answer {
 }
 
 /// A connection on which a request was sent. `headers` are lines.
-pub(super) fn send(address: SocketAddr, request: &str, token: &str, headers: &str, body: &[u8]) -> TcpStream {
+pub(crate) fn send(address: SocketAddr, request: &str, token: &str, headers: &str, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let host = if headers.contains("Host: ") { String::new() } else { format!("Host: {address}\r\n") };
@@ -41,7 +41,7 @@ pub(super) fn send(address: SocketAddr, request: &str, token: &str, headers: &st
     stream
 }
 
-pub(super) fn receive(mut stream: TcpStream) -> Answer {
+pub(crate) fn receive(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
     // The connection of a refused upload may be reset after the answer.
     drop(stream.read_to_end(&mut bytes));

@@ -1,7 +1,7 @@
-//! The memory of a tensor that is uploaded over HTTP. It grows, in the budget and in the system, with the received
+//! The memory of a tensor that comes over HTTP. It grows, in the budget and in the system, with the received
 //! bytes: the announced length evicts no tensor.
 
-use crate::segment::Sealed;
+use super::Sealed;
 use cotensor_core::{Error, Result};
 use cotensor_store::EmbeddedStore;
 use cotensor_store::backend::Charge;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const STEP_BYTES_MIN: u64 = 1 << 20;
 
 /// Memory of a known length that is filled from its start.
-pub(super) struct Upload {
+pub(crate) struct Upload {
     /// The name of the tensor, for errors.
     name: String,
     /// A memfd that is not mapped.
@@ -30,14 +30,14 @@ impl Upload {
     ///
     /// # Errors
     /// `Io` when no more descriptors may be open.
-    pub(super) fn new(name: &str, len: u64, charge: Arc<Charge>) -> Result<Self> {
+    pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>) -> Result<Self> {
         let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|error| Error::io("making shared memory", &error.into()))?;
         Ok(Self { name: name.to_owned(), file: fd.into(), len, filled: 0, charge })
     }
 
     /// The number of received bytes.
-    pub(super) fn filled(&self) -> u64 {
+    pub(crate) fn filled(&self) -> u64 {
         self.filled
     }
 
@@ -45,7 +45,7 @@ impl Upload {
     ///
     /// # Errors
     /// `Invalid` for more bytes than announced, `OverBudget`, `Io` when the system has no memory.
-    pub(super) fn add(mut self, part: &[u8], store: &EmbeddedStore) -> Result<Self> {
+    pub(crate) fn add(mut self, part: &[u8], store: &EmbeddedStore) -> Result<Self> {
         let end = self.filled + part.len() as u64;
         if end > self.len {
             return Err(
@@ -67,7 +67,7 @@ impl Upload {
     ///
     /// # Errors
     /// `Invalid` when bytes are missing; `Io`.
-    pub(super) fn seal(self) -> Result<(Sealed, Arc<Charge>)> {
+    pub(crate) fn seal(self) -> Result<(Sealed, Arc<Charge>)> {
         if self.filled != self.len {
             let message = format!("{} bytes by dtype and shape, {} received", self.len, self.filled);
             return Err(Error::invalid(message).in_field("shape"));
