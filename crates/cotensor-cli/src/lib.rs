@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod completion;
 mod config_file;
 mod environment;
 mod launch;
@@ -41,6 +42,9 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) 
 pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> u8 {
     let started = Instant::now();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if panics::catch(|| Ok(completion::complete(&arguments))).unwrap_or(true) {
+        return DONE;
+    }
     let cli = match parse::parse(&arguments, &ConfigFile::default()) {
         Ok(cli) => cli,
         Err(shown) => {

@@ -78,7 +78,11 @@ pub(crate) enum Command {
     Config(ConfigArgs),
     Env(EnvArgs),
     Version(VersionArgs),
-    /// Print a completion script for a shell.
+    /// Print a completion script for a shell. It completes commands, options, tensors and functions of the running daemon, and
+    /// models in the hub's cache.
+    ///
+    /// bash: `source <(cotensor completions bash)` in ~/.bashrc. zsh: the same in ~/.zshrc. fish: `cotensor completions fish |
+    /// source` in ~/.config/fish/config.fish. The command `cotensor` must be in the PATH.
     Completions {
         /// Shell.
         shell: clap_complete::Shell,

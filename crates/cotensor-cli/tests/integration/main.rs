@@ -6,6 +6,7 @@ mod autostart;
 mod cache;
 mod calls;
 mod cli;
+mod completion;
 mod config;
 mod daemon;
 mod decoding;

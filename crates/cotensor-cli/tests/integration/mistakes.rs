@@ -91,29 +91,6 @@ fn closed_pipe_ends_commands_without_error() {
 }
 
 #[test]
-fn completions_contain_every_command_and_option() {
-    let daemon = with(&[]);
-    let help = String::from_utf8(daemon.ok(&["--help"])).unwrap();
-    let commands: Vec<&str> = help
-        .lines()
-        .skip_while(|line| *line != "Commands:")
-        .skip(1)
-        .take_while(|line| !line.is_empty())
-        .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next().filter(|_| !line.starts_with("   ")))
-        .collect();
-    assert!(commands.len() > 15, "{help}");
-    for shell in ["bash", "zsh", "fish"] {
-        let script = String::from_utf8(daemon.ok(&["completions", shell])).unwrap();
-        for command in &commands {
-            assert!(script.contains(command), "{shell} lacks {command}");
-        }
-        for option in ["allow-host", "token-file", "max-spill", "safetensors"] {
-            assert!(script.contains(option), "{shell} lacks {option}");
-        }
-    }
-}
-
-#[test]
 fn protocol_document_example_works() {
     let daemon = with(&[]);
     fs::write(daemon.path("two.bin"), [1f32, 2.0].map(f32::to_le_bytes).concat()).unwrap();
