@@ -19,24 +19,23 @@ from recipes_common import MIB, RECIPES, measured
 def test_workers_of_gunicorn_share_a_model(preload: list[str]) -> None:
     pytest.importorskip("uvicorn_worker")
     found = measured("gunicorn-fastapi", *preload)
-    assert found["rows"] == 2 and found["difference"] < 1e-4
+    assert len(found["with"]["answers"]) == 2
     assert found["with"]["model_process_bytes"] > 5 * MIB
-    assert found["without"]["model_process_bytes"] == 0
 
 
 def test_sessions_of_an_mcp_server_share_a_model() -> None:
     pytest.importorskip("mcp")
     found = measured("mcp-embeddings")
     notes = (RECIPES / "mcp-embeddings" / "notes.txt").read_text().splitlines()
-    assert len(found["answers"]) == 3 and set(found["answers"]) <= set(notes)
-    assert found["equal"]
+    assert len(found["with"]["answers"]) == 3 and set(found["with"]["answers"]) <= set(notes)
     assert found["with"]["model_process_bytes"] > 5 * MIB
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 def test_processes_of_a_pool_share_an_array(start: str) -> None:
     found = measured("process-pools", "--start", start, "--vectors", "80000", processes=3)
-    assert len(found["answers"]) == 16 and found["equal"]
+    # A query is one of the vectors, which is nearest to itself.
+    assert found["with"]["answers"] == list(range(16))
     # Without, the program and three processes have a copy each. The daemon and the extension take less than two copies.
     assert found["without"]["total_bytes"] - found["with"]["total_bytes"] > 80_000 * 384 * 4
 
@@ -48,14 +47,13 @@ def test_search_prints_the_nearest_vectors(start: str, daemon: Daemon, tmp_path:
     command = [sys.executable, "search.py", str(tmp_path / "vectors.npy"), "--processes", "2", "--start", start]
     given = environment(COTENSOR_SOCKET=str(daemon.socket))
     printed = subprocess.check_output(command, cwd=RECIPES / "process-pools", env=given, text=True, timeout=60)
-    # A query is one of the vectors, which is nearest to itself.
     assert [int(word) for word in printed.split()] == list(range(16))
 
 
 def test_pages_show_lines_of_the_programs() -> None:
     index = (RECIPES / "README.md").read_text()
     recipes = sorted(path.parent for path in RECIPES.glob("*/measure.py"))
-    assert len(recipes) >= 3
+    assert len(recipes) == 6
     for recipe in recipes:
         assert f"]({recipe.name}/README.md)" in index
         page = (recipe / "README.md").read_text()

@@ -47,21 +47,21 @@ def embedding_model(name: str, folder: Path) -> Path:
 
 def encoder(name: str, folder: Path) -> Path:
     """The folder of a BERT of transformers, in float32, with a tokenizer: `small` and `base` are made in `folder`."""
-    from transformers import BertConfig, BertModel
-
     if name not in ("small", "base"):
         return _given(name, "config.json")
+    from transformers import BertConfig, BertModel
+
     small = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
     return _made(BertModel, BertConfig(**(small if name == "small" else {})), folder / name)
 
 
 def causal_model(name: str, folder: Path) -> Path:
     """The folder of a Llama of transformers, in bfloat16 as most are published, with a tokenizer."""
+    if name not in ("small", "base"):
+        return _given(name, "config.json")
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if name not in ("small", "base"):
-        return _given(name, "config.json")
     width, layers = (256, 4) if name == "small" else (768, 12)
     config = LlamaConfig(
         vocab_size=30522,

@@ -1,20 +1,28 @@
-"""The arguments of `measure.py`, and what it prints."""
+"""The arguments of `measure.py`, its two runs, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import platform
-from typing import Any, Dict, Optional
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from .memory import Memory
+
+#: The names of the two programs of a recipe.
+VARIANTS = ("without", "with")
+#: The memory of each variant, and its answers.
+Runs = Dict[str, Tuple[Memory, Any]]
 
 
 def arguments(about: str, models: Optional[str] = None) -> argparse.ArgumentParser:
     """A parser with the options of all recipes. `models` describes the values of `--model`, of which the first is the default."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--processes", type=_count, default=4, help="number of processes (default 4)")
+    parser.add_argument("--only", choices=VARIANTS, help="run one of the two programs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     if models:
         parser.add_argument("--model", default=models.split(",")[0], help=f"{models} (default: the first)")
@@ -28,14 +36,28 @@ def _count(text: str) -> int:
     return count
 
 
-def report(options: argparse.Namespace, recipe: str, what: str, variants: Dict[str, Memory], **more: Any) -> None:
-    """Prints the memory of each variant. `what` is the model or the data, with its size. `more` goes into the JSON object."""
+def run_variants(options: argparse.Namespace, recipe: Path, run: Callable[[Path], Tuple[Memory, Any]]) -> Runs:
+    """Runs the program in the folder `without` of a recipe, and then the program of the recipe."""
+    return {
+        name: run(recipe if name == "with" else recipe / "without") for name in VARIANTS if options.only in (None, name)
+    }
+
+
+def report(
+    options: argparse.Namespace, recipe: Path, what: str, runs: Runs, same: Callable[[Any, Any], bool] = operator.eq
+) -> None:
+    """Prints the memory of each variant. `what` is the model or the data, with its size.
+
+    Raises `SystemExit` when the answers of both are not the `same`.
+    """
+    if len(runs) == 2 and not same(runs["without"][1], runs["with"][1]):
+        raise SystemExit(f"the answers are not the same: {runs}")
     if options.json:
-        found = {"recipe": recipe, "processes": options.processes, "of": what, "hardware": hardware()}
-        print(json.dumps({**found, **{name: each.json() for name, each in variants.items()}, **more}))
+        found = {"recipe": recipe.name, "processes": options.processes, "of": what, "hardware": hardware()}
+        print(json.dumps({**found, **{name: {**memory.json(), "answers": answers} for name, (memory, answers) in runs.items()}}))
         return
-    print(f"{recipe}: {options.processes} processes, {what}; {hardware()}")
-    print(f"{'MiB':24}" + "".join(f"{name:>20}" for name in variants))
+    print(f"{recipe.name}: {options.processes} processes, {what}; {hardware()}")
+    print(f"{'MiB':24}" + "".join(f"{name:>20}" for name in runs))
     rows = [
         ("processes", "processes"),
         ("daemon", "daemon"),
@@ -44,7 +66,7 @@ def report(options: argparse.Namespace, recipe: str, what: str, variants: Dict[s
         ("sum", "total"),
     ]
     for title, field in rows:
-        sizes = [getattr(each, field) for each in variants.values()]
+        sizes = [getattr(each, field) for each, _ in runs.values()]
         if any(sizes):
             print(f"{title:24}" + "".join(f"{size / 2**20:20.0f}" for size in sizes))
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from common.memory import Memory, fill_cache, measure, own_daemon, tree  # noqa: E402
 from common.models import EMBEDDING_MODELS, embedding_model  # noqa: E402
-from common.report import arguments, report  # noqa: E402
+from common.report import arguments, report, run_variants  # noqa: E402
 
 QUESTIONS = ["when does the ferry leave?", "where can I buy fuel?", "how much does the crane lift?"]
 #: The longest wait for an answer, in seconds.
@@ -55,10 +55,9 @@ def main() -> None:
         model = embedding_model(options.model, Path(made))
         environment["MODEL"] = str(model)
         environment["NOTES"] = str(HERE / "notes.txt")
-        without, expected = asyncio.run(run(HERE / "without", environment, options.processes))
         fill_cache(environment, model)
-        shared, answers = asyncio.run(run(HERE, environment, options.processes))
-    report(options, HERE.name, options.model, {"without": without, "with": shared}, answers=answers, equal=answers == expected)
+        runs = run_variants(options, HERE, lambda program: asyncio.run(run(program, environment, options.processes)))
+    report(options, HERE, options.model, runs)
 
 
 if __name__ == "__main__":

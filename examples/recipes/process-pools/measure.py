@@ -11,14 +11,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Tuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from common.fresh import fresh  # noqa: E402
 from common.memory import Memory, measure, own_daemon, tree  # noqa: E402
-from common.report import arguments, report  # noqa: E402
+from common.report import arguments, report, run_variants  # noqa: E402
 
 DIMENSIONS = 384
 QUERIES = 16
@@ -27,7 +27,7 @@ START_SECONDS_MAX = 120.0
 
 
 def run(
-    program: Path, file: str, processes: int, start: str, environment: Optional[Dict[str, str]]
+    program: Path, file: str, processes: int, start: str, environment: Dict[str, str]
 ) -> Tuple[Memory, List[int]]:
     """The memory of a program with a pool whose processes have all run, and the answers. `program` is the folder of search.py."""
     sys.path.insert(0, str(program))
@@ -38,7 +38,7 @@ def run(
             pass
         answers = pool.map(search.nearest, [data[at : at + 4] for at in range(0, QUERIES, 4)])
         found = [int(index) for answer in answers for index in answer]
-        return measure(tree(os.getpid()), environment), found
+        return measure(tree(os.getpid()), environment if program == HERE else None), found
 
 
 def meet(folder: str, count: int) -> None:
@@ -61,11 +61,10 @@ def main() -> None:
     with tempfile.NamedTemporaryFile(suffix=".npy") as file, own_daemon() as environment:
         np.save(file, np.random.default_rng(0).standard_normal((options.vectors, DIMENSIONS), np.float32))
         file.flush()
-        given = (file.name, options.processes, options.start)
-        without, expected = fresh(environment, run, HERE / "without", *given, None)
-        shared, answer = fresh(environment, run, HERE, *given, environment)
+        given = (file.name, options.processes, options.start, environment)
+        runs = run_variants(options, HERE, lambda program: fresh(environment, run, program, *given))
     what = f"an array of {options.vectors * DIMENSIONS * 4 >> 20} MiB, started by {options.start}"
-    report(options, HERE.name, what, {"without": without, "with": shared}, answers=answer, equal=answer == expected)
+    report(options, HERE, what, runs)
 
 
 if __name__ == "__main__":
