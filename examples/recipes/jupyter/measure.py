@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -25,21 +26,30 @@ from common.report import arguments, report, run_variants  # noqa: E402
 CELL_SECONDS_MAX = 120
 
 
-def run(folder: Path, environment: Dict[str, str], notebooks: int) -> Tuple[Memory, List[str]]:
+async def run(folder: Path, environment: Dict[str, str], notebooks: int) -> Tuple[Memory, List[str]]:
     """The memory of all kernels after their last cells, and the value of each notebook's last cell."""
-    with tempfile.TemporaryDirectory() as files, ExitStack() as kernels:
-        pids: List[int] = []
-        values = []
-        for name in ["embed.ipynb"] + ["nearest.ipynb"] * (notebooks - 1):
-            notebook = nbformat.read(folder / name, as_version=4)
-            client = NotebookClient(notebook, timeout=CELL_SECONDS_MAX, resources={"metadata": {"path": files}})
-            client.extra_arguments = ["--log-level=ERROR"]
-            kernels.enter_context(client.setup_kernel(env=environment))
-            for index, cell in enumerate(notebook.cells):
-                client.execute_cell(cell, index)
-            pids += tree(client.km.provisioner.pid)
-            values.append(notebook.cells[-1].outputs[-1].data["text/plain"])
-        return measure(pids, environment if folder == HERE else None), values
+    with tempfile.TemporaryDirectory() as files:
+        async with AsyncExitStack() as kernels:
+            clients = []
+            for name in ["embed.ipynb"] + ["nearest.ipynb"] * (notebooks - 1):
+                notebook = nbformat.read(folder / name, as_version=4)
+                client = NotebookClient(notebook, timeout=CELL_SECONDS_MAX, resources={"metadata": {"path": files}})
+                client.extra_arguments = ["--log-level=ERROR"]
+                await kernels.enter_async_context(client.async_setup_kernel(env=environment))
+                clients.append(client)
+            # All load the model at once. The last cell of embed.ipynb makes what those of nearest.ipynb read.
+            await asyncio.gather(*(execute(client, slice(None, -1)) for client in clients))
+            for client in clients:
+                await execute(client, slice(-1, None))
+            values = [client.nb.cells[-1].outputs[-1].data["text/plain"] for client in clients]
+            pids = [pid for client in clients for pid in tree(client.km.provisioner.pid)]
+            return measure(pids, environment if folder == HERE else None), values
+
+
+async def execute(client: NotebookClient, cells: slice) -> None:
+    """Executes some of a notebook's cells, in order."""
+    for index in range(len(client.nb.cells))[cells]:
+        await client.async_execute_cell(client.nb.cells[index], index)
 
 
 def main() -> None:
@@ -47,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made, own_daemon() as environment:
         model = encoder(options.model, Path(made))
         environment["MODEL"] = str(model)
-        runs = run_variants(options, HERE, lambda folder: run(folder, environment, options.processes))
+        runs = run_variants(options, HERE, lambda folder: asyncio.run(run(folder, environment, options.processes)))
         what = f"a BERT of {size_of(model)} MB in float32, read as bfloat16"
     report(options, HERE, what, runs)
 
