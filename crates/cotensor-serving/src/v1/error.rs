@@ -30,6 +30,8 @@ impl ApiError {
             ErrorKind::NotFound => (StatusCode::NOT_FOUND, Some("model_not_found")),
             ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Corrupt => (StatusCode::BAD_REQUEST, None),
             ErrorKind::OverBudget => (StatusCode::SERVICE_UNAVAILABLE, Some("over_budget")),
+            // Errors of the disk name a file; those of a download do not.
+            ErrorKind::Io if error.file().is_none() => (StatusCode::BAD_GATEWAY, Some("hub_unreachable")),
             ErrorKind::Unreachable | ErrorKind::TimedOut => (StatusCode::BAD_GATEWAY, Some("hub_unreachable")),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };

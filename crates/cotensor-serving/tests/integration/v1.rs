@@ -1,5 +1,6 @@
 //! The HTTP endpoints, over a real Unix socket.
 
+use cotensor_hub::{Hub, Limits, Settings};
 use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_serving::{LoadedModels, ServingOptions, v1};
@@ -20,9 +21,13 @@ struct Server {
 
 impl Server {
     fn start(options: ServingOptions) -> Self {
+        Self::with_hub(options, Hub::from_env())
+    }
+
+    fn with_hub(options: ServingOptions, hub: Hub) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("v1")).unwrap();
-        let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+        let runtime = Runtime::with_hub(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
         let models = LoadedModels::new(runtime, options).unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -216,6 +221,24 @@ fn concurrent_requests_get_their_own_embeddings() {
         let answer = server.embed(&json!({"model": bert, "input": many}));
         assert_eq!(answer["data"].as_array().unwrap().len(), 150);
     });
+}
+
+#[test]
+fn hub_that_does_not_answer_is_a_bad_gateway() {
+    let cache = tempfile::tempdir().unwrap();
+    // A port at which nothing listens.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let limits = Limits { attempts: 1, ..Limits::default() };
+    let settings = Settings {
+        cache: cache.path().to_path_buf(),
+        endpoint: Some(format!("http://{closed}")),
+        token: None,
+        offline: false,
+        limits,
+    };
+    let server = Server::with_hub(ServingOptions::default(), Hub::new(settings));
+    let (status, answer) = server.post("/v1/embeddings", &json!({"model": "owner/name", "input": "gulls"}));
+    assert_eq!((status, &answer["error"]["code"]), (502, &"hub_unreachable".into()), "{answer}");
 }
 
 #[test]
