@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch bench-peers bench-gpu test-dashboard bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist bench-peers bench-embeddings bench-gpu test-dashboard bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm
 
 test: $(TEST_STEPS)
@@ -54,6 +54,18 @@ test-python:
 
 test-torch:
 	scripts/test_python.sh torch
+
+# What a release needs, in target/dist: tarball, wheel, bill of materials, checksums. try-dist installs them in a new Debian system
+# (as root, with the package debootstrap).
+dist:
+	scripts/dist.sh
+
+try-dist:
+	scripts/try_dist.sh
+
+# The one model of a machine beside a model in each process and beside servers: memory and time of embeddings.
+bench-embeddings:
+	scripts/bench_embeddings.sh
 
 # Compares Cotensor with other libraries in one run on this machine. Ray and torch are large downloads.
 bench-peers:

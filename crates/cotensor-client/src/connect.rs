@@ -10,19 +10,29 @@ use std::path::Path;
 /// Connects to the daemon that listens at `socket`.
 ///
 /// # Errors
-/// `Unreachable` when no process listens there, `Refused` when the daemon belongs to another user, else `Io`.
+/// `Unreachable` when no process listens there, `Refused` when the daemon or the socket's folder belongs to another user, else
+/// `Io`.
 pub fn connect(socket: &Path, on_notification: OnNotification) -> Result<Connection> {
-    let stream = UnixStream::connect(socket).map_err(|error| {
-        let kind = match error.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => ErrorKind::Unreachable,
-            _ => ErrorKind::Io,
-        };
-        Error::new(kind, format!("no daemon answers here ({error}); `cotensor serve` starts one")).in_file(socket)
-    })?;
+    let stream = UnixStream::connect(socket).map_err(|error| unconnected(&error).in_file(socket))?;
     let peer =
         peer_credentials(stream.as_fd()).map_err(|error| Error::io("reading the daemon's credentials", &error))?;
     if !peer.is_own_user() {
         return Err(Error::new(ErrorKind::Refused, "the daemon here is another user's").in_file(socket));
     }
     Ok(Connection::over(stream, on_notification))
+}
+
+fn unconnected(error: &std::io::Error) -> Error {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
+    match error.kind() {
+        NotFound | ConnectionRefused => {
+            Error::new(ErrorKind::Unreachable, format!("no daemon answers here ({error}); `cotensor serve` starts one"))
+        }
+        PermissionDenied => {
+            let message =
+                "the socket or its folder is another user's; --socket and COTENSOR_SOCKET name another socket";
+            Error::new(ErrorKind::Refused, message)
+        }
+        _ => Error::new(ErrorKind::Io, format!("no daemon answers here ({error})")),
+    }
 }

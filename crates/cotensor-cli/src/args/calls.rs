@@ -103,7 +103,7 @@ pub(crate) struct ServeModelsArgs {
     /// standard input if that is a pipe.
     #[arg(long, value_name = "PATH")]
     pub(crate) v1: Option<PathBuf>,
-    /// Unload a model of `model.embed` and /v1 after this many seconds without requests; 0 for never.
+    /// Unload a model after this many seconds without requests; 0 for never.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub(crate) model_ttl: u64,
     /// Compute the embedding of each text of a request again, also of one that was embedded before.

@@ -125,6 +125,9 @@ pub(crate) struct ServeArgs {
     /// starts a process for them at the first request.
     #[arg(long, env = settings::MODEL_TTL.variable, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub(crate) model_ttl: u64,
+    /// Compute the embedding of each text of a request again, also of one that was embedded before.
+    #[arg(long)]
+    pub(crate) no_result_cache: bool,
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]
     pub(crate) role: cotensor_daemon::supervisor::Role,

@@ -80,6 +80,9 @@ fn models(args: &ServeArgs, program: &Program) -> Result<ModelsConfig> {
     let ttl = args.model_ttl.to_string();
     // A model process whose daemon ends must not start another daemon.
     arguments.extend(["serve-models", "--autostart", "false", "--model-ttl", &ttl].map(Into::into));
+    if args.no_result_cache {
+        arguments.push("--no-result-cache".into());
+    }
     Ok(ModelsConfig::new(supervisor::Launch::new(program, arguments)))
 }
 
