@@ -103,6 +103,10 @@ const faint = page => page.evaluate(() => {
     const style = getComputedStyle(element), colour = channels(element instanceof SVGElement ? style.fill : style.color);
     return {text: element.textContent, contrast: ratio(luminance(colour), luminance(behind(element)))};
   });
+  for (const input of document.querySelectorAll("input[placeholder]")) if (input.getClientRects().length) {
+    const colour = channels(getComputedStyle(input, "::placeholder").color);
+    found.push({text: input.placeholder, contrast: ratio(luminance(colour), luminance(behind(input)))});
+  }
   return {count: found.length, faint: found.filter(({contrast}) => contrast < 4.5)};
 });
 

@@ -112,7 +112,7 @@ function ceiling(count) {
 function showChart() {
   const width = at("chart").clientWidth, height = 180, left = 64, right = width - 8, top = 10, bottom = height - 22;
   const first = samples[0].at, seconds = Math.max(10, (samples.at(-1).at - first) / 1000);
-  const most = ceiling(Math.max(1, ...samples.map(({held, unshared}) => Math.max(held, unshared))));
+  const most = ceiling(Math.max(1024, ...samples.map(({held, unshared}) => Math.max(held, unshared))));
   const x = ({at}) => left + (right - left) * (1 - (samples.at(-1).at - at) / 1000 / seconds), y = size => bottom - (bottom - top) * size / most;
   const chart = drawn("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Bytes held, and bytes without sharing, since the page was opened"});
   for (const part of [0, 0.5, 1]) {
