@@ -19,10 +19,26 @@ pub fn default_socket() -> PathBuf {
     if let Some(socket) = std::env::var_os(SOCKET.variable).filter(|socket| !socket.is_empty()) {
         return socket.into();
     }
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir()) {
+    match runtime_folder() {
         Some(folder) => folder.join("cotensor.sock"),
         None => fallback_folder().join("cotensor.sock"),
     }
+}
+
+/// The user's folder of this login: `XDG_RUNTIME_DIR`, or the folder that the system gives every user. Programs that start others with few
+/// variables leave the variable out.
+fn runtime_folder() -> Option<PathBuf> {
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    named.or_else(|| own_folder_in(Path::new("/run/user")))
+}
+
+/// The folder of this user's number, if nobody else can open it.
+fn own_folder_in(parent: &Path) -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let user = rustix::process::geteuid().as_raw();
+    let folder = parent.join(user.to_string());
+    let found = std::fs::symlink_metadata(&folder).ok()?;
+    (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
 }
 
 /// The socket's folder when the user has no runtime folder, below `/tmp`. Any user can create a folder of this name, so
@@ -41,4 +57,26 @@ pub fn make_socket_folder(path: &Path) -> Result<()> {
     // Another user may have created this folder in the temp folder.
     let others = if folder == fallback_folder() { Others::None } else { Others::Harmless };
     private_folder(folder, others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn folder_that_others_can_open_is_not_used() {
+        let parent = tempfile::tempdir().unwrap();
+        assert_eq!(own_folder_in(parent.path()), None);
+        let folder = parent.path().join(rustix::process::geteuid().as_raw().to_string());
+        std::fs::create_dir(&folder).unwrap();
+        for (mode, is_used) in [(0o700, true), (0o755, false), (0o770, false)] {
+            std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(own_folder_in(parent.path()).is_some(), is_used, "{mode:o}");
+        }
+        std::fs::remove_dir(&folder).unwrap();
+        std::os::unix::fs::symlink(parent.path(), &folder).unwrap();
+        assert_eq!(own_folder_in(parent.path()), None);
+    }
 }
