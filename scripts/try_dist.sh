@@ -9,7 +9,9 @@ root=${DIST_ROOT:-$PWD/target/dist-root}
 command -v debootstrap >/dev/null || { echo "try_dist.sh: install the package debootstrap" >&2; exit 2; }
 (cd "$out" && sha256sum --check --quiet SHA256SUMS)
 
-mirror=${DIST_MIRROR:-$(sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)*\(\S*\) .*/\2/p' /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null | head -1)}
+# Fails for a missing one of the two files.
+mirrors=$(sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)*\(\S*\) .*/\2/p' /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null || true)
+mirror=${DIST_MIRROR:-${mirrors%%$'\n'*}}
 if [ ! -x "$root/usr/bin/python3" ]; then
   rm -rf "$root"
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$root" "$mirror" >/dev/null
