@@ -1,6 +1,7 @@
 //! The fast engine: onnxruntime, whose library is found at run time. Weights are read from the segments of the store.
 
 mod convert;
+mod cores;
 mod engine;
 mod graph;
 mod library;

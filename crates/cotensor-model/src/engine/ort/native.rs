@@ -91,7 +91,7 @@ impl SessionOptions {
                 .with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")?
                 .with_config_entry("session.save_external_prepacked_constant_initializers", "1")?;
         }
-        if let Some(threads) = self.threads {
+        if let Some(threads) = self.threads.or_else(super::cores::limited_threads) {
             builder = builder.with_intra_threads(threads.max(1))?;
         }
         Ok(builder)

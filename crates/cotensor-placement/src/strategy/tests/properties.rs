@@ -109,8 +109,10 @@ proptest! {
         let comparison = compare(&trace, &[device]).unwrap();
         let flow = &comparison.strategies[0];
         prop_assert!(flow.time_ns >= comparison.bound_ns * 0.999 - 1.0, "{comparison:?}");
+        // The times of these traces are small, and the time of each copy is rounded to a nanosecond.
+        let rounding = trace.operations().len() as f64;
         for other in &comparison.strategies[1..] {
-            prop_assert!(flow.time_ns <= other.time_ns * 1.0001 + 1.0, "{} {} {}", flow.time_ns, other.name, other.time_ns);
+            prop_assert!(flow.time_ns <= other.time_ns * 1.0001 + rounding, "{} {} {}", flow.time_ns, other.name, other.time_ns);
         }
     }
 
