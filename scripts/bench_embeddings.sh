@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# Runs python/benches/embeddings.py, with its arguments. COTENSOR_BENCH_PYTHON names an interpreter that has all packages.
+# Runs python/benches/first_connect.py, and python/benches/embeddings.py with the arguments. COTENSOR_BENCH_PYTHON names an
+# interpreter that has all packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -n "${COTENSOR_BENCH_PYTHON:-}" ]; then exec "$COTENSOR_BENCH_PYTHON" python/benches/embeddings.py "$@"; fi
-venv=$(scripts/python_environment.sh bench)
-"$venv/bin/pip" install --quiet --no-deps --force-reinstall ./python
-exec "$venv/bin/python" python/benches/embeddings.py "$@"
+python=${COTENSOR_BENCH_PYTHON:-}
+if [ -z "$python" ]; then
+  venv=$(scripts/python_environment.sh bench)
+  "$venv/bin/pip" install --quiet --no-deps --force-reinstall ./python
+  python=$venv/bin/python
+fi
+status=0
+"$python" python/benches/first_connect.py || status=$?
+"$python" python/benches/embeddings.py "$@" || status=$?
+exit $status
