@@ -63,7 +63,7 @@ dist:
 try-dist:
 	scripts/try_dist.sh
 
-# The one model of a machine beside a model in each process and beside servers: memory and time of embeddings.
+# The first connection, and the one model of a machine beside a model in each process and beside servers: memory and time of embeddings.
 bench-embeddings:
 	scripts/bench_embeddings.sh
 
