@@ -88,7 +88,11 @@ class Interception(Computing):
             return self._backward_here(func, args, kwargs)
         # Without a second thread, gradients are added in the order of the CPU.
         with torch.autograd.set_multithreading_enabled(False):
-            result = self._backward_here(func, args, kwargs)
+            try:
+                result = self._backward_here(func, args, kwargs)
+            except BaseException:
+                MEMORY.forget_failure()
+                raise
         MEMORY.check()
         return result
 

@@ -57,9 +57,9 @@ impl Model {
         Ok(())
     }
 
-    /// The stages and heads that are loaded, by role.
+    /// The stages and heads that are loaded, by role; none while one of them is being loaded.
     pub fn loaded_stages(&self) -> Vec<Arc<Stage>> {
-        let stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(stages) = self.stages.try_lock() else { return Vec::new() };
         let mut stages: Vec<_> = stages.values().cloned().collect();
         stages.sort_by(|a, b| a.role.cmp(&b.role));
         stages

@@ -128,9 +128,9 @@ fn dispatch<P: Peer>(peer: &Arc<P>, call: Call, fds: Vec<OwnedFd>, batch: Option
     let request = Request::new(peer, id, fds, batch.cloned());
     let entry = peer.registry().methods.get(method.as_str());
     match (entry, admitted) {
+        _ if batch.is_some_and(|batch| batch.is_full()) => request.error(to_object(&Batch::full())),
         (None, _) => P::unknown(request, &method, params.as_deref()),
         (_, Err(error)) => request.error(to_object(&error)),
-        (Some(_), _) if batch.is_some_and(|batch| batch.is_full()) => request.error(to_object(&Batch::full())),
         (Some(entry), Ok(())) => {
             entry.calls.fetch_add(1, Ordering::Relaxed);
             (entry.handler)(request, params.as_deref());

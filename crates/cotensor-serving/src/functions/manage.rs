@@ -22,8 +22,8 @@ pub(super) fn load(models: &LoadedModels, arguments: &Arguments, context: &Conte
     let (model, variant) = (arguments.required("model")?.as_str()?, arguments.text(VARIANT)?);
     let ttl = match (arguments.count("ttl_s")?, arguments.flag("pinned")?) {
         (Some(_), Some(true)) => return Err(Error::invalid("a pinned model has no ttl_s").in_field("ttl_s").into()),
-        (Some(seconds), _) if seconds > TTL_S_MAX => {
-            return Err(Error::invalid(format!("at most {TTL_S_MAX} s")).in_field("ttl_s").into());
+        (Some(seconds), _) if !(1..=TTL_S_MAX).contains(&seconds) => {
+            return Err(Error::invalid(format!("1 to {TTL_S_MAX} s")).in_field("ttl_s").into());
         }
         (Some(seconds), _) => Some(Some(Duration::from_secs(seconds as u64))),
         (None, Some(true)) => Some(None),
@@ -31,7 +31,7 @@ pub(super) fn load(models: &LoadedModels, arguments: &Arguments, context: &Conte
         (None, None) => None,
     };
     context.check()?;
-    let loaded = models.load(&*get(models, model, "model", variant.as_deref())?, ttl)?;
+    let loaded = models.load(&get(models, model, "model", variant.as_deref())?, ttl)?;
     let all = models.list();
     Ok(entry(&loaded, &all))
 }

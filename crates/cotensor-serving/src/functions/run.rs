@@ -48,11 +48,11 @@ impl Managed for OpenModel {
         let model = &*self.0.model;
         match method {
             "run" => {
-                self.0.count();
+                let _request = self.0.request();
                 run_with(model, &NamedArguments::new(arguments, RUN)?, context)
             }
             "stage" => {
-                self.0.count();
+                let _request = self.0.request();
                 stage_with(model, &NamedArguments::new(arguments, STAGE)?, context)
             }
             "describe" => {
@@ -69,6 +69,13 @@ impl Managed for OpenModel {
     }
 }
 
+impl Drop for OpenModel {
+    fn drop(&mut self) {
+        // The time without requests begins.
+        self.0.touch();
+    }
+}
+
 pub(super) fn open(models: &LoadedModels, arguments: &Arguments) -> Result<Value, Failure> {
     let arguments = NamedArguments::new(arguments, &["folder", VARIANT])?;
     let variant = arguments.text(VARIANT)?;
@@ -79,14 +86,14 @@ pub(super) fn open(models: &LoadedModels, arguments: &Arguments) -> Result<Value
 pub(super) fn run(models: &LoadedModels, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
     let arguments = NamedArguments::new(arguments, &[&["model"], RUN, &[VARIANT]].concat())?;
     let loaded = model(models, &arguments)?;
-    loaded.count();
+    let _request = loaded.request();
     run_with(&loaded.model, &arguments, context)
 }
 
 pub(super) fn stage(models: &LoadedModels, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
     let arguments = NamedArguments::new(arguments, &[&["model"], STAGE, &[VARIANT]].concat())?;
     let loaded = model(models, &arguments)?;
-    loaded.count();
+    let _request = loaded.request();
     stage_with(&loaded.model, &arguments, context)
 }
 

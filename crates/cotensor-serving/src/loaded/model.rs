@@ -1,7 +1,7 @@
 //! One model that is loaded.
 
 use super::batches::Batches;
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::family::AnswerKind;
 use cotensor_model::model::Model;
@@ -49,6 +49,15 @@ pub(super) struct Usage {
     pub(super) ttl: Option<Duration>,
 }
 
+/// A request that runs.
+pub(crate) struct Request<'a>(&'a LoadedModel);
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        self.0.touch();
+    }
+}
+
 /// A loaded model, for lists.
 pub(crate) struct ModelInfo {
     pub(crate) key: ModelKey,
@@ -76,16 +85,22 @@ impl LoadedModel {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request, which begins.
-    pub(crate) fn count(&self) {
-        let mut usage = self.usage();
-        usage.last = Instant::now();
-        usage.requests += 1;
+    /// Counts a request. It ends when the result is dropped.
+    pub(crate) fn request(&self) -> Request<'_> {
+        self.usage().requests += 1;
+        self.touch();
+        Request(self)
     }
 
-    /// A request ends.
-    pub(super) fn touch(&self) {
+    /// The model is in use now.
+    pub(crate) fn touch(&self) {
         self.usage().last = Instant::now();
+    }
+
+    /// The error of a request whose thread ended. The next request starts another thread.
+    pub(super) fn failed(&self) -> Error {
+        *self.batches.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Error::new(ErrorKind::Engine, "the model failed on this request")
     }
 
     pub(super) fn keep_for(&self, ttl: Option<Duration>) {

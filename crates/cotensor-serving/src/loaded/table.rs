@@ -4,7 +4,7 @@ use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::TextEmbedding;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// The most models that are loaded at a time.
@@ -32,11 +32,8 @@ impl Default for ServingOptions {
 pub struct LoadedModels {
     runtime: Arc<Runtime>,
     options: ServingOptions,
-    models: Mutex<HashMap<ModelKey, Arc<Slot>>>,
+    models: Mutex<HashMap<ModelKey, Arc<LoadedModel>>>,
 }
-
-/// The place of a model, which its first request fills.
-type Slot = OnceLock<Result<Arc<LoadedModel>>>;
 
 impl LoadedModels {
     /// No model yet. A thread unloads models as long as the result exists.
@@ -51,62 +48,51 @@ impl LoadedModels {
         Ok(models)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ModelKey, Arc<Slot>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ModelKey, Arc<LoadedModel>>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The model of this name: an absolute path of a folder, or a name on the hub. Blocks while it is loaded. A model whose files
-    /// have changed is loaded again.
+    /// The model of this name: an absolute path of a folder, or a name on the hub. Blocks while it is downloaded. A model whose
+    /// files have changed is another one.
     ///
     /// # Errors
     /// `OverBudget` when too many are in use; as [`Runtime::open_variant`].
     pub(crate) fn get(&self, name: &str, variant: Option<&str>) -> Result<Arc<LoadedModel>> {
         let key = ModelKey::new(name, variant);
-        let slot = self.slot(&key)?;
-        let open = || {
-            let model = key.open(&self.runtime)?;
-            Ok(Arc::new(LoadedModel::new(key.clone(), model, self.options.model_ttl)))
-        };
-        let mut loaded = slot.get_or_init(open).clone().inspect_err(|_| self.forget(&key, &slot))?;
+        // The copy that is open, unless a file changed.
         let current = key.open(&self.runtime)?;
-        if !Arc::ptr_eq(&current, &loaded.model) {
-            loaded = Arc::new(LoadedModel::new(key.clone(), current, loaded.ttl()));
-            self.lock().insert(key, Arc::new(OnceLock::from(Ok(Arc::clone(&loaded)))));
-        }
-        Ok(loaded)
-    }
-
-    fn slot(&self, key: &ModelKey) -> Result<Arc<Slot>> {
         let mut models = self.lock();
-        if let Some(slot) = models.get(key) {
-            return Ok(Arc::clone(slot));
+        let known = models.get(&key);
+        if let Some(loaded) = known.filter(|loaded| Arc::ptr_eq(&loaded.model, &current)) {
+            return Ok(Arc::clone(loaded));
         }
-        let mut evicted = None;
-        if models.len() >= MODELS_MAX {
-            let idle = |(key, slot): (&ModelKey, &Arc<Slot>)| Some((idle_time(slot)?, key.clone()));
-            let longest = models.iter().filter_map(idle).max_by_key(|(time, _)| *time).ok_or_else(|| {
+        let ttl = known.map_or(self.options.model_ttl, |loaded| loaded.ttl());
+        let mut gone = None;
+        if known.is_none() && models.len() >= MODELS_MAX {
+            let idle = models.iter().filter_map(|(key, loaded)| Some((idle_time(loaded)?, key.clone())));
+            let longest = idle.max_by_key(|(time, _)| *time).ok_or_else(|| {
                 let message = format!("{MODELS_MAX} models are in use or pinned: unload one");
                 Error::new(ErrorKind::OverBudget, message)
             })?;
-            evicted = models.remove(&longest.1);
+            gone = models.remove(&longest.1);
         }
-        let slot = Arc::<Slot>::default();
-        models.insert(key.clone(), Arc::clone(&slot));
+        let loaded = Arc::new(LoadedModel::new(key.clone(), current, ttl));
+        let replaced = models.insert(key, Arc::clone(&loaded));
         drop(models);
-        // Its memory is released without the lock.
-        drop(evicted);
-        Ok(slot)
+        // Their memory is released without the lock.
+        drop((gone, replaced));
+        Ok(loaded)
     }
 
     /// Loads the graphs of a model and keeps it for `ttl` after its last request; for ever with `Some(None)`.
     ///
     /// # Errors
     /// As [`Model::load_stages`](cotensor_model::model::Model::load_stages).
-    pub(crate) fn load(&self, model: &LoadedModel, ttl: Option<Option<Duration>>) -> Result<ModelInfo> {
+    pub(crate) fn load(&self, model: &Arc<LoadedModel>, ttl: Option<Option<Duration>>) -> Result<ModelInfo> {
+        model.load(&self.runtime, self.options.caches_results).inspect_err(|_| self.forget_empty(model))?;
         if let Some(ttl) = ttl {
             model.keep_for(ttl);
         }
-        model.load(&self.runtime, self.options.caches_results)?;
         model.touch();
         Ok(model.info(false))
     }
@@ -114,11 +100,11 @@ impl LoadedModels {
     /// Unloads the model of this name in all variants; every model without a name. Requests that run continue. Returns the names.
     pub(crate) fn unload(&self, name: Option<&str>) -> Vec<String> {
         let (mut gone, mut names) = (Vec::new(), Vec::new());
-        self.lock().retain(|key, slot| {
+        self.lock().retain(|key, loaded| {
             let stays = name.is_some_and(|name| name != key.name);
             if !stays {
                 names.push(key.name.clone());
-                gone.push(Arc::clone(slot));
+                gone.push(Arc::clone(loaded));
             }
             stays
         });
@@ -140,9 +126,8 @@ impl LoadedModels {
     ) -> Result<Vec<TextEmbedding>> {
         let (this, name) = (Arc::clone(self), name.to_owned());
         let (answer, loaded) = blocking(move || this.submit(&name, None, texts, prompt_name)).await?;
-        let answer = answer.await.unwrap_or_else(|_| Err(failed()));
-        loaded.touch();
-        answer
+        let _request = loaded.request();
+        answer.await.unwrap_or_else(|_| Err(loaded.failed()))
     }
 
     /// As [`embed`](Self::embed), on a thread that may block.
@@ -157,9 +142,8 @@ impl LoadedModels {
         prompt_name: Option<String>,
     ) -> Result<Vec<TextEmbedding>> {
         let (answer, loaded) = self.submit(name, variant, texts, prompt_name)?;
-        let answer = answer.blocking_recv().unwrap_or_else(|_| Err(failed()));
-        loaded.touch();
-        answer
+        let _request = loaded.request();
+        answer.blocking_recv().unwrap_or_else(|_| Err(loaded.failed()))
     }
 
     fn submit(
@@ -170,8 +154,8 @@ impl LoadedModels {
         prompt_name: Option<String>,
     ) -> Result<(PendingEmbeddings, Arc<LoadedModel>)> {
         let loaded = self.get(name, variant)?;
-        loaded.count();
-        let pending = loaded.batches(&self.runtime, self.options.caches_results)?.embed(texts, prompt_name);
+        let batches = loaded.batches(&self.runtime, self.options.caches_results);
+        let pending = batches.inspect_err(|_| self.forget_empty(&loaded))?.embed(texts, prompt_name);
         Ok((pending, loaded))
     }
 
@@ -189,17 +173,15 @@ impl LoadedModels {
         let (this, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let loaded = this.get(&name, None)?;
-            loaded.count();
-            let scores = loaded.rerank(&this.runtime, query, texts);
-            loaded.touch();
-            scores
+            let _request = loaded.request();
+            loaded.rerank(&this.runtime, query, texts).inspect_err(|_| this.forget_empty(&loaded))
         })
         .await
     }
 
     /// The loaded models, by name.
     pub(crate) fn list(&self) -> Vec<ModelInfo> {
-        let models: Vec<Arc<LoadedModel>> = self.lock().values().filter_map(|slot| loaded(slot).cloned()).collect();
+        let models: Vec<Arc<LoadedModel>> = self.lock().values().cloned().collect();
         // One reference is the table's, one is of this list.
         let mut list: Vec<ModelInfo> = models.iter().map(|model| model.info(Arc::strong_count(model) > 2)).collect();
         list.sort_by(|a, b| a.key.cmp(&b.key));
@@ -208,32 +190,32 @@ impl LoadedModels {
 
     fn unload_idle(&self) {
         let mut gone = Vec::new();
-        self.lock().retain(|_, slot| {
-            let expired = loaded(slot).is_some_and(|model| model.ttl().is_some_and(|ttl| model.idle() >= ttl));
-            let stays = !expired || idle_time(slot).is_none();
-            if !stays {
-                gone.push(Arc::clone(slot));
+        self.lock().retain(|_, loaded| {
+            let expired = loaded.ttl().is_some_and(|ttl| idle_time(loaded).is_some_and(|idle| idle >= ttl));
+            if expired {
+                gone.push(Arc::clone(loaded));
             }
-            stays
+            !expired
         });
     }
 
-    fn forget(&self, key: &ModelKey, failed: &Arc<Slot>) {
+    /// Removes a model of which nothing could be loaded, so that lists do not have it.
+    fn forget_empty(&self, failed: &Arc<LoadedModel>) {
         let mut models = self.lock();
-        if models.get(key).is_some_and(|known| Arc::ptr_eq(known, failed)) {
-            models.remove(key);
+        // The table and this request hold it.
+        if Arc::strong_count(failed) == 2
+            && failed.model.loaded_stages().is_empty()
+            && models.get(&failed.key).is_some_and(|known| Arc::ptr_eq(known, failed))
+        {
+            models.remove(&failed.key);
         }
     }
 }
 
-fn loaded(slot: &Slot) -> Option<&Arc<LoadedModel>> {
-    slot.get()?.as_ref().ok()
-}
-
 /// How long a model has had no request; `None` for one that is in use or pinned.
-fn idle_time(slot: &Slot) -> Option<Duration> {
+fn idle_time(model: &Arc<LoadedModel>) -> Option<Duration> {
     // Requests and references hold the model.
-    let model = loaded(slot).filter(|model| Arc::strong_count(model) == 1)?;
+    (Arc::strong_count(model) == 1).then_some(())?;
     model.ttl().map(|_| model.idle())
 }
 
@@ -243,11 +225,6 @@ fn unload_idle(models: &Weak<LoadedModels>) {
         let Some(models) = models.upgrade() else { return };
         models.unload_idle();
     }
-}
-
-/// The error for a request whose thread ended.
-fn failed() -> Error {
-    Error::new(ErrorKind::Engine, "the model failed on this request")
 }
 
 /// Runs `work` on a thread that may block.

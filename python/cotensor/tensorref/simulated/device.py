@@ -88,6 +88,7 @@ def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[st
     with _lock:
         _register()
     MEMORY.limit_bytes = limit
+    MEMORY.forget_failure()
     MEMORY.reset()
     _device.name = name
     return _device

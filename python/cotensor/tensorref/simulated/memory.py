@@ -95,6 +95,10 @@ class SimulatedMemory:
         if failure is not None:
             raise failure
 
+    def forget_failure(self) -> None:
+        """Drops the failure of a backward pass that raised another error."""
+        self._failure = None
+
     def give_back(self, size_bytes: int) -> None:
         """Frees memory."""
         with self._lock:

@@ -11,6 +11,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
+/// The most bytes of a caller's name in an error.
+const NAME_SHOWN_BYTES_MAX: usize = 64;
+
 /// The arguments, and leases of their tensors until the call is answered.
 pub(super) struct Arguments {
     pub(super) args: Vec<Value>,
@@ -47,8 +50,10 @@ impl Arguments {
         let mut reader = Reader { function, store, holder, leases: Vec::new() };
         let (args, kwargs) = match params {
             None | Some(Value::Null) => Default::default(),
-            Some(Value::Array(list)) => (reader.list(list, "params")?, Map::new()),
-            Some(Value::Object(named)) => (Vec::new(), reader.entries(named, "params")?),
+            Some(Value::Array(list)) => (reader.list(list).map_err(|error| within(&error, "params"))?, Map::new()),
+            Some(Value::Object(named)) => {
+                (Vec::new(), reader.entries(named).map_err(|error| within(&error, "params"))?)
+            }
             Some(_) => return Err(Error::invalid("a list or an object is expected").in_field("params")),
         };
         Ok(Self { args, kwargs, _leases: reader.leases })
@@ -56,45 +61,44 @@ impl Arguments {
 }
 
 impl Reader<'_> {
-    fn list(&mut self, values: Vec<Value>, place: &str) -> Result<Vec<Value>> {
-        values.into_iter().enumerate().map(|(at, value)| self.value(value, &format!("{place}.{at}"))).collect()
+    fn list(&mut self, values: Vec<Value>) -> Result<Vec<Value>> {
+        let values = values.into_iter().enumerate();
+        values.map(|(at, value)| self.value(value).map_err(|error| within(&error, &at.to_string()))).collect()
     }
 
-    fn entries(&mut self, entries: Map<String, Value>, place: &str) -> Result<Map<String, Value>> {
-        let read = |(name, value)| {
-            let value = self.value(value, &format!("{place}.{name}"))?;
+    fn entries(&mut self, entries: Map<String, Value>) -> Result<Map<String, Value>> {
+        let read = |(name, value): (String, Value)| {
+            let value = self.value(value).map_err(|error| within(&error, &name))?;
             Ok((name, value))
         };
         entries.into_iter().map(read).collect()
     }
 
     /// The parser of the message bounds the depth.
-    fn value(&mut self, value: Value, place: &str) -> Result<Value> {
+    fn value(&mut self, value: Value) -> Result<Value> {
         match value {
-            Value::Array(values) => Ok(Value::Array(self.list(values, place)?)),
+            Value::Array(values) => Ok(Value::Array(self.list(values)?)),
             Value::Object(entries) if entries.len() == 1 && entries.keys().all(|key| key.starts_with('$')) => {
                 match entries.into_iter().next() {
-                    Some((form, value)) => self.special(&form, value, place),
+                    Some((form, value)) => self.special(&form, value),
                     None => Ok(Value::Null),
                 }
             }
-            Value::Object(entries) => Ok(Value::Object(self.entries(entries, place)?)),
+            Value::Object(entries) => Ok(Value::Object(self.entries(entries)?)),
             plain => Ok(plain),
         }
     }
 
-    fn special(&mut self, form: &str, value: Value, place: &str) -> Result<Value> {
+    fn special(&mut self, form: &str, value: Value) -> Result<Value> {
         match (form, value) {
-            ("$tensor", value) => self.tensor(value).map_err(|error| {
-                let place = error.field().map_or_else(|| place.to_owned(), |field| format!("{place}.{field}"));
-                Error::new(error.kind(), error.message()).in_field(place)
-            }),
-            ("$tuple", Value::Array(values)) => Ok(json!({"$tuple": self.list(values, place)?})),
-            ("$map", Value::Array(pairs)) => Ok(json!({"$map": self.list(pairs, place)?})),
+            ("$tensor", value) => self.tensor(value),
+            ("$tuple", Value::Array(values)) => Ok(json!({"$tuple": self.list(values)?})),
+            ("$map", Value::Array(pairs)) => Ok(json!({"$map": self.list(pairs)?})),
             ("$bytes" | "$float", Value::String(text)) => Ok(json!({form: text})),
             (other, _) => {
+                let other = shortened(other);
                 let message = format!("{other:?} is none of $tensor, $tuple, $map, $bytes and $float, in their forms");
-                Err(Error::invalid(message).in_field(place))
+                Err(Error::invalid(message))
             }
         }
     }
@@ -131,7 +135,7 @@ impl Reader<'_> {
 
     /// Publishes a tensor for the time of the call.
     fn publish(&self, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Lease> {
-        let spec = TensorSpec::new(format!("{} argument", self.function), dtype, shape);
+        let spec = TensorSpec::new(format!("argument of {} over HTTP", self.function), dtype, shape);
         let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
         let upload = Upload::new(&spec.name, layout.size_bytes() as u64, self.store.grant_growing(&spec)?)?;
         let (segment, charge) = upload.add(bytes, self.store)?.seal()?;
@@ -139,4 +143,16 @@ impl Reader<'_> {
         let charge = self.store.grant_in(&charge, &spec)?;
         self.store.adopt(spec, layout, Arc::new(segment), charge, None, self.holder)
     }
+}
+
+/// The error with a place before its field.
+fn within(error: &Error, place: &str) -> Error {
+    let place = shortened(place);
+    let place = error.field().map_or_else(|| place.to_owned(), |field| format!("{place}.{field}"));
+    Error::new(error.kind(), error.message()).in_field(place)
+}
+
+/// The start of a name of the caller's, which may be long.
+fn shortened(name: &str) -> &str {
+    &name[..name.floor_char_boundary(NAME_SHOWN_BYTES_MAX)]
 }

@@ -5,6 +5,8 @@ use serde_json::{Number, Value};
 
 /// The most dimensions of lists.
 const DIMENSIONS_MAX: usize = 32;
+/// The most bytes of an element in an error.
+const SHOWN_BYTES_MAX: usize = 64;
 
 /// Reads a number or lists of equal lengths: their dtype, their shape and their bytes, row-major. Without a dtype, whole
 /// numbers are `int64`, other numbers `float32`, and truth values `bool`.
@@ -59,10 +61,17 @@ fn flatten<'v>(value: &'v Value, shape: &[usize], elements: &mut Vec<&'v Value>)
 macro_rules! numbers {
     ($($variant:ident $type:ty: $read:ident;)*) => {
         fn write(element: &Value, dtype: DType, bytes: &mut Vec<u8>) -> Result<()> {
-            let wrong = || Error::invalid(format!("{element} is no {}", dtype.name())).in_field("data");
+            let wrong = || {
+                let mut shown = element.to_string();
+                shown.truncate(shown.floor_char_boundary(SHOWN_BYTES_MAX));
+                Error::invalid(format!("{shown} is no {}", dtype.name())).in_field("data")
+            };
             match (dtype, element) {
                 (DType::Bool, Value::Bool(truth)) => bytes.push(u8::from(*truth)),
-                (DType::F32, _) => bytes.extend_from_slice(&(element.as_f64().ok_or_else(wrong)? as f32).to_ne_bytes()),
+                (DType::F32, _) => {
+                    let number = element.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+                    bytes.extend_from_slice(&number.ok_or_else(wrong)?.to_ne_bytes());
+                }
                 (DType::F64, _) => bytes.extend_from_slice(&element.as_f64().ok_or_else(wrong)?.to_ne_bytes()),
                 $((DType::$variant, _) => {
                     let number = element.$read().and_then(|number| <$type>::try_from(number).ok());
@@ -151,6 +160,7 @@ mod tests {
             (json!([-1]), Some(DType::U32), "data"),
             (json!([1.5]), Some(DType::I32), "data"),
             (json!([2]), Some(DType::Bool), "data"),
+            (json!([1e300]), None, "data"),
             (json!([1]), Some(DType::F16), "dtype"),
             (deep, None, "data"),
         ] {

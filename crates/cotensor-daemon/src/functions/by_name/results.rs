@@ -21,7 +21,7 @@ const LISTED_MAX: usize = 4096;
 /// The most bytes of all tensors of a result.
 const BYTES_MAX: usize = 8 << 20;
 /// The most slabs that one call opens.
-const SLABS_MAX: usize = 1024;
+const SLABS_MAX: usize = 64;
 
 /// Memory of a provider, in which small tensors of results are.
 #[derive(Default)]
@@ -34,7 +34,8 @@ impl Slabs {
         let is_sealed =
             usize::try_from(bytes).is_ok_and(|len| check_sealed(&file, len, Guarantee::ProducerOnly).is_ok());
         if is_sealed && self.0.len() < SLABS_MAX {
-            self.0.insert(slab, file);
+            // Each number is used once.
+            self.0.entry(slab).or_insert(file);
         }
     }
 }
@@ -87,10 +88,8 @@ impl<'a> Results<'a> {
                 text.map(Value::String).map_err(|_| Error::corrupt("a text of the result is not UTF-8"))
             }
             ("$tensor", value) => {
-                let TensorRef { id, .. } = parsed(value.clone())?;
-                let (dtype, shape, bytes) = self.stored(value)?;
-                let name = self.store.lease(id.into(), self.holder).map(|lease| lease.name().to_owned());
-                Ok(tensor(dtype, &shape, &bytes, name.ok().as_deref()))
+                let (dtype, shape, bytes, name) = self.stored(value)?;
+                Ok(tensor(dtype, &shape, &bytes, Some(&name)))
             }
             ("$arena", value) => {
                 let (dtype, shape, bytes) = self.in_slab(value)?;
@@ -109,15 +108,16 @@ impl<'a> Results<'a> {
         let unknown = || Error::corrupt("the result has long bytes in an unknown form");
         let Value::Object(entries) = value else { return Err(unknown()) };
         match entries.into_iter().next() {
-            Some((form, value)) if form == "$tensor" => self.stored(value).map(|(.., bytes)| bytes),
+            Some((form, value)) if form == "$tensor" => self.stored(value).map(|(_, _, bytes, _)| bytes),
             Some((form, value)) if form == "$arena" => self.in_slab(value).map(|(.., bytes)| bytes),
             _ => Err(unknown()),
         }
     }
 
-    /// A tensor of the store.
-    fn stored(&self, value: Value) -> Result<(DType, Vec<usize>, Vec<u8>)> {
-        let TensorRef { id, .. } = parsed(value)?;
+    /// A tensor of the store and its name, with the dtype and the shape that the provider gives it: it may be a view.
+    fn stored(&self, value: Value) -> Result<(DType, Vec<usize>, Vec<u8>, String)> {
+        let TensorRef { id, dtype, shape } = parsed(value)?;
+        let dtype: DType = dtype.parse()?;
         let lease = self.store.lease(id.into(), self.holder)?;
         if !lease.device().is_host() || !lease.layout().is_contiguous() {
             let message =
@@ -125,10 +125,15 @@ impl<'a> Results<'a> {
             return Err(Error::unsupported(message));
         }
         let range = lease.layout().byte_range();
+        if Layout::contiguous(dtype, &shape)?.size_bytes() != range.len() {
+            let message =
+                format!("{:?} has {} bytes, and not those of {} {shape:?}", lease.name(), range.len(), dtype.name());
+            return Err(Error::corrupt(message));
+        }
         let mut bytes = self.room(range.len())?;
         lease.segment().read_at(range.start, &mut bytes)?;
         self.store.record_copy(lease.name(), CopyReason::Network, bytes.len());
-        Ok((lease.dtype(), lease.shape().to_vec(), bytes))
+        Ok((dtype, shape, bytes, lease.name().to_owned()))
     }
 
     /// A tensor in memory of the connection.
@@ -161,7 +166,8 @@ fn parsed<T: DeserializeOwned>(value: Value) -> Result<T> {
 
 /// A tensor for the client: numbers, or base64 of the elements. A tensor of the store has its name.
 fn tensor(dtype: DType, shape: &[usize], bytes: &[u8], name: Option<&str>) -> Value {
-    let count: usize = shape.iter().product();
+    // Without elements, too, a shape is written as so many lists.
+    let count: usize = shape.iter().map(|&dim| dim.max(1)).product();
     let lists = (count <= LISTED_MAX).then(|| elements::to_lists(dtype, shape, bytes)).flatten();
     let mut about = json!({"dtype": dtype.name(), "shape": shape});
     match lists {

@@ -69,10 +69,11 @@ pub(super) fn seal_with_retry(fd: impl AsFd, guarantee: Guarantee, mut wait: imp
 /// # Errors
 /// `Refused` with the reason; `Io`.
 pub fn check_sealed(fd: impl AsFd, len: usize, guarantee: Guarantee) -> Result<()> {
+    // First: the kernel answers it for a file of any file system. `fstatfs` may ask another process.
+    let seals = fcntl_get_seals(&fd).map_err(|_| refused("the descriptor is not a memfd"))?;
     if u64::try_from(fstatfs(&fd).map_err(fstat_error)?.f_type).ok() != Some(TMPFS) {
         return Err(refused("the descriptor is not a memfd"));
     }
-    let seals = fcntl_get_seals(&fd).map_err(|_| refused("the descriptor is not a memfd"))?;
     // `Immutable` includes `ProducerOnly`.
     if !seals.contains(guarantee.seals()) && !seals.contains(Guarantee::Immutable.seals()) {
         return Err(refused(&format!("it has the seals {seals:?}; {:?} are needed", guarantee.seals())));
