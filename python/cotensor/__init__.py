@@ -15,10 +15,8 @@ process end with the process.
 
 from __future__ import annotations
 
-import os
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Union
 
-from . import aio, errors
 from ._native import (
     NameChange,
     Store,
@@ -31,24 +29,45 @@ from ._native import (
     content_hash,
     save_file,
 )
-from .embedding import Embedder
-from .errors import (
-    CancelledError,
-    ConflictError,
-    CorruptError,
-    CotensorError,
-    EngineError,
-    InvalidError,
-    IoError,
-    NoDaemonError,
-    NotFoundError,
-    OverBudgetError,
-    RefusedError,
-    RemoteError,
-    TimedOutError,
-    UnsupportedError,
-)
-from .streaming import StreamingProcessor
+
+if TYPE_CHECKING:
+    import os
+
+    from . import aio, errors
+    from .embedding import Embedder
+    from .errors import (
+        CancelledError,
+        ConflictError,
+        CorruptError,
+        CotensorError,
+        EngineError,
+        InvalidError,
+        IoError,
+        NoDaemonError,
+        NotFoundError,
+        OverBudgetError,
+        RefusedError,
+        RemoteError,
+        TimedOutError,
+        UnsupportedError,
+    )
+    from .streaming import StreamingProcessor
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a module at the first use of one of its names: asyncio alone takes 50 ms, at each start of a daemon twice."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module = "errors" if name.endswith("Error") else {"Embedder": "embedding", "StreamingProcessor": "streaming"}.get(name, name)
+    imported = import_module(f".{module}", __name__)
+    found = globals()[name] = imported if module == name else getattr(imported, name)
+    return found
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})
 
 
 def connect(
@@ -83,6 +102,8 @@ def connect_async(
     """As :func:`connect`, for asyncio: ``async with cotensor.connect_async() as store``, or ``store = await
     cotensor.connect_async()``. The store is an :class:`cotensor.aio.AsyncStore`.
     """
+    from . import aio
+
     return aio.Connecting(lambda: connect(socket, client=client, timeout=timeout, autostart=autostart))
 
 

@@ -32,7 +32,7 @@ fn runtime_folder() -> Option<PathBuf> {
     named.or_else(|| own_folder_in(Path::new("/run/user")))
 }
 
-/// The folder of this user's number, if nobody else can open it.
+/// The folder of this user's number, if other users cannot open it.
 fn own_folder_in(parent: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::MetadataExt;
     let user = rustix::process::geteuid().as_raw();

@@ -78,7 +78,7 @@ impl Methods {
             let (daemon, session) = (Arc::clone(&client.daemon), Arc::clone(&client.session));
             let mut running = Box::pin(handler(Caller { daemon, session, fds }, params));
             match running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(outcome) => answer(request, outcome),
+                Poll::Ready(outcome) => answer(request, outcome.map_err(|error| to_object(&error))),
                 Poll::Pending => {
                     client.wait(request, async move { running.await.map_err(|error| to_object(&error)) });
                 }
@@ -113,10 +113,10 @@ impl Methods {
     }
 }
 
-fn answer<T: Serialize>(request: Request<Client>, outcome: Result<Reply<T>>) {
+fn answer<T: Serialize>(request: Request<Client>, outcome: Result<Reply<T>, ErrorObjectOwned>) {
     match outcome {
         Ok(Reply { value, fds }) => drop(request.value(&value, fds)),
-        Err(error) => request.error(to_object(&error)),
+        Err(error) => request.error(error),
     }
 }
 
@@ -193,10 +193,7 @@ impl Client {
             tokio::select! {
                 biased;
                 _ = cancelled.changed() => request.cancel(),
-                outcome = running => match outcome {
-                    Ok(Reply { value, fds }) => drop(request.value(&value, fds)),
-                    Err(error) => request.error(error),
-                },
+                outcome = running => answer(request, outcome),
             }
             client.waiting.fetch_sub(1, Ordering::Relaxed);
         });

@@ -62,7 +62,7 @@ def report(
         ("processes", "processes"),
         ("daemon", "daemon"),
         ("model process", "model_process"),
-        ("tensors nobody maps", "unmapped"),
+        ("unmapped tensors", "unmapped"),
         ("sum", "total"),
     ]
     for title, field in rows:

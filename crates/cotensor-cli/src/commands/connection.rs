@@ -3,7 +3,7 @@
 use crate::args::Client;
 use crate::launch::Program;
 use crate::watchdog::{self, Watchdog};
-use cotensor::core::Result;
+use cotensor::core::{ErrorKind, Result};
 use cotensor_client::ClientStore;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +22,15 @@ pub(super) fn connect(client: &Client, program: &Program, name: &str) -> Result<
 pub(super) fn connect_at(socket: Option<&Path>, program: &Program, name: &str) -> Result<Arc<ClientStore>> {
     let builder = ClientStore::builder(name).start(program.as_daemon()?);
     socket.into_iter().fold(builder, |builder, socket| builder.socket(socket)).connect()
+}
+
+/// The daemon at `socket` as a client called `client`; none if none runs.
+pub(super) fn running(socket: &Path, client: &str) -> Result<Option<Arc<ClientStore>>> {
+    match ClientStore::connect(Some(socket), client) {
+        Ok(store) => Ok(Some(store)),
+        Err(error) if error.kind() == ErrorKind::Unreachable => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 pub(super) fn watch(client: &Client) -> Watchdog {

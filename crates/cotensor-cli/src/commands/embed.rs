@@ -7,6 +7,7 @@ use crate::launch::Program;
 use crate::output::{Steps, json_line, print_json, write_out};
 use cotensor::core::{DType, Error, Result};
 use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
+use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, StartModels};
 use cotensor_demo::Progress;
 use cotensor_formats::file_error;
@@ -68,10 +69,7 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
     };
     let model = &*model_name(&args.model)?;
     let store = connect(&args.client, program, "cotensor embed")?;
-    let functions = Functions::new(Arc::clone(&store));
-    if functions.list(FUNCTION)?.is_empty() {
-        store.request::<StartModels>(&Empty {})?;
-    }
+    let functions = model_functions(store, FUNCTION)?;
     let mut rows = Rows::default();
     let steps = (texts.len() > CALL_TEXTS_MAX).then(Steps::new);
     for part in texts.chunks(CALL_TEXTS_MAX) {
@@ -103,6 +101,18 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The functions of the model process, which the daemon starts unless a process offers `name`.
+///
+/// # Errors
+/// As `models.start` of the daemon.
+pub(super) fn model_functions(store: Arc<ClientStore>, name: &str) -> Result<Functions> {
+    let functions = Functions::new(Arc::clone(&store));
+    if functions.list(name)?.is_empty() {
+        store.request::<StartModels>(&Empty {})?;
+    }
+    Ok(functions)
 }
 
 /// The name of a model for another process: the absolute path of a folder, or a name on the hub.

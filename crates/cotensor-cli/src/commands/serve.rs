@@ -99,7 +99,7 @@ fn detach(args: &ServeArgs, program: &Program) -> Result<()> {
     }
     let folder = std::env::current_dir().map_err(|error| Error::io("finding the working directory", &error))?;
     program.as_daemon()?.start(&socket, &arguments, &folder, START_TIMEOUT)?;
-    super::daemon::show(&DaemonOptions { socket: Some(socket), json: args.json })
+    super::status::show(&DaemonOptions { socket: Some(socket), json: args.json })
 }
 
 fn announce(ready: &Ready<'_>, json: bool) {

@@ -87,6 +87,11 @@ fn first_command_starts_a_daemon_that_has_nothing_of_it() {
     assert!(place.ok(&["logs"]).contains("listening on"));
     assert!(place.ok(&["ls"]).contains('x'), "the same daemon");
     assert!(place.ok(&["stop"]).contains("1 tensors"));
+    for process in ["supervisor", "server"] {
+        // A process that has ended has no command line, also before its parent has read its status.
+        let line = std::fs::read(format!("/proc/{}/cmdline", status[process])).unwrap_or_default();
+        assert!(line.is_empty(), "the {process} has not ended");
+    }
     let stopped = place.command(&["status"]).output().unwrap();
     assert_eq!(stopped.status.code(), Some(1), "{}", error(&stopped));
     assert!(place.command(&["stop"]).output().unwrap().status.success(), "nothing is left to do");

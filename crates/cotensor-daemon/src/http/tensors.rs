@@ -5,7 +5,7 @@ use super::context::Http;
 use super::paced::time_for;
 use super::range::{Wanted, wanted};
 use super::rpc::next;
-use crate::segment::{Sealed, Upload};
+use crate::segment::Upload;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
@@ -18,7 +18,6 @@ use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
 use cotensor_core::{Device, Error, size};
 use cotensor_formats::npy_header;
-use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease, StoreReports, TensorStore};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde::{Deserialize, Serialize};
@@ -171,10 +170,7 @@ pub(super) async fn put(
     let holder = call.session.holder("")?;
     let store = &http.daemon.store;
     let upload = Upload::new(&spec.name, bytes, store.grant_growing(&spec)?)?;
-    let (segment, charge) = receive(&http, body, upload).await?;
-    store.record_copy(&spec.name, CopyReason::Network, layout.size_bytes());
-    let charge = store.grant_in(&charge, &spec)?;
-    let lease = store.adopt(spec, layout, Arc::new(segment), charge, None, &holder)?;
+    let lease = receive(&http, body, upload).await?.publish(spec, layout, store, &holder)?;
     let published = Published { id: lease.id().into(), spec: Spec::from(&lease.spec()), bytes, leased: call.is_kept() };
     if call.is_kept() {
         call.session.grant(lease, &holder, &mut Vec::new())?;
@@ -221,12 +217,12 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
 }
 
 /// Fills an upload with a body, within the time limits.
-async fn receive(http: &Http, mut body: Body, mut upload: Upload) -> Result<(Sealed, Arc<Charge>), Refusal> {
+async fn receive(http: &Http, mut body: Body, mut upload: Upload) -> Result<Upload, Refusal> {
     let start = Instant::now();
     while let Some(part) = next(&mut body, start + http.config.message_timeout + time_for(upload.filled())).await? {
         upload = upload.add(&part, &http.daemon.store)?;
     }
-    Ok(upload.seal()?)
+    Ok(upload)
 }
 
 fn describe(lease: &Lease) -> HeaderMap {

@@ -2,9 +2,9 @@
 //! bytes: the announced length evicts no tensor.
 
 use super::Sealed;
-use cotensor_core::{Error, Result};
-use cotensor_store::EmbeddedStore;
+use cotensor_core::{Error, Layout, Result};
 use cotensor_store::backend::Charge;
+use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, StoreReports, TensorSpec};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -63,11 +63,28 @@ impl Upload {
         Ok(self)
     }
 
+    /// Seals the memory and publishes it as the tensor of `spec`.
+    ///
+    /// # Errors
+    /// `Invalid` when bytes are missing; `OverBudget`; `Io`.
+    pub(crate) fn publish(
+        self,
+        spec: TensorSpec,
+        layout: Layout,
+        store: &EmbeddedStore,
+        holder: &Holder,
+    ) -> Result<Lease> {
+        let (segment, charge) = self.seal()?;
+        store.record_copy(&spec.name, CopyReason::Network, layout.size_bytes());
+        let charge = store.grant_in(&charge, &spec)?;
+        store.adopt(spec, layout, Arc::new(segment), charge, None, holder)
+    }
+
     /// Seals the memory. Returns it with its charge.
     ///
     /// # Errors
     /// `Invalid` when bytes are missing; `Io`.
-    pub(crate) fn seal(self) -> Result<(Sealed, Arc<Charge>)> {
+    fn seal(self) -> Result<(Sealed, Arc<Charge>)> {
         if self.filled != self.len {
             let message = format!("{} bytes by dtype and shape, {} received", self.len, self.filled);
             return Err(Error::invalid(message).in_field("shape"));

@@ -2,7 +2,7 @@
 
 use super::run::{VARIANT, get};
 use crate::arguments::{NamedArguments, map};
-use crate::loaded::{LoadedModels, ModelInfo};
+use crate::loaded::{LoadedModels, ModelInfo, ModelKey};
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_functions::{Arguments, Context, Failure, Value};
 use std::collections::{BTreeSet, HashMap};
@@ -32,8 +32,7 @@ pub(super) fn load(models: &LoadedModels, arguments: &Arguments, context: &Conte
     };
     context.check()?;
     let loaded = models.load(&get(models, model, "model", variant.as_deref())?, ttl)?;
-    let all = models.list();
-    Ok(entry(&loaded, &all))
+    Ok(entry(&loaded, &weighed(&models.list())))
 }
 
 pub(super) fn unload(models: &LoadedModels, arguments: &Arguments) -> Result<Value, Failure> {
@@ -60,14 +59,19 @@ pub(super) fn unload(models: &LoadedModels, arguments: &Arguments) -> Result<Val
 pub(super) fn list(models: &LoadedModels, arguments: &Arguments) -> Result<Value, Failure> {
     NamedArguments::new(arguments, &[])?;
     let all = models.list();
-    Ok(map([("models", all.iter().map(|info| entry(info, &all)).collect::<Vec<_>>().into())]))
+    let weighed = weighed(&all);
+    Ok(map([("models", all.iter().map(|info| entry(info, &weighed)).collect::<Vec<_>>().into())]))
 }
 
-/// What lists say of a model.
-fn entry(info: &ModelInfo, all: &[ModelInfo]) -> Value {
+/// The weights of each model, by the model's key.
+fn weighed(all: &[ModelInfo]) -> Vec<(&ModelKey, HashMap<ContentHash, usize>)> {
+    all.iter().map(|info| (&info.key, weights(info))).collect()
+}
+
+/// What lists say of a model, beside all loaded ones.
+fn entry(info: &ModelInfo, all: &[(&ModelKey, HashMap<ContentHash, usize>)]) -> Value {
     let weights = weights(info);
-    let others: Vec<_> = all.iter().filter(|other| other.key != info.key).map(self::weights).collect();
-    let is_shared = |hash: &ContentHash| others.iter().any(|other| other.contains_key(hash));
+    let is_shared = |hash: &ContentHash| all.iter().any(|(key, other)| **key != info.key && other.contains_key(hash));
     let bytes: usize = weights.values().sum();
     let shared: usize = weights.iter().filter(|(hash, _)| is_shared(hash)).map(|(_, bytes)| bytes).sum();
     let engines: BTreeSet<&str> = info.stages.iter().map(|stage| stage.runs_on().engine.as_str()).collect();

@@ -4,5 +4,5 @@ mod batches;
 mod model;
 mod table;
 
-pub(crate) use model::{LoadedModel, ModelInfo};
+pub(crate) use model::{LoadedModel, ModelInfo, ModelKey};
 pub use table::{LoadedModels, ServingOptions};

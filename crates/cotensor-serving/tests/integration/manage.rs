@@ -51,6 +51,16 @@ fn fixture(name: &str) -> String {
     folder.canonicalize().unwrap().to_str().unwrap().to_owned()
 }
 
+/// Another folder of the same model. Its graphs are a link.
+fn copy_of(model: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(Path::new(model).join(file), copy.path().join(file)).unwrap();
+    }
+    std::os::unix::fs::symlink(Path::new(model).join("onnx"), copy.path().join("onnx")).unwrap();
+    copy
+}
+
 fn load(model: &str) -> Arguments {
     Arguments::new().named("model", model)
 }
@@ -78,11 +88,7 @@ fn loaded_models_are_listed_with_memory_and_requests() {
     assert!(stages.contains(&"encoder") && stages.len() > 1, "{stages:?}");
     drop(reference);
     // The same weights under another name are not counted as a further copy.
-    let copy = tempfile::tempdir().unwrap();
-    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(Path::new(&bert).join(file), copy.path().join(file)).unwrap();
-    }
-    std::os::unix::fs::symlink(Path::new(&bert).join("onnx"), copy.path().join("onnx")).unwrap();
+    let copy = copy_of(&bert);
     let second = served.call("model.load", load(copy.path().to_str().unwrap())).unwrap();
     assert_eq!(second["shared_bytes"].as_int().unwrap(), second["weights_bytes"].as_int().unwrap());
 }
@@ -139,11 +145,7 @@ fn wrong_arguments_name_the_field_and_load_nothing() {
 fn changed_model_is_loaded_again() {
     let served = Served::start(ServingOptions::default());
     let bert = fixture("bert");
-    let copy = tempfile::tempdir().unwrap();
-    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(Path::new(&bert).join(file), copy.path().join(file)).unwrap();
-    }
-    std::os::unix::fs::symlink(Path::new(&bert).join("onnx"), copy.path().join("onnx")).unwrap();
+    let copy = copy_of(&bert);
     let name = copy.path().to_str().unwrap();
     // Until the times of the files show every further change.
     let start = Instant::now();

@@ -2,15 +2,14 @@
 
 use crate::args::{Client, LoadArgs};
 use crate::commands::call::{call_error, plain_json};
-use crate::commands::connection::connect;
-use crate::commands::daemon::running;
-use crate::commands::embed::model_name;
+use crate::commands::connection::{connect, running};
+use crate::commands::embed::{model_functions, model_name};
 use crate::launch::Program;
 use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, Result, size};
 use cotensor::memory::process::pss_bytes;
-use cotensor_client::protocol::{Empty, GetStatus, StartModels};
+use cotensor_client::protocol::{Empty, GetStatus};
 use cotensor_client::{ClientStore, default_socket};
 use cotensor_functions::{Arguments, Functions};
 use serde::{Deserialize, Serialize};
@@ -107,10 +106,7 @@ fn loaded(store: &Arc<ClientStore>) -> Result<Vec<Entry>> {
 
 pub(super) fn load(args: &LoadArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor models")?;
-    let functions = Functions::new(Arc::clone(&store));
-    if functions.list(LOAD)?.is_empty() {
-        store.request::<StartModels>(&Empty {})?;
-    }
+    let functions = model_functions(store, LOAD)?;
     let mut arguments = Arguments::new().named("model", model_name(&args.model)?);
     if let Some(variant) = &args.variant {
         arguments = arguments.named("variant", variant.as_str());

@@ -6,10 +6,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use cotensor_client::protocol::provider::TensorRef;
 use cotensor_core::{DType, Error, Result};
-use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, StoreReports, TensorSpec, TensorStore};
+use cotensor_store::{EmbeddedStore, Holder, Lease, TensorSpec, TensorStore};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
 
 /// The most bytes of a caller's name in an error.
 const NAME_SHOWN_BYTES_MAX: usize = 64;
@@ -138,10 +137,7 @@ impl Reader<'_> {
         let spec = TensorSpec::new(format!("argument of {} over HTTP", self.function), dtype, shape);
         let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
         let upload = Upload::new(&spec.name, layout.size_bytes() as u64, self.store.grant_growing(&spec)?)?;
-        let (segment, charge) = upload.add(bytes, self.store)?.seal()?;
-        self.store.record_copy(&spec.name, CopyReason::Network, bytes.len());
-        let charge = self.store.grant_in(&charge, &spec)?;
-        self.store.adopt(spec, layout, Arc::new(segment), charge, None, self.holder)
+        upload.add(bytes, self.store)?.publish(spec, layout, self.store, self.holder)
     }
 }
 

@@ -1,22 +1,16 @@
-//! `status` and `stop`: the daemon itself.
+//! `status`: the daemon itself.
 
-use crate::args::{DaemonOptions, StatusArgs, StopArgs};
-use crate::output::{print, print_json, report};
+use super::connection::running;
+use crate::args::{DaemonOptions, StatusArgs};
+use crate::output::{print, print_json};
 use crate::table::duration;
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports};
-use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, Stop};
+use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus};
 use cotensor_client::{ClientStore, default_socket, log_path};
 use serde::Serialize;
 use std::fmt::Write;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// The time for a daemon to end.
-const STOP_TIMEOUT: Duration = Duration::from_secs(20);
-const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The JSON object of `status`.
 #[derive(Serialize)]
@@ -38,16 +32,6 @@ struct Details {
     max_memory_bytes: Option<u64>,
     /// Bytes of the copies that sharing avoids now.
     saved_bytes: u64,
-}
-
-/// The JSON object of `stop`.
-#[derive(Serialize)]
-struct Stopped {
-    /// Whether a daemon was running.
-    stopped: bool,
-    /// The number of tensors that ended with it.
-    tensors: usize,
-    freed_bytes: u64,
 }
 
 pub(crate) fn status(args: &StatusArgs) -> Result<()> {
@@ -119,44 +103,4 @@ fn text(socket: &Path, details: &Details) -> String {
         line("log", log.display().to_string());
     }
     text
-}
-
-pub(crate) fn stop(args: &StopArgs) -> Result<()> {
-    let DaemonOptions { socket, json } = &args.daemon;
-    let socket = socket.clone().unwrap_or_else(default_socket);
-    let Some(store) = running(&socket, "cotensor stop")? else {
-        if *json {
-            return print_json(&Stopped { stopped: false, tensors: 0, freed_bytes: 0 });
-        }
-        report(&format!("no daemon is running at {}", socket.display()));
-        return Ok(());
-    };
-    let Stats { total_tensors: tensors, memory_usage_bytes: freed_bytes, .. } = store.stats();
-    match store.request::<Stop>(&Empty {}) {
-        // It may end before it answers.
-        Err(error) if error.kind() != ErrorKind::Io => return Err(error),
-        _ => {}
-    }
-    store.disconnect();
-    let until = Instant::now() + STOP_TIMEOUT;
-    while UnixStream::connect(&socket).is_ok() {
-        if Instant::now() > until {
-            return Err(Error::new(ErrorKind::TimedOut, "the daemon does not end").in_file(socket));
-        }
-        std::thread::sleep(STOP_CHECK_INTERVAL);
-    }
-    if *json {
-        return print_json(&Stopped { stopped: true, tensors, freed_bytes });
-    }
-    print(&format!("stopped; {tensors} tensors ({}) were freed\n", size(freed_bytes)))
-}
-
-/// A connection to the daemon if one runs.
-/// The daemon at `socket` as a client called `client`; none if none runs.
-pub(super) fn running(socket: &Path, client: &str) -> Result<Option<Arc<ClientStore>>> {
-    match ClientStore::connect(Some(socket), client) {
-        Ok(store) => Ok(Some(store)),
-        Err(error) if error.kind() == ErrorKind::Unreachable => Ok(None),
-        Err(error) => Err(error),
-    }
 }

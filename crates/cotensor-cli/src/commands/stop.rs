@@ -1,0 +1,90 @@
+//! `stop`: ends the daemon.
+
+use super::connection::running;
+use crate::args::{DaemonOptions, StopArgs};
+use crate::output::{print, print_json, report};
+use cotensor::core::{Error, ErrorKind, Result, size};
+use cotensor::memory::process::peer_credentials;
+use cotensor::store::{Stats, StoreReports};
+use cotensor_client::default_socket;
+use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, Stop};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::Serialize;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The time for a daemon to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The JSON object of `stop`.
+#[derive(Serialize)]
+struct Stopped {
+    /// Whether a daemon was running.
+    stopped: bool,
+    /// The number of tensors that ended with it.
+    tensors: usize,
+    freed_bytes: u64,
+}
+
+pub(crate) fn stop(args: &StopArgs) -> Result<()> {
+    let DaemonOptions { socket, json } = &args.daemon;
+    let socket = socket.clone().unwrap_or_else(default_socket);
+    let Some(store) = running(&socket, "cotensor stop")? else {
+        if *json {
+            return print_json(&Stopped { stopped: false, tensors: 0, freed_bytes: 0 });
+        }
+        report(&format!("no daemon is running at {}", socket.display()));
+        return Ok(());
+    };
+    let Stats { total_tensors: tensors, memory_usage_bytes: freed_bytes, .. } = store.stats();
+    let processes = processes(&socket, &store.request::<GetStatus>(&Empty {})?);
+    match store.request::<Stop>(&Empty {}) {
+        // It may end before it answers.
+        Err(error) if error.kind() != ErrorKind::Io => return Err(error),
+        _ => {}
+    }
+    store.disconnect();
+    wait_for_end(&socket, &processes)?;
+    if *json {
+        return print_json(&Stopped { stopped: true, tensors, freed_bytes });
+    }
+    print(&format!("stopped; {tensors} tensors ({}) were freed\n", size(freed_bytes)))
+}
+
+/// The daemon's processes: supervisor, server and model process. Empty when their numbers mean nothing here, as for a daemon of
+/// another container: then neither of the first two listens on the socket by its number.
+fn processes(socket: &Path, status: &DaemonStatus) -> Vec<OwnedFd> {
+    let listening = UnixStream::connect(socket).and_then(|stream| peer_credentials(stream.as_fd()));
+    let listening = listening.ok().and_then(|peer| u32::try_from(peer.pid?).ok());
+    if listening.is_none() || ![status.supervisor, Some(status.server)].contains(&listening) {
+        return Vec::new();
+    }
+    let pids = [status.supervisor, Some(status.server), status.models];
+    let pids = pids.into_iter().flatten().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    pids.filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect()
+}
+
+/// Waits until no process listens on the socket, and these processes have ended: their memory is free then.
+fn wait_for_end(socket: &Path, processes: &[OwnedFd]) -> Result<()> {
+    let until = Instant::now() + STOP_TIMEOUT;
+    let late = || Error::new(ErrorKind::TimedOut, "the daemon does not end").in_file(socket);
+    while UnixStream::connect(socket).is_ok() {
+        if Instant::now() > until {
+            return Err(late());
+        }
+        std::thread::sleep(STOP_CHECK_INTERVAL);
+    }
+    for process in processes {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(|_| late())?;
+        // A process descriptor is readable when its process has ended.
+        let ended = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&left));
+        if ended.map_err(|error| Error::io("waiting for the daemon's end", &error.into()))? == 0 {
+            return Err(late());
+        }
+    }
+    Ok(())
+}
