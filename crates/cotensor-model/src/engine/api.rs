@@ -46,6 +46,12 @@ pub trait Engine: Send + Sync {
         Ok(None)
     }
 
+    /// Whether [`load_derived`](Engine::load_derived) makes files and drops the leases of the weights.
+    fn derives(&self, graph: &Graph, fingerprint: &ContentHash) -> bool {
+        let _ = (graph, fingerprint);
+        false
+    }
+
     /// As [`load`](Engine::load) for a graph with this fingerprint. The engine may first make the files that
     /// [`find_derived`](Engine::find_derived) finds, and read these.
     ///

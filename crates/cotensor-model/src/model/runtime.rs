@@ -173,7 +173,9 @@ impl Runtime {
                 };
                 let Some(loaded) = loaded else {
                     drop(stages);
-                    leases = Some(weights.lease(&*self.store, &self.store.holder(producer), producer)?);
+                    // A process that reads the files needs no weights in the store.
+                    let keep = !engine.derives(&graph, &fingerprint);
+                    leases = Some(weights.lease(&*self.store, &self.store.holder(producer), producer, keep)?);
                     continue;
                 };
                 let sizes = graph.weights().iter().map(|weight| weight.size_bytes());

@@ -42,7 +42,7 @@ fn load_at(
     now: SystemTime,
 ) -> Result<LoadedWeights> {
     let weights = HashedWeights::at(graph, store, now)?;
-    Ok(LoadedWeights { leases: weights.lease(store, holder, producer)?, hashes: weights.hashes })
+    Ok(LoadedWeights { leases: weights.lease(store, holder, producer, true)?, hashes: weights.hashes })
 }
 
 /// A graph's weights, before they are in a store: their files and content hashes.
@@ -84,11 +84,12 @@ impl<'g> HashedWeights<'g> {
         &self.hashes
     }
 
-    /// As [`load_weights`]: one lease for each of [`Graph::weights`], in that order.
+    /// As [`load_weights`]: one lease for each of [`Graph::weights`], in that order. `keep`: weights that the store lacks stay in
+    /// it without leases until memory is needed.
     ///
     /// # Errors
     /// As [`load_weights`].
-    pub fn lease(&self, store: &dyn Store, holder: &Holder, producer: &str) -> Result<Vec<Lease>> {
+    pub fn lease(&self, store: &dyn Store, holder: &Holder, producer: &str, keep: bool) -> Result<Vec<Lease>> {
         let weights = self.weights.iter().zip(&self.hashes);
         let specs: Vec<BlobSpec> = weights
             .map(|(weight, &hash)| BlobSpec {
@@ -98,6 +99,7 @@ impl<'g> HashedWeights<'g> {
                 shape: weight.shape.clone(),
                 producer: producer.to_owned(),
                 label: label_of(weight, producer),
+                keep,
             })
             .collect();
         let Self { weights, files, hashes, now } = self;

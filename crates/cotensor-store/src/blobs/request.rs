@@ -225,7 +225,7 @@ fn list(
         kind: Kind::Weight,
         space: None,
         producer: listed.producer,
-        retention: Retention::Cached { recompute },
+        retention: if listed.keep { Retention::Cached { recompute } } else { Retention::WhileLeased },
         metadata: None,
         members: None,
     };

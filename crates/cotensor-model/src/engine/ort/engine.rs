@@ -124,6 +124,10 @@ impl Engine for OrtEngine {
         opened.map(Some).map_err(|error| error.in_file(graph.path()))
     }
 
+    fn derives(&self, graph: &Graph, fingerprint: &ContentHash) -> bool {
+        self.derived(graph, fingerprint).is_some()
+    }
+
     fn load_derived(
         &self,
         graph: &Graph,
