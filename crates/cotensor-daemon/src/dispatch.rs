@@ -170,7 +170,8 @@ impl Client {
             let params = params.map_err(|error| Error::invalid(error.to_string()).in_field("params"))?;
             let store = Arc::clone(&self.daemon.store);
             let (holder, client) = (self.session.holder("")?, self.session.client().to_owned());
-            Ok((FunctionCall { store, holder, client, function, provider }, params))
+            let slots = self.daemon.functions.slots.clone();
+            Ok((FunctionCall { store, holder, client, function, provider, slots }, params))
         };
         Some(call())
     }

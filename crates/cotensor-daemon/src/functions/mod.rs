@@ -5,6 +5,6 @@ mod provider;
 mod registry;
 mod tasks;
 
-pub(crate) use by_name::FunctionCall;
+pub(crate) use by_name::{FunctionCall, Slots};
 pub(crate) use provider::FunctionProvider;
 pub(crate) use registry::Registry;

@@ -1,5 +1,6 @@
 //! The session that provides functions, as the registry needs it.
 
+use super::by_name::Slots;
 use cotensor_client::protocol::CallerInfo;
 use std::os::fd::OwnedFd;
 
@@ -10,6 +11,9 @@ pub(crate) trait FunctionProvider: Send + Sync {
 
     /// Its name, for messages.
     fn client(&self) -> &str;
+
+    /// The slots of its calls over HTTP.
+    fn slots(&self) -> &Slots;
 
     /// Sends the provider a socket to a new caller. False when the session has ended or ends now.
     fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool;

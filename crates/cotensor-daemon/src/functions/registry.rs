@@ -1,5 +1,6 @@
 //! The registry of functions. A function is removed at the end of its session.
 
+use super::by_name::Slots;
 use super::provider::FunctionProvider;
 use super::tasks::TaskConnections;
 use cotensor_client::protocol::{
@@ -17,9 +18,10 @@ const FUNCTIONS_MAX: usize = 1024;
 const LIST_MAX: usize = 10_000;
 
 /// All functions, by name.
-#[derive(Default)]
 pub(crate) struct Registry {
     functions: Mutex<BTreeMap<String, RegisteredFunction>>,
+    /// The slots of all calls over HTTP.
+    pub(crate) slots: Slots,
     pub(crate) tasks: TaskConnections,
 }
 
@@ -29,6 +31,12 @@ struct RegisteredFunction {
     session: u64,
     /// Weak: the registry does not keep a session that has ended.
     owner: Weak<dyn FunctionProvider>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { functions: Mutex::default(), slots: Slots::of_all(), tasks: TaskConnections::default() }
+    }
 }
 
 impl Registry {

@@ -3,7 +3,7 @@
 use super::free_ranges::FreeRanges;
 use super::resources::{Resources, SlabEntry};
 use crate::broker::DeviceProgram;
-use crate::functions::FunctionProvider;
+use crate::functions::{FunctionProvider, Slots};
 use crate::segment::{Slab, SlabOwner};
 use crate::supervisor::StoreEvents;
 use cotensor_client::protocol::{CallerInfo, DeviceShareParams, SessionInfo, Transport, notification};
@@ -38,6 +38,8 @@ pub(crate) struct Session {
     pub(super) budget: Arc<Budget>,
     resources: Mutex<Resources>,
     free_ranges: FreeRanges,
+    /// The slots of calls over HTTP of its functions.
+    slots: Slots,
 }
 
 impl Session {
@@ -61,6 +63,7 @@ impl Session {
             budget: Budget::new(max_bytes),
             resources: Mutex::default(),
             free_ranges: FreeRanges::default(),
+            slots: Slots::of_provider(),
         }
     }
 
@@ -216,6 +219,10 @@ impl FunctionProvider for Session {
 
     fn client(&self) -> &str {
         Self::client(self)
+    }
+
+    fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool {

@@ -16,7 +16,8 @@ struct Served {
     http: HttpEndpoint,
     token: String,
     provider: Option<Provider>,
-    /// Whether the function `wait` was cancelled.
+    /// Whether the function `wait` was started, and whether it was cancelled.
+    started: Arc<AtomicBool>,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -35,7 +36,8 @@ impl Served {
         let http = processes.connect("test").request::<HttpListen>(&Empty {}).unwrap();
         let token = std::fs::read_to_string(&http.token_file).unwrap().trim().to_owned();
         let cancelled = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&cancelled);
+        let started = Arc::new(AtomicBool::new(false));
+        let (starts, cancels) = (Arc::clone(&started), Arc::clone(&cancelled));
         let provider = Provider::builder(processes.connect("provider"))
             .function("subtract", Options::new(""), |arguments, _| {
                 let number = |at: usize, name: &str| {
@@ -59,15 +61,16 @@ impl Served {
             .function("fail", Options::new(""), |_, _| Err(Failure::new("ZeroDivisionError", "by zero")))
             .function("keep", Options::new(""), |_, _| Ok(Object::new(Kept).into()))
             .function("wait", Options::new(""), move |_, context| {
+                starts.store(true, Ordering::Relaxed);
                 while context.check().is_ok() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                seen.store(true, Ordering::Relaxed);
+                cancels.store(true, Ordering::Relaxed);
                 Ok(Value::Null)
             })
             .start()
             .unwrap();
-        Self { processes, http, token, provider: Some(provider), cancelled }
+        Self { processes, http, token, provider: Some(provider), started, cancelled }
     }
 
     fn send(&self, body: &Json) -> Json {
@@ -192,4 +195,22 @@ fn client_that_vanishes_cancels_its_call_and_a_provider_that_ends_is_an_error() 
     let answer = receive(stream).json();
     assert!(answer["error"]["code"].as_i64().is_some(), "{answer}");
     assert_eq!(served.error("subtract", &json!([1, 1]))["code"], -32601);
+}
+
+#[test]
+fn calls_that_a_provider_does_not_answer_delay_no_other_provider() {
+    let served = Served::start();
+    let _other = Provider::builder(served.processes.connect("other"))
+        .function("answer", Options::new(""), |_, _| Ok(Value::Int(42)))
+        .start()
+        .unwrap();
+    let waits: Vec<_> = (0..300).map(|id| json!({"jsonrpc": "2.0", "id": id, "method": "wait"})).collect();
+    let headers = "Content-Type: application/json\r\n";
+    let waits = json!(waits).to_string();
+    let waiting = send(served.http.address, "POST /jsonrpc", &served.token, headers, waits.as_bytes());
+    crate::support::until("a call runs", || served.started.load(Ordering::Relaxed));
+    assert_eq!(served.result("answer", &json!([])), 42);
+    assert_eq!(served.error("none", &json!([]))["code"], -32601);
+    drop(waiting);
+    crate::support::until("the runs are cancelled", || served.cancelled.load(Ordering::Relaxed));
 }

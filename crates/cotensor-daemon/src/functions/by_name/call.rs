@@ -1,5 +1,6 @@
 use super::arguments::Arguments;
 use super::results::{Results, Slabs};
+use super::slots::{self, Slots};
 use crate::functions::FunctionProvider;
 use cotensor_client::protocol::provider as p;
 use cotensor_client::protocol::{CallerInfo, FoundFunction, Method};
@@ -13,10 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use tokio::sync::Semaphore;
 
-/// The calls that run at a time; each occupies a thread. Further calls wait.
-static RUNNING: Semaphore = Semaphore::const_new(64);
 /// The longest time of a call.
 const TIME_MAX: Duration = Duration::from_secs(660);
 
@@ -29,6 +27,8 @@ pub(crate) struct FunctionCall {
     pub(crate) client: String,
     pub(crate) function: FoundFunction,
     pub(crate) provider: Arc<dyn FunctionProvider>,
+    /// The slots of all calls.
+    pub(crate) slots: Slots,
 }
 
 impl FunctionCall {
@@ -36,11 +36,13 @@ impl FunctionCall {
     /// provider cancels the run.
     ///
     /// # Errors
-    /// The function's failure, with code -32050; errors of the arguments and of the daemon.
+    /// The function's failure, with code -32050; errors of the arguments and of the daemon; `Conflict` when too many calls
+    /// run for a long time.
     pub(crate) async fn run(self, params: Option<Value>) -> Result<Value, ErrorObjectOwned> {
         let (name, client) = (self.function.function.name.clone(), self.function.provider.client.clone());
         let ended = move || to_object(&ended(&name, &client));
-        let Ok(running) = RUNNING.acquire().await else { return Err(ended()) };
+        let running = slots::take(self.provider.slots(), &self.slots, self.provider.client()).await;
+        let running = running.map_err(|error| to_object(&error))?;
         let (ours, theirs) =
             UnixStream::pair().map_err(|error| to_object(&Error::io("connecting with the provider", &error)))?;
         let slabs = Arc::new(Mutex::new(Slabs::default()));

@@ -4,5 +4,7 @@ mod arguments;
 mod call;
 mod elements;
 mod results;
+mod slots;
 
 pub(crate) use call::FunctionCall;
+pub(crate) use slots::Slots;
