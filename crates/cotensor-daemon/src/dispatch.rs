@@ -10,7 +10,6 @@ use cotensor_rpc::server::{ErrorCounts, Peer, Registry, Request, handle};
 use cotensor_rpc::{Call, Frame, is_batch, to_object};
 use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde::Serialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -162,16 +161,14 @@ impl Client {
     }
 
     /// A function that a client provides, for a call over HTTP; none for another method.
-    fn function_call(&self, name: &str, params: Option<&RawValue>) -> Option<Result<(FunctionCall, Option<Value>)>> {
+    fn function_call(&self, name: &str) -> Option<Result<FunctionCall>> {
         self.http.as_ref()?;
         let (function, provider) = self.daemon.functions.find(name).ok()?;
         let call = || {
-            let params = params.map(|params| serde_json::from_str(params.get())).transpose();
-            let params = params.map_err(|error| Error::invalid(error.to_string()).in_field("params"))?;
             let store = Arc::clone(&self.daemon.store);
             let (holder, client) = (self.session.holder("")?, self.session.client().to_owned());
             let slots = self.daemon.functions.slots.clone();
-            Ok((FunctionCall { store, holder, client, function, provider, slots }, params))
+            Ok(FunctionCall { store, holder, client, function, provider, slots })
         };
         Some(call())
     }
@@ -209,8 +206,11 @@ impl Peer for Client {
     /// Over HTTP, functions of clients are methods.
     fn unknown(request: Request<Self>, method: &str, params: Option<&RawValue>) {
         let client = Arc::clone(request.peer());
-        match client.function_call(method, params) {
-            Some(Ok((call, params))) => client.wait(request, async move { Ok(call.run(params).await?.into()) }),
+        match client.function_call(method) {
+            Some(Ok(call)) => {
+                let params = params.map(ToOwned::to_owned);
+                client.wait(request, async move { Ok(call.run(params).await?.into()) });
+            }
             Some(Err(error)) => request.error(to_object(&error)),
             None => request.error(ErrorCode::MethodNotFound.into()),
         }

@@ -31,6 +31,8 @@ pub struct HttpConfig {
     pub header_bytes_max: usize,
     /// The most bytes of one JSON-RPC message.
     pub call_bytes_max: usize,
+    /// The most bytes of all JSON-RPC messages together that wait or run.
+    pub call_total_bytes_max: usize,
     /// The most bytes of one request below `/v1`.
     pub v1_bytes_max: usize,
     /// The most bytes of all requests below `/v1` together that wait or run.
@@ -56,6 +58,7 @@ impl Default for HttpConfig {
             untrusted_connections_max: 16,
             header_bytes_max: 32 << 10,
             call_bytes_max: 4 << 20,
+            call_total_bytes_max: 256 << 20,
             v1_bytes_max: 16 << 20,
             v1_total_bytes_max: 128 << 20,
             tensor_bytes_max: 16 << 30,

@@ -1,6 +1,7 @@
 //! The state that all requests of one listener share.
 
 use super::access::Access;
+use super::body::BodyMemory;
 use super::config::HttpConfig;
 use super::dashboard::Dashboard;
 use super::sessions::Sessions;
@@ -15,5 +16,7 @@ pub(crate) struct Http {
     pub(super) access: Access,
     pub(super) dashboard: Arc<Dashboard>,
     pub(super) sessions: Sessions,
+    /// The memory for calls.
+    pub(super) calls: BodyMemory,
     pub(super) forwarder: Forwarder,
 }

@@ -17,6 +17,7 @@ mod about;
 mod access;
 mod admission;
 mod answer;
+mod body;
 mod config;
 mod context;
 mod dashboard;

@@ -3,6 +3,7 @@
 use super::access::{self, Access};
 use super::admission::{Admission, Peer};
 use super::answer::Refusal;
+use super::body::BodyMemory;
 use super::context::Http;
 use super::dashboard::Dashboard;
 use super::listening::HttpListening;
@@ -50,6 +51,7 @@ impl Daemon {
             access: Access::new(token, v1_token, &config),
             dashboard: Arc::new(dashboard),
             sessions: Sessions::default(),
+            calls: BodyMemory::new(config.call_total_bytes_max),
             forwarder: Forwarder::new(&config),
             config,
         });

@@ -1,10 +1,10 @@
 //! The bytes of tensors over HTTP: contiguous, row-major, little-endian.
 
 use super::answer::{Refusal, json};
+use super::body::next;
 use super::context::Http;
 use super::paced::time_for;
 use super::range::{Wanted, wanted};
-use super::rpc::next;
 use crate::segment::Upload;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};

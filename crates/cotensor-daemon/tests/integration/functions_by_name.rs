@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-struct Served {
-    processes: Processes,
-    http: HttpEndpoint,
-    token: String,
-    provider: Option<Provider>,
+pub(crate) struct Served {
+    pub(crate) processes: Processes,
+    pub(crate) http: HttpEndpoint,
+    pub(crate) token: String,
+    pub(crate) provider: Option<Provider>,
     /// Whether the function `wait` was started, and whether it was cancelled.
     started: Arc<AtomicBool>,
     cancelled: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ impl Managed for Kept {
 }
 
 impl Served {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let processes = Processes::start();
         let http = processes.connect("test").request::<HttpListen>(&Empty {}).unwrap();
         let token = std::fs::read_to_string(&http.token_file).unwrap().trim().to_owned();
@@ -117,6 +117,12 @@ fn functions_are_called_by_name_alone_and_in_batches() {
     assert_eq!(served.result("echo", &json!([nested])), nested);
     assert_eq!(served.result("echo", &json!([{"$tuple": [1, 2]}])), json!([1, 2]));
     assert_eq!(served.result("echo", &json!([{"$bytes": "c0ffee"}])), json!({"$bytes": "c0ffee"}));
+    let short = json!({"$tensor": {"base64": "wP/u", "dtype": "uint8", "shape": [3]}});
+    assert_eq!(served.result("echo", &json!([{"$bytes": short}])), json!({"$bytes": "c0ffee"}));
+    let long = json!({"base64": "wP/u".repeat(30_000), "dtype": "uint8", "shape": [90_000]});
+    let mut echoed = served.result("echo", &json!([{"$bytes": {"$tensor": long}}]));
+    assert!(echoed["$bytes"]["$tensor"].as_object_mut().unwrap().remove("name").is_none_or(|name| name.is_string()));
+    assert_eq!(echoed["$bytes"]["$tensor"], long);
     let long = "x".repeat(100_000);
     assert_eq!(served.result("echo", &json!([long])), long.as_str());
 }
@@ -167,6 +173,13 @@ fn wrong_arguments_and_failures_are_errors_with_their_place() {
         (json!([{"$tensor": {"base64": "AAA=", "shape": [2]}}]), -32602, "params.0.dtype"),
         (json!([{"$tensor": {"data": 1, "name": "x"}}]), -32602, "params.0"),
         (json!([{"$tensor": {"date": 1}}]), -32602, "params.0"),
+        (json!([{"x": [1, {"$float": 1}]}]), -32602, "params.0.x.1"),
+        (json!([{"$tuple": "x"}]), -32602, "params.0"),
+        (json!([{"$tuple": [], "x": 1}]), -32602, "params.0"),
+        (json!([{"x": 1, "$tuple": []}]), -32602, "params.0"),
+        (json!([{"$bytes": {"$tuple": []}}]), -32602, "params.0"),
+        (json!({"$tensor": {"data": 1}}), -32602, "params"),
+        (vec![json!({"$tensor": {"data": 1}}); 1025].into(), -32602, "params.1024"),
         (json!([{"$object": {"id": 1, "epoch": 1}}]), -32602, "params.0"),
         (json!([{"$arena": {"slab": 1, "offset": 0}}]), -32602, "params.0"),
     ] {

@@ -12,6 +12,7 @@ mod descriptors;
 mod devices;
 mod foreground;
 mod functions_by_name;
+mod functions_memory;
 mod groups;
 mod heap;
 mod limits;

@@ -11,6 +11,7 @@ use crate::method::Method;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -150,7 +151,11 @@ impl Connection {
         timeout: Option<Duration>,
     ) -> Result<(Response, Vec<OwnedFd>)> {
         let limit = WaitLimit::after(timeout);
-        match self.send_call::<M>(params, fds, &limit)?.wait(&limit)? {
+        self.answer_to(self.send_call::<M>(params, fds, &limit)?, &limit)
+    }
+
+    fn answer_to(&self, call: PendingCall<'_>, limit: &WaitLimit<'_>) -> Result<(Response, Vec<OwnedFd>)> {
+        match call.wait(limit)? {
             Waited::Answer(Answer { response, fds }) => Ok((response, fds)),
             Waited::LimitPassed(_) => {
                 let error = self.timeout_error();
@@ -158,6 +163,25 @@ impl Connection {
                 Err(error)
             }
         }
+    }
+
+    /// As [`request`](Self::request), for parameters in another form than the method's type. They are dropped when they are
+    /// encoded, and the message when it is sent: neither occupies memory during the wait.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request).
+    pub fn request_raw(
+        &self,
+        method: &str,
+        params: impl Serialize,
+        timeout: Duration,
+    ) -> Result<(Response, Vec<OwnedFd>)> {
+        let limit = WaitLimit::after(Some(timeout));
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let body = encode_call(Some(id), method, &params)?;
+        drop(params);
+        self.send_encoded(id, Frame { body, fds: Vec::new() }, None, &limit)?;
+        self.answer_to(PendingCall { connection: self, id }, &limit)
     }
 
     /// Sends a call.
@@ -222,6 +246,11 @@ impl Connection {
     ) -> Result<u64> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let body = encode_call(Some(id), M::NAME, params)?;
+        self.send_encoded(id, Frame { body, fds }, group, limit)?;
+        Ok(id)
+    }
+
+    fn send_encoded(&self, id: u64, frame: Frame, group: Option<&Arc<CallGroup>>, limit: &WaitLimit<'_>) -> Result<()> {
         {
             let mut inbox = lock(&self.inbox);
             if let Some(error) = &inbox.closed {
@@ -232,8 +261,8 @@ impl Connection {
                 None => drop(inbox.calls.insert(id, None)),
             }
         }
-        let error = match self.sending.send(&self.socket, Frame { body, fds }, limit) {
-            Ok(true) => return Ok(id),
+        let error = match self.sending.send(&self.socket, frame, limit) {
+            Ok(true) => return Ok(()),
             Ok(false) if limit.has_passed() => self.timeout_error(),
             Ok(false) => cancelled_call(),
             Err(error) => error,

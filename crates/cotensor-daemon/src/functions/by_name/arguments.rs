@@ -1,6 +1,7 @@
 //! The arguments of a call: JSON in the form of providers' messages, with tensors that the caller wrote as lists or base64.
 
 use super::elements;
+use super::rewriting::{rewrite, within};
 use crate::segment::Upload;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -8,25 +9,28 @@ use cotensor_client::protocol::provider::TensorRef;
 use cotensor_core::{DType, Error, Result};
 use cotensor_store::{EmbeddedStore, Holder, Lease, TensorSpec, TensorStore};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::value::RawValue;
 
-/// The most bytes of a caller's name in an error.
-const NAME_SHOWN_BYTES_MAX: usize = 64;
+/// The most tensors in the arguments of a call. Each has a descriptor.
+const TENSORS_MAX: usize = 1024;
 
 /// The arguments, and leases of their tensors until the call is answered.
 pub(super) struct Arguments {
-    pub(super) args: Vec<Value>,
-    pub(super) kwargs: Map<String, Value>,
-    _leases: Vec<Lease>,
+    /// A list.
+    pub(super) args: Box<RawValue>,
+    /// An object.
+    pub(super) kwargs: Box<RawValue>,
+    pub(super) leases: Vec<Lease>,
 }
 
 /// A tensor as callers write it, if it is not a name alone: by `name`, as `data` or as `base64`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenTensor {
+struct WrittenTensor<'a> {
     name: Option<String>,
     /// A number, or lists of equal lengths.
-    data: Option<Value>,
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
     /// The elements, row-major, least significant byte first.
     base64: Option<String>,
     dtype: Option<String>,
@@ -45,70 +49,46 @@ impl Arguments {
     ///
     /// # Errors
     /// `Invalid` with the place of the value as its field; `NotFound` for the name of no tensor; `OverBudget`.
-    pub(super) fn read(params: Option<Value>, function: &str, store: &EmbeddedStore, holder: &Holder) -> Result<Self> {
+    pub(super) fn read(
+        params: Option<&RawValue>,
+        function: &str,
+        store: &EmbeddedStore,
+        holder: &Holder,
+    ) -> Result<Self> {
         let mut reader = Reader { function, store, holder, leases: Vec::new() };
-        let (args, kwargs) = match params {
-            None | Some(Value::Null) => Default::default(),
-            Some(Value::Array(list)) => (reader.list(list).map_err(|error| within(&error, "params"))?, Map::new()),
-            Some(Value::Object(named)) => {
-                (Vec::new(), reader.entries(named).map_err(|error| within(&error, "params"))?)
-            }
-            Some(_) => return Err(Error::invalid("a list or an object is expected").in_field("params")),
-        };
-        Ok(Self { args, kwargs, _leases: reader.leases })
+        let empty =
+            |text: &str| RawValue::from_string(text.to_owned()).map_err(|error| Error::invalid(error.to_string()));
+        let (mut args, mut kwargs) = (empty("[]")?, empty("{}")?);
+        if let Some(params) = params {
+            let read = rewrite(params, &mut |written| reader.tensor(written));
+            let read = read.map_err(|error| within(&error, "params"))?;
+            let target = if read.get().starts_with('[') { &mut args } else { &mut kwargs };
+            *target = read;
+        }
+        if kwargs.get().starts_with("{\"$") {
+            return Err(
+                Error::invalid("a list of arguments, or an object of named ones, is expected").in_field("params")
+            );
+        }
+        Ok(Self { args, kwargs, leases: reader.leases })
     }
 }
 
 impl Reader<'_> {
-    fn list(&mut self, values: Vec<Value>) -> Result<Vec<Value>> {
-        let values = values.into_iter().enumerate();
-        values.map(|(at, value)| self.value(value).map_err(|error| within(&error, &at.to_string()))).collect()
-    }
-
-    fn entries(&mut self, entries: Map<String, Value>) -> Result<Map<String, Value>> {
-        let read = |(name, value): (String, Value)| {
-            let value = self.value(value).map_err(|error| within(&error, &name))?;
-            Ok((name, value))
-        };
-        entries.into_iter().map(read).collect()
-    }
-
-    /// The parser of the message bounds the depth.
-    fn value(&mut self, value: Value) -> Result<Value> {
-        match value {
-            Value::Array(values) => Ok(Value::Array(self.list(values)?)),
-            Value::Object(entries) if entries.len() == 1 && entries.keys().all(|key| key.starts_with('$')) => {
-                match entries.into_iter().next() {
-                    Some((form, value)) => self.special(&form, value),
-                    None => Ok(Value::Null),
-                }
-            }
-            Value::Object(entries) => Ok(Value::Object(self.entries(entries)?)),
-            plain => Ok(plain),
+    fn tensor(&mut self, written: &RawValue) -> Result<TensorRef> {
+        if self.leases.len() == TENSORS_MAX {
+            return Err(Error::invalid(format!("a call has at most {TENSORS_MAX} tensors")));
         }
-    }
-
-    fn special(&mut self, form: &str, value: Value) -> Result<Value> {
-        match (form, value) {
-            ("$tensor", value) => self.tensor(value),
-            ("$tuple", Value::Array(values)) => Ok(json!({"$tuple": self.list(values)?})),
-            ("$map", Value::Array(pairs)) => Ok(json!({"$map": self.list(pairs)?})),
-            ("$bytes" | "$float", Value::String(text)) => Ok(json!({form: text})),
-            (other, _) => {
-                let other = shortened(other);
-                let message = format!("{other:?} is none of $tensor, $tuple, $map, $bytes and $float, in their forms");
-                Err(Error::invalid(message))
-            }
-        }
-    }
-
-    fn tensor(&mut self, value: Value) -> Result<Value> {
-        let tensor = match value {
-            Value::String(name) => WrittenTensor { name: Some(name), ..WrittenTensor::default() },
-            value => serde_json::from_value(value).map_err(|error| Error::invalid(error.to_string()))?,
+        let wrong = |error: serde_json::Error| Error::invalid(error.to_string());
+        let tensor = match written.get().starts_with('"') {
+            true => WrittenTensor {
+                name: Some(serde_json::from_str(written.get()).map_err(wrong)?),
+                ..WrittenTensor::default()
+            },
+            false => serde_json::from_str(written.get()).map_err(wrong)?,
         };
         let dtype = || tensor.dtype.as_deref().map(|name| name.parse::<DType>().map_err(|e| e.in_field("dtype")));
-        let lease = match (&tensor.name, &tensor.data, &tensor.base64) {
+        let lease = match (&tensor.name, tensor.data, &tensor.base64) {
             (Some(name), None, None) => self.store.get(name, self.holder)?,
             (None, Some(data), None) => {
                 let (dtype, shape, bytes) = elements::parse(data, dtype().transpose()?)?;
@@ -129,7 +109,7 @@ impl Reader<'_> {
         let reference =
             TensorRef { id: lease.id().into(), dtype: lease.dtype().name().to_owned(), shape: lease.shape().to_vec() };
         self.leases.push(lease);
-        Ok(json!({"$tensor": reference}))
+        Ok(reference)
     }
 
     /// Publishes a tensor for the time of the call.
@@ -139,16 +119,4 @@ impl Reader<'_> {
         let upload = Upload::new(&spec.name, layout.size_bytes() as u64, self.store.grant_growing(&spec)?)?;
         upload.add(bytes, self.store)?.publish(spec, layout, self.store, self.holder)
     }
-}
-
-/// The error with a place before its field.
-fn within(error: &Error, place: &str) -> Error {
-    let place = shortened(place);
-    let place = error.field().map_or_else(|| place.to_owned(), |field| format!("{place}.{field}"));
-    Error::new(error.kind(), error.message()).in_field(place)
-}
-
-/// The start of a name of the caller's, which may be long.
-fn shortened(name: &str) -> &str {
-    &name[..name.floor_char_boundary(NAME_SHOWN_BYTES_MAX)]
 }

@@ -9,7 +9,9 @@ use cotensor_core::{Error, ErrorKind};
 use cotensor_rpc::{Connection, millis, to_object};
 use cotensor_store::{EmbeddedStore, Holder};
 use jsonrpsee_types::ErrorObjectOwned;
+use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, Weak};
@@ -31,6 +33,15 @@ pub(crate) struct FunctionCall {
     pub(crate) slots: Slots,
 }
 
+/// The parameters of a call as [`p::CallParams`], with arguments that are text.
+#[derive(Serialize)]
+struct CallText<'a> {
+    function: &'a str,
+    args: Box<RawValue>,
+    kwargs: Box<RawValue>,
+    timeout_ms: u64,
+}
+
 impl FunctionCall {
     /// Calls the function over a connection of its own to the provider. Dropping the future ends the connection, and the
     /// provider cancels the run.
@@ -38,7 +49,7 @@ impl FunctionCall {
     /// # Errors
     /// The function's failure, with code -32050; errors of the arguments and of the daemon; `Conflict` when too many calls
     /// run for a long time.
-    pub(crate) async fn run(self, params: Option<Value>) -> Result<Value, ErrorObjectOwned> {
+    pub(crate) async fn run(self, params: Option<Box<RawValue>>) -> Result<Value, ErrorObjectOwned> {
         let (name, client) = (self.function.function.name.clone(), self.function.provider.client.clone());
         let ended = move || to_object(&ended(&name, &client));
         let running = slots::take(self.provider.slots(), &self.slots, self.provider.client()).await;
@@ -59,26 +70,21 @@ impl FunctionCall {
 
     fn call(
         &self,
-        params: Option<Value>,
+        params: Option<Box<RawValue>>,
         connection: &Connection,
         theirs: UnixStream,
         slabs: &Mutex<Slabs>,
     ) -> Result<Value, ErrorObjectOwned> {
         let FoundFunction { function, provider } = &self.function;
-        let arguments =
-            Arguments::read(params, &function.name, &self.store, &self.holder).map_err(|error| to_object(&error))?;
+        let arguments = Arguments::read(params.as_deref(), &function.name, &self.store, &self.holder);
+        let Arguments { args, kwargs, leases: _until_answered } = arguments.map_err(|error| to_object(&error))?;
+        drop(params);
         let caller = CallerInfo { client: self.client.clone() };
         if !self.provider.connect(&caller, theirs.into()) {
             return Err(to_object(&ended(&function.name, &provider.client)));
         }
-        let params = p::CallParams {
-            function: function.name.clone(),
-            args: arguments.args,
-            kwargs: arguments.kwargs,
-            timeout_ms: Some(millis(TIME_MAX)),
-            released: Vec::new(),
-        };
-        let answered = connection.request::<p::Call>(&params, Vec::new(), Some(TIME_MAX));
+        let params = CallText { function: &function.name, args, kwargs, timeout_ms: millis(TIME_MAX) };
+        let answered = connection.request_raw(p::Call::NAME, params, TIME_MAX);
         let (response, _) = answered.map_err(|error| to_object(&self.lost(&error)))?;
         if let Some(error) = response.error() {
             return Err(error.clone());
@@ -98,7 +104,7 @@ impl FunctionCall {
     }
 
     fn connection(&self, socket: UnixStream, slabs: Arc<Mutex<Slabs>>) -> Connection {
-        let on_notification = Box::new(move |method: &str, params: &serde_json::value::RawValue, fds: Vec<OwnedFd>| {
+        let on_notification = Box::new(move |method: &str, params: &RawValue, fds: Vec<OwnedFd>| {
             if method == p::OpenSlab::NAME
                 && let Ok(opened) = serde_json::from_str::<p::OpenSlabParams>(params.get())
                 && let Some(fd) = fds.into_iter().next()

@@ -1,7 +1,10 @@
 //! The elements of a tensor as lists of numbers.
 
 use cotensor_core::{DType, Error, Result};
+use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Number, Value};
+use std::fmt;
 
 /// The most dimensions of lists.
 const DIMENSIONS_MAX: usize = 32;
@@ -13,49 +16,136 @@ const SHOWN_BYTES_MAX: usize = 64;
 ///
 /// # Errors
 /// `Invalid` for lists of different lengths, for something other than numbers and for numbers beyond the dtype.
-pub(super) fn parse(data: &Value, dtype: Option<DType>) -> Result<(DType, Vec<usize>, Vec<u8>)> {
-    let wrong = |message: &str| Error::invalid(message).in_field("data");
-    let (mut shape, mut first) = (Vec::new(), data);
-    while let Value::Array(list) = first {
-        shape.push(list.len());
-        if shape.len() > DIMENSIONS_MAX {
-            return Err(wrong("too many dimensions"));
-        }
-        match list.first() {
-            Some(value) => first = value,
-            None => break,
-        }
-    }
-    let mut elements = Vec::new();
-    flatten(data, &shape, &mut elements)?;
-    let dtype = dtype.unwrap_or_else(|| {
-        match elements.as_slice() {
-            [first, ..] if elements.iter().all(|element| element.is_boolean()) => {
-                first.is_boolean().then_some(DType::Bool)
-            }
-            [_, ..] if elements.iter().all(|element| element.is_i64()) => Some(DType::I64),
-            _ => None,
-        }
-        .unwrap_or(DType::F32)
-    });
-    let mut bytes = Vec::with_capacity(elements.len() * dtype.size_bytes());
-    for element in elements {
-        write(element, dtype, &mut bytes)?;
-    }
-    Ok((dtype, shape, bytes))
+pub(super) fn parse(data: &RawValue, dtype: Option<DType>) -> Result<(DType, Vec<usize>, Vec<u8>)> {
+    let dtype = match dtype {
+        Some(dtype) => dtype,
+        // The dtype depends on all elements. Numbers are not kept meanwhile.
+        None => match Elements::read(data, None)? {
+            Elements { count: 0, .. } => DType::F32,
+            Elements { are_truths: true, .. } => DType::Bool,
+            Elements { are_whole: true, .. } => DType::I64,
+            _ => DType::F32,
+        },
+    };
+    let Elements { shape, bytes, .. } = Elements::read(data, Some(dtype))?;
+    Ok((dtype, shape.into_iter().flatten().collect(), bytes))
 }
 
-fn flatten<'v>(value: &'v Value, shape: &[usize], elements: &mut Vec<&'v Value>) -> Result<()> {
-    match (value, shape) {
-        (Value::Array(list), [len, rest @ ..]) if list.len() == *len => {
-            list.iter().try_for_each(|value| flatten(value, rest, elements))
+/// What is known of the elements while they are read.
+struct Elements {
+    /// The bytes are written if there is a dtype.
+    dtype: Option<DType>,
+    bytes: Vec<u8>,
+    /// The lengths of the lists by depth; none until the first list of a depth has ended.
+    shape: Vec<Option<usize>>,
+    count: usize,
+    are_truths: bool,
+    are_whole: bool,
+    error: Option<Error>,
+}
+
+impl Elements {
+    fn read(data: &RawValue, dtype: Option<DType>) -> Result<Self> {
+        let (bytes, shape) = (Vec::new(), Vec::new());
+        let mut elements = Self { dtype, bytes, shape, count: 0, are_truths: true, are_whole: true, error: None };
+        let read =
+            Next { elements: &mut elements, depth: 0 }.deserialize(&mut serde_json::Deserializer::from_str(data.get()));
+        let wrong = |error: serde_json::Error| Error::invalid(error.to_string()).in_field("data");
+        read.map_err(|error| elements.error.take().unwrap_or_else(|| wrong(error)))?;
+        Ok(elements)
+    }
+
+    fn fail<E: serde::de::Error>(&mut self, error: Error) -> Result<(), E> {
+        self.error = Some(error);
+        Err(E::custom("the data is wrong"))
+    }
+}
+
+/// The next list or element.
+struct Next<'e> {
+    elements: &'e mut Elements,
+    depth: usize,
+}
+
+impl Next<'_> {
+    fn element<E: serde::de::Error>(self, element: &Value) -> Result<(), E> {
+        let Self { elements, depth } = self;
+        if elements.shape.len() != depth {
+            return elements.fail(different_lengths());
         }
-        (Value::Array(_), _) | (_, [_, ..]) => Err(Error::invalid("the lists have different lengths").in_field("data")),
-        (value, []) => {
-            elements.push(value);
-            Ok(())
+        elements.count += 1;
+        elements.are_truths &= element.is_boolean();
+        elements.are_whole &= element.is_i64();
+        match elements.dtype.map(|dtype| write(element, dtype, &mut elements.bytes)) {
+            Some(Err(error)) => elements.fail(error),
+            _ => Ok(()),
         }
     }
+}
+
+impl<'de> DeserializeSeed<'de> for Next<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Next<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a number, or lists of numbers")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
+        self.element(&Value::Null)
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
+        self.element(&value.into())
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
+        self.element(&value.into())
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
+        self.element(&value.into())
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
+        self.element(&value.into())
+    }
+
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
+        self.element(&value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let Self { elements, depth } = self;
+        if depth == DIMENSIONS_MAX {
+            return elements.fail(Error::invalid("too many dimensions").in_field("data"));
+        }
+        if depth == elements.shape.len() {
+            if elements.count > 0 {
+                return elements.fail(different_lengths());
+            }
+            elements.shape.push(None);
+        }
+        let mut len = 0;
+        while list.next_element_seed(Next { elements, depth: depth + 1 })?.is_some() {
+            len += 1;
+        }
+        match *elements.shape[depth].get_or_insert(len) == len {
+            true => Ok(()),
+            false => elements.fail(different_lengths()),
+        }
+    }
+}
+
+fn different_lengths() -> Error {
+    Error::invalid("the lists have different lengths").in_field("data")
 }
 
 macro_rules! numbers {
@@ -128,6 +218,10 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn raw(data: &Value) -> Box<RawValue> {
+        RawValue::from_string(data.to_string()).unwrap()
+    }
+
     #[test]
     fn lists_are_read_and_written_back() {
         for (data, dtype, found, shape) in [
@@ -139,7 +233,7 @@ mod tests {
             (json!([[], []]), Some(DType::I32), DType::I32, &[2, 0]),
             (json!([0.25, -3.0]), Some(DType::F64), DType::F64, &[2]),
         ] {
-            let (dtype, parsed, bytes) = parse(&data, dtype).unwrap();
+            let (dtype, parsed, bytes) = parse(&raw(&data), dtype).unwrap();
             assert_eq!((dtype, &parsed[..]), (found, shape), "{data}");
             let back = to_lists(dtype, shape, &bytes).unwrap();
             assert_eq!(back.to_string().replace(".0", ""), data.to_string().replace(".0", ""));
@@ -155,6 +249,12 @@ mod tests {
             (json!([[1], [2, 3]]), None, "data"),
             (json!([1, [2]]), None, "data"),
             (json!([[1], 2]), None, "data"),
+            (json!([[], 1]), None, "data"),
+            (json!([1, []]), None, "data"),
+            (json!([[], [[]]]), None, "data"),
+            (json!([[[]], []]), None, "data"),
+            (json!([{"x": 1}]), None, "data"),
+            (json!([null]), None, "data"),
             (json!(["a"]), None, "data"),
             (json!([256]), Some(DType::U8), "data"),
             (json!([-1]), Some(DType::U32), "data"),
@@ -164,7 +264,7 @@ mod tests {
             (json!([1]), Some(DType::F16), "dtype"),
             (deep, None, "data"),
         ] {
-            assert_eq!(parse(&data, dtype).unwrap_err().field(), Some(field), "{data}");
+            assert_eq!(parse(&raw(&data), dtype).unwrap_err().field(), Some(field), "{data}");
         }
     }
 }

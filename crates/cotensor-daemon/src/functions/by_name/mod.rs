@@ -4,6 +4,7 @@ mod arguments;
 mod call;
 mod elements;
 mod results;
+mod rewriting;
 mod slots;
 
 pub(crate) use call::FunctionCall;

@@ -3,7 +3,6 @@
 use super::elements;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use cotensor_client::hex;
 use cotensor_client::protocol::provider::{ArenaTensorRef, OpenSlabParams, TensorRef};
 use cotensor_core::{DType, Error, Layout, Result};
 use cotensor_memory::{Guarantee, check_sealed};
@@ -82,7 +81,7 @@ impl<'a> Results<'a> {
             ("$tuple", Value::Array(values)) => self.list(values).map(Value::Array),
             ("$map", Value::Array(pairs)) => Ok(json!({"$map": self.list(pairs)?})),
             ("$float" | "$bytes", Value::String(text)) => Ok(json!({form: text})),
-            ("$bytes", tensor) => Ok(json!({"$bytes": hex::encode(&self.long(tensor)?)})),
+            ("$bytes", tensor) => Ok(json!({"$bytes": self.read(tensor)?})),
             ("$text", tensor) => {
                 let text = String::from_utf8(self.long(tensor)?);
                 text.map(Value::String).map_err(|_| Error::corrupt("a text of the result is not UTF-8"))
@@ -103,9 +102,9 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// The bytes of a long text or byte string, which are a tensor.
+    /// The bytes of a long text, which are a tensor.
     fn long(&self, value: Value) -> Result<Vec<u8>> {
-        let unknown = || Error::corrupt("the result has long bytes in an unknown form");
+        let unknown = || Error::corrupt("the result has a long text in an unknown form");
         let Value::Object(entries) = value else { return Err(unknown()) };
         match entries.into_iter().next() {
             Some((form, value)) if form == "$tensor" => self.stored(value).map(|(_, _, bytes, _)| bytes),

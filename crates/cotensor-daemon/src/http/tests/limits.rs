@@ -50,6 +50,22 @@ fn messages_and_headers_are_limited() {
 }
 
 #[test]
+fn messages_that_wait_or_run_are_limited_together() {
+    let running = Running::start(|_, http| http.call_total_bytes_max = 1000);
+    for _ in 0..3 {
+        assert_eq!(running.rpc(&[], &" ".repeat(600)).status, 200);
+    }
+    let mut half = running.connect();
+    let token = running.authorization();
+    let head = format!("Host: localhost\r\n{token}Content-Type: application/json\r\nContent-Length: 900\r\n\r\n");
+    half.write_all(format!("POST /jsonrpc HTTP/1.1\r\n{head}{}", " ".repeat(600)).as_bytes()).unwrap();
+    until("a second message is refused", || running.rpc(&[], &" ".repeat(600)).status == 503);
+    assert_eq!(running.rpc(&[], &" ".repeat(300)).status, 200);
+    drop(half);
+    until("a second message is read", || running.rpc(&[], &" ".repeat(600)).status == 200);
+}
+
+#[test]
 fn silent_clients_are_disconnected() {
     let running = Running::start(|_, http| http.message_timeout = SHORT_TIMEOUT);
     let silent = running.connect();

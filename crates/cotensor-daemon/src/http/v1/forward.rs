@@ -3,9 +3,8 @@
 use super::answer::openai_error;
 use super::connections::Failure;
 use crate::http::answer::Refusal;
+use crate::http::body::ReadBody;
 use crate::http::context::Http;
-use crate::http::paced::time_for;
-use crate::http::rpc::next;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HOST, TRANSFER_ENCODING};
@@ -14,11 +13,9 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 use cotensor_core::{Error, ErrorKind};
 use http_body_util::Full;
-use hyper::body::{Body as _, Bytes};
+use hyper::body::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Instant;
 
 /// The headers of a request that the model process gets.
 const FORWARDED: [HeaderName; 2] = [CONTENT_TYPE, ACCEPT];
@@ -42,8 +39,9 @@ async fn try_forward(http: &Http, request: Request) -> Result<Response, Refusal>
         let message = "the body is compressed: send it without Content-Encoding";
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    let (body, _memory) = read(http, body).await?;
-    let answered = tokio::time::timeout(http.config.request_time_max, send(http, &parts, body)).await;
+    let ReadBody { bytes, memory: _until_answered } =
+        http.forwarder.memory.read(body, http.config.v1_bytes_max, http.config.message_timeout).await?;
+    let answered = tokio::time::timeout(http.config.request_time_max, send(http, &parts, bytes.into())).await;
     let answer = answered.map_err(|_| Refusal::new(StatusCode::GATEWAY_TIMEOUT, "the models took too long"))??;
     let (mut head, body) = answer.into_parts();
     for name in OF_CONNECTION {
@@ -100,28 +98,4 @@ fn unavailable(error: &Error) -> Refusal {
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
     Refusal::new(status, error.to_string())
-}
-
-/// All of a request's body, which has to come in time and in bounds, and the permits for its memory.
-async fn read(http: &Http, mut body: Body) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Refusal> {
-    let max = http.config.v1_bytes_max;
-    let too_large = || Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("a request has at most {max} bytes"));
-    if body.size_hint().lower() > max as u64 {
-        return Err(too_large());
-    }
-    let (start, mut whole, mut memory) = (Instant::now(), Vec::new(), None::<OwnedSemaphorePermit>);
-    while let Some(part) = next(&mut body, start + http.config.message_timeout + time_for(whole.len() as u64)).await? {
-        if whole.len() + part.len() > max {
-            return Err(too_large());
-        }
-        let full = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too many large requests wait; try again");
-        let bytes = u32::try_from(part.len()).map_err(|_| too_large())?;
-        let permit = Arc::clone(&http.forwarder.memory).try_acquire_many_owned(bytes).map_err(|_| full())?;
-        match &mut memory {
-            Some(memory) => memory.merge(permit),
-            None => memory = Some(permit),
-        }
-        whole.extend_from_slice(&part);
-    }
-    Ok((whole.into(), memory))
 }

@@ -1,0 +1,189 @@
+//! Rewrites the values of arguments for the provider, from text to text: a number as a `serde_json::Value` occupies up to
+//! 40 times its text.
+
+use cotensor_client::protocol::provider::TensorRef;
+use cotensor_core::{Error, Result};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::ser::Serialize;
+use serde_json::value::RawValue;
+use std::fmt;
+
+/// The most bytes of a caller's name in an error.
+const NAME_SHOWN_BYTES_MAX: usize = 64;
+
+/// Reads a tensor as the caller wrote it: a text or an object.
+type ReadTensor<'a> = dyn FnMut(&RawValue) -> Result<TensorRef> + 'a;
+
+/// Rewrites a value. `read_tensor` reads each tensor and returns the provider's reference to it.
+///
+/// # Errors
+/// `Invalid` with the place of a value as the field; those of `read_tensor`.
+pub(super) fn rewrite(value: &RawValue, read_tensor: &mut ReadTensor<'_>) -> Result<Box<RawValue>> {
+    let mut rewriting = Rewriting { read_tensor, text: Vec::with_capacity(value.get().len()), error: None };
+    let read = Next(&mut rewriting).deserialize(&mut serde_json::Deserializer::from_str(value.get()));
+    let invalid = |error: &serde_json::Error| Error::invalid(error.to_string());
+    read.map_err(|error| rewriting.error.take().unwrap_or_else(|| invalid(&error)))?;
+    let text = String::from_utf8(rewriting.text).map_err(|error| Error::invalid(error.to_string()))?;
+    RawValue::from_string(text).map_err(|error| invalid(&error))
+}
+
+/// The error with a place before its field.
+pub(super) fn within(error: &Error, place: &str) -> Error {
+    let place = shortened(place);
+    let place = error.field().map_or_else(|| place.to_owned(), |field| format!("{place}.{field}"));
+    Error::new(error.kind(), error.message()).in_field(place)
+}
+
+/// The start of a name of the caller's, which may be long.
+fn shortened(name: &str) -> &str {
+    &name[..name.floor_char_boundary(NAME_SHOWN_BYTES_MAX)]
+}
+
+struct Rewriting<'a> {
+    read_tensor: &'a mut ReadTensor<'a>,
+    text: Vec<u8>,
+    /// The error of a value.
+    error: Option<Error>,
+}
+
+impl Rewriting<'_> {
+    fn write<E: serde::de::Error>(&mut self, value: impl Serialize) -> Result<(), E> {
+        serde_json::to_writer(&mut self.text, &value).map_err(E::custom)
+    }
+
+    /// Keeps an error until the end: the parser's own errors have no kind.
+    fn fail<T, E: serde::de::Error>(&mut self, error: Error) -> Result<T, E> {
+        self.error.get_or_insert(error);
+        Err(E::custom("a value is wrong"))
+    }
+
+    /// Adds the place of a value to its error.
+    fn in_place<T, E>(&mut self, read: Result<T, E>, place: impl FnOnce() -> String) -> Result<T, E> {
+        if read.is_err() {
+            self.error = self.error.take().map(|error| within(&error, &place()));
+        }
+        read
+    }
+
+    /// Ends a list or an object: replaces the comma after the last element.
+    fn end(&mut self, count: usize, bracket: u8) {
+        if count > 0 {
+            self.text.pop();
+        }
+        self.text.push(bracket);
+    }
+
+    /// The value of an object that has only a key with `$`, after that key.
+    fn special<'de, A: MapAccess<'de>>(&mut self, form: &str, map: &mut A) -> Result<(), A::Error> {
+        if form == "$tensor" {
+            let written: &RawValue = map.next_value()?;
+            return match (self.read_tensor)(written) {
+                Ok(tensor) => self.write(tensor),
+                Err(error) => self.fail(error),
+            };
+        }
+        let start = self.text.len();
+        map.next_value_seed(Next(self))?;
+        let value = &self.text[start..];
+        let is_right = match form {
+            "$tuple" | "$map" => value.starts_with(b"["),
+            "$bytes" => value.starts_with(b"\"") || value.starts_with(br#"{"$tensor":"#),
+            "$float" => value.starts_with(b"\""),
+            _ => false,
+        };
+        if is_right {
+            return Ok(());
+        }
+        let form = shortened(form);
+        self.fail(Error::invalid(format!(
+            "{form:?} is none of $tensor, $tuple, $map, $bytes and $float, in their forms"
+        )))
+    }
+}
+
+/// The next value.
+struct Next<'r, 'a>(&'r mut Rewriting<'a>);
+
+impl<'de> DeserializeSeed<'de> for Next<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        // The parser bounds the depth.
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Next<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a value")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
+        self.0.write(())
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
+        self.0.write(value)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
+        self.0.write(value)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
+        self.0.write(value)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
+        self.0.write(value)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
+        self.0.write(value)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        self.0.text.push(b'[');
+        let mut count = 0;
+        loop {
+            let read = list.next_element_seed(Next(self.0));
+            if self.0.in_place(read, || count.to_string())?.is_none() {
+                break;
+            }
+            self.0.text.push(b',');
+            count += 1;
+        }
+        self.0.end(count, b']');
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        self.0.text.push(b'{');
+        let mut count = 0;
+        while let Some(key) = map.next_key::<String>()? {
+            self.0.write(&key)?;
+            self.0.text.push(b':');
+            if key.starts_with('$') {
+                if count == 0 {
+                    self.0.special(&key, &mut map)?;
+                }
+                if count > 0 || map.next_key::<IgnoredAny>()?.is_some() {
+                    let key = shortened(&key);
+                    let message =
+                        format!("the key {key:?} begins with $: write the map as {{\"$map\": [[key, value], …]}}");
+                    return self.0.fail(Error::invalid(message));
+                }
+                self.0.text.push(b',');
+            } else {
+                let read = map.next_value_seed(Next(self.0));
+                self.0.in_place(read, || key)?;
+                self.0.text.push(b',');
+            }
+            count += 1;
+        }
+        self.0.end(count, b'}');
+        Ok(())
+    }
+}
