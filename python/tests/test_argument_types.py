@@ -60,3 +60,8 @@ def test_long_values_are_not_quoted() -> None:
     with pytest.raises(cotensor.InvalidError) as raised:
         cotensor.Store().get(list(range(10_000)))
     assert str(raised.value) == "name: pass a string, not <class 'list'>"
+
+
+def test_dict_of_arrays_is_refused_with_the_methods_that_take_one() -> None:
+    with pytest.raises(cotensor.InvalidError, match="put_many, put_group and cotensor.torch.publish"):
+        cotensor.Store().put("x", {"weight": A})  # type: ignore[arg-type]

@@ -68,7 +68,12 @@ impl SourceArray {
             }
         }
         let name = array.get_type().fully_qualified_name()?.to_string();
-        let message = format!("{name} is not an array: it is not numpy's and has no __dlpack__");
+        let dict = if array.is_instance_of::<pyo3::types::PyDict>() {
+            "; put_many, put_group and cotensor.torch.publish take dicts of arrays"
+        } else {
+            ""
+        };
+        let message = format!("{name} is not an array: it is not numpy's and has no __dlpack__{dict}");
         Err(raise(py, &Error::invalid(message).in_field(place.to_string())))
     }
 
