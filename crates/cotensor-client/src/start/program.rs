@@ -61,11 +61,8 @@ impl DaemonProgram {
     /// `Unreachable` when the daemon ends at its start, with the last line of its log; `TimedOut`; `Refused` for a folder of the
     /// socket that other users can change; `Io`.
     pub fn start(&self, socket: &Path, arguments: &[OsString], folder: &Path, timeout: Duration) -> Result<()> {
-        starting::start(socket, self, &|in_scope| self.command(arguments, folder, in_scope), timeout)
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.program
+        let command = |in_scope| self.command(arguments, folder, in_scope);
+        starting::start(socket, &self.program, &command, Self::has_scopes(), timeout)
     }
 
     /// The command with further arguments and a cleared environment. With `in_scope`, systemd runs it in a control group of
@@ -88,7 +85,7 @@ impl DaemonProgram {
     }
 
     /// Whether this user has a systemd that can run a program in a control group of its own.
-    pub(super) fn has_scopes() -> bool {
+    fn has_scopes() -> bool {
         let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         folder.is_some_and(|folder| folder.join("systemd/private").exists()) && Path::new(SYSTEMD_RUN).exists()
     }

@@ -1,4 +1,3 @@
-use super::program::DaemonProgram;
 use crate::socket_path::make_socket_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::detach;
@@ -23,12 +22,13 @@ pub fn log_path(socket: &Path) -> PathBuf {
     socket.with_extension("log")
 }
 
-/// Starts a daemon by the command that `command` makes; its argument says whether in a control group of its own. See
-/// [`DaemonProgram::start`].
+/// Starts a daemon by the command that `command` makes from `program`; its argument says whether in a control group of its own.
+/// With `in_scope`, tries that first. See [`DaemonProgram::start`](super::DaemonProgram::start).
 pub(super) fn start(
     socket: &Path,
-    program: &DaemonProgram,
+    program: &Path,
     command: &dyn Fn(bool) -> Command,
+    in_scope: bool,
     timeout: Duration,
 ) -> Result<()> {
     let until = Instant::now() + timeout;
@@ -37,7 +37,6 @@ pub(super) fn start(
     if UnixStream::connect(socket).is_ok() {
         return Ok(());
     }
-    let in_scope = DaemonProgram::has_scopes();
     match run(socket, program, command(in_scope), until) {
         // A manager that ends, or a user without a session there.
         Err(error) if in_scope && error.kind() != ErrorKind::TimedOut => run(socket, program, command(false), until),
@@ -45,9 +44,9 @@ pub(super) fn start(
     }
 }
 
-fn run(socket: &Path, program: &DaemonProgram, mut command: Command, until: Instant) -> Result<()> {
+fn run(socket: &Path, program: &Path, mut command: Command, until: Instant) -> Result<()> {
     let log = log_path(socket);
-    let failed = |error: std::io::Error| Error::io("starting the daemon", &error).in_file(program.path());
+    let failed = |error: std::io::Error| Error::io("starting the daemon", &error).in_file(program);
     let (ready, theirs) = std::io::pipe().map_err(failed)?;
     command.stdin(Stdio::null()).stdout(theirs).stderr(open_log(&log)?);
     detach(&mut command);
