@@ -134,13 +134,6 @@ def own_daemon() -> Iterator[Dict[str, str]]:
             _command("stop", environment)
 
 
-def fill_cache(environment: Mapping[str, str], model: Path) -> None:
-    """Loads an ONNX model, and stops the daemon: the next one finds the weights in the cache, as on a machine that has used the
-    model before. A daemon that loads a model for the first time also has the weights as tensors, until memory is needed."""
-    _command("embed", environment, str(model), "a text")
-    _command("stop", environment)
-
-
 def _daemon(environment: Mapping[str, str]) -> Dict[str, Any]:
     """The output of `cotensor status`."""
     found: Dict[str, Any] = json.loads(_command("status", environment))

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Tuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from common.memory import Memory, fill_cache, measure, own_daemon, tree  # noqa: E402
+from common.memory import Memory, measure, own_daemon, tree  # noqa: E402
 from common.models import EMBEDDING_MODELS, embedding_model  # noqa: E402
 from common.report import arguments, report, run_variants  # noqa: E402
 
@@ -85,7 +85,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made, own_daemon() as environment:
         model = embedding_model(options.model, Path(made))
         environment["MODEL"] = str(model)
-        fill_cache(environment, model)
         runs = run_variants(options, HERE, lambda app: run(app, environment, options.processes, options.preload and app == HERE))
     report(options, HERE, options.model, runs, close)
 

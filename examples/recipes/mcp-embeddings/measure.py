@@ -18,7 +18,7 @@ from mcp import Client, StdioServerParameters
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from common.memory import Memory, fill_cache, measure, own_daemon, tree  # noqa: E402
+from common.memory import Memory, measure, own_daemon, tree  # noqa: E402
 from common.models import EMBEDDING_MODELS, embedding_model  # noqa: E402
 from common.report import arguments, report, run_variants  # noqa: E402
 
@@ -55,7 +55,6 @@ def main() -> None:
         model = embedding_model(options.model, Path(made))
         environment["MODEL"] = str(model)
         environment["NOTES"] = str(HERE / "notes.txt")
-        fill_cache(environment, model)
         runs = run_variants(options, HERE, lambda program: asyncio.run(run(program, environment, options.processes)))
     report(options, HERE, options.model, runs)
 
