@@ -46,6 +46,7 @@ __all__ = [
     "__version__",
     "reset_functions",
     "connect_or_embed",
+    "divide_operations",
     "content_hash",
     "default_port",
     "default_socket",
@@ -81,6 +82,10 @@ class Placement:
     @property
     def budget(self) -> int: ...
     def forecast(self, count: int) -> list[tuple[str, list[int], bool, list[int], list[int]]]: ...
+
+def divide_operations(
+    sizes: Sequence[int], operations: Sequence[tuple[Sequence[int], int]], devices: Sequence[tuple[int, int]]
+) -> list[int]: ...
 
 @final
 class DeviceShare:

@@ -34,7 +34,7 @@ mod _native {
         Call, CompletionQueue, Functions, Provider, RemoteObject, Task, reset_functions, stop_functions,
     };
     #[pymodule_export]
-    use super::placement::Placement;
+    use super::placement::{Placement, divide_operations};
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

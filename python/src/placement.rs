@@ -2,7 +2,9 @@
 
 use crate::errors::{OrRaise, raise};
 use cotensor::{Error, ErrorKind};
-use cotensor_placement::{Device, Driver, Flow, Genoa, Lru, Move, Operation, Place, Strategy};
+use cotensor_placement::{
+    AllCpu, Device, Driver, Flow, Genoa, Lru, Move, Operation, Pinned, Place, Strategy, Tensor, Trace, divide,
+};
 use pyo3::prelude::*;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,12 +19,14 @@ type Expected = (String, Vec<usize>, bool, Vec<usize>, Vec<usize>);
 struct State {
     driver: Driver,
     operations: Vec<Operation>,
+    /// The time of operations on the host, where they may run there.
+    cpu_ns: Option<u64>,
 }
 
 /// Decides which tensors of one program sit on one device.
 ///
-/// The strategies are ``flow`` (plans), ``genoa`` (copies before each operation and frees after it) and ``lru`` (frees what was
-/// not used for the longest time). Moves are pairs (tensor, whether it is copied to the device), or None; make them in their order.
+/// The strategies are ``flow`` (plans), ``genoa`` (copies before each operation and frees after it), ``lru`` (frees what was
+/// not used for the longest time), ``pinned`` (keeps the first tensors) and ``cpu`` (uses no device). Moves are pairs (tensor, whether it is copied to the device), or None; make them in their order.
 #[pyclass(frozen, module = "cotensor")]
 pub(crate) struct Placement {
     state: Mutex<State>,
@@ -63,12 +67,16 @@ impl Placement {
             "flow" => Box::new(Flow::new(device)),
             "genoa" => Box::new(Genoa::default()),
             "lru" => Box::new(Lru::default()),
+            "pinned" => Box::new(Pinned::default()),
+            "cpu" => Box::new(AllCpu),
             other => {
-                let text = format!("{other:?} is none of \"flow\", \"genoa\", \"lru\"");
+                let text = format!("{other:?} is none of \"flow\", \"genoa\", \"lru\", \"pinned\", \"cpu\"");
                 return Err(raise(py, &Error::invalid(text).in_field("strategy")));
             }
         };
-        Ok(Self { state: Mutex::new(State { driver: Driver::new(chosen, budget), operations: Vec::new() }) })
+        // The times are not measured: "cpu" needs none.
+        let cpu_ns = (strategy == "cpu").then_some(0);
+        Ok(Self { state: Mutex::new(State { driver: Driver::new(chosen, budget), operations: Vec::new(), cpu_ns }) })
     }
 
     /// Adds a tensor of ``size`` bytes, which is on the host, and returns its number.
@@ -77,12 +85,16 @@ impl Placement {
     }
 
     /// Adds an operation that uses these tensors, and returns its number.
-    fn add_operation(&self, py: Python<'_>, name: String, uses: Vec<usize>) -> PyResult<usize> {
+    fn add_operation(&self, py: Python<'_>, name: String, mut uses: Vec<usize>) -> PyResult<usize> {
+        // As in a trace, so that an announced operation is the one that arrives.
+        uses.sort_unstable();
+        uses.dedup();
         let mut state = self.lock();
         if state.operations.len() >= OPERATIONS_MAX {
             return Err(raise(py, &Error::invalid(format!("{OPERATIONS_MAX} operations are the most"))));
         }
-        let operation = Operation { name, uses, writes: Vec::new(), compute_ns: 0, cpu_ns: None, workspace_bytes: 0 };
+        let cpu_ns = state.cpu_ns;
+        let operation = Operation { name, uses, writes: Vec::new(), compute_ns: 0, cpu_ns, workspace_bytes: 0 };
         state.operations.push(operation);
         Ok(state.operations.len() - 1)
     }
@@ -167,4 +179,31 @@ impl Placement {
         };
         expected.into_iter().map(tuple).collect()
     }
+}
+
+/// Divides the operations of a period among devices. Returns the device of each.
+///
+/// ``sizes`` are the bytes of the tensors, ``operations`` pairs (tensors, nanoseconds), and ``devices`` pairs (bytes for tensors,
+/// bytes per second of the link). An operation that fits on no device gets one in spite of that.
+#[pyfunction]
+pub(crate) fn divide_operations(
+    py: Python<'_>,
+    sizes: Vec<u64>,
+    operations: Vec<(Vec<usize>, u64)>,
+    devices: Vec<(u64, u64)>,
+) -> PyResult<Vec<usize>> {
+    let divided = || {
+        let largest = devices.iter().map(|&(budget, _)| budget).max().unwrap_or(0);
+        let operation = |(uses, compute_ns): (Vec<usize>, u64)| {
+            let bytes = uses.iter().filter_map(|&tensor| sizes.get(tensor)).sum::<u64>();
+            let cpu_ns = (bytes > largest).then_some(compute_ns);
+            Operation { name: String::new(), uses, writes: Vec::new(), compute_ns, cpu_ns, workspace_bytes: 0 }
+        };
+        let operations = operations.into_iter().map(operation).collect();
+        let tensor = |(index, &size_bytes): (usize, &u64)| Tensor { id: index.to_string(), size_bytes };
+        let trace = Trace::new(sizes.iter().enumerate().map(tensor).collect(), operations, 1)?;
+        let devices = devices.iter().map(|&(budget, bandwidth)| Device::new(budget, bandwidth, 0));
+        divide(&trace, &devices.collect::<Result<Vec<_>, Error>>()?)
+    };
+    py.detach(divided).or_raise(py)
 }

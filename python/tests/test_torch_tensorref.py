@@ -28,7 +28,7 @@ def memory():
     memory.fail(0)
 
 
-@pytest.fixture(params=["genoa", "flow", "lru"])
+@pytest.fixture(params=["genoa", "flow", "lru", "pinned"])
 def strategy(request, memory):
     return request.param
 
@@ -211,6 +211,36 @@ def test_flow_plans_and_copies_less_than_lru(memory):
     assert copied["flow"] < 0.8 * copied["lru"]
 
 
+def test_pinned_keeps_the_first_weights(memory):
+    model, copied = mlp(10), []
+
+    class Watch(Middleware):
+        def after_move(self, move):
+            if move.to_device:
+                copied.append(move.tensor)
+
+    with offload(model, "simulated", strategy="pinned", memory=8000 + memory.allocated_bytes) as session, torch.no_grad():
+        for _ in range(3):
+            model(X)
+        session.use(Watch())
+        y = model(X)
+        assert session.stats()["used_bytes"] <= session.stats()["budget_bytes"]
+    names = [name for name, _ in model.named_parameters()]
+    # One layer and the next are streamed beside those that stay.
+    assert 8 <= len(copied) < len(names) and copied == names[-len(copied) :]
+    check(model, y)
+
+
+def test_the_strategy_cpu_copies_no_weight(memory):
+    model = mlp(3)
+    with offload(model, "simulated", strategy="cpu") as session:
+        y = model(X)
+        y.sum().backward()
+        assert session.stats()["copies"] == 0 and session.stats()["on_host"] == 3
+        assert y.device.type == "simulated" and model[0].weight.grad.device.type == "cpu"
+    check(model, y)
+
+
 def test_an_announced_program_is_planned_from_its_first_pass(memory):
     model = mlp(10)
     session = offload(model, "simulated", memory=8000 + memory.allocated_bytes)
@@ -333,8 +363,11 @@ def test_middlewares_see_veto_and_redirect(memory):
 
 
 def test_wrong_arguments(memory):
-    with pytest.raises(InvalidError, match="strategy"):
+    with pytest.raises(InvalidError, match='strategy: "best" is none of "flow", "genoa", "lru", "pinned", "cpu"'):
         offload(mlp(1), "simulated", strategy="best")
+    for wrong in (Strategy, None, 3):
+        with pytest.raises(InvalidError, match="strategy: pass a name or an object"):
+            offload(mlp(1), "simulated", strategy=wrong)
     with pytest.raises(InvalidError, match="device"):
         offload(mlp(1), "cpu")
     with pytest.raises(InvalidError, match="model"):
@@ -343,13 +376,21 @@ def test_wrong_arguments(memory):
         offload(mlp(1), "simulated", memory="lots")
 
 
-def test_compiled_functions_run_uncompiled(strategy):
-    model = mlp(3)
-    compiled = torch.compile(model, backend="eager")
-    with offload(model, "simulated", strategy=strategy) as session:
-        y = compiled(X)
-        assert session.stats()["copies"] > 0
-    check(model, y)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_functions_run_uncompiled(strategy, backend):
+    model, plain = mlp(3), mlp(3)
+    compiled, activation = torch.compile(model, backend=backend), torch.compile(torch.relu, backend=backend)
+    for call_before in (False, True):
+        if call_before:
+            compiled(X)
+        with offload(model, "simulated", strategy=strategy) as session:
+            y = activation(compiled(X))
+            y.sum().backward()
+            assert session.stats()["copies"] >= 6 and y.device.type == "simulated"
+    torch.relu(plain(X)).sum().backward()
+    check(torch.nn.Sequential(plain, torch.nn.ReLU()), y)
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one.grad, 2 * other.grad, rtol=1e-6, atol=1e-6)
 
 
 def test_pipelines_and_lists_of_modules(strategy):

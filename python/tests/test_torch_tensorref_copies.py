@@ -102,7 +102,7 @@ def test_each_operation_waits_for_its_weights(strategy):
     expected = model(x)
     session = offload(model, "simulated", strategy=strategy, memory=memory.allocated_bytes + 6000)
     module = Module()
-    session.mover.paths = Recorded(torch.device("simulated"), module)
+    session.movers[0].paths = Recorded(torch.device("simulated"), module)
     waits = 0
     with session:
         for _ in range(4):

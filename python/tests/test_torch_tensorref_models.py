@@ -114,7 +114,7 @@ def first(output):
     return next(output[name] for name in ("logits", "last_hidden_state", "sample") if name in output)
 
 
-@pytest.mark.parametrize("strategy", ["genoa", "flow", "lru"])
+@pytest.mark.parametrize("strategy", ["genoa", "flow", "lru", "pinned"])
 @pytest.mark.parametrize("make", MODELS)
 def test_outputs_are_equal(make, strategy, memory):
     model, inputs = made(make)
@@ -183,7 +183,7 @@ def test_training_is_equal(make, strategy, optimizer, memory):
     memory.limit_bytes = limit
     with offload(model, "simulated", strategy=strategy, memory=limit) as session:
         if strategy == "flow":
-            session.mover.make(session.mover.placement.set_budget(size_of(model) // 2))
+            session.movers[0].make(session.movers[0].placement.set_budget(size_of(model) // 2))
         losses = step(model, 4)
     assert losses == expected
     for one, other in zip(model.parameters(), plain.parameters()):

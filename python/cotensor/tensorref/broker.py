@@ -85,7 +85,7 @@ class Share:
 def identity(device: torch.device) -> Optional[str]:
     """A name of a device that is equal in all programs; None if it has none."""
     if device.type == "simulated":
-        name = simulated_name()
+        name = simulated_name(device)
         return None if name is None else f"simulated:{name}"
     module: Any = torch.get_device_module(device)
     properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None

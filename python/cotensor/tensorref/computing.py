@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device
+from .division import Division
 from .events import Hooks, Operation
+from .gathering import Moved, devices_of, gathered, write_back, written_on
 from .gradients import ToDevice
 from .mover import Mover
 from .operations import kind_of, name_of, written_by
@@ -27,11 +29,16 @@ _MEASURED = 3
 class Computing(TorchFunctionMode):
     """Substitutes arguments: an operation gets copies on the device, and the program keeps its tensors."""
 
-    def __init__(self, mover: Mover, results_on_host: bool) -> None:
+    def __init__(self, movers: Sequence[Mover], results_on_host: bool) -> None:
         super().__init__()
-        self.mover = mover
+        #: One for each device; all have the same weights with the same numbers.
+        self.movers = list(movers)
+        mover = self.movers[0]
         self.weights = mover.weights
+        #: The device that weights show.
         self.target = mover.device
+        self.lock = mover.lock
+        self.division = Division(self.movers) if len(self.movers) > 1 else None
         self.hooks: Hooks = mover.hooks
         #: Whether results leave the device at once.
         self.results_on_host = results_on_host
@@ -63,7 +70,7 @@ class Computing(TorchFunctionMode):
         if kwargs:
             on_device = collect(kwargs.values(), on_host) or on_device
         if not on_host:
-            return self._on_device(func, args, kwargs) if on_device else self._factory(func, args, kwargs, False)
+            return self._on_devices(func, args, kwargs) if on_device else self._factory(func, args, kwargs, False)
         out = kwargs.get("out")
         if out is not None and any(tensor.is_cpu for tensor in tensors(out)):
             return self._write(func, args, kwargs, tensors(out))
@@ -74,7 +81,7 @@ class Computing(TorchFunctionMode):
         for tensor in on_host:
             weight = self.weights.find(tensor)
             if weight is None and type(tensor) is torch.nn.Parameter:
-                self.mover.add("parameter", tensor)
+                self.add("parameter", tensor)
                 weight = self.weights.find(tensor)
             if weight is not None:
                 found[id(tensor)] = weight
@@ -82,8 +89,17 @@ class Computing(TorchFunctionMode):
                     weights.append(weight)
         if not weights and not on_device and not any(self._is_marked(tensor) for tensor in on_host):
             return self._factory(func, args, kwargs, False)
-        with self.mover.lock:
+        with self.lock:
             return self._managed(func, args, kwargs, on_host, found, weights)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Manages a tensor of the host on all devices."""
+        for mover in self.movers:
+            mover.add(name, tensor)
+
+    def mover_of(self, device: torch.device) -> Mover:
+        """The mover of one of the devices."""
+        return next((mover for mover in self.movers if mover.device == device), self.movers[0])
 
     def _managed(
         self, func: Any, args: Args, kwargs: Kwargs, on_host: List[torch.Tensor], found: _Found, weights: List[Weight]
@@ -93,30 +109,41 @@ class Computing(TorchFunctionMode):
         hooks = self.hooks.all
         operation = Operation(name, tuple([weight.name for weight in weights])) if hooks else None
         on_device = operation is None or self.hooks.before(operation)
+        mover, moved, divided = self.movers[0], [], False  # type: Mover, Moved, bool
+        if self.division is not None:
+            mover, divided = self._place(func, args, kwargs, name, weights)
+            args, kwargs = self._on_device(gathered, ((args, kwargs), mover.device, moved), {}, mover.device)
+            if mover is not self.movers[0]:
+                found = {key: mover.weights.all[weight.number] for key, weight in found.items()}
+                weights = [mover.weights.all[weight.number] for weight in weights]
         if on_device and weights:
-            on_device = self.mover.begin(name, weights)
+            on_device = mover.begin(name, weights)
         started = time.perf_counter_ns()
         if not on_device:
-            result = self._on_host(func, args, kwargs, True)
+            result = self._on_host(func, args, kwargs, mover)
         else:
-            result = self._substituted(func, args, kwargs, on_host, found, weights)
+            result = self._substituted(func, args, kwargs, on_host, found, mover)
         elapsed = time.perf_counter_ns() - started
         if weights and on_device:
-            self.mover.running()
-            self.mover.end(self._measured(name, weights, elapsed, started) if self._waits else elapsed)
+            mover.running()
+            elapsed = self._measured(name, weights, elapsed, started, mover) if self._waits else elapsed
+            mover.end(elapsed)
+        write_back(moved)
+        if self.division is not None and divided:
+            self.division.ran(name, weights, elapsed)
         if operation is not None:
             self.hooks.after(operation, "device" if on_device else "host", elapsed)
         return result
 
     def _substituted(
-        self, func: Any, args: Args, kwargs: Kwargs, on_host: List[torch.Tensor], found: _Found, weights: List[Weight]
+        self, func: Any, args: Args, kwargs: Kwargs, on_host: List[torch.Tensor], found: _Found, mover: Mover
     ) -> Any:
         """Runs an operation with copies on the device instead of tensors of the host."""
         for attempt in range(2):
             copies: Dict[int, torch.Tensor] = {}
             try:
                 for tensor in on_host:
-                    copies[id(tensor)] = self._copy(tensor, found.get(id(tensor)))
+                    copies[id(tensor)] = self._copy(tensor, found.get(id(tensor)), mover.device)
                 versions = [None if copy.is_inference() else copy._version for copy in copies.values()]
                 result = func(*replace(args, copies), **(replace_values(kwargs, copies) if kwargs else kwargs))
                 break
@@ -124,7 +151,7 @@ class Computing(TorchFunctionMode):
                 if attempt:
                     raise
                 copies.clear()
-                self.mover.no_memory()
+                mover.no_memory()
         written = [argument(args, kwargs, position, name) for position, name in written_by(func, args, kwargs)]
         for tensor, version in zip(on_host, versions):
             copy = copies[id(tensor)]
@@ -132,6 +159,7 @@ class Computing(TorchFunctionMode):
                 # As in PyTorch, the version of the tensor stays.
                 with torch.no_grad():
                     tensor.data.copy_(copy.detach())
+                self._changed(tensor, mover)
             elif version is not None and copy._version != version:
                 weight = found.get(id(tensor))
                 if weight is not None:
@@ -141,11 +169,18 @@ class Computing(TorchFunctionMode):
                         tensor.detach().copy_(copy.detach())
         return self._home(result) if self.results_on_host else result
 
-    def _copy(self, tensor: torch.Tensor, weight: Optional[Weight]) -> torch.Tensor:
+    def _changed(self, tensor: torch.Tensor, by: Optional[Mover]) -> None:
+        """A tensor of the host was written without a new version; the copy of ``by`` was, too."""
+        for mover in self.movers:
+            if mover is not by:
+                for weight in mover.weights.sharing(tensor):
+                    weight.edits += 1
+
+    def _copy(self, tensor: torch.Tensor, weight: Optional[Weight], device: torch.device) -> torch.Tensor:
         """The copy of a tensor on the device, for one operation."""
         linked = tensor.requires_grad and torch.is_grad_enabled()
         if weight is None:
-            copy = to_device(tensor.detach(), self.target)
+            copy = to_device(tensor.detach(), device)
             return ToDevice.apply(tensor, copy) if linked else copy
         if not linked:
             return weight.view(tensor)
@@ -156,39 +191,65 @@ class Computing(TorchFunctionMode):
                 weight.linked[id(tensor)] = found
         return found
 
-    def _on_device(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        """An operation whose tensors are all on the device."""
+    def _on_devices(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """An operation whose tensors are all on devices."""
+        if self.division is None:
+            return self._on_device(func, args, kwargs)
+        moved: Moved = []
+        device = self._place(func, args, kwargs, "", [])[0].device
+        args, kwargs = self._on_device(gathered, ((args, kwargs), device, moved), {}, device)
+        result = self._on_device(func, args, kwargs, device)
+        write_back(moved)
+        return result
+
+    def _place(self, func: Any, args: Args, kwargs: Kwargs, name: str, weights: List[Weight]) -> Tuple[Mover, bool]:
+        """Where an operation runs, of several devices, and whether the division decides it."""
+        assert self.division is not None
+        written = written_on(func, args, kwargs)
+        if written is not None:
+            return self.mover_of(written), False
+        if weights:
+            return self.division.mover(name, weights), True
+        current, found = self.division.current, devices_of((list(args), dict(kwargs)))
+        return current if not found or current.device in found else self.mover_of(next(iter(found))), False
+
+    def _on_device(self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
+        """An operation whose tensors are all on one device."""
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError:
-            with self.mover.lock:
-                self.mover.no_memory()
+            with self.lock:
+                for mover in self.movers:
+                    if device is None or mover.device == device:
+                        mover.no_memory()
             return func(*args, **kwargs)
 
-    def _on_host(self, func: Any, args: Args, kwargs: Kwargs, results_on_device: bool) -> Any:
-        """Runs an operation on the host."""
+    def _on_host(self, func: Any, args: Args, kwargs: Kwargs, results_to: Optional[Mover]) -> Any:
+        """Runs an operation on the host. Its results go to a device, if any."""
+        device = self.target if results_to is None else results_to.device
 
         def home(value: Any) -> Any:
             return value.to("cpu") if isinstance(value, torch.Tensor) and not value.is_cpu else value
 
         def away(value: Any) -> Any:
-            return to_device(value, self.target) if isinstance(value, torch.Tensor) and value.is_cpu else value
+            return to_device(value, device) if isinstance(value, torch.Tensor) and value.is_cpu else value
 
         args, kwargs = tree_map(home, (list(args), dict(kwargs)))
-        if self._is_ours(kwargs.get("device")):
+        if self._ours(kwargs.get("device")) is not None:
             kwargs["device"] = "cpu"  # type: ignore[index]
         result = func(*args, **kwargs)
         if self.results_on_host:
             return self._mark(result)
-        return self._on_device(tree_map, (away, result), {}) if results_on_device else result
+        return result if results_to is None else self._on_device(tree_map, (away, result), {}, device)
 
     def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool) -> Any:
         """Makes a tensor; ``belongs``: on the device, unless the arguments name another one."""
-        device = kwargs.get("device")
-        if self._is_ours(device) or (device is None and belongs):
+        named = kwargs.get("device")
+        device = self.target if named is None and belongs else self._ours(named)
+        if device is not None:
             if self.results_on_host:
                 return self._mark(func(*args, **{**kwargs, "device": "cpu"}))
-            return self._on_device(func, args, {**kwargs, "device": self.target})
+            return self._on_device(func, args, {**kwargs, "device": device}, device)
         return func(*args, **kwargs)
 
     def _like(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -204,6 +265,8 @@ class Computing(TorchFunctionMode):
             mixed = collect(args[1:], others) and tensor.is_cpu
             if mixed or (others and self._handlers[func][1] == "__getitem__"):
                 return self._compute(func, args, kwargs)
+            if self.division is not None and len(devices_of(args)) > 1:
+                return self._on_devices(func, args, kwargs)
         result = func(*args, **kwargs)
         if self.results_on_host and isinstance(tensor, torch.Tensor) and self._is_marked(tensor):
             self._mark(result)
@@ -217,10 +280,9 @@ class Computing(TorchFunctionMode):
 
     def _write(self, func: Any, args: Args, kwargs: Kwargs, targets: List[torch.Tensor]) -> Any:
         """Writes tensors of the host, on the host."""
-        result = self._on_host(func, args, kwargs, False)
+        result = self._on_host(func, args, kwargs, None)
         for tensor in targets:
-            for weight in self.weights.sharing(tensor):
-                weight.edits += 1
+            self._changed(tensor, None)
         return result
 
     def belongs(self, tensor: torch.Tensor) -> bool:
@@ -244,18 +306,21 @@ class Computing(TorchFunctionMode):
         """Results as tensors of the host that belong to the device."""
         return self._mark(tree_map(lambda value: value.to("cpu") if isinstance(value, torch.Tensor) else value, result))
 
-    def _is_ours(self, device: Any) -> bool:
-        if device is None or isinstance(device, int):
-            return device is not None and device == self.target.index
-        device = torch.device(device)
-        return device.type == self.target.type and device.index in (None, self.target.index)
+    def _ours(self, device: Any) -> Optional[torch.device]:
+        """The device of this session that a program names, if it is one."""
+        if device is None:
+            return None
+        named = torch.device(self.target.type, device) if isinstance(device, int) else torch.device(device)
+        if named.type == self.target.type and named.index is None:
+            return self.target
+        return next((mover.device for mover in self.movers if mover.device == named), None)
 
-    def _measured(self, name: str, weights: List[Weight], elapsed: int, started: int) -> int:
+    def _measured(self, name: str, weights: List[Weight], elapsed: int, started: int, mover: Mover) -> int:
         """The time of an operation on a device that does not wait: measured a few times."""
         key = (name, tuple([weight.name for weight in weights]))
         count, mean = self._times.get(key, (0, 0))
         if count < _MEASURED:
-            self.mover.memory.module.synchronize(self.target)
+            mover.memory.module.synchronize(mover.device)
             elapsed = time.perf_counter_ns() - started
             mean = (mean * count + elapsed) // (count + 1)
             self._times[key] = count + 1, mean

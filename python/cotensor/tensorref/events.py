@@ -25,6 +25,8 @@ class Move:
     size_bytes: int
     #: True: a copy to the device; false: the copy there is freed.
     to_device: bool
+    #: The device, such as "cuda:0".
+    device: str
 
 
 class Middleware:

@@ -6,6 +6,7 @@ from typing import Any, Tuple
 
 import torch
 
+from .mover import Mover
 from .weights import Weight
 
 
@@ -25,10 +26,10 @@ class ToDevice(torch.autograd.Function):
 class SavedWeight:
     """A part of a weight that the backward pass needs, instead of its copy on the device."""
 
-    __slots__ = ("offset", "size", "state", "stride", "weight")
+    __slots__ = ("mover", "offset", "size", "state", "stride", "weight")
 
-    def __init__(self, weight: Weight, tensor: torch.Tensor, offset: int) -> None:
-        self.weight = weight
+    def __init__(self, mover: Mover, weight: Weight, tensor: torch.Tensor, offset: int) -> None:
+        self.mover, self.weight = mover, weight
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), offset
         self.state = weight.state()
 

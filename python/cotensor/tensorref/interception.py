@@ -9,7 +9,7 @@ from torch.overrides import _pop_mode, _push_mode
 
 from .arguments import Args, Kwargs
 from .computing import Computing
-from .simulated.memory import MEMORY
+from .simulated import memory as simulated
 
 
 class Interception(Computing):
@@ -46,12 +46,13 @@ class Interception(Computing):
         if rest:
             options["dtype"] = rest[0]
         place = named[0] if named else None
-        belongs, ours = self.belongs(tensor), self._is_ours(place)
+        belongs, device = self.belongs(tensor), self._ours(place)
+        ours = device is not None
         copy = bool(options.pop("copy", False))
         if not belongs and not ours:
             return func(*args, **kwargs)
         if not belongs and not self.results_on_host:
-            return self._on_device(torch.Tensor.to, (tensor, self.target), {**options, "copy": copy})
+            return self._on_device(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
         if ours and not belongs:
             return self._mark(tensor.clone().to(**options))
         if not ours and place is not None:
@@ -68,19 +69,20 @@ class Interception(Computing):
 
     def _escape(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], torch.Tensor):
-            for weight in self.weights.sharing(args[0]):
-                # Whoever has the address may write at any time.
-                weight.exposed = True
+            for mover in self.movers:
+                for weight in mover.weights.sharing(args[0]):
+                    # The program has the address, and may write at any time.
+                    weight.exposed = True
         return func(*args, **kwargs)
 
     def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, value = args
-        weight = self.weights.by_id.get(id(tensor))
-        if weight is None:
+        if id(tensor) not in self.weights.by_id:
             return func(tensor, value)
         func(tensor, value if value.is_cpu else value.to("cpu"))
-        with self.mover.lock:
-            self.mover.replace(weight, tensor)
+        with self.lock:
+            for mover in self.movers:
+                mover.replace(mover.weights.by_id[id(tensor)], tensor)
         return None
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -91,15 +93,16 @@ class Interception(Computing):
             try:
                 result = self._backward_here(func, args, kwargs)
             except BaseException:
-                MEMORY.forget_failure()
+                simulated.forget_failures()
                 raise
-        MEMORY.check()
+        simulated.check()
         return result
 
     def _backward_here(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         self.failures.clear()
-        with self.mover.lock:
-            self.mover.begin_backward()
+        with self.lock:
+            for mover in self.movers:
+                mover.begin_backward()
         try:
             if func is torch.Tensor.backward or func is torch.autograd.backward:
                 result = None

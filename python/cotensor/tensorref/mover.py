@@ -26,6 +26,7 @@ class Mover:
         self, device: torch.device, strategy: Union[str, Strategy], memory: Optional[int], bandwidth: int, hooks: Hooks
     ) -> None:
         self.device = device
+        self.bandwidth = bandwidth
         self.hooks = hooks
         self.memory = DeviceMemory(device, memory)
         self.weights = Weights()
@@ -37,6 +38,9 @@ class Mover:
             strategy.budget = self.memory.budget()
             self.placement = strategy
         else:
+            if not isinstance(strategy, str):
+                text = f"strategy: pass a name or an object of a class derived from Strategy, not {strategy!r}"
+                raise InvalidError(text, field="strategy")
             self.placement = Placement(strategy, self.memory.budget(), bandwidth, 10_000)
         self.lock = threading.RLock()
         #: Called from time to time while operations run.
@@ -130,7 +134,7 @@ class Mover:
         """Makes moves in their order."""
         for number, fetch in moves or ():
             weight = self.weights.all[number]
-            move = Move(weight.name, weight.size_bytes, fetch)
+            move = Move(weight.name, weight.size_bytes, fetch, str(self.device))
             if not self.hooks.may(move):
                 if fetch:
                     self.placement.discard(number)

@@ -23,8 +23,7 @@ from .interception import Interception
 from .mover import Mover
 from .simulated.tensor import raw_storage
 from .sizes import size_bytes
-from .strategy import Strategy
-from .weights import tensors_of
+from .weights import Weight, tensors_of
 
 #: Bytes of the copy that measures the link.
 _PROBE_BYTES = 16 << 20
@@ -55,18 +54,23 @@ class Offload(Interception):
         self,
         models: Sequence[torch.nn.Module],
         device: Any,
-        strategy: Union[str, Strategy],
+        strategy: Any,
         memory: Any,
         bandwidth: Any,
         broker: Optional[bool],
     ) -> None:
-        target = torch.device(device)
-        if target.type == "cpu":
-            raise InvalidError("device: pass the device of an accelerator, not the CPU", field="device")
-        target = torch.device(target.type, target.index or 0)
-        limit = None if memory in (None, "auto") else size_bytes(memory, "memory")
-        speed = _bandwidth(target, bandwidth)
-        super().__init__(Mover(target, strategy, limit, speed, Hooks()), strategy == "genoa")
+        targets = _devices(device)
+        count, hooks = len(targets), Hooks()
+        limits = [None if one in (None, "auto") else size_bytes(one, "memory") for one in _each(memory, count, "memory")]
+        strategies = _each(strategy, count, "strategy")
+        results_on_host = "genoa" in strategies
+        if results_on_host and strategies != ["genoa"] * count:
+            raise InvalidError('strategy: pass "genoa" for all devices or for none: its results are on the host', field="strategy")
+        speeds = [_bandwidth(target, one) for target, one in zip(targets, _each(bandwidth, count, "bandwidth"))]
+        each = zip(targets, strategies, limits, speeds)
+        super().__init__([Mover(*one, hooks) for one in each], results_on_host)
+        for mover in self.movers:
+            mover.lock = self.lock
         self.models = list(models)
         self.strategy = strategy
         self._local = threading.local()
@@ -74,9 +78,9 @@ class Offload(Interception):
         self._entries = threading.Lock()
         self._handles: List[Any] = []
         self._stance: Any = None
-        self._broker = limit is None if broker is None else broker
+        self._broker = None in limits if broker is None else broker
         self._share_required = broker is True
-        self._share: Optional[brokers.Share] = None
+        self._shares: List[brokers.Share] = []
 
     def __enter__(self) -> "Offload":
         with self._entries:
@@ -109,7 +113,7 @@ class Offload(Interception):
         def named(numbers: Iterable[int]) -> Tuple[str, ...]:
             return tuple([names[number] for number in numbers])
 
-        expected = self.mover.placement.forecast(count)
+        expected = self.movers[0].placement.forecast(count) if self.division is None else self.division.forecast(count)
         return [
             Expected(name, named(uses), place, named(copied), named(evicted)) for name, uses, place, copied, evicted in expected
         ]
@@ -121,41 +125,64 @@ class Offload(Interception):
         """
         self._add_weights()
         numbers = {weight.name: weight for weight in self.weights.all}
-        announced = []
+        announced: List[Tuple[str, List[Weight], int]] = []
         for name, uses, micros in operations:
             missing = [use for use in uses if use not in numbers]
             if missing:
                 raise InvalidError(f"operations: the model has no weight {missing[0]!r}", field="operations")
-            announced.append((self.mover.operation(name, [numbers[use] for use in uses]), int(micros * 1000)))
-        self.mover.placement.announce(announced)
+            announced.append((name, [numbers[use] for use in uses], int(micros * 1000)))
+        if self.division is not None:
+            keys = [(name, tuple([weight.number for weight in weights])) for name, weights, _ in announced]
+            self.division.divide(keys, [elapsed for _, _, elapsed in announced])
+            return
+        mover = self.movers[0]
+        mover.placement.announce([(mover.operation(name, weights), elapsed) for name, weights, elapsed in announced])
 
     def use(self, middleware: Middleware) -> Callable[[], None]:
         """Adds a middleware. Returns a function that removes it."""
         return self.hooks.add(middleware)
 
-    def stats(self) -> Dict[str, int]:
+    def stats(self, device: Any = None) -> Dict[str, int]:
         """Counts since the start: ``copies``, ``copied_bytes``, ``evictions``, ``on_host`` (operations), ``out_of_memory``; and
-        the bytes of weights on the device (``used_bytes``), their ``budget_bytes``, and the ``share_bytes`` from a daemon."""
-        mover = self.mover
-        counts = {name: getattr(mover, name) for name in "copies copied_bytes evictions on_host out_of_memory".split()}
-        share = {} if mover.memory.share is None else {"share_bytes": mover.memory.share}
-        return {**counts, "used_bytes": mover.placement.used, "budget_bytes": mover.placement.budget, **share}
+        the bytes of weights on the device (``used_bytes``), their ``budget_bytes``, and the ``share_bytes`` from a daemon.
+
+        They are those of one ``device``, or sums of all devices of the session."""
+        movers = self.movers
+        if device is not None:
+            named = self._ours(device)
+            if named is None:
+                raise InvalidError(f"device: {device!r} is none of {[str(mover.device) for mover in movers]}", field="device")
+            movers = [self.mover_of(named)]
+        names = "copies copied_bytes evictions on_host out_of_memory".split()
+        counts = {name: sum([getattr(mover, name) for mover in movers]) for name in names}
+        counts["used_bytes"] = sum([mover.placement.used for mover in movers])
+        counts["budget_bytes"] = sum([mover.placement.budget for mover in movers])
+        shares = [mover.memory.share for mover in movers if mover.memory.share is not None]
+        return {**counts, "share_bytes": sum(shares)} if shares else counts
 
     def invalidate(self) -> None:
         """Drops all copies: call it after writing weights in a way that PyTorch does not see."""
-        with self.mover.lock:
-            self.mover.drop_all()
+        with self.lock:
+            for mover in self.movers:
+                mover.drop_all()
 
     def _add_weights(self) -> None:
         for model in self.models:
             for name, tensor in tensors_of(model):
-                self.mover.add(name, tensor)
+                self.add(name, tensor)
 
     def _start(self) -> None:
-        self.mover.refresh()
+        for mover in self.movers:
+            mover.refresh()
         self._add_weights()
         if self._broker:
-            self._share = brokers.join(self.mover, self._share_required)
+            try:
+                for mover in self.movers:
+                    share = brokers.join(mover, self._share_required)
+                    self._shares += [] if share is None else [share]
+            except BaseException:
+                self._leave()
+                raise
         for model in self.models:
             self._handles.append(model.register_forward_pre_hook(self._before_forward, prepend=True))
             self._handles.append(model.register_forward_hook(self._after_forward, always_call=True))
@@ -177,9 +204,13 @@ class Offload(Interception):
             self._stance = None
         self.paused.clear()
         self.invalidate()
-        if self._share is not None:
-            self._share.close()
-            self._share = None
+        self._leave()
+
+    def _leave(self) -> None:
+        """Gives the shares of the devices back."""
+        for share in self._shares:
+            share.close()
+        self._shares.clear()
 
     def _push(self) -> None:
         hooks = saved_tensors_hooks(self._pack, self._unpack)
@@ -212,9 +243,10 @@ class Offload(Interception):
             if tensor.is_cpu:
                 # The tensor itself would keep the function that saves it, and neither would ever be freed.
                 return tensor.detach()
-            weight = self.mover.by_copy.get(raw_storage(tensor))
+            mover = self.mover_of(tensor.device)
+            weight = mover.by_copy.get(raw_storage(tensor))
             if weight is not None and weight.dtype == tensor.dtype:
-                return SavedWeight(weight, tensor, int(tensor.storage_offset()) + weight.start)
+                return SavedWeight(mover, weight, tensor, int(tensor.storage_offset()) + weight.start)
             if not self.results_on_host:
                 return tensor.detach()
             # With the same strides: functions round differently for others.
@@ -231,8 +263,8 @@ class Offload(Interception):
                 # The backward pass goes on, and the failure is raised at its end.
                 self.failures.append(saved.changed())
             try:
-                with self.mover.lock:
-                    return self.mover.need(weight, saved.size, saved.stride, saved.offset)
+                with self.lock:
+                    return saved.mover.need(weight, saved.size, saved.stride, saved.offset)
             except torch.OutOfMemoryError as failure:
                 self.failures.append(failure)
                 return weight.source.as_strided(saved.size, saved.stride, saved.offset - weight.start)
@@ -242,8 +274,8 @@ class Offload(Interception):
             try:
                 return to_device(saved.tensor, saved.device)
             except torch.OutOfMemoryError as failure:
-                with self.mover.lock:
-                    self.mover.no_memory()
+                with self.lock:
+                    self.mover_of(saved.device).no_memory()
                 if attempt:
                     self.failures.append(failure)
         return saved.tensor
@@ -256,9 +288,9 @@ def offload(
     model: Any,
     device: Any = None,
     *,
-    strategy: Union[str, Strategy] = "flow",
-    memory: Union[int, str] = "auto",
-    bandwidth: Union[int, str, None] = None,
+    strategy: Any = "flow",
+    memory: Any = "auto",
+    bandwidth: Any = None,
     broker: Optional[bool] = None,
 ) -> Offload:
     """A context in which ``model`` runs on ``device``, while its weights stay on the host::
@@ -270,11 +302,15 @@ def offload(
     and their memory. ``device`` is the current accelerator by default. ``memory`` limits weights and activations on the device:
     bytes, a text such as "4GiB", or "auto": what is free. ``bandwidth`` of the link ("12GB/s") is measured by default.
 
+    ``device`` may be a list: operations run on the first device until they repeat, and are divided among all then. ``strategy``,
+    ``memory`` and ``bandwidth`` are those of each device, or lists with one value for each.
+
     Programs divide the memory of a device if a daemon runs: by default with ``memory="auto"``, never if ``broker`` is false, and
     always if it is true, with an error without a daemon. No daemon is started for it.
 
     Strategies: "flow" records the operations and plans; results stay on the device. "genoa" copies before each operation, and
-    results return to the host at once. "lru" keeps what was used last. A :class:`Strategy` is a program's own.
+    results return to the host at once. "lru" keeps what was used last. "pinned" keeps the first weights and streams the others. "cpu"
+    runs all operations with weights on the host. A :class:`Strategy` is a program's own.
     """
     if device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -310,6 +346,26 @@ def _modules(model: Any) -> List[torch.nn.Module]:
     if not found:
         raise InvalidError(f"model: pass a module, modules or a pipeline, not {type(model).__name__}", field="model")
     return found
+
+
+def _devices(device: Any) -> List[torch.device]:
+    """The devices of a session with their numbers."""
+    targets = [torch.device(one) for one in (device if isinstance(device, (list, tuple)) else [device])]
+    targets = [torch.device(target.type, target.index or 0) for target in targets]
+    if any([target.type == "cpu" for target in targets]):
+        raise InvalidError("device: pass the device of an accelerator, not the CPU", field="device")
+    if not targets or len({target.type for target in targets}) > 1 or len(set(targets)) < len(targets):
+        raise InvalidError(f"device: pass different devices of one kind, not {device!r}", field="device")
+    return targets
+
+
+def _each(value: Any, count: int, field: str) -> List[Any]:
+    """The value of each device."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidError(f"{field}: pass one value, or one for each of {count} devices, not {len(value)}", field=field)
+    return list(value)
 
 
 def _bandwidth(device: torch.device, bandwidth: Union[int, str, None]) -> int:

@@ -29,7 +29,7 @@ class Timeline(Middleware):
         self._began = time.perf_counter_ns()
         self._events: Deque[Dict[str, Any]] = deque(maxlen=_EVENTS_MAX)
         self._bytes: Deque[Tuple[float, int]] = deque(maxlen=_EVENTS_MAX)
-        self._sizes: Dict[str, int] = {}
+        self._sizes: Dict[Tuple[str, str], int] = {}
         self._used = 0
         self._moving = 0.0
 
@@ -50,12 +50,12 @@ class Timeline(Middleware):
     def after_move(self, move: Move) -> None:
         """Records a move."""
         now = self._now_us()
-        self._used -= self._sizes.pop(move.tensor, 0)
+        self._used -= self._sizes.pop((move.device, move.tensor), 0)
         if move.to_device:
             self._used += move.size_bytes
-            self._sizes[move.tensor] = move.size_bytes
+            self._sizes[move.device, move.tensor] = move.size_bytes
         name = f"{'copy' if move.to_device else 'free'} {move.tensor}"
-        self._add(name, "X", self._moving, tid=3, dur=max(now - self._moving, 0), args={"size_bytes": move.size_bytes})
+        self._add(name, "X", self._moving, tid=3, dur=max(now - self._moving, 0), args={"size_bytes": move.size_bytes, "device": move.device})
         self._add("weights on the device", "C", now, args={"bytes": self._used})
         self._bytes.append((now, self._used))
 

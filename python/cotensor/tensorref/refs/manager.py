@@ -30,7 +30,7 @@ class TensorsManager:
 
     @property
     def strategy(self) -> str:
-        """"genoa" (results return to the CPU at once), "flow" or "lru". Can be set."""
+        """"genoa" (results return to the CPU at once), or another strategy of ``offload``. Can be set."""
         return self._strategy
 
     @strategy.setter
@@ -64,7 +64,7 @@ class TensorsManager:
         """``target`` may be moved for operations."""
         if self._session is not None and target.is_cpu:
             if is_parameter and not self._session.results_on_host:
-                self._session.mover.add("parameter", target)
+                self._session.add("parameter", target)
             self._session._mark(target)
 
     def track(self, ref: Any) -> None:

@@ -7,11 +7,13 @@ from typing import Any, List, Optional, Union
 
 import torch
 
+from ... import _checks
 from ...errors import ConflictError
 from ..sizes import size_bytes
-from .memory import MEMORY, SimulatedMemory
+from .memory import MEMORIES, SimulatedMemory
 from .tensor import SimulatedTensor, dispatch
 
+_DEVICES_MAX = 64
 _lock = threading.Lock()
 _registered = False
 
@@ -20,13 +22,15 @@ class SimulatedDevice:
     """The simulated accelerator of this process, as ``torch.simulated``."""
 
     def __init__(self) -> None:
-        #: The limit and the counters.
-        self.memory: SimulatedMemory = MEMORY
+        #: The limit and the counters of each device, and of the first one.
+        self.memories: List[SimulatedMemory] = MEMORIES
+        self.memory: SimulatedMemory = MEMORIES[0]
         #: Programs whose devices have the same name divide its memory, if a daemon runs.
         self.name: Optional[str] = None
 
     def __repr__(self) -> str:
-        return f"<SimulatedDevice, {MEMORY.allocated_bytes} of {MEMORY.limit_bytes} bytes in use>"
+        used = ", ".join([f"{memory.allocated_bytes} of {memory.limit_bytes} bytes in use" for memory in MEMORIES])
+        return f"<SimulatedDevice, {used}>"
 
     # What PyTorch asks a backend's module.
     def is_initialized(self) -> bool:
@@ -38,12 +42,12 @@ class SimulatedDevice:
         return True
 
     def current_device(self) -> int:
-        """0, the only device."""
+        """0."""
         return 0
 
     def device_count(self) -> int:
-        """1."""
-        return 1
+        """How many devices are simulated."""
+        return len(MEMORIES)
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -60,36 +64,45 @@ class SimulatedDevice:
 
     def memory_allocated(self, device: Any = None) -> int:
         """Bytes of all tensors."""
-        return MEMORY.allocated_bytes
+        return memory_of(device).allocated_bytes
 
     def mem_get_info(self, device: Any = None) -> "tuple[int, int]":
         """Free and total bytes."""
-        limit = MEMORY.limit_bytes
-        total = 1 << 40 if limit is None else limit
-        return max(total - MEMORY.allocated_bytes, 0), total
+        memory = memory_of(device)
+        total = 1 << 40 if memory.limit_bytes is None else memory.limit_bytes
+        return max(total - memory.allocated_bytes, 0), total
 
 
 _device = SimulatedDevice()
 
 
-def simulated_name() -> Optional[str]:
-    """The name of the device, for the broker."""
-    return _device.name
+def memory_of(device: Any) -> SimulatedMemory:
+    """The memory of a device; None: the first one."""
+    index = device if isinstance(device, int) else 0 if device is None else torch.device(device).index or 0
+    return MEMORIES[index]
 
 
-def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[str] = None) -> SimulatedDevice:
+def simulated_name(device: torch.device) -> Optional[str]:
+    """The name of a device, for the broker."""
+    return _device.name if _device.name is None or not device.index else f"{_device.name}:{device.index}"
+
+
+def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[str] = None, *, count: int = 1) -> SimulatedDevice:
     """The simulated accelerator, ``torch.device("simulated")``, with room for ``memory``: bytes, or a text such as "64MiB".
 
-    No ``memory``: no limit. Programs that give it the same ``name`` divide its memory as those on one GPU do. The counters
+    No ``memory``: no limit. A ``count`` above 1 simulates several devices, each with that room: "simulated:0", "simulated:1", …. Programs that give it the same ``name`` divide its memory as those on one GPU do. The counters
     start at zero. For ``model.to("simulated")``, call it before the first backward pass of the process: PyTorch counts devices
     then. Raises :class:`ConflictError` if another backend uses PyTorch's only place for backends of users (PrivateUse1).
     """
     limit = None if memory is None else size_bytes(memory, "memory")
     with _lock:
         _register()
-    MEMORY.limit_bytes = limit
-    MEMORY.forget_failure()
-    MEMORY.reset()
+        # Tensors of earlier devices stay usable.
+        MEMORIES.extend([SimulatedMemory() for _ in range(_checks.count(count, "count", 1, _DEVICES_MAX) - len(MEMORIES))])
+    for simulated in MEMORIES:
+        simulated.limit_bytes = limit
+        simulated.forget_failure()
+        simulated.reset()
     _device.name = name
     return _device
 
@@ -107,16 +120,19 @@ def _register() -> None:
     setup("simulated", _device)
     _registered = True
 
+    def index_of(device: Any) -> int:
+        return 0 if device is None else torch.device(device).index or 0
+
     @torch.library.impl("aten::empty.memory_format", "PrivateUse1")
     def empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
               memory_format: Any = None) -> torch.Tensor:
         formatted = {} if memory_format is None else {"memory_format": memory_format}
-        return SimulatedTensor(torch.empty(size, dtype=dtype, device="cpu", **formatted))
+        return SimulatedTensor(torch.empty(size, dtype=dtype, device="cpu", **formatted), index_of(device))
 
     @torch.library.impl("aten::empty_strided", "PrivateUse1")
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                       pin_memory: Any = None) -> torch.Tensor:
-        return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+        return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), index_of(device))
 
     def whole(operation: Any) -> None:
         # Without a kernel, PyTorch would compose these from others, which round differently.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Optional
+from typing import List, Optional
 
 import torch
 
@@ -115,4 +115,17 @@ class SimulatedMemory:
                 self.copied_out_bytes += size_bytes
 
 
-MEMORY = SimulatedMemory()
+#: The memory of each simulated device.
+MEMORIES: List[SimulatedMemory] = [SimulatedMemory()]
+
+
+def check() -> None:
+    """Raises the ``torch.OutOfMemoryError`` of a backward pass."""
+    for memory in MEMORIES:
+        memory.check()
+
+
+def forget_failures() -> None:
+    """Drops the failures of a backward pass that raised another error."""
+    for memory in MEMORIES:
+        memory.forget_failure()

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 from torch.utils._pytree import tree_map
 
-from .memory import MEMORY
+from .memory import MEMORIES
 
 aten = torch.ops.aten
 
@@ -32,15 +32,17 @@ class SimulatedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor) -> "SimulatedTensor":
-        buffer = MEMORY.buffer_of(raw)
+    def __new__(cls, raw: torch.Tensor, index: int) -> "SimulatedTensor":
+        if index >= len(MEMORIES):
+            raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
+        buffer = MEMORIES[index].buffer_of(raw)
         tensor = torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
             strides=raw.stride(),
             storage_offset=raw.storage_offset(),
             dtype=raw.dtype,
-            device=torch.device("simulated", 0),
+            device=torch.device("simulated", index),
         )
         tensor.raw, tensor.buffer = raw, buffer
         return tensor
@@ -56,7 +58,7 @@ class SimulatedTensor(torch.Tensor):
         if force:
             return self.detach().cpu().numpy()
         raise TypeError(
-            "can't convert simulated:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
@@ -68,7 +70,7 @@ class SimulatedTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         gradient = ", requires_grad=True" if self.requires_grad else ""
-        return f"{repr(self.detach().cpu())[:-1]}, device='simulated:0'{gradient})"
+        return f"{repr(self.detach().cpu())[:-1]}, device='{self.device}'{gradient})"
 
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
@@ -96,18 +98,24 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     raw_args, raw_kwargs = tree_map(raw_of, (list(args), kwargs))
     if func in _COPIES:
         return copy(func, args, raw_args, raw_kwargs)
-    if func not in _INDEXING and any(tensor.dim() > 0 for tensor in on_host):
-        host = next(tensor for tensor in on_host if tensor.dim() > 0)
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, simulated:0 and "
-            f"{host.device}! ({func})"
-        )
-    to_host = "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type != "simulated"
+    if func in _INDEXING:
+        on_host.clear()
+    devices = {tensor.device: None for tensor in [*wrapped.values(), *on_host] if tensor.dim() > 0}
+    if len(devices) > 1:
+        one, other = list(devices)[:2]
+        text = f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}! ({func})"
+        raise RuntimeError(text)
+    index = next(iter(wrapped.values())).device.index if wrapped else 0
+    index = next((tensor.device.index for tensor in wrapped.values() if tensor.dim() > 0), index)
+    named = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+    to_host = named is not None and named.type != "simulated"
     if "device" in kwargs and not to_host:
         raw_kwargs["device"] = torch.device("cpu")
+        if named is not None and named.index is not None:
+            index = named.index
     if func is aten.histc.default and not raw_args[0].is_floating_point():
         # As on GPUs, also for integers.
-        return SimulatedTensor(func(raw_args[0].double(), *raw_args[1:], **raw_kwargs).to(raw_args[0].dtype))
+        return SimulatedTensor(func(raw_args[0].double(), *raw_args[1:], **raw_kwargs).to(raw_args[0].dtype), index)
     results = func(*raw_args, **raw_kwargs)
     if func._schema.is_mutable:
         for tensor in wrapped.values():
@@ -118,7 +126,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     def wrap(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return wrapped[id(value)] if id(value) in wrapped else SimulatedTensor(value)
+        return wrapped[id(value)] if id(value) in wrapped else SimulatedTensor(value, index)
 
     return tree_map(wrap, results)
 
@@ -126,21 +134,24 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
 def copy(func: Any, args: Sequence[Any], raw_args: Any, raw_kwargs: Any) -> Any:
     """A copy within the device, or between host and device."""
     if func is aten._to_copy.default:
-        target = raw_kwargs.get("device")
-        to_device = target is None or torch.device(target).type == "simulated"
-        raw_kwargs["device"] = torch.device("cpu") if to_device else target
+        named = args[0].device if raw_kwargs.get("device") is None else torch.device(raw_kwargs["device"])
+        raw_kwargs["device"] = torch.device("cpu") if named.type == "simulated" else named
         raw_kwargs.pop("pin_memory", None)
         result = func(*raw_args, **raw_kwargs)
-        if to_device:
-            return SimulatedTensor(result)
-        MEMORY.copied(result.nbytes, to_device=False)
-        return result
+        count_copy(args[0].device, named, result.nbytes)
+        return SimulatedTensor(result, named.index or 0) if named.type == "simulated" else result
     func(*raw_args, **raw_kwargs)
     target, source = args[:2] if func is aten.copy_.default else (args[1], args[0])
-    to_device, from_device = (isinstance(tensor, SimulatedTensor) for tensor in (target, source))
-    if to_device != from_device:
-        MEMORY.copied(target.nbytes, to_device)
+    count_copy(source.device, target.device, target.nbytes)
     return target
+
+
+def count_copy(source: torch.device, target: torch.device, size_bytes: int) -> None:
+    """Counts a copy where it leaves a simulated device and where it arrives."""
+    if source != target:
+        for device, to_device in ((source, False), (target, True)):
+            if device.type == "simulated":
+                MEMORIES[device.index or 0].copied(size_bytes, to_device)
 
 
 def follow(tensor: SimulatedTensor) -> None:
@@ -148,7 +159,7 @@ def follow(tensor: SimulatedTensor) -> None:
     raw = tensor.raw
     same = tensor.size() == raw.size() and tensor.stride() == raw.stride()
     if not same or tensor.storage_offset() != raw.storage_offset():
-        shaped = SimulatedTensor(raw)
+        shaped = SimulatedTensor(raw, tensor.device.index)
         with torch.no_grad():
             tensor.data = shaped
         tensor.buffer = shaped.buffer

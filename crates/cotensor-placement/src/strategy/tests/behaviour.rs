@@ -1,8 +1,8 @@
 //! What each strategy does on small loops.
 
 use super::all;
-use crate::simulator::{Faults, Simulator};
-use crate::strategy::{Expected, Flow, FlowState, Move, Place, Strategy, View};
+use crate::simulator::{Faults, Simulator, Theft};
+use crate::strategy::{Expected, Flow, FlowState, Move, Pinned, Place, Strategy, View};
 use crate::trace::{Operation, cyclic};
 use crate::{Device, measure};
 
@@ -79,6 +79,29 @@ fn forecasts_come_true_and_can_be_given() {
     let cycle = flow.forecast(flow.plan().unwrap().steps());
     let moved = |of: fn(&Expected) -> &Vec<usize>| cycle.iter().map(|expected| of(expected).len()).sum::<usize>();
     assert_eq!(moved(|expected| &expected.copied), moved(|expected| &expected.evicted));
+}
+
+#[test]
+fn pinned_learns_a_program_and_a_changed_budget() {
+    let trace = cyclic(20, 1000, 500).unwrap();
+    let device = Device::new(10_000, 1_000_000_000, 0).unwrap();
+    let copied = |mut strategy: Pinned| {
+        let mut simulator = Simulator::new(&trace, &device, Faults::default());
+        simulator.run_periods(3, &mut strategy).unwrap();
+        simulator.take_outcome();
+        simulator.run_periods(4, &mut strategy).unwrap();
+        simulator.take_outcome().copied_bytes
+    };
+    // Eight stay: two are for one operation and the next.
+    assert_eq!(copied(Pinned::new(&trace, &device)), 4 * 12_000);
+    assert_eq!(copied(Pinned::default()), 4 * 12_000);
+    let larger = device.with_budget(15_000);
+    let mut announced = Pinned::default();
+    announced.announce(trace.operations().to_vec());
+    let faults = Faults { thefts: vec![Theft { at_ns: 0, bytes: 5000 }], ..Faults::default() };
+    let mut simulator = Simulator::new(&trace, &larger, faults);
+    simulator.run_periods(2, &mut announced).unwrap();
+    assert_eq!(simulator.take_outcome().copied_bytes, 20_000 + 12_000);
 }
 
 /// Evicts any tensor that is in the way.

@@ -14,5 +14,6 @@ fn all(trace: &Trace, device: &Device) -> Vec<Box<dyn Strategy>> {
         Box::new(Genoa::default()),
         Box::new(Lru::default()),
         Box::new(Pinned::new(trace, device)),
+        Box::new(Pinned::default()),
     ]
 }
