@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import subprocess
@@ -122,6 +123,23 @@ def test_an_allocation_can_fail_on_purpose(memory):
     with pytest.raises(torch.OutOfMemoryError):
         torch.zeros(4, device="simulated")
     assert torch.zeros(4, device="simulated").sum().item() == 0
+
+
+def test_a_failed_allocation_keeps_no_tensor(memory):
+    before = memory.allocated_bytes
+
+    def program():
+        tensor = torch.ones(64, device="simulated")
+        memory.fail(1)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            tensor + 1
+
+    gc.disable()
+    try:
+        program()
+        assert memory.allocated_bytes == before
+    finally:
+        gc.enable()
 
 
 def test_a_backward_pass_without_memory_fails_after_it(memory):

@@ -71,6 +71,52 @@ def test_a_recording_is_the_last_period(tmp_path):
         assert operation["cpu_us"] == pytest.approx(10 * operation["compute_us"], rel=0.1, abs=0.02)
 
 
+def test_writes_of_programs_and_optimizers_are_recorded():
+    model = mlp(2)
+    x = torch.ones(2, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder() as recorder:
+        for _ in range(3):
+            model(x).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model[0].weight[0] = 1
+                torch.add(model[1].bias, 1, out=model[1].bias)
+                torch._foreach_mul_([model[0].bias, model[1].bias], 0.5)
+    trace = recorder.trace()
+    assert trace["periods"] == 3
+    found = [(operation["name"], operation.get("writes")) for operation in trace["operations"]]
+    names = [name for name, _ in model.named_parameters()]
+    assert found[:2] == [("linear", None)] * 2
+    # The loss follows an operation, and the period may begin anywhere: the optimizer writes each parameter once.
+    assert [writes for name, writes in found[2:-3]] == [[name] for name in names]
+    assert found[-3:] == [("__setitem__", ["0.weight"]), ("add", ["1.bias"]), ("_foreach_mul_", ["0.bias", "1.bias"])]
+
+
+def test_times_on_the_host_are_recorded(tmp_path):
+    simulated_device()
+    model = mlp().to("simulated")
+    x = torch.ones(2, 16, device="simulated")
+    dropped = torch.nn.Dropout()
+    for host_times in (False, True):
+        torch.manual_seed(0)
+        with torch.no_grad(), Recorder(host_times=host_times) as recorder:
+            results = [dropped(model(x)).add_(1) for _ in range(3)]
+        trace = recorder.trace()
+        assert trace["periods"] == 3 and len(trace["operations"]) == 4
+        assert all(("cpu_us" in operation) is host_times for operation in trace["operations"])
+        # The program is not changed, nor are its random numbers.
+        torch.manual_seed(0)
+        for result in results:
+            assert torch.equal(result.cpu(), dropped(model(x)).add_(1).cpu())
+    assert all(operation["cpu_us"] > 0 for operation in trace["operations"])
+    model.cpu()
+    with torch.no_grad(), Recorder() as recorder:
+        model(torch.ones(2, 16))
+    for operation in recorder.trace()["operations"]:
+        assert operation["cpu_us"] == operation["compute_us"]
+
+
 def test_views_of_parameters_are_uses():
     layer = torch.nn.Linear(16, 16)
     with torch.no_grad(), Recorder() as recorder:
@@ -102,12 +148,12 @@ def test_the_command_records_and_plans(tmp_path):
     def run(*arguments):
         return subprocess.run([*cotensor, *arguments], cwd=tmp_path, capture_output=True, text=True)
 
-    ran = run("trace", "-o", "trace.json", "script.py", "5", "0")
+    ran = run("trace", "-o", "trace.json", "--host-times", "script.py", "5", "0")
     assert ran.returncode == 0, ran.stderr
     assert "4 operations on 8 tensors" in ran.stderr and "5 periods" in ran.stderr
     planned = run("plan", "trace.json", "--budget", "9kB", "--bandwidth", "1GB/s", "--json")
     assert planned.returncode == 0, planned.stderr
-    assert [row["name"] for row in json.loads(planned.stdout)["strategies"]] == ["flow", "genoa", "lru", "pinned"]
+    assert [row["name"] for row in json.loads(planned.stdout)["strategies"]] == ["flow", "genoa", "lru", "pinned", "cpu"]
     failed = run("trace", "-o", "other.json", "script.py", "2", "3")
     assert failed.returncode == 1 and "exit status: 3" in failed.stderr and (tmp_path / "other.json").exists()
     assert run("trace", "script.py").returncode == 2

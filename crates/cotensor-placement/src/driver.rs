@@ -251,7 +251,7 @@ impl Driver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::{Flow, Genoa, Lru};
+    use crate::strategy::{Flow, Genoa, Lru, Pinned};
     use crate::{Device, cyclic};
     use std::collections::HashSet;
 
@@ -306,6 +306,27 @@ mod tests {
     fn caches_without_a_plan_copy_every_tensor_of_a_loop() {
         for strategy in [Box::<Genoa>::default() as Box<dyn Strategy + Send>, Box::<Lru>::default()] {
             assert!(copies(strategy, 10, 5000, 5).iter().all(|&copies| copies >= 9));
+        }
+    }
+
+    #[test]
+    fn failed_memory_is_not_taken_again_by_copies_ahead() {
+        let trace = cyclic(4, 1000, 500).unwrap();
+        let pinned = Pinned::new(&trace, &Device::new(2500, 1_000_000_000, 0).unwrap());
+        for strategy in [Box::new(pinned) as Box<dyn Strategy + Send>, Box::<Lru>::default(), Box::<Genoa>::default()] {
+            let mut driver = Driver::new(strategy, 2500);
+            (0..4).for_each(|_| {
+                driver.add_tensor(1000).unwrap();
+            });
+            let mut moves = Vec::new();
+            for operation in trace.operations().iter().cycle().take(6) {
+                driver.begin(operation.clone(), &mut moves).unwrap();
+                driver.running(&mut moves).unwrap();
+                driver.end(500, &mut moves).unwrap();
+            }
+            driver.out_of_memory(&mut moves).unwrap();
+            driver.set_budget(2000, &mut moves).unwrap();
+            assert_eq!(driver.used_bytes(), 0, "{}", driver.strategy().name());
         }
     }
 

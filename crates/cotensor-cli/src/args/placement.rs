@@ -36,7 +36,8 @@ pub(crate) struct PlanArgs {
 /// Record the operations of a PyTorch script on its parameters, for `cotensor plan`.
 ///
 /// Runs the script with the Python package cotensor, and writes the last period that its operations repeat: for example one
-/// pass over a model, or one generated token. Times are those of the device that the script uses.
+/// pass over a model, or one generated token. Times are those of the device that the script uses; those of a script on the CPU are
+/// also the times on the host.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
     /// Python script that runs a model at least twice.
@@ -50,6 +51,9 @@ pub(crate) struct TraceArgs {
     /// For a script on the CPU: the device is this many times as fast; measured times become those of the CPU.
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = factor)]
     pub(crate) speedup: f64,
+    /// For a script on an accelerator: run each operation on the host, too, and record its time there.
+    #[arg(long)]
+    pub(crate) host_times: bool,
     /// Python interpreter with the packages cotensor and torch; by default that of this command, else python3.
     #[arg(long, value_name = "PYTHON")]
     pub(crate) python: Option<PathBuf>,

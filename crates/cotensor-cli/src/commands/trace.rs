@@ -17,7 +17,8 @@ pub(crate) fn trace(args: &TraceArgs, own: &Program) -> Result<()> {
     };
     let mut command = Command::new(&python);
     command.args(["-m", RECORDER, "--output"]).arg(&args.output);
-    command.arg(format!("--speedup={}", args.speedup)).arg(&args.script).args(&args.arguments);
+    command.arg(format!("--speedup={}", args.speedup)).args(args.host_times.then_some("--host-times"));
+    command.arg(&args.script).args(&args.arguments);
     let status = command.status().map_err(|error| Error::io("cannot run the interpreter", &error).in_file(&python))?;
     if status.success() {
         return Ok(());

@@ -21,6 +21,8 @@ pub struct Pinned {
     leaving: Vec<TensorIndex>,
     /// Whether operations were added after the pinned tensors were chosen.
     learning: bool,
+    /// Whether the device had no memory since the last operation arrived.
+    failed: bool,
 }
 
 impl Pinned {
@@ -82,6 +84,7 @@ impl Strategy for Pinned {
 
     fn arrive(&mut self, operation: &Operation, view: &View<'_>) -> Place {
         let (key, count) = (operation.key(), self.keys.len());
+        self.failed = false;
         let next = (0..count).map(|offset| (self.at + offset) % count).find(|&index| self.keys[index] == key);
         if let Some(next) = next {
             self.at = next;
@@ -114,7 +117,7 @@ impl Strategy for Pinned {
         if view.waiting().is_some() {
             return view.missing().filter(|&tensor| view.can_fetch(tensor)).map(Move::Fetch);
         }
-        if self.learning || self.operations.is_empty() {
+        if self.learning || self.failed || self.operations.is_empty() {
             return None;
         }
         let next = &self.operations[(self.at + 1) % self.operations.len()];
@@ -125,6 +128,11 @@ impl Strategy for Pinned {
     fn finished(&mut self, operation: &Operation, _: Nanos, _: &View<'_>) {
         self.at = (self.at + 1) % self.operations.len().max(1);
         self.leaving = operation.uses.iter().copied().filter(|&tensor| !self.is_pinned(tensor)).collect();
+    }
+
+    fn out_of_memory(&mut self, _: &View<'_>) {
+        // The next copy ahead must not take the memory that the retry needs.
+        self.failed = true;
     }
 
     fn budget_changed(&mut self, view: &View<'_>) {

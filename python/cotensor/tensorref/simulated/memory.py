@@ -84,7 +84,11 @@ class SimulatedMemory:
                     f"{self.allocated_bytes} of {self.limit_bytes} bytes are in use."
                 )
                 if not in_backward:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        # A cycle of the error and this frame would keep the tensors of all callers.
+                        del error
                 self._failure = self._failure or error
             self.allocated_bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
@@ -93,7 +97,10 @@ class SimulatedMemory:
         """Raises the ``torch.OutOfMemoryError`` of a backward pass."""
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure
 
     def forget_failure(self) -> None:
         """Drops the failure of a backward pass that raised another error."""
