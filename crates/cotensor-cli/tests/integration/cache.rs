@@ -6,6 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 
 const RUN: [&str; 5] = ["run", "pipeline.toml", "--text", "a b c", "--json"];
+/// With the engine that reads packs; the fast one has files of its own.
+const RUN_PACKED: [&str; 7] = ["run", "pipeline.toml", "--text", "a b c", "--engine", "rten", "--json"];
 
 /// The packs in the workspace's cache.
 fn packs(workspace: &Workspace) -> Vec<PathBuf> {
@@ -32,8 +34,7 @@ fn derived(workspace: &Workspace) -> usize {
 fn damaged_pack_does_not_change_results() {
     let workspace = Workspace::with("bert");
     let outputs = |workspace: &Workspace| {
-        // The fast engine has files of its own, so it does not read the pack again.
-        let report = workspace.json(&[&RUN[..], &["--engine", "rten"]].concat());
+        let report = workspace.json(&RUN_PACKED);
         let users = report["users"].as_array().unwrap();
         users.iter().map(|user| user["outputs"].clone()).collect::<Vec<_>>()
     };
@@ -47,6 +48,7 @@ fn damaged_pack_does_not_change_results() {
 fn verify_removes_damaged_packs_and_prune_removes_all() {
     let workspace = Workspace::with("bert");
     workspace.json(&RUN);
+    workspace.json(&RUN_PACKED);
     let whole = packs(&workspace).len();
     assert!(workspace.json(&["cache", "verify", "--json"])["contents"].as_u64().unwrap() > 0);
     let damaged = damage(&workspace);
@@ -69,7 +71,7 @@ fn verify_removes_damaged_packs_and_prune_removes_all() {
 #[test]
 fn cache_lists_and_prunes_weights_and_models_of_the_demo() {
     let workspace = Workspace::with("bert");
-    workspace.json(&RUN);
+    workspace.json(&RUN_PACKED);
     fs::create_dir_all(workspace.path("cache/models/some/onnx")).unwrap();
     fs::write(workspace.path("cache/models/some/onnx/model.onnx"), [0; 4096]).unwrap();
     let listed = workspace.json(&["cache", "ls", "--json"]);

@@ -197,6 +197,25 @@ fn blob_is_leased_in_several_shapes_and_dtypes() {
 }
 
 #[test]
+fn blobs_that_are_not_kept_end_with_their_leases() {
+    let cache = FakeCache::default();
+    let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
+    let holder = store.holder("bert");
+    let (mut source, specs) = Source::new(&[&[1; 900], &[2; 100]]);
+    let specs = [BlobSpec { keep: false, ..specs[0].clone() }, specs[1].clone()];
+    let first = store.blobs(&specs[..1], &mut source, &holder).unwrap();
+    assert!(cache.find(&specs[0].hash).is_none(), "nothing is written for a blob that is not kept");
+    let second = store.blobs(&specs[..1], &mut source, &holder).unwrap();
+    assert_eq!(source.filled, 1);
+    drop(first);
+    assert_eq!(second[0].bytes().unwrap(), [1; 900]);
+    drop(second);
+    assert_eq!(store.stats().total_tensors, 0);
+    drop(store.blobs(&specs, &mut source, &holder).unwrap());
+    assert_eq!(store.stats().total_tensors, 1, "the second blob stays");
+}
+
+#[test]
 fn cached_blobs_are_adopted_without_a_copy() {
     let cache = FakeCache::default();
     let (mut source, specs) = Source::new(&[&[1; 1000], &[2; 500]]);
