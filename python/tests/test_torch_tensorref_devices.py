@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from cotensor.errors import InvalidError  # noqa: E402
-from cotensor.tensorref import Middleware, offload, simulated_device  # noqa: E402
+from cotensor.tensorref import Middleware, Strategy, offload, simulated_device  # noqa: E402
 
 DEVICES = ["simulated:0", "simulated:1"]
 X = torch.linspace(-1, 1, 48).reshape(3, 16)
@@ -218,6 +218,17 @@ def test_an_announced_program_is_divided_before_its_first_pass(memories):
     assert y.device.index == 1
 
 
+def test_strategies_of_programs_divide_a_model(memories):
+    model, strategies = mlp(8), [Strategy(), Strategy()]
+    limits = [6 * LAYER + memory.allocated_bytes for memory in memories]
+    with offload(model, DEVICES, strategy=strategies, memory=limits) as session, torch.no_grad():
+        for _ in range(4):
+            y = model(X)
+        assert all(strategy.used for strategy in strategies)
+        assert [strategy.used for strategy in strategies] == [session.stats(device)["used_bytes"] for device in DEVICES]
+    torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
+
+
 def test_failing_memory_is_survived(memories):
     model = mlp(8)
     limits = [6 * LAYER + memory.allocated_bytes for memory in memories]
@@ -240,6 +251,7 @@ def test_wrong_arguments(memories):
         (["simulated", "cpu"], {}, "device"),
         (DEVICES, {"memory": ["1MiB"]}, "memory"),
         (DEVICES, {"strategy": ["flow", "genoa"]}, "strategy"),
+        (DEVICES, {"strategy": Strategy()}, "strategy"),
     ):
         with pytest.raises(InvalidError, match=f"^{field}: "):
             offload(model, devices, **options)

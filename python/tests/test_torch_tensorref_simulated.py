@@ -99,6 +99,27 @@ def test_modules_train_as_on_the_cpu(memory):
     assert next(again.cpu().parameters()).device.type == "cpu"
 
 
+@pytest.mark.parametrize("strategy", [None, "genoa", "flow"])
+def test_autocast_computes_in_its_dtype(strategy, memory):
+    torch.manual_seed(0)
+    host = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+    device = copy.deepcopy(host) if strategy else copy.deepcopy(host).to("simulated")
+    x = torch.rand(5, 8)
+    outputs = []
+    for module, at in ((host, "cpu"), (device, "simulated")):
+        inside = offload(module, at, strategy=strategy) if strategy and at == "simulated" else contextlib.nullcontext()
+        with inside:
+            with torch.autocast(at, dtype=torch.bfloat16):
+                outputs.append(module(x.to(at)))
+                exponential = torch.exp(outputs[-1])
+            outputs[-1].float().square().mean().backward()
+    assert outputs[0].dtype == outputs[1].dtype == torch.bfloat16 and exponential.dtype == torch.float32
+    torch.testing.assert_close(outputs[1].detach().cpu(), outputs[0].detach(), rtol=0.02, atol=0.02)
+    for one, other in zip(device.parameters(), host.parameters()):
+        assert one.grad.dtype == torch.float32
+        torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=0.05, atol=0.02)
+
+
 def test_memory_has_a_limit_and_returns(memory):
     memory.limit_bytes = memory.allocated_bytes + 4096
     before = memory.allocated_bytes

@@ -23,6 +23,7 @@ from .interception import Interception
 from .mover import Mover
 from .simulated.tensor import raw_storage
 from .sizes import size_bytes
+from .strategy import Strategy
 from .weights import Weight, tensors_of
 
 #: Bytes of the copy that measures the link.
@@ -63,9 +64,13 @@ class Offload(Interception):
         count, hooks = len(targets), Hooks()
         limits = [None if one in (None, "auto") else size_bytes(one, "memory") for one in _each(memory, count, "memory")]
         strategies = _each(strategy, count, "strategy")
+        own = [id(one) for one in strategies if isinstance(one, Strategy)]
+        if len(set(own)) < len(own):
+            raise InvalidError("strategy: pass a list with one object for each device", field="strategy")
         results_on_host = "genoa" in strategies
         if results_on_host and strategies != ["genoa"] * count:
-            raise InvalidError('strategy: pass "genoa" for all devices or for none: its results are on the host', field="strategy")
+            text = 'strategy: pass "genoa" for all devices or for none: its results are on the host'
+            raise InvalidError(text, field="strategy")
         speeds = [_bandwidth(target, one) for target, one in zip(targets, _each(bandwidth, count, "bandwidth"))]
         each = zip(targets, strategies, limits, speeds)
         super().__init__([Mover(*one, hooks) for one in each], results_on_host)
@@ -309,8 +314,8 @@ def offload(
     always if it is true, with an error without a daemon. No daemon is started for it.
 
     Strategies: "flow" records the operations and plans; results stay on the device. "genoa" copies before each operation, and
-    results return to the host at once. "lru" keeps what was used last. "pinned" keeps the first weights and streams the others. "cpu"
-    runs all operations with weights on the host. A :class:`Strategy` is a program's own.
+    results return to the host at once. "lru" keeps what was used last. "pinned" keeps the first weights and streams the others.
+    "cpu" runs all operations with weights on the host. A :class:`Strategy` is a program's own.
     """
     if device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -55,7 +55,8 @@ class Timeline(Middleware):
             self._used += move.size_bytes
             self._sizes[move.device, move.tensor] = move.size_bytes
         name = f"{'copy' if move.to_device else 'free'} {move.tensor}"
-        self._add(name, "X", self._moving, tid=3, dur=max(now - self._moving, 0), args={"size_bytes": move.size_bytes, "device": move.device})
+        fields = {"size_bytes": move.size_bytes, "device": move.device}
+        self._add(name, "X", self._moving, tid=3, dur=max(now - self._moving, 0), args=fields)
         self._add("weights on the device", "C", now, args={"bytes": self._used})
         self._bytes.append((now, self._used))
 

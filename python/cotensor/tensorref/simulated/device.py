@@ -10,12 +10,14 @@ import torch
 from ... import _checks
 from ...errors import ConflictError
 from ..sizes import size_bytes
+from . import autocast
 from .memory import MEMORIES, SimulatedMemory
 from .tensor import SimulatedTensor, dispatch
 
 _DEVICES_MAX = 64
 _lock = threading.Lock()
 _registered = False
+_libraries: List[Any] = []
 
 
 class SimulatedDevice:
@@ -90,9 +92,10 @@ def simulated_name(device: torch.device) -> Optional[str]:
 def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[str] = None, *, count: int = 1) -> SimulatedDevice:
     """The simulated accelerator, ``torch.device("simulated")``, with room for ``memory``: bytes, or a text such as "64MiB".
 
-    No ``memory``: no limit. A ``count`` above 1 simulates several devices, each with that room: "simulated:0", "simulated:1", …. Programs that give it the same ``name`` divide its memory as those on one GPU do. The counters
-    start at zero. For ``model.to("simulated")``, call it before the first backward pass of the process: PyTorch counts devices
-    then. Raises :class:`ConflictError` if another backend uses PyTorch's only place for backends of users (PrivateUse1).
+    No ``memory``: no limit. A ``count`` above 1 simulates several devices, each with that room: "simulated:0", "simulated:1", ….
+    Programs that give it the same ``name`` divide its memory as those on one GPU do. The counters start at zero. For
+    ``model.to("simulated")``, call it before the first backward pass of the process: PyTorch counts devices then. Raises
+    :class:`ConflictError` if another backend uses PyTorch's only place for backends of users (PrivateUse1).
     """
     limit = None if memory is None else size_bytes(memory, "memory")
     with _lock:
@@ -133,6 +136,8 @@ def _register() -> None:
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                       pin_memory: Any = None) -> torch.Tensor:
         return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), index_of(device))
+
+    autocast.register(_libraries)
 
     def whole(operation: Any) -> None:
         # Without a kernel, PyTorch would compose these from others, which round differently.
