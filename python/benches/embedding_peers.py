@@ -1,4 +1,4 @@
-"""What programs use for embeddings today: onnxruntime with a tokenizer, and a server with sentence-transformers."""
+"""What programs use for embeddings today: onnxruntime with a tokenizer, fastembed, and servers in Python."""
 
 from __future__ import annotations
 
@@ -42,28 +42,60 @@ async def main():
 asyncio.run(main())
 """
 
-#: As tutorials write it: each request encodes its texts.
-SENTENCE_TRANSFORMERS = """
-import socket, sys
-import torch, uvicorn
-from fastapi import FastAPI
-from pydantic import BaseModel
+#: fastembed with a model of its own. `specific_model_path` is a folder, so nothing is downloaded.
+_FASTEMBED = """
+import sys
+from fastembed import TextEmbedding
+from fastembed.common.model_description import ModelSource, PoolingType
+TextEmbedding.add_custom_model(
+    "local/model", pooling=PoolingType.MEAN, normalization=True, sources=ModelSource(hf="local/model"), dim=384
+)
+model = TextEmbedding("local/model", specific_model_path=sys.argv[1], threads=1)
+"""
+
+#: A process with a model of fastembed, as a worker of a web server has.
+FASTEMBED = f"""{_FASTEMBED}
+list(model.embed(["a text"]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+_SENTENCE_TRANSFORMERS = """
+import sys
+import torch
 from sentence_transformers import SentenceTransformer
 torch.set_num_threads(1)
 model = SentenceTransformer(sys.argv[1] + "/torch", device="cpu")
+"""
+
+
+def _server(load: str, encode: str) -> str:
+    """As tutorials write it: each request encodes its texts."""
+    return f"""{load}
+import socket
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
 app = FastAPI()
 class Request(BaseModel):
     model: str
     input: str
 @app.post("/v1/embeddings")
 def embeddings(request: Request):
-    row = model.encode(request.input, show_progress_bar=False).tolist()
-    return {"object": "list", "model": request.model, "data": [{"object": "embedding", "index": 0, "embedding": row}]}
+    row = {encode}.tolist()
+    return {{"object": "list", "model": request.model, "data": [{{"object": "embedding", "index": 0, "embedding": row}}]}}
 listener = socket.socket()
 listener.bind(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listener])
 """
+
+
+#: Servers in Python, by name. The argument is the folder of the model.
+SERVERS = {
+    "FastAPI and fastembed": _server(_FASTEMBED, "next(iter(model.embed([request.input])))"),
+    "FastAPI and sentence-transformers": _server(_SENTENCE_TRANSFORMERS, "model.encode(request.input, show_progress_bar=False)"),
+}
 
 
 class Engine:

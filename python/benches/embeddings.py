@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
-from embedding_peers import ECHO, ONNXRUNTIME, SENTENCE_TRANSFORMERS, Engine
+from embedding_peers import ECHO, FASTEMBED, ONNXRUNTIME, SERVERS, Engine
 from measure import pss
 from small_model import make_model
 
@@ -96,6 +96,7 @@ def daemon(*flags: str) -> Iterator[Dict[str, str]]:
 
 def memory(model: Path, count: int, figures: Dict[str, float]) -> None:
     """The memory of clients of one model, and of processes with a model each."""
+
     def clients(number: int) -> List[List[str]]:
         return [[sys.executable, "-c", CLIENT, "cotensor", str(model), str(each)] for each in range(number)]
 
@@ -120,8 +121,9 @@ def memory(model: Path, count: int, figures: Dict[str, float]) -> None:
     with processes([[sys.executable, "-c", CLIENT, "numpy"]] * count, plain) as pids:
         figures["import of numpy in each of eight, bytes"] = sum(map(pss, pids)) / count
     figures["each further client, bytes"] = (sums[count] - sums[1]) / (count - 1)
-    with processes([[sys.executable, "-c", ONNXRUNTIME, str(model)]] * count, plain) as pids:
-        figures["eight onnxruntime processes, bytes"] = sum(map(pss, pids))
+    for name, code in (("onnxruntime", ONNXRUNTIME), ("fastembed", FASTEMBED)):
+        with processes([[sys.executable, "-c", code, str(model)]] * count, plain) as pids:
+            figures[f"eight {name} processes, bytes"] = sum(map(pss, pids))
 
 
 class Client:
@@ -197,8 +199,9 @@ def requests(model: Path, total: int, figures: Dict[str, float]) -> None:
         base = listening["OPENAI_BASE_URL"].split("//")[1].split("/")[0].split(":")
         cotensor = (base[0], int(base[1])), "/v1/embeddings", listening["OPENAI_API_KEY"]
         echo = stack.enter_context(server(ECHO)), "/", ""
-        fastapi = stack.enter_context(server(SENTENCE_TRANSFORMERS, str(model))), "/v1/embeddings", ""
-        served = {"Cotensor": cotensor, "FastAPI and sentence-transformers": fastapi}
+        served = {"Cotensor": cotensor}
+        for name, code in SERVERS.items():
+            served[name] = stack.enter_context(server(code, str(model))), "/v1/embeddings", ""
         engine = Engine(model)
 
         def timed(at: _Place, count: int, width: int) -> Tuple[List[float], float]:
@@ -238,12 +241,12 @@ def requests(model: Path, total: int, figures: Dict[str, float]) -> None:
     figures["one text, engine and tokenizer"] = median["engine"]
     figures["one echo over HTTP"] = median["echo"]
     figures["one text, engine and two echoes"] = median["engine"] + 2 * median["echo"]
-    figures["one text, FastAPI and sentence-transformers"] = median["FastAPI and sentence-transformers"]
+    for name in SERVERS:
+        figures[f"one text, {name}"] = median[name]
     figures["64 requests at a time, texts/s"] = statistics.median(rates["Cotensor"])
     figures["batches of 64 by hand, texts/s"] = statistics.median(rates["by hand"])
-    figures["64 requests at a time, FastAPI and sentence-transformers, texts/s"] = statistics.median(
-        rates["FastAPI and sentence-transformers"]
-    )
+    for name in SERVERS:
+        figures[f"64 requests at a time, {name}, texts/s"] = statistics.median(rates[name])
 
 
 def shown(name: str, figure: float) -> str:
