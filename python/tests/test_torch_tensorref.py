@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -567,6 +569,22 @@ def test_functions_of_several_weights(strategy):
             results.append([y.detach().cpu(), *[parameter.grad for parameter in module.parameters()]])
         for one, other in zip(*results):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_copies_of_a_model_are_models(strategy):
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        model(X)
+        # As of a model on a device.
+        copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        y = copied(X)
+        assert y.device.type == "simulated"
+        copied[0].weight.mul_(2)
+    check(model, y)
+    with torch.no_grad():
+        copied = copied.cpu()
+        assert copied(X).is_cpu and not torch.equal(copied(X), model(X))
+        assert torch.equal(pickled(X), model(X))
 
 
 def test_state_dicts_are_saved_and_loaded(strategy, tmp_path):

@@ -44,6 +44,26 @@ class Expected:
     evicted: Tuple[str, ...]
 
 
+class _Hook:
+    """A hook of a module. Copies of the module have it, too: they run in the session while it is entered."""
+
+    def __init__(self, session: Optional["Offload"], name: str) -> None:
+        self._session = None if session is None else weakref.ref(session)
+        self._name = name
+
+    def __call__(self, *args: Any) -> None:
+        session = None if self._session is None else self._session()
+        if session is not None:
+            getattr(session, self._name)(*args)
+
+    def __deepcopy__(self, memo: Any) -> "_Hook":
+        return self
+
+    def __reduce__(self) -> Any:
+        # In another process, there is no session.
+        return _Hook, (None, self._name)
+
+
 class Offload(Interception):
     """A model whose operations run on a device; made by :func:`offload` and :func:`enable`.
 
@@ -189,8 +209,8 @@ class Offload(Interception):
                 self._leave()
                 raise
         for model in self.models:
-            self._handles.append(model.register_forward_pre_hook(self._before_forward, prepend=True))
-            self._handles.append(model.register_forward_hook(self._after_forward, always_call=True))
+            self._handles.append(model.register_forward_pre_hook(_Hook(self, "_before_forward"), prepend=True))
+            self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
         if hasattr(torch.compiler, "set_stance"):
             # Compiled functions run as they were written: their operations have to be intercepted.
             self._stance = torch.compiler.set_stance("force_eager")
@@ -233,7 +253,8 @@ class Offload(Interception):
         self.paused.discard(threading.get_ident())
         # Threads of the backward pass have the modes of the thread that called it.
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        entered = not any([mode is self or (isinstance(mode, threads.Inherited) and mode.session is self) for mode in modes])
+        sessions = [mode.session if isinstance(mode, threads.Inherited) else mode for mode in modes]
+        entered = self.is_entered and not any([session is self for session in sessions])
         self._local.__dict__.setdefault("forwards", []).append(entered)
         if entered:
             self._push()
