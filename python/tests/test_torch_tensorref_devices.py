@@ -190,6 +190,47 @@ def test_results_of_several_devices_are_used_together(memories):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
 
 
+def test_a_result_is_copied_once_to_another_device(memories):
+    model = mlp(8)
+    limits = [6 * LAYER + memory.allocated_bytes for memory in memories]
+
+    def program(mask):
+        y = mask
+        for layer in model:
+            y = layer(y) + mask
+        return y
+
+    with offload(model, DEVICES, memory=limits) as session:
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                for _ in range(4):
+                    mask = X.to("simulated:0").requires_grad_(grad)
+                    program(mask)
+                memories[1].reset()
+                before = session.stats("simulated:1")["copies"]
+                y = program(mask)
+                mask.data.mul_(2)
+                with torch.no_grad():
+                    mask.mul_(0.5)
+                # The mask, and the result of the first group.
+                assert memories[1].copies_in - (session.stats("simulated:1")["copies"] - before) <= 2
+        y.sum().backward()
+        gradient = mask.grad.cpu()
+        # Writes that the version of the mask does not show.
+        version = mask._version
+        mask.data.mul_(4)
+        program(mask)
+        mask.data.mul_(0.25)
+        assert mask._version == version
+        again = program(mask)
+    plain = X.clone().requires_grad_()
+    expected = program(plain)
+    expected.sum().backward()
+    torch.testing.assert_close(y.detach().cpu(), expected.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(again.detach().cpu(), expected.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient, plain.grad, rtol=1e-5, atol=1e-5)
+
+
 def test_a_program_without_a_period_is_divided(memories):
     model = mlp(12)
     limits = [8 * LAYER + memory.allocated_bytes for memory in memories]

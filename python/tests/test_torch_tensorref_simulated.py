@@ -99,6 +99,19 @@ def test_modules_train_as_on_the_cpu(memory):
     assert next(again.cpu().parameters()).device.type == "cpu"
 
 
+def test_data_is_replaced(memory):
+    tensor = torch.ones(3, device="simulated")
+    before = memory.allocated_bytes
+    tensor.data = torch.arange(4.0, device="simulated")
+    equal(tensor, torch.arange(4.0))
+    assert memory.allocated_bytes == before + 4
+    tensor.data.mul_(2)
+    equal(tensor * 1, torch.arange(4.0) * 2)
+    module = torch.nn.Linear(3, 2)
+    expected = copy.deepcopy(module).half()(torch.ones(1, 3).half())
+    equal(module.to("simulated").half()(torch.ones(1, 3, device="simulated").half()), expected)
+
+
 @pytest.mark.parametrize("strategy", [None, "genoa", "flow"])
 def test_autocast_computes_in_its_dtype(strategy, memory):
     torch.manual_seed(0)

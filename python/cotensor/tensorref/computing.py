@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device
 from .division import Division
 from .events import Hooks, Operation
-from .gathering import Moved, devices_of, gathered, write_back, written_on
+from .gathering import Moved, devices_of, gathered, write_back, written
 from .gradients import ToDevice
 from .mover import Mover
 from .operations import kind_of, name_of, written_by
@@ -112,7 +112,7 @@ class Computing(TorchFunctionMode):
         mover, moved, divided = self.movers[0], [], False  # type: Mover, Moved, bool
         if self.division is not None:
             mover, divided = self._place(func, args, kwargs, name, weights)
-            args, kwargs = self._on_device(gathered, ((args, kwargs), mover.device, moved), {}, mover.device)
+            args, kwargs = self._on_device(gathered, ((args, kwargs), mover.device, moved, self.division.kept), {}, mover.device)
             if mover is not self.movers[0]:
                 found = {key: mover.weights.all[weight.number] for key, weight in found.items()}
                 weights = [mover.weights.all[weight.number] for weight in weights]
@@ -151,11 +151,11 @@ class Computing(TorchFunctionMode):
                 if attempt:
                     raise
                 copies.clear()
-                mover.no_memory()
-        written = [argument(args, kwargs, position, name) for position, name in written_by(func, args, kwargs)]
+                self._free(mover)
+        statistics = [argument(args, kwargs, position, name) for position, name in written_by(func, args, kwargs)]
         for tensor, version in zip(on_host, versions):
             copy = copies[id(tensor)]
-            if any(tensor is one for one in written):
+            if any(tensor is one for one in statistics):
                 # As in PyTorch, the version of the tensor stays.
                 with torch.no_grad():
                     tensor.data.copy_(copy.detach())
@@ -197,7 +197,7 @@ class Computing(TorchFunctionMode):
             return self._on_device(func, args, kwargs)
         moved: Moved = []
         device = self._place(func, args, kwargs, "", [])[0].device
-        args, kwargs = self._on_device(gathered, ((args, kwargs), device, moved), {}, device)
+        args, kwargs = self._on_device(gathered, ((args, kwargs), device, moved, self.division.kept), {}, device)
         result = self._on_device(func, args, kwargs, device)
         write_back(moved)
         return result
@@ -205,9 +205,11 @@ class Computing(TorchFunctionMode):
     def _place(self, func: Any, args: Args, kwargs: Kwargs, name: str, weights: List[Weight]) -> Tuple[Mover, bool]:
         """Where an operation runs, of several devices, and whether the division decides it."""
         assert self.division is not None
-        written = written_on(func, args, kwargs)
-        if written is not None:
-            return self.mover_of(written), False
+        targets = written(func, args, kwargs)
+        for tensor in targets:
+            self.division.kept.forget(tensor)
+        if targets:
+            return self.mover_of(targets[0].device), False
         if weights:
             return self.division.mover(name, weights), True
         current, found = self.division.current, devices_of((list(args), dict(kwargs)))
@@ -221,8 +223,14 @@ class Computing(TorchFunctionMode):
             with self.lock:
                 for mover in self.movers:
                     if device is None or mover.device == device:
-                        mover.no_memory()
+                        self._free(mover)
             return func(*args, **kwargs)
+
+    def _free(self, mover: Mover) -> None:
+        """The device had no memory: frees what operations do not need now."""
+        if self.division is not None:
+            self.division.kept.clear()
+        mover.no_memory()
 
     def _on_host(self, func: Any, args: Args, kwargs: Kwargs, results_to: Optional[Mover]) -> Any:
         """Runs an operation on the host. Its results go to a device, if any."""

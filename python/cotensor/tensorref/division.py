@@ -6,6 +6,7 @@ import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from .._native import divide_operations
+from .gathering import Kept
 from .mover import Mover
 from .weights import Weight
 
@@ -36,6 +37,8 @@ class Division:
         self.movers = list(movers)
         #: The device of the last operation.
         self.current = self.movers[0]
+        #: Copies of results that operations of another device use.
+        self.kept = Kept()
         #: The device of each known operation, and that of each weight.
         self.places: Dict[Key, int] = {}
         self._weights: Dict[int, int] = {}

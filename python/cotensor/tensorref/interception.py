@@ -78,6 +78,8 @@ class Interception(Computing):
     def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, value = args
         if id(tensor) not in self.weights.by_id:
+            if self.division is not None:
+                self.division.kept.clear()
             return func(tensor, value)
         func(tensor, value if value.is_cpu else value.to("cpu"))
         with self.lock:

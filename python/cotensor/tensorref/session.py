@@ -190,6 +190,8 @@ class Offload(Interception):
         with self.lock:
             for mover in self.movers:
                 mover.drop_all()
+            if self.division is not None:
+                self.division.kept.clear()
 
     def _add_weights(self) -> None:
         for model in self.models:

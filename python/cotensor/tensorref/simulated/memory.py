@@ -63,6 +63,11 @@ class SimulatedMemory:
                 found = Buffer(self, storage)
                 # The buffer keeps the storage, so that no other one gets this number.
                 self._buffers[storage._cdata] = found
+            grown = storage.nbytes() - found.size_bytes
+            if grown > 0:
+                # Resized, as by an operation with an empty ``out``.
+                self.take(grown)
+                found.size_bytes += grown
             return found
 
     def take(self, size_bytes: int) -> None:

@@ -47,6 +47,17 @@ class SimulatedTensor(torch.Tensor):
         tensor.raw, tensor.buffer = raw, buffer
         return tensor
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The tensor without its gradient; setting it replaces the elements."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        if isinstance(value, SimulatedTensor):
+            self.raw, self.buffer = value.raw, value.buffer
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
