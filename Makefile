@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist bench-peers bench-embeddings bench-gpu test-dashboard bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist bench-peers bench-embeddings bench-gpu test-dashboard test-web bench-web bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm
 
 test: $(TEST_STEPS)
@@ -79,6 +79,15 @@ bench-gpu:
 # The dashboard in a headless Chromium; installs Node and Chromium if they are missing.
 test-dashboard:
 	CARGO="$(CARGO)" scripts/test_dashboard.sh
+
+# The browser package: builds web/dist, then tests it in Node and in a headless Chromium, which it installs if they are missing.
+test-web:
+	CARGO="$(CARGO)" scripts/test_web.sh
+
+# Lookups in the browser package from JavaScript, in Node.
+bench-web:
+	CARGO="$(CARGO)" scripts/build_web.sh
+	node web/benches/lookup.mjs
 
 # Model-checks every interleaving of the lease count and of the index slots.
 loom:

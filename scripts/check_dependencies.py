@@ -49,6 +49,8 @@ ALLOWED = {
         "cotensor-client", "cotensor-formats", "cotensor-functions", "cotensor-cli", "cotensor-daemon",
         "cotensor-placement"
     },
+    # The module for browsers: bindings of the store.
+    "cotensor-web": {"cotensor-core", "cotensor-store"},
     # Tests only.
     "cotensor-attacks": {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client", "cotensor-formats", "cotensor-daemon"

@@ -3,17 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-browser() { command -v chromium || command -v chromium-browser || command -v google-chrome || true; }
-missing=()
-[ -n "${CHROMIUM:-$(browser)}" ] || missing+=(chromium)
-command -v node >/dev/null || missing+=(nodejs)
-command -v npm >/dev/null || missing+=(npm)
-if [ ${#missing[@]} -gt 0 ]; then
-  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: ${missing[*]}; or set CHROMIUM" >&2; exit 1; }
-  install() { apt-get install --yes --quiet --no-install-recommends "${missing[@]}"; }
-  install || { apt-get update --quiet && install; }
-fi
-export CHROMIUM="${CHROMIUM:-$(browser)}"
+CHROMIUM=$(scripts/browser.sh)
+export CHROMIUM
 
 # Builds all examples and programs of the workspace, with the features of its tests, so that no dependency is compiled again.
 ${CARGO:-cargo} build --quiet --workspace --examples --bins

@@ -3,7 +3,6 @@
 use crate::names::ChangesFuture;
 use crate::{ChangePosition, EmbeddedStore, NameChanges, NameFilter, NameStore, NamedVersion, TensorId};
 use cotensor_core::Result;
-use std::sync::Arc;
 use std::time::Duration;
 
 impl EmbeddedStore {
@@ -48,6 +47,7 @@ impl NameStore for EmbeddedStore {
 fn block_on(mut future: ChangesFuture, wait: Duration, keep_waiting: &dyn Fn() -> bool) -> NameChanges {
     use std::future::Future;
     use std::pin::Pin;
+    use std::sync::Arc;
     use std::task::{Context, Poll, Wake};
     use std::thread::Thread;
     use std::time::Instant;

@@ -1,0 +1,10 @@
+export { CotensorError, type ErrorKind } from "./errors.js";
+export { CpuMemory } from "./memory/cpu.js";
+export { GpuMemory } from "./memory/gpu.js";
+export type { DeviceMemory } from "./memory/memory.js";
+export type * from "./reports.js";
+export { Reservation } from "./reservation.js";
+export { SharedTensor, type SharedTensorOptions } from "./shared_tensor.js";
+export { DEFAULT_HOLDER, Store, type SharedTensorConfig, type StoreOptions, type TensorOptions } from "./store.js";
+export { Tensor } from "./tensor.js";
+export type { Device, DType, Kind, TypedArray } from "./types.js";

@@ -1,0 +1,99 @@
+import { CotensorError } from "../errors.js";
+import type { DeviceMemory } from "./memory.js";
+
+// TypeScript's library has the types of WebGPU without these constants.
+declare const GPUBufferUsage: Record<"STORAGE" | "COPY_SRC" | "COPY_DST" | "MAP_READ", number>;
+declare const GPUMapMode: Record<"READ", number>;
+
+/** WebGPU copies multiples of this many bytes. */
+const COPY_ALIGNMENT = 4;
+
+const aligned = (bytes: number): number => Math.ceil(bytes / COPY_ALIGNMENT) * COPY_ALIGNMENT;
+
+/** The memory of a `GPUDevice`: a buffer for each tensor, as large as the tensor, rounded up to 4 bytes. */
+export class GpuMemory implements DeviceMemory<GPUBuffer> {
+  readonly device = "webgpu";
+  readonly #gpu: GPUDevice;
+  /** Errors of buffers for which the GPU had no memory; WebGPU reports them later. */
+  readonly #failed = new WeakMap<GPUBuffer, string>();
+  #lost: string | undefined;
+
+  /** The program owns `gpu` and destroys it after the store. */
+  constructor(gpu: GPUDevice) {
+    this.#gpu = gpu;
+    void gpu.lost.then((info) => (this.#lost = info.message || info.reason));
+  }
+
+  allocate(bytes: number): GPUBuffer {
+    this.#check();
+    const max = this.#gpu.limits.maxBufferSize;
+    if (bytes > max) {
+      const way = "request the device with a larger limit maxBufferSize, or split the tensor";
+      throw new CotensorError("Unsupported", `${bytes} bytes; a buffer of this GPUDevice has at most ${max}: ${way}`);
+    }
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+    this.#gpu.pushErrorScope("out-of-memory");
+    const buffer = this.#gpu.createBuffer({ size: aligned(bytes), usage });
+    void this.#gpu.popErrorScope().then(
+      (error) => error && this.#failed.set(buffer, error.message || "no memory"),
+      // The device was lost.
+      () => undefined,
+    );
+    return buffer;
+  }
+
+  isStorage(value: unknown): value is GPUBuffer {
+    return value instanceof GPUBuffer;
+  }
+
+  sizeBytes(storage: GPUBuffer): number {
+    return storage.size;
+  }
+
+  write(storage: GPUBuffer, bytes: Uint8Array<ArrayBuffer>): void {
+    this.#check(storage);
+    const whole = bytes.byteLength - (bytes.byteLength % COPY_ALIGNMENT);
+    if (whole > 0) this.#gpu.queue.writeBuffer(storage, 0, bytes, 0, whole);
+    if (whole < bytes.byteLength) {
+      const tail = new Uint8Array(COPY_ALIGNMENT);
+      tail.set(bytes.subarray(whole));
+      this.#gpu.queue.writeBuffer(storage, whole, tail);
+    }
+  }
+
+  async read(storage: GPUBuffer, offset: number, size: number): Promise<Uint8Array<ArrayBuffer>> {
+    this.#check(storage);
+    const start = offset - (offset % COPY_ALIGNMENT);
+    const span = aligned(offset + size) - start;
+    if (span === 0) return new Uint8Array();
+    const staging = this.#gpu.createBuffer({ size: span, usage: GPUBufferUsage.COPY_DST | GPUBufferUsage.MAP_READ });
+    try {
+      const encoder = this.#gpu.createCommandEncoder();
+      encoder.copyBufferToBuffer(storage, start, staging, 0, span);
+      this.#gpu.queue.submit([encoder.finish()]);
+      try {
+        await staging.mapAsync(GPUMapMode.READ);
+      } catch (error) {
+        this.#check(storage);
+        throw new CotensorError("Io", `the GPU did not copy the tensor to the host: ${String(error)}`);
+      }
+      this.#check(storage);
+      return new Uint8Array(staging.getMappedRange().slice(offset - start, offset - start + size));
+    } finally {
+      staging.destroy();
+    }
+  }
+
+  free(storage: GPUBuffer): void {
+    storage.destroy();
+  }
+
+  #check(storage?: GPUBuffer): void {
+    if (this.#lost !== undefined) {
+      const way = "create a store with a new GPUDevice";
+      throw new CotensorError("Io", `the GPU device was lost (${this.#lost}); ${way}`);
+    }
+    const failed = storage && this.#failed.get(storage);
+    if (failed) throw new CotensorError("Io", `the GPU had no memory for the tensor: ${failed}; lower the budget of webgpu`);
+  }
+}

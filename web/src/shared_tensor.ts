@@ -1,0 +1,150 @@
+import { CotensorError } from "./errors.js";
+import type { Diagnostics } from "./reports.js";
+import type { Reservation } from "./reservation.js";
+import { Store } from "./store.js";
+import type { Tensor } from "./tensor.js";
+import type { Device, DType, Kind, TypedArray } from "./types.js";
+
+/** What a shared tensor is, beside its name and shape. */
+export interface SharedTensorOptions {
+  /** `float32` by default. */
+  readonly dtype?: DType;
+  /** The host by default. */
+  readonly storageType?: Device;
+  readonly producerModel: string;
+  readonly kind?: Kind;
+}
+
+/**
+ * A tensor that models acquire and release by name.
+ *
+ * Its producer writes it until another model first acquires it, which publishes it for good. Counts are per model: two acquires
+ * need two releases. The last release frees the tensor.
+ */
+export class SharedTensor {
+  readonly #store: Store;
+  readonly #producer: string;
+  readonly #shape: readonly number[];
+  /** The producer's acquires before publishing. */
+  #acquires = 1;
+  #reservation: Reservation | undefined;
+  readonly #leases = new Map<string, Tensor[]>();
+
+  /** A zeroed tensor of `store`, acquired once by its producer. `shape` is in elements. */
+  constructor(
+    store: Store,
+    readonly name: string,
+    shape: readonly number[],
+    options: SharedTensorOptions,
+  ) {
+    const { dtype = "float32", storageType = "cpu", producerModel, kind = "other" } = options;
+    this.#store = store;
+    this.#producer = producerModel;
+    this.#shape = [...shape];
+    this.#reservation = store.reserve(name, { shape, dtype, device: storageType, holder: producerModel, kind });
+  }
+
+  /** Writes the events of all tensors to the console, or stops doing so. */
+  static setVerboseLogging(verbose: boolean): Promise<void> {
+    return Store.setVerboseLogging(verbose);
+  }
+
+  /** The tensor's dimensions, in elements. */
+  get tensor(): { readonly dimensions: readonly number[] } {
+    return { dimensions: this.#shape };
+  }
+
+  get isPublished(): boolean {
+    return this.#leases.size > 0;
+  }
+
+  get isFreed(): boolean {
+    return this.#reservation === undefined && this.#leases.size === 0;
+  }
+
+  /** The number of acquires of each model. */
+  get holders(): Record<string, number> {
+    if (this.#reservation) return { [this.#producer]: this.#acquires };
+    return Object.fromEntries([...this.#leases].map(([model, leases]) => [model, leases.length]));
+  }
+
+  /** The number of acquires that were not released. */
+  getReferenceCount(): number {
+    return Object.values(this.holders).reduce((total, each) => total + each, 0);
+  }
+
+  /** Every tensor of the store with its holders, and every copy with its reason. */
+  getDiagnostics(): Diagnostics {
+    return this.#store.getDiagnostics();
+  }
+
+  /** Copies `array` into the tensor, before publishing. */
+  write(array: ArrayBufferView<ArrayBuffer>): void {
+    this.#writable().write(array);
+  }
+
+  /** The elements in host memory, without a copy. The producer writes to them before publishing. */
+  array(): TypedArray {
+    return this.#reservation ? this.#reservation.array() : this.lease().array();
+  }
+
+  /** Acquires the tensor once more for `model`. The first acquire by a model other than the producer publishes it. */
+  acquire(model: string): void {
+    if (this.#reservation && model === this.#producer) {
+      this.#acquires += 1;
+      return;
+    }
+    this.#publish();
+    this.#add(model, this.lease().leaseFor(model));
+  }
+
+  /** Releases one acquire of `model`. */
+  release(model: string): void {
+    if (this.#reservation && model === this.#producer) {
+      this.#acquires -= 1;
+      if (this.#acquires > 0) return;
+      this.#reservation.dispose();
+      this.#reservation = undefined;
+      return;
+    }
+    const leases = this.#leases.get(model);
+    const lease = leases?.pop();
+    if (!lease) throw new CotensorError("Conflict", `${this.name} is not held by ${JSON.stringify(model)}`);
+    if (leases?.length === 0) this.#leases.delete(model);
+    lease.dispose();
+  }
+
+  /** A view of `size` elements from `offset` on along each dimension, which publishes the tensor. The view is a lease. */
+  createView(offset: readonly number[], size: readonly number[]): Tensor {
+    this.#publish();
+    return this.lease().view(offset, size);
+  }
+
+  /** A lease of any model, which stays that model's. */
+  private lease(): Tensor {
+    for (const leases of this.#leases.values()) {
+      if (leases[0]) return leases[0];
+    }
+    throw new CotensorError("NotFound", `${this.name} was freed; create it again`);
+  }
+
+  #publish(): void {
+    if (!this.#reservation) return;
+    const first = this.#reservation.publish();
+    this.#reservation = undefined;
+    this.#add(this.#producer, first);
+    for (let more = 1; more < this.#acquires; more += 1) this.#add(this.#producer, first.leaseFor(this.#producer));
+  }
+
+  #add(model: string, lease: Tensor): void {
+    const leases = this.#leases.get(model);
+    if (leases) leases.push(lease);
+    else this.#leases.set(model, [lease]);
+  }
+
+  #writable(): Reservation {
+    if (this.#reservation) return this.#reservation;
+    if (this.isFreed) throw new CotensorError("NotFound", `${this.name} was freed; create it again`);
+    throw new CotensorError("Conflict", `${this.name} is published: it is immutable`);
+  }
+}

@@ -1,0 +1,194 @@
+// GPU memory in a headless Chromium. CHROMIUM names the browser. The software adapter needs no graphics card.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import { after, before, test } from "node:test";
+import { chromium } from "playwright-core";
+
+const { CHROMIUM, REQUIRE_WEBGPU } = process.env;
+const TYPES = { ".js": "text/javascript", ".wasm": "application/wasm" };
+const PAGE = `<!doctype html><script type="importmap">{"imports": {"cotensor": "/index.js"}}</script>`;
+let browser, page, server;
+
+/** Serves dist/ and an empty page. A browser offers WebGPU to pages of 127.0.0.1. */
+async function serve(request, response) {
+  const path = new URL(request.url, "http://localhost").pathname;
+  const type = TYPES[path.slice(path.lastIndexOf("."))];
+  if (!type || path.includes("..")) return response.setHeader("content-type", "text/html").end(PAGE);
+  try {
+    response.setHeader("content-type", type).end(await readFile(new URL(`../dist${path}`, import.meta.url)));
+  } catch {
+    response.writeHead(404).end();
+  }
+}
+
+before(async () => {
+  assert.ok(CHROMIUM, "CHROMIUM names no browser; run `make test-web`");
+  server = createServer(serve);
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const args = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
+  browser = await chromium.launch({ executablePath: CHROMIUM, args });
+  page = await browser.newPage();
+  await page.goto(`http://127.0.0.1:${server.address().port}/`);
+});
+
+after(async () => {
+  await browser?.close();
+  server?.close();
+});
+
+/** Runs `program(cotensor, gpu)` in the page; skips the test without an adapter, unless REQUIRE_WEBGPU is set. */
+async function onGpu(context, program) {
+  const found = await page.evaluate(async () => Boolean(await navigator.gpu?.requestAdapter()));
+  if (!found) {
+    assert.ok(!REQUIRE_WEBGPU, "the browser has no WebGPU adapter");
+    context.skip("the browser has no WebGPU adapter");
+    return undefined;
+  }
+  return page.evaluate(`(async () => {
+    const gpu = await (await navigator.gpu.requestAdapter()).requestDevice();
+    return (${program})(await import("/index.js"), gpu);
+  })()`);
+}
+
+test("a tensor stays on the GPU, and read-backs are counted", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)], budgets: { webgpu: 1 << 20 } });
+    const tensor = store.put("x", Float32Array.from({ length: 12 }, (_, index) => index), { device: "webgpu", shape: [3, 4], holder: "vit" });
+    const view = store.get("x", "clip").view([1, 1], [2, 2]);
+    const before = store.getDiagnostics();
+    const values = [...(await view.read("compare with the reference"))];
+    const { buffer, offset, size } = view.binding();
+    const after = store.getDiagnostics();
+    const result = {
+      values,
+      binding: [buffer === tensor.binding().buffer, buffer.size, offset, size],
+      readBacks: [before.read_backs, after.read_backs, after.recent_read_backs],
+      transfers: [before.copies, after.copies].map(([{ reason, count, bytes }]) => [reason, count, bytes]),
+      tensor: [after.tensors[0].device, after.tensors[0].memory, after.tensors[0].holders],
+      used: store.getStats().devices.find(({ device }) => device === "webgpu").memory_usage_bytes,
+    };
+    store.dispose();
+    return result;
+  });
+  if (!seen) return;
+  assert.deepEqual(seen.values, [5, 6, 9, 10]);
+  assert.deepEqual(seen.binding, [true, 48, 20, 24]);
+  const read = { reason: "compare with the reference", count: 1, bytes: 24 };
+  assert.deepEqual(seen.readBacks, [[], [read], [{ tensor: "x", reason: read.reason, bytes: 24 }]]);
+  assert.deepEqual(seen.transfers, [["device transfer", 1, 48], ["device transfer", 2, 72]]);
+  assert.deepEqual(seen.tensor, ["webgpu", "device", { vit: 1, clip: 2 }]);
+  assert.equal(seen.used, 48);
+});
+
+test("two programs of the GPU share a tensor without a copy to the host", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const module = gpu.createShaderModule({
+      code: `@group(0) @binding(0) var<storage, read> source: array<f32>;
+             @group(0) @binding(1) var<storage, read_write> doubled: array<f32>;
+             @compute @workgroup_size(4) fn main(@builtin(global_invocation_id) id: vec3u) { doubled[id.x] = 2 * source[id.x]; }`,
+    });
+    const pipeline = await gpu.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint: "main" } });
+    const double = (source, name) => {
+      const target = store.reserve(name, { device: "webgpu", shape: [4] });
+      const entries = [source.binding(), { buffer: target.storage() }].map((resource, binding) => ({ binding, resource }));
+      const encoder = gpu.createCommandEncoder();
+      const pass = encoder.beginComputePass();
+      pass.setPipeline(pipeline);
+      pass.setBindGroup(0, gpu.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }));
+      pass.dispatchWorkgroups(1);
+      pass.end();
+      gpu.queue.submit([encoder.finish()]);
+      return target.publish();
+    };
+    const first = double(store.put("x", new Float32Array([1, 2, 3, 4]), { device: "webgpu" }), "encoded");
+    const second = double(store.get("encoded", "decoder"), "decoded");
+    first.dispose();
+    const readBacks = store.getDiagnostics().read_backs.length;
+    return { readBacks, values: [...(await second.read("show"))] };
+  });
+  if (!seen) return;
+  assert.deepEqual(seen, { readBacks: 0, values: [4, 8, 12, 16] });
+});
+
+test("sizes that are no multiples of four bytes, and strided views, are read whole", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const bytes = store.put("b", new Uint8Array([1, 2, 3, 4, 5, 6, 7]), { device: "webgpu" });
+    const reads = [bytes, bytes.view([3], [3]), bytes.view([1], [3], [2]), bytes.view([7], [0])].map((each) => each.read("test"));
+    return (await Promise.all(reads)).map((each) => [...each]);
+  });
+  if (seen) assert.deepEqual(seen, [[1, 2, 3, 4, 5, 6, 7], [4, 5, 6], [2, 4, 6], []]);
+});
+
+test("memory of the GPU is destroyed with the last lease, by eviction, and with the store", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const destroyed = [];
+    const create = gpu.createBuffer.bind(gpu);
+    gpu.createBuffer = (descriptor) => {
+      const buffer = create(descriptor);
+      const destroy = buffer.destroy.bind(buffer);
+      buffer.destroy = () => (destroyed.push(descriptor.size), destroy());
+      return buffer;
+    };
+    const store = await Store.create({ memories: [new GpuMemory(gpu)], budgets: { webgpu: 1000 } });
+    const put = (name, bytes, options) => store.put(name, new Uint8Array(bytes), { device: "webgpu", ...options });
+    put("leased", 100).dispose();
+    put("cached", 600, { cached: true }).dispose();
+    put("wanted", 500);
+    const adopted = store.adopt("adopted", gpu.createBuffer({ size: 32, usage: GPUBufferUsage.COPY_SRC }), { device: "webgpu", shape: [5] });
+    const before = [...destroyed];
+    const shape = adopted.shape;
+    store.dispose();
+    return { before, after: destroyed.slice(before.length).sort((a, b) => a - b), shape };
+  });
+  if (seen) assert.deepEqual(seen, { before: [100, 600], after: [32, 500], shape: [5] });
+});
+
+test("a lost device and a tensor beyond its limits are refused", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const refusal = (call) => {
+      try {
+        return void call();
+      } catch ({ kind, message }) {
+        return [kind, message];
+      }
+    };
+    const large = refusal(() => store.reserve("x", { device: "webgpu", shape: [gpu.limits.maxBufferSize / 4 + 1] }));
+    const used = store.getStats().devices.find(({ device }) => device === "webgpu").memory_usage_bytes;
+    const tensor = store.put("y", new Float32Array(4), { device: "webgpu" });
+    gpu.destroy();
+    await gpu.lost;
+    const lost = await tensor.read("test").catch(({ kind, message }) => [kind, message]);
+    return { large, used, lost, put: refusal(() => store.put("z", new Float32Array(4), { device: "webgpu" })) };
+  });
+  if (!seen) return;
+  assert.equal(seen.large[0], "Unsupported");
+  assert.match(seen.large[1], /maxBufferSize/);
+  assert.equal(seen.used, 0);
+  for (const [kind, message] of [seen.lost, seen.put]) {
+    assert.equal(kind, "Io");
+    assert.match(message, /device was lost .* new GPUDevice/);
+  }
+});
+
+test("the example of README.md prints what it says", async (context) => {
+  const readme = await readFile(new URL("../README.md", import.meta.url), "utf8");
+  const [, example] = readme.match(/^```js\n([^]*?)^```/m);
+  const said = [...example.matchAll(/^console\.log.*\/\/ ([^:\n]+)/gm)].map(([, text]) => text.trim());
+  const printed = await onGpu(context, `async () => {
+    const lines = [];
+    const log = console.log;
+    console.log = (line) => lines.push(String(line));
+    const url = URL.createObjectURL(new Blob([${JSON.stringify(example)}], { type: "text/javascript" }));
+    try {
+      await import(url);
+    } finally {
+      console.log = log;
+    }
+    return lines;
+  }`);
+  if (printed) assert.deepEqual([said.length, printed], [4, said]);
+});

@@ -1,0 +1,64 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { SharedTensor, Store } from "cotensor";
+
+const refuses = (call, kind) => assert.throws(call, (error) => error.kind === kind);
+
+test("counts are per model, and the last release frees", async () => {
+  const store = await Store.create();
+  const tensor = new SharedTensor(store, "x", [2, 2], { producerModel: "bert", kind: "text_embedding" });
+  assert.deepEqual([tensor.getReferenceCount(), tensor.tensor.dimensions, tensor.isPublished], [1, [2, 2], false]);
+  tensor.acquire("t5");
+  tensor.acquire("t5");
+  assert.deepEqual([tensor.holders, tensor.getReferenceCount(), tensor.isPublished], [{ bert: 1, t5: 2 }, 3, true]);
+  refuses(() => tensor.release("llama"), "Conflict");
+  tensor.release("t5");
+  tensor.release("t5");
+  refuses(() => tensor.release("t5"), "Conflict");
+  assert.equal(tensor.isFreed, false);
+  tensor.release("bert");
+  assert.deepEqual([tensor.isFreed, store.names(), store.getStats().memory_usage_bytes], [true, [], 0]);
+  refuses(() => tensor.acquire("t5"), "NotFound");
+  refuses(() => tensor.write(new Float32Array(4)), "NotFound");
+});
+
+test("the producer writes until another model acquires the tensor", async () => {
+  const store = await Store.create();
+  const tensor = new SharedTensor(store, "x", [2], { producerModel: "vit" });
+  tensor.acquire("vit");
+  tensor.array().set([1, 2]);
+  tensor.write(new Float32Array([3, 4]));
+  refuses(() => store.get("x"), "NotFound");
+  tensor.acquire("clip");
+  assert.deepEqual([tensor.holders, [...store.get("x").array()]], [{ vit: 2, clip: 1 }, [3, 4]]);
+  refuses(() => tensor.write(new Float32Array(2)), "Conflict");
+});
+
+test("a tensor that only its producer held is freed unpublished", async () => {
+  const store = await Store.create();
+  const tensor = new SharedTensor(store, "x", [2], { producerModel: "vit" });
+  tensor.release("vit");
+  assert.deepEqual([tensor.isFreed, store.getStats().memory_usage_bytes], [true, 0]);
+  refuses(() => tensor.release("vit"), "Conflict");
+});
+
+test("a view keeps the tensor", async () => {
+  const store = await Store.create();
+  const tensor = new SharedTensor(store, "x", [2, 2], { producerModel: "vit" });
+  tensor.array().set([1, 2, 3, 4]);
+  const view = tensor.createView([1, 0], [1, 2]);
+  tensor.release("vit");
+  assert.deepEqual([[...view.array()], store.has("x")], [[3, 4], true]);
+  view.dispose();
+  assert.equal(store.has("x"), false);
+});
+
+test("verbose logging writes the events of tensors", async (context) => {
+  const lines = context.mock.method(console, "log", () => {}).mock;
+  await SharedTensor.setVerboseLogging(true);
+  const store = await Store.create();
+  store.put("logged", new Float32Array(1)).dispose();
+  await SharedTensor.setVerboseLogging(false);
+  store.put("silent", new Float32Array(1)).dispose();
+  assert.deepEqual(lines.calls.map((call) => call.arguments[0]), ["copy logged: 4 bytes, put", "free logged: 4 bytes"]);
+});
