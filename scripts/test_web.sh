@@ -7,4 +7,6 @@ CHROMIUM=$(scripts/browser.sh)
 export CHROMIUM
 scripts/build_web.sh
 cd web
+# The published types, as a program of a user sees them.
+node_modules/.bin/tsc -p tests
 exec node --test --test-reporter=spec tests/*.test.mjs

@@ -14,12 +14,14 @@ export interface Segment {
 
 /** What a store and its tensors share: the module's part, and the storage of each segment. */
 export class StoreState {
-  readonly segments = new Map<number, Segment>();
+  readonly #segments = new Map<number, Segment>();
   readonly readBacks = new ReadBackCounters();
   /** Releases tensors that the program dropped without `dispose`. */
   readonly tensors = new FinalizationRegistry<number>((handle) => this.release(handle));
   /** The same for reservations. */
   readonly reservations = new FinalizationRegistry<number>((handle) => this.abandon(handle));
+  /** The storages of live segments, so that no storage is in two. */
+  readonly #owned = new Set<unknown>();
   #core: StoreCore | undefined;
 
   constructor(
@@ -46,6 +48,22 @@ export class StoreState {
     throw new CotensorError("Unsupported", `device: this store has no memory on ${device}; it has ${known}`);
   }
 
+  /** Adds the storage of a reserved segment. */
+  add(number: number, memory: DeviceMemory, storage: unknown): Segment {
+    if (this.#owned.has(storage)) throw new CotensorError("Conflict", "the memory belongs to a tensor of this store already");
+    this.#owned.add(storage);
+    const segment = { memory, storage, description: undefined };
+    this.#segments.set(number, segment);
+    return segment;
+  }
+
+  /** The segment of that number. */
+  segment(number: number): Segment {
+    const segment = this.#segments.get(number);
+    if (!segment) throw new CotensorError("Conflict", "the memory of the tensor was freed");
+    return segment;
+  }
+
   /** Calls a method of the module that may free segments, and then frees their storages. */
   freeing<Result>(call: (core: StoreCore) => Result): Result {
     try {
@@ -70,17 +88,20 @@ export class StoreState {
     const core = this.#core;
     this.#core = undefined;
     core?.free();
-    this.free([...this.segments.keys()]);
+    this.free([...this.#segments.keys()]);
   }
 
   /** Frees the storages of all these segments, also if a memory throws. */
   private free(numbers: Iterable<number>): void {
     const errors: unknown[] = [];
     for (const number of numbers) {
-      const segment = this.segments.get(number);
-      this.segments.delete(number);
+      const segment = this.#segments.get(number);
+      // A reservation that found no memory.
+      if (!segment) continue;
+      this.#segments.delete(number);
+      this.#owned.delete(segment.storage);
       try {
-        segment?.memory.free(segment.storage);
+        segment.memory.free(segment.storage);
       } catch (error) {
         errors.push(error);
       }

@@ -4,7 +4,7 @@ import { CpuMemory } from "./memory/cpu.js";
 import type { DeviceMemory } from "./memory/memory.js";
 import type { Diagnostics, OptimizeReport, Recommendations, Stats } from "./reports.js";
 import { Reservation } from "./reservation.js";
-import { StoreState, type Segment } from "./state.js";
+import { StoreState } from "./state.js";
 import { Tensor } from "./tensor.js";
 import { bytesOf, dtypeOf, type Device, type DType, type Kind } from "./types.js";
 
@@ -134,9 +134,9 @@ export class Store {
 
   /** Leases the newest version of `name`, or the one that `version` numbers. */
   get(name: string, holder: string = DEFAULT_HOLDER, version?: number): Tensor {
-    const { core, segments } = this.#state;
+    const { core } = this.#state;
     const handle = version === undefined ? core.get(name, holder) : core.getVersion(name, version, holder);
-    return new Tensor(this.#state, handle, holder, segments.get(core.segment(handle)) as Segment);
+    return new Tensor(this.#state, handle, holder, this.#state.segment(core.segment(handle)));
   }
 
   /** Whether a tensor has this name. */
@@ -204,10 +204,9 @@ export class Store {
     };
     const memory = this.#state.memory(device);
     const handle = this.#state.freeing((core) => core.reserve(request, holder));
-    const { core, segments } = this.#state;
+    const { core } = this.#state;
     try {
-      const segment = { memory, storage: storage(memory, core.reservedBytes(handle)), description: undefined };
-      segments.set(core.reservedSegment(handle), segment);
+      const segment = this.#state.add(core.reservedSegment(handle), memory, storage(memory, core.reservedBytes(handle)));
       return new Reservation(this.#state, handle, name, dtype, holder, segment);
     } catch (error) {
       this.#state.abandon(handle);

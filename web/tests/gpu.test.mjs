@@ -117,9 +117,10 @@ test("sizes that are no multiples of four bytes, and strided views, are read who
     const store = await Store.create({ memories: [new GpuMemory(gpu)] });
     const bytes = store.put("b", new Uint8Array([1, 2, 3, 4, 5, 6, 7]), { device: "webgpu" });
     const reads = [bytes, bytes.view([3], [3]), bytes.view([1], [3], [2]), bytes.view([7], [0])].map((each) => each.read("test"));
+    reads.push(store.put("empty", new Uint8Array(0), { device: "webgpu" }).read("test"));
     return (await Promise.all(reads)).map((each) => [...each]);
   });
-  if (seen) assert.deepEqual(seen, [[1, 2, 3, 4, 5, 6, 7], [4, 5, 6], [2, 4, 6], []]);
+  if (seen) assert.deepEqual(seen, [[1, 2, 3, 4, 5, 6, 7], [4, 5, 6], [2, 4, 6], [], []]);
 });
 
 test("memory of the GPU is destroyed with the last lease, by eviction, and with the store", async (context) => {
@@ -139,11 +140,18 @@ test("memory of the GPU is destroyed with the last lease, by eviction, and with 
     put("wanted", 500);
     const adopted = store.adopt("adopted", gpu.createBuffer({ size: 32, usage: GPUBufferUsage.COPY_SRC }), { device: "webgpu", shape: [5] });
     const before = [...destroyed];
+    const again = (() => {
+      try {
+        return store.adopt("again", adopted.binding().buffer, { device: "webgpu", shape: [5] });
+      } catch ({ kind }) {
+        return kind;
+      }
+    })();
     const shape = adopted.shape;
     store.dispose();
-    return { before, after: destroyed.slice(before.length).sort((a, b) => a - b), shape };
+    return { again, before, after: destroyed.slice(before.length).sort((a, b) => a - b), shape };
   });
-  if (seen) assert.deepEqual(seen, { before: [100, 600], after: [32, 500], shape: [5] });
+  if (seen) assert.deepEqual(seen, { again: "Conflict", before: [100, 600], after: [32, 500], shape: [5] });
 });
 
 test("a lost device and a tensor beyond its limits are refused", async (context) => {

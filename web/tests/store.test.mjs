@@ -38,6 +38,7 @@ test("a tensor is found by its name and has what was put", async () => {
   assert.deepEqual(found.holders, { bert: 1, t5: 1 });
   assert.deepEqual([store.names(), store.has("x"), store.has("y")], [["x"], true, false]);
   refuses(() => store.get("y"), "NotFound", /"y"/);
+  refuses(() => store.get("x", "a".repeat(1025)), "Invalid", /^holder: longer than 1024 bytes$/);
 });
 
 test("each publication of a name is a version, and readers keep theirs", async () => {

@@ -8,10 +8,11 @@ use crate::spec::{Description, Request, bytes, slices, spec};
 use cotensor_core::{Device, Error, Kind, Layout};
 use cotensor_store::{
     CopyReason, EmbeddedStore, Holder, Lease, MemoryControl, NameStore, Reservation, SharingConfig, StoreReports,
-    TensorId, TensorStore, TensorView,
+    TensorId, TensorStore, TensorView, check_name,
 };
 use serde::Serialize;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
@@ -83,7 +84,7 @@ impl StoreCore {
 
     /// Takes bytes from the budget of a device, and evicts other tensors if it must.
     pub fn reserve(&self, request: &Request, holder: &str) -> Result<u32> {
-        let reservation = self.store.reserve(spec(request)?, &Holder::new(holder))?;
+        let reservation = self.store.reserve(spec(request)?, &named(holder)?)?;
         Ok(self.reservations.borrow_mut().add((reservation, self.segments.latest())))
     }
 
@@ -114,7 +115,7 @@ impl StoreCore {
 
     /// Leases the newest version of `name`.
     pub fn get(&self, name: &str, holder: &str) -> Result<u32> {
-        Ok(self.keep(Held::Tensor(self.store.get(name, &Holder::new(holder))?)))
+        Ok(self.keep(Held::Tensor(self.store.get(name, &named(holder)?)?)))
     }
 
     /// Leases one version of `name`.
@@ -131,13 +132,13 @@ impl StoreCore {
             _ => error,
         };
         let id = TensorId { version, ..newest };
-        Ok(self.keep(Held::Tensor(self.store.lease(id, &Holder::new(holder)).map_err(freed)?)))
+        Ok(self.keep(Held::Tensor(self.store.lease(id, &named(holder)?).map_err(freed)?)))
     }
 
     /// Leases a tensor that JavaScript holds to another holder.
     #[wasm_bindgen(js_name = leaseFor)]
     pub fn lease_for(&self, tensor: u32, holder: &str) -> Result<u32> {
-        let lease = self.tensors.borrow().get(tensor)?.lease().lease_for(&Holder::new(holder))?;
+        let lease = self.tensors.borrow().get(tensor)?.lease().lease_for(&named(holder)?)?;
         Ok(self.keep(Held::Tensor(lease)))
     }
 
@@ -181,8 +182,7 @@ impl StoreCore {
     pub fn holders(&self, tensor: u32) -> Result<String> {
         let tensors = self.tensors.borrow();
         let holders = tensors.get(tensor)?.lease().holders();
-        let holders: std::collections::BTreeMap<&str, u32> =
-            holders.iter().map(|(name, &count)| (&**name, count)).collect();
+        let holders: BTreeMap<&str, u32> = holders.iter().map(|(name, &count)| (&**name, count)).collect();
         json(&holders)
     }
 
@@ -244,6 +244,12 @@ impl StoreCore {
     pub fn take_freed(&self) -> Vec<f64> {
         self.segments.take_freed()
     }
+}
+
+/// The holder of that name.
+fn named(holder: &str) -> Result<Holder> {
+    check_name(holder, "holder")?;
+    Ok(Holder::new(holder))
 }
 
 fn json(value: &impl Serialize) -> Result<String> {
