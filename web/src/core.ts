@@ -13,6 +13,8 @@ export interface ReservationRequest {
   readonly device: Device;
   readonly kind: Kind;
   readonly producer: string;
+  readonly space: string | undefined;
+  readonly provenance: string | undefined;
   readonly metadata: string | undefined;
   readonly recompute: number | undefined;
 }
@@ -23,6 +25,8 @@ export interface Description {
   readonly version: number;
   readonly kind: Kind;
   readonly producer: string;
+  readonly space: string | null;
+  readonly provenance: string | null;
   readonly metadata: string | null;
   readonly dtype: DType;
   readonly shape: readonly number[];

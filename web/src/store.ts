@@ -40,6 +40,10 @@ export interface TensorOptions {
   readonly kind?: Kind;
   /** The producer, which is also the holder of the first lease. */
   readonly holder?: string;
+  /** The encoder that makes it: the fingerprint of graph, weights and preprocessing, as 64 hexadecimal digits. */
+  readonly space?: string;
+  /** The hash of the computation that makes it, as 64 hexadecimal digits. Tensors of equal provenance are equal. */
+  readonly provenance?: string;
   /** At most 4096 bytes of JSON. */
   readonly metadata?: object;
   /** Keeps the tensor without leases until its memory is needed. */
@@ -199,6 +203,8 @@ export class Store {
     const cached = options.cached ?? options.recompute !== undefined;
     const request = {
       ...{ name, dtype, shape, device, kind, producer: holder },
+      space: options.space,
+      provenance: options.provenance,
       metadata: options.metadata && JSON.stringify(options.metadata),
       recompute: cached ? (options.recompute ?? 0) : undefined,
     };

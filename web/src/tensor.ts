@@ -62,6 +62,16 @@ export class Tensor {
     return this.#layout.producer;
   }
 
+  /** The encoder that made it, as 64 hexadecimal digits. */
+  get space(): string | undefined {
+    return this.#layout.space ?? undefined;
+  }
+
+  /** The hash of the computation that made it, as 64 hexadecimal digits. */
+  get provenance(): string | undefined {
+    return this.#layout.provenance ?? undefined;
+  }
+
   /** What the producer wants readers to know. */
   get metadata(): unknown {
     const text = this.#layout.metadata;

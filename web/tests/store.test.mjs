@@ -241,3 +241,16 @@ test("the garbage collector releases what the program forgot", async () => {
   }
   assert.deepEqual([memory.live, store.names(), store.getStats().memory_usage_bytes], [0, [], 0]);
 });
+
+test("a tensor has the space and the provenance that its producer gives", async () => {
+  const store = await Store.create();
+  const [space, provenance] = ["a".repeat(64), "0b".repeat(32)];
+  const tensor = store.put("x", new Float32Array(2), { space, provenance });
+  assert.deepEqual([tensor.space, tensor.provenance], [space, provenance]);
+  assert.equal(store.getDiagnostics().tensors[0].space, "aaaaaaaaaaaa");
+  const plain = store.put("y", new Float32Array(2));
+  assert.deepEqual([plain.space, plain.provenance], [undefined, undefined]);
+  for (const field of ["space", "provenance"]) {
+    assert.throws(() => store.put("z", new Float32Array(2), { [field]: "ab" }), { kind: "Invalid", message: new RegExp(`${field}: .*64 hexadecimal digits`) });
+  }
+});

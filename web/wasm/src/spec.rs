@@ -1,6 +1,6 @@
 //! Descriptions of tensors, from JavaScript and to it.
 
-use cotensor_core::{Error, Layout, Result, Slice};
+use cotensor_core::{ContentHash, Error, Layout, Result, Slice, Space};
 use cotensor_store::{Lease, Retention, TensorSpec};
 use serde::Serialize;
 use std::time::Duration;
@@ -26,6 +26,11 @@ extern "C" {
     fn kind(this: &Request) -> String;
     #[wasm_bindgen(method, getter)]
     fn producer(this: &Request) -> String;
+    /// 64 hexadecimal digits, as `provenance`.
+    #[wasm_bindgen(method, getter)]
+    fn space(this: &Request) -> Option<String>;
+    #[wasm_bindgen(method, getter)]
+    fn provenance(this: &Request) -> Option<String>;
     #[wasm_bindgen(method, getter)]
     fn metadata(this: &Request) -> Option<String>;
     /// Milliseconds; none for a tensor that is freed with its last lease.
@@ -44,6 +49,8 @@ pub(crate) fn spec(request: &Request) -> Result<TensorSpec> {
     spec.device = request.device().parse().map_err(|error: Error| error.in_field("device"))?;
     spec.kind = request.kind().parse().map_err(|error: Error| error.in_field("kind"))?;
     spec.producer = request.producer();
+    spec.space = hash(request.space(), "space")?.map(Space);
+    spec.provenance = hash(request.provenance(), "provenance")?;
     spec.metadata = request.metadata().map(Into::into);
     if let Some(milliseconds) = request.recompute() {
         let recompute = Duration::try_from_secs_f64(milliseconds / 1000.0);
@@ -51,6 +58,14 @@ pub(crate) fn spec(request: &Request) -> Result<TensorSpec> {
         spec.retention = Retention::Cached { recompute: recompute.map_err(wrong)? };
     }
     Ok(spec)
+}
+
+fn hash(digits: Option<String>, field: &str) -> Result<Option<ContentHash>> {
+    let read = |digits: String| {
+        let hash = ContentHash::from_hex(&digits);
+        hash.ok_or_else(|| Error::invalid("a hash of 64 hexadecimal digits is required").in_field(field))
+    };
+    digits.map(read).transpose()
 }
 
 /// One slice for each dimension.
@@ -95,6 +110,8 @@ pub(crate) struct Description<'a> {
     version: u64,
     kind: &'static str,
     producer: &'a str,
+    space: Option<String>,
+    provenance: Option<String>,
     metadata: Option<&'a str>,
     dtype: &'static str,
     shape: &'a [usize],
@@ -114,6 +131,8 @@ impl<'a> Description<'a> {
             version: lease.id().version,
             kind: lease.kind().name(),
             producer: lease.producer(),
+            space: lease.space().map(|space| space.0.to_string()),
+            provenance: lease.provenance().map(|hash| hash.to_string()),
             metadata: lease.metadata(),
             dtype: layout.dtype().name(),
             shape: layout.shape(),

@@ -78,6 +78,11 @@ impl Lease {
         self.record.space()
     }
 
+    /// The hash of the computation that made it, if the producer named one.
+    pub fn provenance(&self) -> Option<ContentHash> {
+        self.record.provenance()
+    }
+
     /// The name of the producer.
     pub fn producer(&self) -> &str {
         self.record.producer()

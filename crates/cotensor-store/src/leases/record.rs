@@ -172,7 +172,7 @@ impl Record {
         self.optional.as_ref()?.metadata.as_deref()
     }
 
-    fn provenance(&self) -> Option<ContentHash> {
+    pub(crate) fn provenance(&self) -> Option<ContentHash> {
         self.optional.as_ref()?.provenance
     }
 
