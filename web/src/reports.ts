@@ -143,6 +143,28 @@ export class ReadBackCounters {
   }
 }
 
+/** The reports of several stores as one. */
+export function mergedDiagnostics(reports: readonly Diagnostics[]): Diagnostics {
+  const all = <Key extends keyof Diagnostics>(key: Key): Diagnostics[Key] => reports.flatMap((report) => report[key] as unknown[]) as Diagnostics[Key];
+  const totals = (lists: readonly Copies[]): Copies[] => {
+    const sums = new Map<string, Copies>();
+    for (const { reason, count, bytes } of lists) {
+      const sum = sums.get(reason) ?? { reason, count: 0, bytes: 0 };
+      sums.set(reason, { reason, count: sum.count + count, bytes: sum.bytes + bytes });
+    }
+    return [...sums.values()];
+  };
+  return {
+    tensors: all("tensors"),
+    copies: totals(all("copies")),
+    recent_copies: all("recent_copies"),
+    read_backs: totals(all("read_backs")),
+    recent_read_backs: all("recent_read_backs"),
+    cache_errors: reports.reduce((sum, report) => sum + report.cache_errors, 0),
+    last_cache_error: reports.map((report) => report.last_cache_error).find((error) => error !== null) ?? null,
+  };
+}
+
 /** Checks the caller's reason for a copy. */
 export function checkReason(reason: string): void {
   if (typeof reason !== "string" || reason === "" || reason.length > REASON_LENGTH_MAX) {

@@ -1,7 +1,7 @@
 import { CotensorError } from "./errors.js";
-import type { Diagnostics } from "./reports.js";
+import { mergedDiagnostics, type Diagnostics } from "./reports.js";
 import type { Reservation } from "./reservation.js";
-import { Store } from "./store.js";
+import { DEFAULT_HOLDER, Store } from "./store.js";
 import type { Tensor } from "./tensor.js";
 import type { Device, DType, Kind, TypedArray } from "./types.js";
 
@@ -15,6 +15,10 @@ export interface SharedTensorOptions {
   readonly kind?: Kind;
 }
 
+/** The stores that have had shared tensors, for the diagnostics of all of them. */
+const stores = new WeakSet<Store>();
+const references = new Set<WeakRef<Store>>();
+
 /**
  * A tensor that models acquire and release by name.
  *
@@ -22,31 +26,57 @@ export interface SharedTensorOptions {
  * need two releases. The last release frees the tensor.
  */
 export class SharedTensor {
-  readonly #store: Store;
   readonly #producer: string;
   readonly #shape: readonly number[];
   /** The producer's acquires before publishing. */
   #acquires = 1;
   #reservation: Reservation | undefined;
   readonly #leases = new Map<string, Tensor[]>();
+  readonly name: string;
+  readonly kind: Kind;
+  /** The encoder that made it, as 64 hexadecimal digits. */
+  readonly space: string | undefined;
 
   /** A zeroed tensor of `store`, acquired once by its producer. `shape` is in elements. */
-  constructor(
-    store: Store,
-    readonly name: string,
-    shape: readonly number[],
-    options: SharedTensorOptions,
-  ) {
-    const { dtype = "float32", storageType = "cpu", producerModel, kind = "other" } = options;
-    this.#store = store;
-    this.#producer = producerModel;
-    this.#shape = [...shape];
-    this.#reservation = store.reserve(name, { shape, dtype, device: storageType, holder: producerModel, kind });
+  constructor(store: Store, name: string, shape: readonly number[], options: SharedTensorOptions);
+  /** A tensor of `store` that is published. Its lease becomes the first one of the lease's holder. */
+  constructor(store: Store, published: Tensor);
+  constructor(store: Store, from: string | Tensor, shape: readonly number[] = [], options?: SharedTensorOptions) {
+    if (typeof from === "string") {
+      const { dtype = "float32", storageType = "cpu", producerModel = DEFAULT_HOLDER, kind = "other" } = options ?? {};
+      this.name = from;
+      this.kind = kind;
+      this.#producer = producerModel;
+      this.#shape = [...shape];
+      this.#reservation = store.reserve(from, { shape, dtype, device: storageType, holder: producerModel, kind });
+    } else {
+      this.name = from.name;
+      this.kind = from.kind;
+      this.space = from.space;
+      this.#producer = from.holder;
+      this.#shape = [...from.shape];
+      this.#add(from.holder, from);
+    }
+    if (!stores.has(store)) {
+      stores.add(store);
+      references.add(new WeakRef(store));
+    }
   }
 
   /** Writes the events of all tensors to the console, or stops doing so. */
   static setVerboseLogging(verbose: boolean): Promise<void> {
     return Store.setVerboseLogging(verbose);
+  }
+
+  /** The tensors and copies of all stores that have shared tensors. */
+  static getDiagnostics(): Diagnostics {
+    const live: Store[] = [];
+    for (const reference of references) {
+      const store = reference.deref();
+      if (store && !store.isDisposed) live.push(store);
+      else references.delete(reference);
+    }
+    return mergedDiagnostics(live.map((store) => store.getDiagnostics()));
   }
 
   /** The tensor's dimensions, in elements. */
@@ -71,11 +101,6 @@ export class SharedTensor {
   /** The number of acquires that were not released. */
   getReferenceCount(): number {
     return Object.values(this.holders).reduce((total, each) => total + each, 0);
-  }
-
-  /** Every tensor of the store with its holders, and every copy with its reason. */
-  getDiagnostics(): Diagnostics {
-    return this.#store.getDiagnostics();
   }
 
   /** Copies `array` into the tensor, before publishing. */
@@ -121,7 +146,7 @@ export class SharedTensor {
   }
 
   /** A lease of any model, which stays that model's. */
-  private lease(): Tensor {
+  lease(): Tensor {
     for (const leases of this.#leases.values()) {
       if (leases[0]) return leases[0];
     }

@@ -185,6 +185,10 @@ export class Store {
     return { ...known, read_backs: readBacks.totals(), recent_read_backs: readBacks.recent() };
   }
 
+  get isDisposed(): boolean {
+    return this.#state.isDisposed;
+  }
+
   /** Frees all tensors of the store, leased ones too. A second call does nothing. */
   dispose(): void {
     this.#state.dispose();

@@ -62,3 +62,18 @@ test("verbose logging writes the events of tensors", async (context) => {
   store.put("silent", new Float32Array(1)).dispose();
   assert.deepEqual(lines.calls.map((call) => call.arguments[0]), ["copy logged: 4 bytes, put", "free logged: 4 bytes"]);
 });
+
+test("a published tensor becomes a shared tensor of its holder, and the diagnostics have all stores", async () => {
+  const [first, second] = [await Store.create(), await Store.create()];
+  const space = "c".repeat(64);
+  const shared = new SharedTensor(first, first.put("encoded", new Float32Array([1, 2]), { holder: "vit", kind: "vision_embedding", space }));
+  new SharedTensor(second, "other", [1], { producerModel: "bert" }).acquire("t5");
+  assert.deepEqual([shared.isPublished, shared.kind, shared.space, shared.tensor.dimensions], [true, "vision_embedding", space, [2]]);
+  shared.acquire("clip");
+  assert.equal(shared.getReferenceCount(), 2);
+  const ours = () => SharedTensor.getDiagnostics().tensors.filter(({ name }) => ["encoded", "other"].includes(name)).map(({ holders }) => holders);
+  assert.deepEqual(ours(), [{ clip: 1, vit: 1 }, { bert: 1, t5: 1 }]);
+  for (const model of ["vit", "clip"]) shared.release(model);
+  second.dispose();
+  assert.deepEqual([shared.isFreed, ours()], [true, []]);
+});
