@@ -3,6 +3,7 @@ export { CpuMemory } from "./memory/cpu.js";
 export { GpuMemory } from "./memory/gpu.js";
 export type { DeviceMemory } from "./memory/memory.js";
 export type * from "./reports.js";
+export { TensorSharingManager, type Registration } from "./manager.js";
 export { Reservation } from "./reservation.js";
 export { SharedTensor, type SharedTensorOptions } from "./shared_tensor.js";
 export { DEFAULT_HOLDER, Store, type SharedTensorConfig, type StoreOptions, type TensorOptions } from "./store.js";

@@ -13,6 +13,8 @@ export interface SharedTensorOptions {
   readonly storageType?: Device;
   readonly producerModel: string;
   readonly kind?: Kind;
+  /** Keeps the tensor without holders until its memory is needed, so that a model can acquire it again. */
+  readonly cached?: boolean;
 }
 
 /** The stores that have had shared tensors, for the diagnostics of all of them. */
@@ -32,6 +34,10 @@ export class SharedTensor {
   #acquires = 1;
   #reservation: Reservation | undefined;
   readonly #leases = new Map<string, Tensor[]>();
+  readonly #store: Store;
+  /** Of a cached tensor, once it is published. */
+  #version: number | undefined;
+  readonly #cached: boolean;
   readonly name: string;
   readonly kind: Kind;
   /** The encoder that made it, as 64 hexadecimal digits. */
@@ -43,13 +49,15 @@ export class SharedTensor {
   constructor(store: Store, published: Tensor);
   constructor(store: Store, from: string | Tensor, shape: readonly number[] = [], options?: SharedTensorOptions) {
     if (typeof from === "string") {
-      const { dtype = "float32", storageType = "cpu", producerModel = DEFAULT_HOLDER, kind = "other" } = options ?? {};
+      const { dtype = "float32", storageType = "cpu", producerModel = DEFAULT_HOLDER, kind = "other", cached = false } = options ?? {};
+      this.#cached = cached;
       this.name = from;
       this.kind = kind;
       this.#producer = producerModel;
       this.#shape = [...shape];
-      this.#reservation = store.reserve(from, { shape, dtype, device: storageType, holder: producerModel, kind });
+      this.#reservation = store.reserve(from, { shape, dtype, device: storageType, holder: producerModel, kind, cached });
     } else {
+      this.#cached = false;
       this.name = from.name;
       this.kind = from.kind;
       this.space = from.space;
@@ -57,6 +65,7 @@ export class SharedTensor {
       this.#shape = [...from.shape];
       this.#add(from.holder, from);
     }
+    this.#store = store;
     if (!stores.has(store)) {
       stores.add(store);
       references.add(new WeakRef(store));
@@ -88,8 +97,18 @@ export class SharedTensor {
     return this.#leases.size > 0;
   }
 
+  /** The name of the device that holds it. */
+  get device(): Device {
+    return (this.#reservation ?? this.lease()).device;
+  }
+
+  /** Bytes of the elements. */
+  get byteLength(): number {
+    return (this.#reservation ?? this.lease()).byteLength;
+  }
+
   get isFreed(): boolean {
-    return this.#reservation === undefined && this.#leases.size === 0;
+    return this.#reservation === undefined && this.#leases.size === 0 && !(this.#cached && this.#store.has(this.name));
   }
 
   /** The number of acquires of each model. */
@@ -120,17 +139,22 @@ export class SharedTensor {
       return;
     }
     this.#publish();
-    this.#add(model, this.lease().leaseFor(model));
+    this.#add(model, this.#kept(model) ?? this.lease().leaseFor(model));
   }
 
   /** Releases one acquire of `model`. */
   release(model: string): void {
     if (this.#reservation && model === this.#producer) {
-      this.#acquires -= 1;
-      if (this.#acquires > 0) return;
-      this.#reservation.dispose();
-      this.#reservation = undefined;
-      return;
+      if (this.#acquires > 1) {
+        this.#acquires -= 1;
+        return;
+      }
+      if (!this.#cached) {
+        this.#reservation.dispose();
+        this.#reservation = undefined;
+        return;
+      }
+      this.#publish();
     }
     const leases = this.#leases.get(model);
     const lease = leases?.pop();
@@ -145,6 +169,11 @@ export class SharedTensor {
     return this.lease().view(offset, size);
   }
 
+  /** A lease of a cached tensor that has no holder. */
+  #kept(model: string): Tensor | undefined {
+    return this.#cached && this.#leases.size === 0 ? this.#store.get(this.name, model, this.#version) : undefined;
+  }
+
   /** A lease of any model, which stays that model's. */
   lease(): Tensor {
     for (const leases of this.#leases.values()) {
@@ -157,6 +186,7 @@ export class SharedTensor {
     if (!this.#reservation) return;
     const first = this.#reservation.publish();
     this.#reservation = undefined;
+    this.#version = first.version;
     this.#add(this.#producer, first);
     for (let more = 1; more < this.#acquires; more += 1) this.#add(this.#producer, first.leaseFor(this.#producer));
   }
