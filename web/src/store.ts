@@ -158,6 +158,11 @@ export class Store {
     this.#state.freeing((core) => core.remove(name));
   }
 
+  /** Counts a copy of a tensor's bytes that was made before `adopt`, such as the one that brought them from another thread. */
+  countCopy(name: string, bytes: number): void {
+    this.#state.core.recordCopy(name, "put", bytes);
+  }
+
   /** Sets the most bytes of all tensors on `device`, and evicts unleased tensors until they fit. */
   limitMemory(device: Device, maxBytes: number): void {
     this.#state.freeing((core) => core.limitMemory(device, maxBytes));

@@ -1,0 +1,137 @@
+import { CotensorError } from "../errors.js";
+
+/** Limits of one download. */
+export interface BodyOptions {
+  readonly url: string;
+  readonly maxBytes: number;
+  /** The length that is expected, if it is known. */
+  readonly size: number | undefined;
+  readonly signal: AbortSignal | undefined;
+  /** How often a broken connection is continued. */
+  readonly retries: number;
+  readonly cache: RequestCache;
+  readonly progress: ((received: number, total: number | undefined) => void) | undefined;
+}
+
+/** What tells two versions of a file apart, and the length, as far as the server says them. */
+export interface Version {
+  readonly etag: string | null;
+  readonly modified: string | null;
+  readonly length: number | undefined;
+}
+
+/** Sends a request. Failures name the URL. */
+export async function send(url: string, init: RequestInit): Promise<Response> {
+  try {
+    return await fetch(url, init);
+  } catch (error) {
+    init.signal?.throwIfAborted();
+    const way = "check the address and the connection; another site must allow this one (CORS)";
+    throw new CotensorError("Io", `${url}: no answer (${messageOf(error)}); ${way}`);
+  }
+}
+
+/** Checks that an answer is the file. */
+export function checkAnswer(url: string, response: Response): void {
+  const { status, headers } = response;
+  if (status === 404 || status === 410) throw new CotensorError("NotFound", `${url}: the server has no such file (status ${status})`);
+  if (status === 401 || status === 403) {
+    throw new CotensorError("Refused", `${url}: the server refuses the file (status ${status}); it may need an account's permission`);
+  }
+  if (!response.ok) throw new CotensorError("Io", `${url}: the server answered with status ${status}; try again later`);
+  const isPage = headers.get("content-type")?.startsWith("text/html") ?? false;
+  if (isPage && !/\.html?$/.test(new URL(url).pathname)) {
+    const reason = "development servers answer so when a file is missing";
+    throw new CotensorError("NotFound", `${url}: the server sent an HTML page instead of the file; ${reason}. Check the path`);
+  }
+}
+
+/** The version that an answer describes. The length is unknown when the body is compressed on its way. */
+export function versionOf({ headers }: Response): Version {
+  const length = headers.get("content-encoding") === null ? Number(headers.get("content-length") ?? NaN) : NaN;
+  return {
+    etag: headers.get("etag"),
+    modified: headers.get("last-modified"),
+    length: Number.isSafeInteger(length) ? length : undefined,
+  };
+}
+
+/**
+ * The bytes of an answer, in parts. A connection that breaks is continued by a `Range` request if the server says that the file
+ * is the same. Too few and too many bytes are errors.
+ */
+export async function* body(first: Response, options: BodyOptions): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+  const { url, maxBytes, signal, progress } = options;
+  const version = versionOf(first);
+  const total = options.size ?? version.length;
+  if (version.length !== undefined && options.size !== undefined && version.length !== options.size) {
+    await first.body?.cancel();
+    throw new CotensorError("Corrupt", `${url}: ${options.size} bytes are expected, the server announces ${version.length}`);
+  }
+  if (total !== undefined && total > maxBytes) {
+    await first.body?.cancel();
+    throw new CotensorError("Refused", `${url}: ${total} bytes; maxBytes allows ${maxBytes}`);
+  }
+  let received = 0;
+  let response = first;
+  for (let retries = options.retries; ; retries -= 1) {
+    const broken = { error: undefined as unknown };
+    for await (const part of streamParts(response, broken)) {
+      received += part.byteLength;
+      if (received > maxBytes) throw new CotensorError("Refused", `${url}: more than ${maxBytes} bytes, which maxBytes allows`);
+      if (total !== undefined && received > total) throw new CotensorError("Corrupt", `${url}: more than the ${total} bytes that are expected`);
+      yield part;
+      progress?.(received, total);
+    }
+    signal?.throwIfAborted();
+    if (broken.error === undefined && (total === undefined || received === total)) return;
+    const next = retries > 0 && received > 0 ? await rest(options, version, received) : undefined;
+    if (next) {
+      response = next;
+    } else if (broken.error === undefined) {
+      throw new CotensorError("Corrupt", `${url}: the server sent ${received} of ${total} bytes`);
+    } else {
+      throw new CotensorError("Io", `${url}: the connection broke after ${received} bytes (${messageOf(broken.error)}); try again`);
+    }
+  }
+}
+
+/** The answer with the bytes from `offset` on; nothing if the server does not give them. */
+async function rest(options: BodyOptions, version: Version, offset: number): Promise<Response | undefined> {
+  // A weak ETag does not promise equal bytes.
+  const isExact = version.etag !== null && !version.etag.startsWith("W/");
+  if (!isExact && version.modified === null) return undefined;
+  const { url, signal, cache } = options;
+  const response = await send(url, { headers: { range: `bytes=${offset}-` }, cache, signal: signal ?? null }).catch(() => undefined);
+  if (!response) return undefined;
+  const { etag, modified } = versionOf(response);
+  const range = response.headers.get("content-range");
+  const continues = range === null || range.startsWith(`bytes ${offset}-`);
+  if (response.status === 206 && continues && etag === version.etag && modified === version.modified) return response;
+  await response.body?.cancel();
+  return undefined;
+}
+
+/** The parts of an answer's body. They end early when the connection breaks; `broken` then has the error. */
+async function* streamParts(response: Response, broken: { error: unknown }): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+  // Not all browsers iterate over streams.
+  const reader = response.body?.getReader();
+  if (!reader) return;
+  const read = async (): Promise<Uint8Array<ArrayBuffer> | undefined> => {
+    try {
+      return (await reader.read()).value as Uint8Array<ArrayBuffer> | undefined;
+    } catch (error) {
+      broken.error = error;
+      return undefined;
+    }
+  };
+  try {
+    for (let part = await read(); part; part = await read()) yield part;
+  } finally {
+    await reader.cancel().catch(() => undefined);
+  }
+}
+
+function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,232 @@
+import { CotensorError } from "../errors.js";
+import { RealmLocks, siteLocks, type Locks } from "../locks.js";
+import { blobParts, parts, type Content, type Folder, type Folders } from "./folder.js";
+import { hashText, type NewHasher } from "./hash.js";
+import { checkKey, manifestText, parsedManifest, type BlobRef, type Manifest } from "./manifest.js";
+import { openFolders } from "./opfs.js";
+
+/** Options of a cache. */
+export interface WeightCacheOptions {
+  readonly newHasher: NewHasher;
+  /** The private file system of the site by default. */
+  readonly folders?: Folders;
+  /** Those of the site by default. */
+  readonly locks?: Locks;
+  /** Milliseconds since 1970. */
+  readonly now?: () => number;
+}
+
+/** The content of a cache. */
+export interface CacheUsage {
+  readonly bytes: number;
+  readonly blobs: number;
+  readonly manifests: number;
+}
+
+/** Stores content as a blob. */
+export type PutBlob = (content: Content) => Promise<BlobRef>;
+
+/** Writers of blobs share this lock; removing takes it alone, so that no blob goes before its manifest is written. */
+const WRITING = "cotensor:weights";
+/** How exact the time of the last use is, in milliseconds. */
+const USED_STEP = 60_000;
+/** Blobs that are being written have names with this start. */
+const UNFINISHED = "unfinished.";
+
+const realmLocks = new RealmLocks();
+let unfinished = 0;
+
+/** Weights and other files, found by the hash of their content, and manifests that name them. All tabs and workers of a site share it. */
+export class WeightCache {
+  private constructor(
+    readonly home: "opfs" | "memory",
+    /** Why the files are in memory. */
+    readonly reason: string | undefined,
+    readonly newHasher: NewHasher,
+    readonly locks: Locks,
+    private readonly blobs: Folder,
+    private readonly manifests: Folder,
+    private readonly now: () => number,
+  ) {}
+
+  static async open(options: WeightCacheOptions): Promise<WeightCache> {
+    const folders = options.folders ?? (await openFolders());
+    const locks = options.locks ?? siteLocks() ?? realmLocks;
+    const [blobs, manifests] = [await folders.open("blobs"), await folders.open("manifests")];
+    return new WeightCache(folders.home, folders.reason, options.newHasher, locks, blobs, manifests, options.now ?? Date.now);
+  }
+
+  /** The manifest of `key`, if all its blobs are stored in full. Otherwise it counts as missing, and is removed. */
+  async manifest(key: string): Promise<Manifest | undefined> {
+    const name = this.#manifestName(key);
+    const file = await this.manifests.read(name);
+    if (!file) return undefined;
+    const manifest = await parsedManifest(file, key);
+    if (!manifest || !(await this.#complete(manifest))) {
+      await this.manifests.remove(name);
+      return undefined;
+    }
+    await this.#touch(name, manifest);
+    return manifest;
+  }
+
+  /**
+   * The manifest of `key`. Without one, `build` stores blobs and returns the document; all tabs and workers wait for the first.
+   * A manifest is written after its blobs. If `build` fails, its blobs are removed unless a manifest names them.
+   */
+  async once(key: string, build: (put: PutBlob) => Promise<unknown>): Promise<Manifest> {
+    const stored = await this.manifest(key);
+    if (stored) return stored;
+    return this.locks.request(`cotensor:${key}`, {}, async () => {
+      return (await this.manifest(key)) ?? (await this.replace(key, build));
+    });
+  }
+
+  /** Makes the manifest of `key` anew; see `once`. The caller prevents that two do so at once. */
+  async replace(key: string, build: (put: PutBlob) => Promise<unknown>): Promise<Manifest> {
+    checkKey(key);
+    try {
+      return await this.locks.request(WRITING, { mode: "shared" }, async () => {
+        const blobs = new Map<string, BlobRef>();
+        const document = await build(async (content) => {
+          const blob = await this.#put(content);
+          blobs.set(blob.hash, blob);
+          return blob;
+        });
+        const manifest = { key, blobs: [...blobs.values()], document, used: this.now() };
+        await this.manifests.write(this.#manifestName(key), manifestText(manifest));
+        return manifest;
+      });
+    } catch (error) {
+      // Another writer may need the blobs. Then they stay until the next `prune`.
+      await this.locks.request(WRITING, { ifAvailable: true }, (lock) => (lock ? this.#collect() : undefined));
+      throw error;
+    }
+  }
+
+  /** A blob that a manifest names. One of another size is removed, and counts as missing. Its bytes are read when needed. */
+  async blob({ hash, size }: BlobRef): Promise<Blob | undefined> {
+    const file = await this.blobs.read(hash);
+    if (file && file.size !== size) await this.blobs.remove(hash);
+    return file?.size === size ? file : undefined;
+  }
+
+  /** The bytes of a blob; an error if it is missing. */
+  async bytes(blob: BlobRef): Promise<Uint8Array<ArrayBuffer>> {
+    const file = await this.blob(blob);
+    if (!file) throw new CotensorError("NotFound", `blob ${blob.hash}: it is not stored; import or download it again`);
+    return new Uint8Array(await file.arrayBuffer());
+  }
+
+  /** Reads a blob and compares its hash. A blob with other bytes is removed, and counts as missing. */
+  async verify(blob: BlobRef): Promise<boolean> {
+    const file = await this.blob(blob);
+    if (!file) return false;
+    const hasher = this.newHasher();
+    for await (const part of blobParts(file)) hasher.update(part);
+    if (hasher.digest() === blob.hash) return true;
+    await this.blobs.remove(blob.hash);
+    return false;
+  }
+
+  /** Removes the manifest of `key`, and the blobs that no other manifest names. */
+  async remove(key: string): Promise<void> {
+    await this.locks.request(WRITING, {}, async () => {
+      await this.manifests.remove(this.#manifestName(key));
+      await this.#collect();
+    });
+  }
+
+  /** Bytes and numbers of what is stored. A blob that several manifests name counts once. */
+  async usage(): Promise<CacheUsage> {
+    const [blobs, manifests] = [await this.blobs.list(), await this.manifests.list()];
+    const bytes = [...blobs.values(), ...manifests.values()].reduce((total, each) => total + each, 0);
+    return { bytes, blobs: blobs.size, manifests: manifests.size };
+  }
+
+  /**
+   * Removes blobs that no manifest names, then the least recently read manifests with their blobs, until at most `maxBytes`
+   * are stored. It waits for writers. Returns the keys of the removed manifests.
+   */
+  async prune(maxBytes: number): Promise<string[]> {
+    if (!(maxBytes >= 0)) throw new CotensorError("Invalid", `maxBytes: a number of bytes is required, not ${maxBytes}`);
+    return this.locks.request(WRITING, {}, async () => {
+      const removed: string[] = [];
+      const all = await this.#collect();
+      const byUse = [...all].sort(([, a], [, b]) => a.used - b.used);
+      for (const [name, manifest] of byUse) {
+        if ((await this.usage()).bytes <= maxBytes) break;
+        await this.manifests.remove(name);
+        removed.push(manifest.key);
+        await this.#collect();
+      }
+      return removed;
+    });
+  }
+
+  /** Stores content under its hash. Content that is stored already is compared by its hash and size only. */
+  async #put(content: Content): Promise<BlobRef> {
+    const hasher = this.newHasher();
+    let size = 0;
+    async function* hashed(): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+      for await (const part of parts(content)) {
+        hasher.update(part);
+        size += part.byteLength;
+        yield part;
+      }
+    }
+    // The name is known after the last part.
+    const name = `${UNFINISHED}${this.now()}.${Math.floor(Math.random() * 2 ** 32)}.${(unfinished += 1)}`;
+    try {
+      await this.blobs.write(name, hashed());
+      const hash = hasher.digest();
+      if ((await this.blobs.size(hash)) !== size) await this.blobs.rename(name, hash);
+      return { hash, size };
+    } finally {
+      await this.blobs.remove(name);
+    }
+  }
+
+  async #complete(manifest: Manifest): Promise<boolean> {
+    for (const blob of manifest.blobs) {
+      if (!(await this.blob(blob))) return false;
+    }
+    return true;
+  }
+
+  /** Notes that a manifest was read. A full disk does not prevent reading. */
+  async #touch(name: string, manifest: Manifest): Promise<void> {
+    const used = this.now();
+    if (used - manifest.used < USED_STEP) return;
+    try {
+      await this.manifests.write(name, manifestText({ ...manifest, used }));
+    } catch (error) {
+      if (!(error instanceof CotensorError && error.kind === "OverBudget")) throw error;
+    }
+  }
+
+  /** Removes unreadable manifests, and the blobs that no manifest names. Returns the manifests by file name. */
+  async #collect(): Promise<Map<string, Manifest>> {
+    const manifests = new Map<string, Manifest>();
+    const named = new Set<string>();
+    for (const name of (await this.manifests.list()).keys()) {
+      const file = await this.manifests.read(name);
+      const manifest = file && (await parsedManifest(file));
+      if (!manifest) {
+        await this.manifests.remove(name);
+        continue;
+      }
+      manifests.set(name, manifest);
+      for (const { hash } of manifest.blobs) named.add(hash);
+    }
+    for (const name of (await this.blobs.list()).keys()) {
+      if (!named.has(name)) await this.blobs.remove(name);
+    }
+    return manifests;
+  }
+
+  #manifestName(key: string): string {
+    checkKey(key);
+    return hashText(this.newHasher, key);
+  }
+}

@@ -1,0 +1,56 @@
+import { CotensorError } from "../errors.js";
+import { GpuMemory } from "../memory/gpu.js";
+import { Store } from "../store.js";
+import type { Device } from "../types.js";
+import type { Hub } from "./hub.js";
+import { serve } from "./serve.js";
+
+/** What the package's own worker is given in its URL. Pages with other settings get another worker. */
+export interface WorkerSettings {
+  /** The URL of onnxruntime-web's module. */
+  readonly ort?: string | URL;
+  /** Adds the memory of a WebGPU device, if the browser has one. */
+  readonly webgpu?: boolean;
+  /** The most bytes of all tensors on a device. */
+  readonly budgets?: Partial<Record<Device, number>>;
+}
+
+/** The worker's URL with its settings. */
+export function withSettings(worker: URL, { ort, webgpu, budgets }: WorkerSettings, base: string | undefined): URL {
+  const url = new URL(worker);
+  if (ort !== undefined) url.searchParams.set("ort", new URL(ort, base).href);
+  if (webgpu) url.searchParams.set("webgpu", "1");
+  for (const [device, bytes] of Object.entries(budgets ?? {})) url.searchParams.set(`budget.${device}`, String(bytes));
+  return url;
+}
+
+/** Serves with the settings in a URL. */
+export function serveSettings(url: URL): Hub {
+  const { searchParams } = url;
+  const ort = searchParams.get("ort");
+  const budgets: Partial<Record<Device, number>> = {};
+  for (const [name, value] of searchParams) {
+    if (name.startsWith("budget.")) budgets[name.slice("budget.".length) as Device] = Number(value);
+  }
+  const store = async (): Promise<Store> => {
+    const gpu = searchParams.has("webgpu") ? await gpuMemory() : undefined;
+    // A budget of a device that the browser lacks has no effect.
+    if (!gpu) delete budgets.webgpu;
+    return Store.create({ memories: gpu ? [gpu] : [], budgets });
+  };
+  // Nothing is awaited before: clients connect as soon as the script ran.
+  return serve({ store, ...(ort === null ? {} : { ort: () => importOrt(ort) }) });
+}
+
+async function gpuMemory(): Promise<GpuMemory | undefined> {
+  const adapter = await (navigator.gpu as GPU | undefined)?.requestAdapter();
+  return adapter ? new GpuMemory(await adapter.requestDevice()) : undefined;
+}
+
+async function importOrt(url: string): Promise<unknown> {
+  try {
+    return (await import(url)) as unknown;
+  } catch (error) {
+    throw new CotensorError("Io", `ort ${url}: the worker could not import it: ${String(error)}`);
+  }
+}

@@ -1,0 +1,66 @@
+import { RealmLocks, siteLocks, type Locks } from "../locks.js";
+import { Store } from "../store.js";
+import { VERSION } from "../version.js";
+import type { Handlers, HubContent } from "./handlers.js";
+import { Hub } from "./hub.js";
+
+/** Options of `serve`. */
+export interface ServeOptions {
+  /** The onnxruntime-web that models run on, or a function that imports it. Workers have no import maps: the worker's file names it. */
+  readonly ort?: unknown;
+  /** Makes the store. Without it, a store of host memory. */
+  readonly store?: () => Promise<Store>;
+  /** More methods. */
+  readonly handlers?: Handlers;
+  readonly locks?: Locks;
+}
+
+/** Locks of this thread, for hubs in a page without the site's locks. */
+export const threadLocks = new RealmLocks();
+
+interface WorkerScope {
+  name?: string;
+  onconnect?: ((event: MessageEvent) => void) | null;
+  onmessage?: ((event: MessageEvent) => void) | null;
+}
+
+/**
+ * Makes this thread the hub of all tabs of the site. The file of a shared or dedicated worker calls it once, at its start: clients
+ * that connect earlier are not noticed. In another thread, such as a page, the caller passes ports to `accept`.
+ */
+export function serve(options: ServeOptions = {}): Hub {
+  const scope = globalThis as WorkerScope;
+  const isShared = "SharedWorkerGlobalScope" in globalThis;
+  const isDedicated = "DedicatedWorkerGlobalScope" in globalThis;
+  let made: Promise<HubContent> | undefined;
+  // After a failed attempt, the next client's call tries again.
+  const content = (): Promise<HubContent> => {
+    made ??= make(options).catch((error: unknown) => {
+      made = undefined;
+      throw error;
+    });
+    return made;
+  };
+  const hub = new Hub({
+    name: ((isShared || isDedicated) && scope.name) || scopeName("page"),
+    content,
+    handlers: options.handlers ?? {},
+    locks: options.locks ?? siteLocks() ?? (isShared || isDedicated ? undefined : threadLocks),
+  });
+  const accept = ({ ports: [port] }: MessageEvent): void => {
+    if (port) hub.accept(port);
+  };
+  if (isShared) scope.onconnect = accept;
+  if (isDedicated) scope.onmessage = accept;
+  return hub;
+}
+
+async function make({ ort, store = () => Store.create() }: ServeOptions): Promise<HubContent> {
+  const given = (await (typeof ort === "function" ? (ort as () => unknown)() : ort)) as unknown;
+  return { ort: given, store: await store() };
+}
+
+/** The name of a worker and the beginning of its locks' names: pages of different versions have workers of their own. */
+export function scopeName(hub: string): string {
+  return `cotensor.${VERSION}.${hub}`;
+}

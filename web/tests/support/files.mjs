@@ -1,0 +1,52 @@
+// Files that a test server serves with the errors of real servers.
+import { createHash } from "node:crypto";
+import { createServer } from "node:http";
+
+/** A hasher with the interface of the BLAKE3 one. The tests of the cache need any hash of 64 digits. */
+export function newHasher() {
+  const hash = createHash("sha256");
+  return { update: (bytes) => void hash.update(bytes), digest: () => hash.digest("hex") };
+}
+
+export const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
+
+/** Bytes that are the same in each run. */
+export function bytesOf(length, seed = 1) {
+  return Uint8Array.from({ length }, (_, index) => (index * 31 + seed * 17 + (index >> 8)) % 256);
+}
+
+/**
+ * A server of `files`: name to `{ body, etag, modified, type, announce, breakAt, ranges, status }`. It counts requests and the bytes of bodies
+ * that it sends. `breakAt` cuts the connection of an answer after so many bytes; `announce` is a wrong Content-Length.
+ */
+export async function serveFiles(files) {
+  const log = [];
+  const sent = { bytes: 0 };
+  const server = createServer((request, response) => {
+    const file = files[request.url.slice(1)];
+    log.push(`${request.method} ${request.url}${request.headers.range ? ` ${request.headers.range}` : ""}`);
+    response.setHeader("access-control-allow-origin", "*");
+    response.setHeader("access-control-expose-headers", "etag, content-range");
+    if (!file || file.status) return response.writeHead(file?.status ?? 404).end();
+    response.setHeader("content-type", file.type ?? "application/octet-stream");
+    if (file.etag) response.setHeader("etag", file.etag);
+    if (file.modified) response.setHeader("last-modified", file.modified);
+    const [, from] = (file.ranges !== false && /^bytes=(\d+)-$/.exec(request.headers.range ?? "")) || [];
+    const body = Buffer.from(file.body.subarray(Number(from ?? 0)));
+    if (from) response.statusCode = 206;
+    if (from) response.setHeader("content-range", `bytes ${from}-${file.body.length - 1}/${file.body.length}`);
+    if (!file.chunked) response.setHeader("content-length", file.announce ?? body.length);
+    if (request.method === "HEAD") return response.end();
+    if (file.breakAt && !from) {
+      sent.bytes += file.breakAt;
+      return response.write(body.subarray(0, file.breakAt), () => response.socket.end());
+    }
+    sent.bytes += body.length;
+    // Two writes have no length in the answer.
+    response.write(body.subarray(0, 1));
+    response.end(body.subarray(1));
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const close = () => (server.closeAllConnections(), server.close());
+  return { url: `http://127.0.0.1:${server.address().port}/`, log, sent, close };
+}
