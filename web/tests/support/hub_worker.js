@@ -1,0 +1,19 @@
+// A program's own worker: it imports its onnxruntime-web (here a small object) and adds methods.
+import { serve } from "/index.js";
+
+const counts = { sessions: 0 };
+
+serve({
+  ort: { env: { versions: { web: "test" } } },
+  handlers: {
+    "test.wait": () => new Promise(() => undefined),
+    "test.end": () => globalThis.close(),
+    "test.ort": (_params, { ort }) => ort.env.versions.web,
+    // Counts sessions by an object that each client makes.
+    "test.join": (_params, { session }) => {
+      counts.sessions += 1;
+      return session.own({ dispose: () => (counts.sessions -= 1) });
+    },
+    "test.counts": () => counts,
+  },
+});
