@@ -11,7 +11,7 @@ export { Tensor } from "./tensor.js";
 export type { Device, DType, Kind, TypedArray } from "./types.js";
 export { VERSION } from "./version.js";
 export { WeightCache, type CacheUsage, type PutBlob, type WeightCacheOptions } from "./weights/cache.js";
-export { download, type Downloaded, type DownloadOptions } from "./weights/download.js";
+export { download, forgetDownload, type Downloaded, type DownloadOptions } from "./weights/download.js";
 export type { Content, Folder, Folders } from "./weights/folder.js";
 export type { Hasher, NewHasher } from "./weights/hash.js";
 export type { BlobRef, Manifest } from "./weights/manifest.js";

@@ -85,7 +85,7 @@ export async function* body(first: Response, options: BodyOptions): AsyncGenerat
     }
     signal?.throwIfAborted();
     if (broken.error === undefined && (total === undefined || received === total)) return;
-    const next = retries > 0 && received > 0 ? await rest(options, version, received) : undefined;
+    const next = retries > 0 ? await rest(options, version, received) : undefined;
     if (next) {
       response = next;
     } else if (broken.error === undefined) {

@@ -26,7 +26,10 @@ export interface CacheUsage {
 /** Stores content as a blob. */
 export type PutBlob = (content: Content) => Promise<BlobRef>;
 
-/** Writers of blobs share this lock; removing takes it alone, so that no blob goes before its manifest is written. */
+/**
+ * Writers of blobs share this lock. Blobs are removed by a holder that has it alone, so that no blob is removed before its manifest
+ * is written. Nobody waits to have it alone: a writer that takes the lock twice would then wait for itself.
+ */
 const WRITING = "cotensor:weights";
 /** How exact the time of the last use is, in milliseconds. */
 const USED_STEP = 60_000;
@@ -38,6 +41,9 @@ let unfinished = 0;
 
 /** Weights and other files, found by the hash of their content, and manifests that name them. All tabs and workers of a site share it. */
 export class WeightCache {
+  /** Whether blobs may be stored that no manifest names. */
+  #hasUnnamed = false;
+
   private constructor(
     readonly home: "opfs" | "memory",
     /** Why the files are in memory. */
@@ -72,12 +78,13 @@ export class WeightCache {
 
   /**
    * The manifest of `key`. Without one, `build` stores blobs and returns the document; all tabs and workers wait for the first.
-   * A manifest is written after its blobs. If `build` fails, its blobs are removed unless a manifest names them.
+   * A manifest is written after its blobs. If `build` fails, its blobs are removed unless a manifest names them. `build` may
+   * download and import, but not the same key.
    */
   async once(key: string, build: (put: PutBlob) => Promise<unknown>): Promise<Manifest> {
     const stored = await this.manifest(key);
     if (stored) return stored;
-    return this.locks.request(`cotensor:${key}`, {}, async () => {
+    return this.locks.request(`cotensor.import:${key}`, {}, async () => {
       return (await this.manifest(key)) ?? (await this.replace(key, build));
     });
   }
@@ -98,9 +105,10 @@ export class WeightCache {
         return manifest;
       });
     } catch (error) {
-      // Another writer may need the blobs. Then they stay until the next `prune`.
-      await this.locks.request(WRITING, { ifAvailable: true }, (lock) => (lock ? this.#collect() : undefined));
+      this.#hasUnnamed = true;
       throw error;
+    } finally {
+      if (this.#hasUnnamed) await this.#collectAlone();
     }
   }
 
@@ -129,12 +137,11 @@ export class WeightCache {
     return false;
   }
 
-  /** Removes the manifest of `key`, and the blobs that no other manifest names. */
+  /** Removes the manifest of `key`, and the blobs that no other manifest names: now, or when no import or download runs. */
   async remove(key: string): Promise<void> {
-    await this.locks.request(WRITING, {}, async () => {
-      await this.manifests.remove(this.#manifestName(key));
-      await this.#collect();
-    });
+    await this.manifests.remove(this.#manifestName(key));
+    this.#hasUnnamed = true;
+    await this.#collectAlone();
   }
 
   /** Bytes and numbers of what is stored. A blob that several manifests name counts once. */
@@ -146,14 +153,14 @@ export class WeightCache {
 
   /**
    * Removes blobs that no manifest names, then the least recently read manifests with their blobs, until at most `maxBytes`
-   * are stored. It waits for writers. Returns the keys of the removed manifests.
+   * are stored. Returns the keys of the removed manifests. While an import or download runs in any tab, a `Conflict` error.
    */
   async prune(maxBytes: number): Promise<string[]> {
     if (!(maxBytes >= 0)) throw new CotensorError("Invalid", `maxBytes: a number of bytes is required, not ${maxBytes}`);
-    return this.locks.request(WRITING, {}, async () => {
+    return this.locks.request(WRITING, { ifAvailable: true }, async (lock) => {
+      if (!lock) throw new CotensorError("Conflict", "an import or download is running, in this tab or another; prune when it ended");
       const removed: string[] = [];
-      const all = await this.#collect();
-      const byUse = [...all].sort(([, a], [, b]) => a.used - b.used);
+      const byUse = [...(await this.#collect())].sort(([, a], [, b]) => a.used - b.used);
       for (const [name, manifest] of byUse) {
         if ((await this.usage()).bytes <= maxBytes) break;
         await this.manifests.remove(name);
@@ -183,7 +190,8 @@ export class WeightCache {
       if ((await this.blobs.size(hash)) !== size) await this.blobs.rename(name, hash);
       return { hash, size };
     } finally {
-      await this.blobs.remove(name);
+      // Nothing is left of this name, unless the hash was stored before.
+      await this.blobs.remove(name).catch(() => undefined);
     }
   }
 
@@ -205,6 +213,15 @@ export class WeightCache {
     }
   }
 
+  /** Removes blobs without a manifest, unless blobs are being written: then the writer does it. */
+  async #collectAlone(): Promise<void> {
+    await this.locks.request(WRITING, { ifAvailable: true }, async (lock) => {
+      if (!lock) return;
+      this.#hasUnnamed = false;
+      await this.#collect();
+    });
+  }
+
   /** Removes unreadable manifests, and the blobs that no manifest names. Returns the manifests by file name. */
   async #collect(): Promise<Map<string, Manifest>> {
     const manifests = new Map<string, Manifest>();
@@ -220,7 +237,8 @@ export class WeightCache {
       for (const { hash } of manifest.blobs) named.add(hash);
     }
     for (const name of (await this.blobs.list()).keys()) {
-      if (!named.has(name)) await this.blobs.remove(name);
+      // A file that a dying tab still locks is removed by the next `prune`.
+      if (!named.has(name)) await this.blobs.remove(name).catch(() => undefined);
     }
     return manifests;
   }

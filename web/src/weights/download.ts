@@ -51,7 +51,7 @@ export async function download(cache: WeightCache, address: string | URL, option
   const url = checkedUrl(address);
   options.signal?.throwIfAborted();
   return cache.locks.request(`cotensor:${url}`, { signal: options.signal }, async () => {
-    const stored = await cache.manifest(url);
+    const stored = await cache.manifest(keyOf(url));
     const known = stored && (await storedFile(cache, url, stored, options));
     if (stored && known) {
       if (!(options.revalidate ?? !isFixed(url, options))) return known;
@@ -62,6 +62,16 @@ export async function download(cache: WeightCache, address: string | URL, option
   });
 }
 
+/** Removes a downloaded file from the cache, for example once a model is imported from it. Blobs that a manifest names stay. */
+export async function forgetDownload(cache: WeightCache, address: string | URL): Promise<void> {
+  await cache.remove(keyOf(checkedUrl(address)));
+}
+
+/** The key of a file's manifest, which is none of an imported model. */
+function keyOf(url: string): string {
+  return `file ${url}`;
+}
+
 async function fetchFile(cache: WeightCache, url: string, options: DownloadOptions): Promise<Downloaded> {
   const { signal, maxBytes = MAX_BYTES, size, hash, retries = 3, progress } = options;
   // The browser's own cache would keep a second copy of the file.
@@ -69,7 +79,7 @@ async function fetchFile(cache: WeightCache, url: string, options: DownloadOptio
   const abort = new AbortController();
   const whole = signal ? AbortSignal.any([signal, abort.signal]) : abort.signal;
   try {
-    const manifest = await cache.replace(url, async (put): Promise<FileDocument> => {
+    const manifest = await cache.replace(keyOf(url), async (put): Promise<FileDocument> => {
       const response = await send(url, { cache: requestCache, signal: whole });
       checkAnswer(url, response);
       const blob = await put(body(response, { url, maxBytes, size, signal, retries, cache: requestCache, progress }));

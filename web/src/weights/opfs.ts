@@ -5,8 +5,8 @@ import { MemoryFolders } from "./memory.js";
 // TypeScript's library lacks the renaming of files.
 type File = FileSystemFileHandle & { move?(name: string): Promise<void> };
 
-/** The suffix of Chromium's files of unfinished writes. */
-const UNFINISHED = ".crswap";
+/** The longest time between two attempts to remove a file that is locked, in milliseconds. */
+const REMOVE_WAIT_MAX = 512;
 
 /**
  * A folder of the Origin Private File System. It is used by its asynchronous functions, which exist in pages and in all kinds of
@@ -40,8 +40,8 @@ export class OpfsFolder implements Folder {
       await writable.close();
     } catch (error) {
       await writable?.abort().catch(() => undefined);
-      // The handle of a new file exists before its content.
-      if (isNew) await this.remove(name);
+      // The handle of a new file exists before its content. The first error is the one to report.
+      if (isNew) await this.remove(name).catch(() => undefined);
       throw await explained(error, name, written);
     }
   }
@@ -65,7 +65,7 @@ export class OpfsFolder implements Folder {
     // TypeScript's library has the iteration of folders in a part that only recent versions load.
     const entries = (this.directory as unknown as { values(): AsyncIterable<FileSystemHandle> }).values();
     for await (const entry of entries) {
-      if (entry.kind !== "file" || entry.name.endsWith(UNFINISHED)) continue;
+      if (entry.kind !== "file") continue;
       const file = await present((entry as FileSystemFileHandle).getFile());
       if (file) found.set(entry.name, file.size);
     }
@@ -73,7 +73,15 @@ export class OpfsFolder implements Folder {
   }
 
   async remove(name: string): Promise<void> {
-    await present(this.directory.removeEntry(name));
+    for (let wait = 1; ; wait *= 2) {
+      try {
+        return await present(this.directory.removeEntry(name));
+      } catch (error) {
+        // The browser unlocks a file a little later than `abort` says so, or after the crash of a tab that wrote it.
+        if ((error as Error).name !== "NoModificationAllowedError" || wait > REMOVE_WAIT_MAX) throw error;
+        await new Promise((resolve) => setTimeout(resolve, wait));
+      }
+    }
   }
 
   #find(name: string): Promise<FileSystemFileHandle | undefined> {

@@ -37,6 +37,8 @@ export class Connection {
   readonly #link: Link;
   readonly #release: () => void;
   readonly #watching = new AbortController();
+  /** A page in the browser's history cache would keep its leases until the browser forgets it. */
+  readonly #onPageHide = (): void => this.abandon("the page was left");
   readonly #forgotten: FinalizationRegistry<number>;
   #end: (reason: CotensorError) => void = () => undefined;
   /** Resolves with the reason when the session ends: `close`, or the end of the worker. */
@@ -53,6 +55,7 @@ export class Connection {
     this.#link = link;
     this.#endpoint = endpoint;
     this.#release = release;
+    pageEvents().addEventListener?.("pagehide", this.#onPageHide);
     this.#forgotten = new FinalizationRegistry((handle) => endpoint.notify("release", { handle }));
   }
 
@@ -124,12 +127,18 @@ export class Connection {
 
   private abandon(fact: string): void {
     const reason = new CotensorError("Unreachable", `${fact}; connect again`);
+    pageEvents().removeEventListener?.("pagehide", this.#onPageHide);
     this.#watching.abort();
     this.#endpoint.close(reason);
     this.#release();
     this.#link.terminate();
     this.#end(reason);
   }
+}
+
+/** Node has no events of a page. */
+function pageEvents(): Partial<Pick<EventTarget, "addEventListener" | "removeEventListener">> {
+  return globalThis as Partial<EventTarget>;
 }
 
 /** The answer, unless the worker fails or does not answer in time. */

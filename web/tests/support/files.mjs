@@ -16,8 +16,8 @@ export function bytesOf(length, seed = 1) {
 }
 
 /**
- * A server of `files`: name to `{ body, etag, modified, type, announce, breakAt, ranges, status }`. It counts requests and the bytes of bodies
- * that it sends. `breakAt` cuts the connection of an answer after so many bytes; `announce` is a wrong Content-Length.
+ * A server of `files`: name to `{ body, etag, modified, type, breakAt, stallAt, chunked, ranges, status }`. It counts requests and the bytes of bodies
+ * that it sends. `breakAt` cuts the connection of an answer after so many bytes; an answer with `stallAt` does not end; a `chunked` one has no length.
  */
 export async function serveFiles(files) {
   const log = [];
@@ -35,12 +35,13 @@ export async function serveFiles(files) {
     const body = Buffer.from(file.body.subarray(Number(from ?? 0)));
     if (from) response.statusCode = 206;
     if (from) response.setHeader("content-range", `bytes ${from}-${file.body.length - 1}/${file.body.length}`);
-    if (!file.chunked) response.setHeader("content-length", file.announce ?? body.length);
+    if (!file.chunked) response.setHeader("content-length", body.length);
     if (request.method === "HEAD") return response.end();
     if (file.breakAt && !from) {
       sent.bytes += file.breakAt;
       return response.write(body.subarray(0, file.breakAt), () => response.socket.end());
     }
+    if (file.stallAt) return response.write(body.subarray(0, file.stallAt));
     sent.bytes += body.length;
     // Two writes have no length in the answer.
     response.write(body.subarray(0, 1));

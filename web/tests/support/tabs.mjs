@@ -9,7 +9,8 @@ const ARGS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=sw
 /** Starts Chromium. With a folder as `profile`, files and settings stay in it. */
 export async function launch(profile) {
   assert.ok(CHROMIUM, "CHROMIUM names no browser; run `make test-web`");
-  const options = { executablePath: CHROMIUM, args: ARGS };
+  // Users' browsers keep pages for their history, which playwright turns off.
+  const options = { executablePath: CHROMIUM, args: ARGS, ignoreDefaultArgs: ["--disable-back-forward-cache"] };
   if (profile !== undefined) {
     const context = await chromium.launchPersistentContext(profile, options);
     return { browser: context.browser(), context, close: () => context.close() };
