@@ -17,6 +17,7 @@ export interface ReservationRequest {
   readonly provenance: string | undefined;
   readonly metadata: string | undefined;
   readonly recompute: number | undefined;
+  readonly private: boolean;
 }
 
 /** What `StoreCore.describe` returns, as JSON. */

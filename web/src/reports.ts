@@ -21,6 +21,19 @@ export interface DeviceStats {
   peak_memory_bytes: number;
 }
 
+/** Why bytes are copied, as in the reports of Cotensor's other languages. */
+export type CopyReason =
+  | "file import"
+  | "engine output"
+  | "preprocessed input"
+  | "engine conversion"
+  | "engine state"
+  | "put"
+  | "device transfer"
+  | "network"
+  | "copy on write"
+  | "private copy";
+
 /** The copies with one reason. */
 export interface Copies {
   reason: string;

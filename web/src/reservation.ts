@@ -63,6 +63,12 @@ export class Reservation {
     this.#state.core.recordCopy(this.name, memory.device === "cpu" ? "put" : "device transfer", bytes.byteLength);
   }
 
+  /** Sets the milliseconds that computing a cached tensor again takes. */
+  setRecompute(milliseconds: number): void {
+    this.#check();
+    this.#state.core.setRecompute(this.handle, milliseconds);
+  }
+
   /** Publishes the tensor under its name, and leases it to the holder. Nobody writes it from now on. */
   publish(): Tensor {
     this.#check();

@@ -1,8 +1,8 @@
 import { loadCore, setVerboseLogging, StoreCore } from "./core.js";
 import { CotensorError } from "./errors.js";
 import { CpuMemory } from "./memory/cpu.js";
-import type { DeviceMemory } from "./memory/memory.js";
-import type { Diagnostics, OptimizeReport, Recommendations, Stats } from "./reports.js";
+import type { DeviceMemory, Layout } from "./memory/memory.js";
+import type { CopyReason, Diagnostics, OptimizeReport, Recommendations, Stats } from "./reports.js";
 import { Reservation } from "./reservation.js";
 import { StoreState } from "./state.js";
 import { Tensor } from "./tensor.js";
@@ -52,11 +52,24 @@ export interface TensorOptions {
   readonly recompute?: number;
 }
 
+/** Options of a reservation. */
+export interface ReservationOptions extends TensorOptions {
+  readonly shape: readonly number[];
+  /**
+   * No other holder finds the tensor, and its last lease frees it. The budget applies, the configuration of sharing does not.
+   */
+  readonly private?: boolean;
+}
+
 /** A tensor store: keeps tensors on their devices, finds them by name, leases them, and limits their memory. */
 export class Store {
   readonly #state: StoreState;
 
-  private constructor(state: StoreState) {
+  private constructor(
+    state: StoreState,
+    /** The tensors that are shared. */
+    readonly sharedTensorConfig: SharedTensorConfig,
+  ) {
     this.#state = state;
   }
 
@@ -78,7 +91,7 @@ export class Store {
       config.allowedTypes ? [...config.allowedTypes] : undefined,
       config.maxSharedTensorSize ?? Infinity,
     );
-    return new Store(new StoreState(core, memories));
+    return new Store(new StoreState(core, memories), config);
   }
 
   /** Writes the events of all tensors of all stores to the console, or stops doing so. */
@@ -105,15 +118,19 @@ export class Store {
    * then belongs to the store, which frees it. It is as large as the tensor; on a device, rounded up to 16 bytes at most.
    */
   adopt(name: string, memory: object, options: TensorOptions = {}): Tensor {
+    return this.reserveAdopted(name, memory, options).publish();
+  }
+
+  /** As `adopt`, before publishing. */
+  reserveAdopted(name: string, memory: object, options: TensorOptions & { readonly private?: boolean } = {}): Reservation {
     const isArray = ArrayBuffer.isView(memory);
     const device = options.device ?? "cpu";
-    const storage = device === "cpu" && isArray ? bytesOf(memory as ArrayBufferView<ArrayBuffer>) : memory;
+    const existing = device === "cpu" && isArray ? bytesOf(memory as ArrayBufferView<ArrayBuffer>) : memory;
     const dtype = options.dtype ?? (isArray ? dtypeOf(memory) : "float32");
     const length = isArray && "length" in memory ? (memory.length as number) : 0;
-    const reservation = this.#reserve(name, { shape: [length], ...options, device, dtype }, (owner, bytes) => {
-      if (!owner.isStorage(storage)) {
-        throw new CotensorError("Invalid", `${name}: this is no memory of ${device}`);
-      }
+    return this.#reserve(name, { shape: [length], ...options, device, dtype }, (owner, bytes, layout) => {
+      const storage = owner.adopt(existing, layout);
+      if (storage === undefined) throw new CotensorError("Invalid", `${name}: this is no memory of ${device}`);
       const size = owner.sizeBytes(storage);
       const max = device === "cpu" ? bytes : Math.ceil(bytes / 16) * 16;
       if (size < bytes || size > max) {
@@ -121,14 +138,13 @@ export class Store {
       }
       return storage;
     });
-    return reservation.publish();
   }
 
   /** Reserves memory for a tensor that the holder writes and then publishes. */
-  reserve(name: string, options: TensorOptions & { readonly shape: readonly number[] }): Reservation {
-    return this.#reserve(name, options, (memory, bytes) => {
+  reserve(name: string, options: ReservationOptions): Reservation {
+    return this.#reserve(name, options, (memory, bytes, layout) => {
       try {
-        return memory.allocate(bytes);
+        return memory.allocate(bytes, layout);
       } catch (error) {
         if (error instanceof CotensorError) throw error;
         throw new CotensorError("Io", `${name}: ${memory.device} has no room for ${bytes} bytes: ${String(error)}`);
@@ -158,9 +174,17 @@ export class Store {
     this.#state.freeing((core) => core.remove(name));
   }
 
-  /** Counts a copy of a tensor's bytes that was made before `adopt`, such as the one that brought them from another thread. */
-  countCopy(name: string, bytes: number): void {
-    this.#state.core.recordCopy(name, "put", bytes);
+  /** The memory of a device. */
+  memory(device: Device): DeviceMemory {
+    return this.#state.memory(device);
+  }
+
+  /**
+   * Counts a copy of a tensor's bytes that was made outside the store: by an engine, or before `adopt`, such as the one that
+   * brought them from another thread.
+   */
+  countCopy(name: string, bytes: number, reason: CopyReason = "put"): void {
+    this.#state.core.recordCopy(name, reason, bytes);
   }
 
   /** Sets the most bytes of all tensors on `device`, and evicts unleased tensors until they fit. */
@@ -205,8 +229,8 @@ export class Store {
 
   #reserve(
     name: string,
-    options: TensorOptions & { readonly shape: readonly number[] },
-    storage: (memory: DeviceMemory, bytes: number) => unknown,
+    options: ReservationOptions,
+    storage: (memory: DeviceMemory, bytes: number, layout: Layout) => unknown,
   ): Reservation {
     const { shape, dtype = "float32", device = "cpu", kind = "other", holder = DEFAULT_HOLDER } = options;
     const cached = options.cached ?? options.recompute !== undefined;
@@ -216,12 +240,14 @@ export class Store {
       provenance: options.provenance,
       metadata: options.metadata && JSON.stringify(options.metadata),
       recompute: cached ? (options.recompute ?? 0) : undefined,
+      private: options.private ?? false,
     };
     const memory = this.#state.memory(device);
     const handle = this.#state.freeing((core) => core.reserve(request, holder));
     const { core } = this.#state;
     try {
-      const segment = this.#state.add(core.reservedSegment(handle), memory, storage(memory, core.reservedBytes(handle)));
+      const made = storage(memory, core.reservedBytes(handle), { dtype, shape });
+      const segment = this.#state.add(core.reservedSegment(handle), memory, made);
       return new Reservation(this.#state, handle, name, dtype, holder, segment);
     } catch (error) {
       this.#state.abandon(handle);

@@ -92,6 +92,13 @@ export class Tensor {
     return this.#layout.contiguous;
   }
 
+  /** Whether this is all of a published tensor, and not a part of it. */
+  get isWhole(): boolean {
+    const [part, whole] = [this.#layout, this.#segment.description ?? this.#layout];
+    const isSame = part.offset_bytes === whole.offset_bytes && part.span_bytes === whole.span_bytes && part.contiguous;
+    return part === whole || (isSame && part.shape.join() === whole.shape.join());
+  }
+
   get isDisposed(): boolean {
     return this.#handle < 0 || this.#state.isDisposed;
   }

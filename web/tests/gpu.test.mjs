@@ -1,51 +1,21 @@
-// GPU memory in a headless Chromium. CHROMIUM names the browser. The software adapter needs no graphics card.
+// GPU memory in a headless Chromium. CHROMIUM names the browser.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { createServer } from "node:http";
 import { after, before, test } from "node:test";
-import { chromium } from "playwright-core";
+import { hasWebGpu, openBrowser } from "./support/browsers.mjs";
 
-const { CHROMIUM, REQUIRE_WEBGPU } = process.env;
-const TYPES = { ".js": "text/javascript", ".wasm": "application/wasm" };
-const PAGE = `<!doctype html><script type="importmap">{"imports": {"cotensor": "/index.js"}}</script>`;
-let browser, page, server;
-
-/** Serves dist/ and an empty page. A browser offers WebGPU to pages of 127.0.0.1. */
-async function serve(request, response) {
-  const path = new URL(request.url, "http://localhost").pathname;
-  const type = TYPES[path.slice(path.lastIndexOf("."))];
-  if (!type || path.includes("..")) return response.setHeader("content-type", "text/html").end(PAGE);
-  try {
-    response.setHeader("content-type", type).end(await readFile(new URL(`../dist${path}`, import.meta.url)));
-  } catch {
-    response.writeHead(404).end();
-  }
-}
+let browser;
 
 before(async () => {
-  assert.ok(CHROMIUM, "CHROMIUM names no browser; run `make test-web`");
-  server = createServer(serve);
-  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const args = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
-  browser = await chromium.launch({ executablePath: CHROMIUM, args });
-  page = await browser.newPage();
-  await page.goto(`http://127.0.0.1:${server.address().port}/`);
+  browser = await openBrowser("chromium");
 });
 
-after(async () => {
-  await browser?.close();
-  server?.close();
-});
+after(() => browser?.close());
 
 /** Runs `program(cotensor, gpu)` in the page; skips the test without an adapter, unless REQUIRE_WEBGPU is set. */
 async function onGpu(context, program) {
-  const found = await page.evaluate(async () => Boolean(await navigator.gpu?.requestAdapter()));
-  if (!found) {
-    assert.ok(!REQUIRE_WEBGPU, "the browser has no WebGPU adapter");
-    context.skip("the browser has no WebGPU adapter");
-    return undefined;
-  }
-  return page.evaluate(`(async () => {
+  if (!(await hasWebGpu(browser.page, context))) return undefined;
+  return browser.run(`(async () => {
     const gpu = await (await navigator.gpu.requestAdapter()).requestDevice();
     return (${program})(await import("/index.js"), gpu);
   })()`);
@@ -151,7 +121,7 @@ test("memory of the GPU is destroyed with the last lease, by eviction, and with 
     store.dispose();
     return { again, before, after: destroyed.slice(before.length).sort((a, b) => a - b), shape };
   });
-  if (seen) assert.deepEqual(seen, { again: "Conflict", before: [100, 600], after: [32, 500], shape: [5] });
+  if (seen) assert.deepEqual(seen, { again: "Conflict", before: [112, 608], after: [32, 512], shape: [5] });
 });
 
 test("a lost device and a tensor beyond its limits are refused", async (context) => {

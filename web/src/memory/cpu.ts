@@ -8,8 +8,8 @@ export class CpuMemory implements DeviceMemory<Uint8Array<ArrayBuffer>> {
     return new Uint8Array(bytes);
   }
 
-  isStorage(value: unknown): value is Uint8Array<ArrayBuffer> {
-    return value instanceof Uint8Array && value.buffer instanceof ArrayBuffer;
+  adopt(value: unknown): Uint8Array<ArrayBuffer> | undefined {
+    return value instanceof Uint8Array && value.buffer instanceof ArrayBuffer ? (value as Uint8Array<ArrayBuffer>) : undefined;
   }
 
   sizeBytes(storage: Uint8Array<ArrayBuffer>): number {

@@ -8,33 +8,40 @@ declare const GPUMapMode: Record<"READ", number>;
 /** WebGPU copies multiples of this many bytes. */
 const COPY_ALIGNMENT = 4;
 
+/** Shaders of engines access vectors of this many bytes. Of a buffer that ends within a vector they lose the last elements. */
+const VECTOR_BYTES = 16;
+
 const aligned = (bytes: number): number => Math.ceil(bytes / COPY_ALIGNMENT) * COPY_ALIGNMENT;
 
-/** The memory of a `GPUDevice`: a buffer for each tensor, as large as the tensor, rounded up to 4 bytes. */
+/** The bytes of the buffer of a tensor. */
+export const bufferBytes = (bytes: number): number => Math.ceil(bytes / VECTOR_BYTES) * VECTOR_BYTES;
+
+/** The memory of a `GPUDevice`: a buffer for each tensor, as large as the tensor, rounded up to 16 bytes. */
 export class GpuMemory implements DeviceMemory<GPUBuffer> {
   readonly device = "webgpu";
-  readonly #gpu: GPUDevice;
+  /** The device of the buffers. */
+  readonly gpu: GPUDevice;
   /** Errors of buffers for which the GPU had no memory; WebGPU reports them later. */
   readonly #failed = new WeakMap<GPUBuffer, string>();
   #lost: string | undefined;
 
   /** The program owns `gpu` and destroys it after the store. */
   constructor(gpu: GPUDevice) {
-    this.#gpu = gpu;
+    this.gpu = gpu;
     void gpu.lost.then((info) => (this.#lost = info.message || info.reason));
   }
 
   allocate(bytes: number): GPUBuffer {
     this.#check();
-    const max = this.#gpu.limits.maxBufferSize;
+    const max = this.gpu.limits.maxBufferSize;
     if (bytes > max) {
       const way = "request the device with a larger limit maxBufferSize, or split the tensor";
       throw new CotensorError("Unsupported", `${bytes} bytes; a buffer of this GPUDevice has at most ${max}: ${way}`);
     }
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
-    this.#gpu.pushErrorScope("out-of-memory");
-    const buffer = this.#gpu.createBuffer({ size: aligned(bytes), usage });
-    void this.#gpu.popErrorScope().then(
+    this.gpu.pushErrorScope("out-of-memory");
+    const buffer = this.gpu.createBuffer({ size: bufferBytes(bytes), usage });
+    void this.gpu.popErrorScope().then(
       (error) => error && this.#failed.set(buffer, error.message || "no memory"),
       // The device was lost.
       () => undefined,
@@ -42,8 +49,8 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     return buffer;
   }
 
-  isStorage(value: unknown): value is GPUBuffer {
-    return value instanceof GPUBuffer;
+  adopt(value: unknown): GPUBuffer | undefined {
+    return value instanceof GPUBuffer ? value : undefined;
   }
 
   sizeBytes(storage: GPUBuffer): number {
@@ -53,11 +60,11 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   write(storage: GPUBuffer, bytes: Uint8Array<ArrayBuffer>): void {
     this.#check(storage);
     const whole = bytes.byteLength - (bytes.byteLength % COPY_ALIGNMENT);
-    if (whole > 0) this.#gpu.queue.writeBuffer(storage, 0, bytes, 0, whole);
+    if (whole > 0) this.gpu.queue.writeBuffer(storage, 0, bytes, 0, whole);
     if (whole < bytes.byteLength) {
       const tail = new Uint8Array(COPY_ALIGNMENT);
       tail.set(bytes.subarray(whole));
-      this.#gpu.queue.writeBuffer(storage, whole, tail);
+      this.gpu.queue.writeBuffer(storage, whole, tail);
     }
   }
 
@@ -66,11 +73,11 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     const start = offset - (offset % COPY_ALIGNMENT);
     const span = aligned(offset + size) - start;
     if (span === 0) return new Uint8Array();
-    const staging = this.#gpu.createBuffer({ size: span, usage: GPUBufferUsage.COPY_DST | GPUBufferUsage.MAP_READ });
+    const staging = this.gpu.createBuffer({ size: span, usage: GPUBufferUsage.COPY_DST | GPUBufferUsage.MAP_READ });
     try {
-      const encoder = this.#gpu.createCommandEncoder();
+      const encoder = this.gpu.createCommandEncoder();
       encoder.copyBufferToBuffer(storage, start, staging, 0, span);
-      this.#gpu.queue.submit([encoder.finish()]);
+      this.gpu.queue.submit([encoder.finish()]);
       try {
         await staging.mapAsync(GPUMapMode.READ);
       } catch (error) {

@@ -1,4 +1,11 @@
-import type { Device } from "../types.js";
+import type { Device, DType } from "../types.js";
+
+/** The elements of a storage: memories of typed arrays of a device need more than a number of bytes. */
+export interface Layout {
+  readonly dtype: DType;
+  /** Dimensions, in elements. */
+  readonly shape: readonly number[];
+}
 
 /**
  * The memory of one device. A storage is one allocation, such as a `GPUBuffer`.
@@ -9,11 +16,11 @@ export interface DeviceMemory<Storage = unknown> {
   /** Where its storages are. A store has one memory for each device. */
   readonly device: Device;
 
-  /** A storage of at least `bytes` bytes, zeroed. */
-  allocate(bytes: number): Storage;
+  /** A storage for `bytes` bytes with this layout, zeroed. */
+  allocate(bytes: number, layout: Layout): Storage;
 
-  /** Whether `value` is a storage that this memory can adopt. */
-  isStorage(value: unknown): value is Storage;
+  /** The storage of memory that exists, such as a `GPUBuffer`; nothing if `value` is no memory of the device. */
+  adopt(value: unknown, layout: Layout): Storage | undefined;
 
   /** The length of a storage in bytes. */
   sizeBytes(storage: Storage): number;

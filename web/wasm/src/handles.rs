@@ -34,6 +34,14 @@ impl<T> Handles<T> {
         self.values.get(number as usize).and_then(Option::as_ref).ok_or_else(disposed)
     }
 
+    /// The value of that number, for changes.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub(crate) fn get_mut(&mut self, number: u32) -> Result<&mut T, Error> {
+        self.values.get_mut(number as usize).and_then(Option::as_mut).ok_or_else(disposed)
+    }
+
     /// Removes the value of that number.
     ///
     /// # Errors

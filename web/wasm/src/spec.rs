@@ -36,6 +36,9 @@ extern "C" {
     /// Milliseconds; none for a tensor that is freed with its last lease.
     #[wasm_bindgen(method, getter)]
     fn recompute(this: &Request) -> Option<f64>;
+    /// Whether no other holder finds the tensor.
+    #[wasm_bindgen(method, getter)]
+    pub(crate) fn private(this: &Request) -> bool;
 }
 
 /// The description that `request` has.
@@ -53,11 +56,18 @@ pub(crate) fn spec(request: &Request) -> Result<TensorSpec> {
     spec.provenance = hash(request.provenance(), "provenance")?;
     spec.metadata = request.metadata().map(Into::into);
     if let Some(milliseconds) = request.recompute() {
-        let recompute = Duration::try_from_secs_f64(milliseconds / 1000.0);
-        let wrong = |_| Error::invalid("a time in milliseconds, 0 or more, is required").in_field("recompute");
-        spec.retention = Retention::Cached { recompute: recompute.map_err(wrong)? };
+        spec.retention = Retention::Cached { recompute: recompute(milliseconds)? };
     }
     Ok(spec)
+}
+
+/// The time of a field `recompute`.
+///
+/// # Errors
+/// `Invalid` for a negative number and for no number.
+pub(crate) fn recompute(milliseconds: f64) -> Result<Duration> {
+    let wrong = |_| Error::invalid("a time in milliseconds, 0 or more, is required").in_field("recompute");
+    Duration::try_from_secs_f64(milliseconds / 1000.0).map_err(wrong)
 }
 
 fn hash(digits: Option<String>, field: &str) -> Result<Option<ContentHash>> {

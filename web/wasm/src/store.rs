@@ -4,7 +4,7 @@ use crate::errors::Result;
 use crate::handles::Handles;
 use crate::host::PerformanceClock;
 use crate::memory::{ScriptMemory, ScriptSegment, Segments};
-use crate::spec::{Description, Request, bytes, slices, spec};
+use crate::spec::{Description, Request, bytes, recompute, slices, spec};
 use cotensor_core::{Device, Error, Kind, Layout};
 use cotensor_store::{
     CopyReason, EmbeddedStore, Holder, Lease, MemoryControl, NameStore, Reservation, SharingConfig, StoreReports,
@@ -84,8 +84,20 @@ impl StoreCore {
 
     /// Takes bytes from the budget of a device, and evicts other tensors if it must.
     pub fn reserve(&self, request: &Request, holder: &str) -> Result<u32> {
-        let reservation = self.store.reserve(spec(request)?, &named(holder)?)?;
+        let (spec, holder) = (spec(request)?, named(holder)?);
+        let reservation = match request.private() {
+            true => self.store.reserve_private(spec, &holder)?,
+            false => self.store.reserve(spec, &holder)?,
+        };
         Ok(self.reservations.borrow_mut().add((reservation, self.segments.latest())))
+    }
+
+    /// Sets the milliseconds that computing a cached tensor again takes.
+    #[wasm_bindgen(js_name = setRecompute)]
+    pub fn set_recompute(&self, reservation: u32, milliseconds: f64) -> Result<()> {
+        let time = recompute(milliseconds)?;
+        self.reservations.borrow_mut().get_mut(reservation)?.0.set_recompute(time);
+        Ok(())
     }
 
     /// The number of the segment of a reservation.

@@ -1,0 +1,53 @@
+// Browsers for tests. CHROMIUM names the one with WebGPU, WEBNN_CHROMIUM one with WebNN (by default that of @sparticuz/chromium).
+import assert from "node:assert/strict";
+import { chromium } from "playwright-core";
+import { serve } from "./server.mjs";
+
+const { CHROMIUM, WEBNN_CHROMIUM, REQUIRE_WEBGPU } = process.env;
+
+/** How each browser is started. */
+const BROWSERS = {
+  // The software adapter needs no graphics card.
+  async chromium() {
+    assert.ok(CHROMIUM, "CHROMIUM names no browser; run `make test-web`");
+    return chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"] });
+  },
+  async webnn() {
+    const executablePath = WEBNN_CHROMIUM ?? (await (await import("@sparticuz/chromium")).default.executablePath());
+    return chromium.launch({ executablePath, args: ["--no-sandbox", "--enable-features=WebMachineLearningNeuralNetwork"] });
+  },
+};
+
+/**
+ * Starts a server and the browser of that name, and opens an empty page. `run(program, argument)` calls a function in a
+ * page; `open` makes another page.
+ */
+export async function openBrowser(name = "chromium", options = {}) {
+  const server = await serve(options);
+  try {
+    const browser = await BROWSERS[name]();
+    const open = async () => {
+      const page = await browser.newPage();
+      await page.goto(server.url);
+      return page;
+    };
+    const page = await open();
+    const run = (program, argument) => page.evaluate(program, argument);
+    const close = async () => {
+      await browser.close();
+      server.close();
+    };
+    return { browser, close, open, page, run, url: server.url };
+  } catch (error) {
+    server.close();
+    throw error;
+  }
+}
+
+/** Whether the page has a WebGPU adapter. Without one the test is skipped, unless REQUIRE_WEBGPU is set. */
+export async function hasWebGpu(page, context) {
+  if (await page.evaluate(async () => Boolean(await navigator.gpu?.requestAdapter()))) return true;
+  assert.ok(!REQUIRE_WEBGPU, "the browser has no WebGPU adapter");
+  context.skip("the browser has no WebGPU adapter");
+  return false;
+}
