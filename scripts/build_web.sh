@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the browser package in web/dist: the WebAssembly module of core and store, its bindings, and the TypeScript sources.
+# Builds the browser package in web/dist: the WebAssembly modules (core and store; what models need), their bindings, and the
+# TypeScript sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,12 +11,17 @@ generator=$(version wasm-bindgen-cli-support web/bindgen/Cargo.lock)
 [ "$module" = "$generator" ] || { echo "wasm-bindgen is $module in Cargo.lock and $generator in web/bindgen/Cargo.lock" >&2; exit 1; }
 
 ${CARGO:-cargo} build --quiet --locked --manifest-path web/bindgen/Cargo.toml --target-dir target/wasm-bindgen
-RUSTC=$(scripts/wasm_compiler.sh) ${CARGO:-cargo} build --quiet -p cotensor-web --target wasm32-unknown-unknown --profile web --target-dir target/wasm
+# The hash tables of tokenizers use random numbers, which come from JavaScript.
+RUSTC=$(scripts/wasm_compiler.sh) RUSTFLAGS='--cfg getrandom_backend="wasm_js"' ${CARGO:-cargo} build --quiet \
+  -p cotensor-web -p cotensor-web-models --target wasm32-unknown-unknown --profile web --target-dir target/wasm
 rm -rf web/dist
-target/wasm-bindgen/debug/cotensor-web-bindgen target/wasm/wasm32-unknown-unknown/web/cotensor_web.wasm web/dist/wasm
+modules=target/wasm/wasm32-unknown-unknown/web
+target/wasm-bindgen/debug/cotensor-web-bindgen $modules/cotensor_web.wasm web/dist/wasm cotensor
+target/wasm-bindgen/debug/cotensor-web-bindgen $modules/cotensor_web_models.wasm web/dist/models cotensor_models
 cd web
-# tsc reads the types of the generated module beside its importers.
-mkdir -p src/wasm
+# tsc reads the types of the generated modules beside their importers.
+mkdir -p src/wasm src/models
 cp dist/wasm/cotensor.d.ts src/wasm/
+cp dist/models/cotensor_models.d.ts src/models/
 [ -d node_modules/typescript ] || npm install --no-package-lock --no-audit --no-fund --silent
 node_modules/.bin/tsc

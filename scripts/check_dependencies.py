@@ -17,9 +17,12 @@ ALLOWED = {
     "cotensor-store": {"cotensor-core"},
     "cotensor-sharing": {"cotensor-core", "cotensor-store"},
     "cotensor-memory": {"cotensor-core"},
-    "cotensor-preprocess": {"cotensor-core"},
+    "cotensor-graph": {"cotensor-core"},
+    "cotensor-preprocess": {"cotensor-core", "cotensor-graph"},
     "cotensor-hub": {"cotensor-core", "cotensor-preprocess"},
-    "cotensor-model": {"cotensor-core", "cotensor-formats", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"},
+    "cotensor-model": {
+        "cotensor-core", "cotensor-formats", "cotensor-graph", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"
+    },
     "cotensor-placement": {"cotensor-core"},
     "cotensor-rpc": {"cotensor-core"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc"},
@@ -49,8 +52,9 @@ ALLOWED = {
         "cotensor-client", "cotensor-formats", "cotensor-functions", "cotensor-cli", "cotensor-daemon",
         "cotensor-placement"
     },
-    # The module for browsers: bindings of the store.
+    # The modules for browsers: bindings of the store, and of what models need.
     "cotensor-web": {"cotensor-core", "cotensor-store"},
+    "cotensor-web-models": {"cotensor-core", "cotensor-graph", "cotensor-preprocess"},
     # Tests only.
     "cotensor-attacks": {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client", "cotensor-formats", "cotensor-daemon"

@@ -3,5 +3,5 @@
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let file = std::io::Cursor::new(bytes);
-    let _ = cotensor_model::graph::Graph::read(file, std::path::Path::new("fuzzed.onnx"));
+    let _ = cotensor_model::graph::read_graph(file, std::path::Path::new("fuzzed.onnx"));
 });

@@ -12,6 +12,7 @@ mod blob_cache;
 mod derived_files;
 mod device;
 mod dtype;
+pub mod elements;
 mod error;
 mod hash;
 mod heap;

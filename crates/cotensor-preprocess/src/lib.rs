@@ -6,8 +6,10 @@
 
 mod array;
 pub mod audio;
+pub mod checkpoint;
 pub mod family;
 mod files;
+pub mod generation;
 mod guard;
 pub mod image;
 mod processor_config;
@@ -19,7 +21,7 @@ pub use audio::{
     check_samples, decode_audio, decode_audio_start, resample,
 };
 pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
-pub use image::{ImageProcessor, decode_image, image_size};
+pub use image::{ImageProcessor, decode_image, image_of_pixels, image_size};
 pub use text::{
     ChatTemplate, CtcDecoder, ScoreFunction, SentenceProcessor, TextProcessor, TextStream, TokenBatch, normalized,
 };

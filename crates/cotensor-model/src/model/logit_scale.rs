@@ -1,19 +1,14 @@
 //! The scale and the bias that turn cosine similarities into logits. Both are trained, so they come from the files of
 //! the model.
 
-use crate::graph::Graph;
-use crate::tensor::convert::to_f32;
-use cotensor_core::{DType, Error, Result};
-use cotensor_preprocess::JSON_BYTES_MAX;
-use cotensor_preprocess::family::{Family, Similarity, Variant};
+use crate::graph::open_graph;
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::checkpoint::{FILE as CHECKPOINT, Header, header_length};
+use cotensor_preprocess::family::{CONFIG_FILE, Family, Similarity, Variant};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
-
-/// The file with the weights of a checkpoint.
-const CHECKPOINT: &str = "model.safetensors";
-const CONFIG: &str = "config.json";
 
 /// `logit = cosine * scale + bias`.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,12 +28,12 @@ impl LogitScale {
     ///
     /// # Errors
     /// `Unsupported` for a family without similarities, `NotFound` when no file has the numbers, `Corrupt` for a
-    /// checkpoint that is damaged, or as [`Graph::open`].
+    /// checkpoint that is damaged, or as [`open_graph`].
     pub(super) fn of(folder: &Path, config: &Value, family: &Family, variant: Option<&Variant>) -> Result<Self> {
         let names = family.similarity()?;
         let graphs = names.files.iter().cloned().chain(names.candidates(variant));
         for file in graphs.filter(|file| folder.join(file).is_file()) {
-            let found = Graph::open(&folder.join(&file))?.scale_and_bias(&names.logits);
+            let found = open_graph(&folder.join(&file))?.scale_and_bias(&names.logits);
             if let Some((scale, bias)) = found.filter(|(scale, bias)| scale.is_finite() && bias.is_finite()) {
                 return Ok(Self { scale, bias, source: file, untrained: false });
             }
@@ -46,11 +41,8 @@ impl LogitScale {
         if let Some((scale, bias)) = of_checkpoint(&folder.join(CHECKPOINT), names)? {
             return Ok(Self { scale, bias, source: CHECKPOINT.to_owned(), untrained: false });
         }
-        let number = |field: &Option<String>| config.get(field.as_deref()?).and_then(Value::as_f64);
-        let scale =
-            number(&names.scale_before_training).map(f64::exp).or_else(|| number(&names.factor_before_training));
-        if let Some(scale) = scale {
-            return Ok(Self { scale: scale as f32, bias: 0.0, source: CONFIG.to_owned(), untrained: true });
+        if let Some(scale) = names.before_training(config) {
+            return Ok(Self { scale, bias: 0.0, source: CONFIG_FILE.to_owned(), untrained: true });
         }
         let files = names.files.join(" or ");
         let message =
@@ -74,12 +66,10 @@ fn of_checkpoint(path: &Path, names: &Similarity) -> Result<Option<(f32, f32)>> 
     Ok(bias.map(|bias| (scale.exp(), bias)))
 }
 
-/// A safetensors file: the length of its header (8 bytes, little-endian), the header (JSON), the tensors.
+/// An open checkpoint.
 struct Checkpoint {
     file: File,
-    header: Value,
-    /// The offset of the tensors, in bytes.
-    start: u64,
+    header: Header,
 }
 
 impl Checkpoint {
@@ -87,40 +77,18 @@ impl Checkpoint {
         let mut file = File::open(path).map_err(|error| Error::io("opening", &error))?;
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(|error| read_error(&error))?;
-        let length = u64::from_le_bytes(length);
-        if length > JSON_BYTES_MAX {
-            return Err(Error::corrupt(format!("a header of {length} bytes; at most {JSON_BYTES_MAX} are read")));
-        }
-        let mut header = vec![0; length as usize];
+        let mut header = vec![0; header_length(length)? as usize];
         file.read_exact(&mut header).map_err(|error| read_error(&error))?;
-        let header = serde_json::from_slice(&header).map_err(|error| Error::corrupt(error.to_string()))?;
-        Ok(Self { file, header, start: 8 + length })
+        Ok(Self { file, header: Header::parse(&header)? })
     }
 
     /// The only element of a tensor, if the file has the tensor.
     fn number(&mut self, name: &str) -> Result<Option<f32>> {
-        let Some(tensor) = self.header.get(name) else { return Ok(None) };
-        let text = |field: &str| tensor.get(field).and_then(Value::as_str);
-        let dtype = match text("dtype") {
-            Some("F32") => DType::F32,
-            Some("F16") => DType::F16,
-            Some("BF16") => DType::BF16,
-            Some("F64") => DType::F64,
-            other => return Err(Error::corrupt(format!("a floating-point number is required, the type is {other:?}"))),
-        };
-        let offset = |at: usize| tensor.get("data_offsets").and_then(|offsets| offsets.get(at)).and_then(Value::as_u64);
-        let (Some(begin), Some(end)) = (offset(0), offset(1)) else {
-            return Err(Error::corrupt("data_offsets has two numbers"));
-        };
-        if end.checked_sub(begin) != Some(dtype.size_bytes() as u64) {
-            return Err(Error::corrupt(format!("one {dtype} is required, the bytes are {begin} to {end}")));
-        }
+        let Some((dtype, offset)) = self.header.number(name)? else { return Ok(None) };
         let mut bytes = vec![0; dtype.size_bytes()];
-        let at = self.start.checked_add(begin).ok_or_else(|| Error::corrupt("data_offsets is out of range"))?;
-        self.file.seek(SeekFrom::Start(at)).map_err(|error| read_error(&error))?;
+        self.file.seek(SeekFrom::Start(offset)).map_err(|error| read_error(&error))?;
         self.file.read_exact(&mut bytes).map_err(|error| read_error(&error))?;
-        let number = to_f32(dtype, &bytes)[0];
-        if number.is_finite() { Ok(Some(number)) } else { Err(Error::corrupt(format!("{number} is no scale"))) }
+        Header::value(dtype, &bytes).map(Some)
     }
 }
 

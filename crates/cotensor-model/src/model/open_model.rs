@@ -4,7 +4,8 @@ use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
 use crate::stage::Stage;
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::{Family, Variant, family_of_model, variant};
+use cotensor_preprocess::family::{CONFIG_FILE, Family, ModelConfig, Variant, family_of_model, variant};
+use cotensor_preprocess::generation::{self, GenerationConfig};
 use cotensor_preprocess::{
     AudioProcessor, ChatTemplate, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor,
     find_json,
@@ -14,7 +15,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-const CONFIG_FILE: &str = "config.json";
 /// How a model loads its stages.
 pub enum StageSource {
     /// With weights and results in the store of a runtime.
@@ -122,9 +122,22 @@ impl Model {
         &self.config
     }
 
+    /// config.json, read as the family says.
+    pub(crate) fn model_config(&self) -> ModelConfig<'_> {
+        ModelConfig { family: self.family, values: &self.config, folder: &self.folder }
+    }
+
     /// A value of config.json, which may be in an inner object: `vision_config.hidden_size`.
     pub(crate) fn config_at(&self, path: &str) -> Option<&serde_json::Value> {
-        path.split('.').try_fold(&self.config, |value, name| value.get(name)).filter(|value| !value.is_null())
+        self.model_config().at(path)
+    }
+
+    /// The parameters of generation for a task.
+    ///
+    /// # Errors
+    /// As [`GenerationConfig::of`].
+    pub(crate) fn generation(&self, task: &str) -> Result<GenerationConfig> {
+        GenerationConfig::of(&self.model_config(), self.json(generation::FILE)?.as_deref(), task)
     }
 
     /// Whether the files are unchanged since the model was opened.
@@ -227,7 +240,7 @@ impl Model {
     ///
     /// # Errors
     /// `Unsupported` for a family without similarities, `NotFound` when no file has them, or as
-    /// [`Graph::open`](crate::graph::Graph::open).
+    /// [`open_graph`](crate::graph::open_graph).
     pub(crate) fn logit_scale(&self) -> Result<&LogitScale> {
         self.opened(&self.logit_scale, || LogitScale::of(&self.folder, &self.config, self.family, self.variant))
     }

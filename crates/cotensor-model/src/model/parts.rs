@@ -1,9 +1,9 @@
 //! The part of a graph that is a stage, and the stages that a task runs.
 
 use super::open_model::{Model, StageSource};
-use crate::graph::{BlockEnd, DecoderSize, EncoderSize, Graph};
+use crate::graph::{BlockEnd, Graph, open_graph};
 use crate::stage::Stage;
-use cotensor_core::{Error, Result};
+use cotensor_core::Result;
 use cotensor_preprocess::family::{BlockFields, StageDef, Task};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -31,7 +31,9 @@ impl Model {
     /// # Errors
     /// As [`stage`](Self::stage).
     fn runs_whole(&self, def: &StageDef) -> Result<bool> {
-        let (Some((encoder, output)), StageSource::Shared(_)) = (self.encoder_before(def)?, &self.source) else {
+        let (Some((encoder, output)), StageSource::Shared(_)) =
+            (self.model_config().encoder_before(def)?, &self.source)
+        else {
             return Ok(true);
         };
         let reads = |stage: &Arc<Stage>| stage.graph().inputs().iter().any(|port| port.name == output);
@@ -40,36 +42,13 @@ impl Model {
             return Ok(!is_rest);
         }
         let (path, _) = self.graph_file(def)?;
-        let graph = Graph::open(&path).map_err(|error| error.in_file(&path))?;
-        Ok(self.end_of(encoder, &graph).is_none())
+        let graph = open_graph(&path).map_err(|error| error.in_file(&path))?;
+        Ok(self.model_config().end_of(encoder, &graph).is_none())
     }
 
-    /// The size of the encoder whose end the graph provably has.
-    fn end_of(&self, encoder: &StageDef, graph: &Graph) -> Option<EncoderSize> {
-        self.encoder_size(encoder).ok().filter(|size| graph.has_trunk(size))
-    }
-
-    /// The part of a graph that is the stage: the trunk of a graph with trunk and head, what follows it, or its part of the
-    /// graph of a whole model.
+    /// As [`ModelConfig::part`](cotensor_preprocess::family::ModelConfig::part).
     pub(super) fn part(&self, def: &StageDef, graph: Graph, whole: bool) -> Result<Graph> {
-        if let Some((encoder, output)) = self.encoder_before(def)? {
-            return match self.end_of(encoder, &graph) {
-                Some(size) => graph.rest(output, &size),
-                None => Ok(graph),
-            };
-        }
-        match (&def.encoder, def.outputs.first()) {
-            (Some(_), Some(output)) if !has_result(def, &graph) => graph.trunk(output, &self.encoder_size(def)?),
-            _ if whole => Ok(graph.part(&result_names(def).collect::<Vec<_>>())),
-            _ => Ok(graph),
-        }
-    }
-
-    /// The stage whose graph `def` continues, and the name of its result.
-    fn encoder_before(&self, def: &StageDef) -> Result<Option<(&'static StageDef, &'static str)>> {
-        let Some(role) = &def.rest_of else { return Ok(None) };
-        let encoder = self.family.stage(role)?;
-        Ok(encoder.outputs.first().map(|output| (encoder, output.as_str())))
+        self.model_config().part(def, graph, whole)
     }
 
     /// The place after a block at which a shared stage is cut. `None` for a stage that is not cut there, and for a graph in
@@ -80,64 +59,8 @@ impl Model {
         path: &Path,
         whole: bool,
     ) -> Result<Option<(&'a BlockFields, BlockEnd)>> {
-        let (Some(blocks), StageSource::Shared(_)) = (&def.blocks, &self.source) else { return Ok(None) };
-        let Some(place) = self.block_end(blocks) else { return Ok(None) };
-        let graph = self.part(def, Graph::open(path)?, whole)?;
-        Ok(graph.has_blocks(place).then_some((blocks, place)))
+        let (Some(_), StageSource::Shared(_)) = (&def.blocks, &self.source) else { return Ok(None) };
+        let graph = self.part(def, open_graph(path)?, whole)?;
+        Ok(self.model_config().inner_cut(def, &graph))
     }
-
-    /// The place at which a stage is cut, from config.json.
-    fn block_end(&self, blocks: &BlockFields) -> Option<BlockEnd> {
-        let number = |field: &str| usize::try_from(self.config_at(field)?.as_u64()?).ok();
-        let (layers, width) = (number(&blocks.layers)?, number(&blocks.width)?);
-        match &blocks.hidden_state {
-            // Hidden state 0 is the input of the first block, -1 the result of the last.
-            Some(field) => {
-                let index = self.config_at(field)?.as_i64()?;
-                let before = if index < 0 {
-                    (layers + 1).checked_sub(usize::try_from(-index).ok()?)?
-                } else {
-                    usize::try_from(index).ok()?
-                };
-                Some(BlockEnd { blocks: before, before, width })
-            }
-            None => Some(BlockEnd { blocks: layers, before: layers.checked_sub(1)?, width }),
-        }
-    }
-
-    /// The size of a stage's encoder, from config.json.
-    pub(super) fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
-        let fields =
-            def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is not an encoder", def.role)))?;
-        let number = |fields: &[String]| {
-            let field = fields.iter().find(|field| self.config.get(field.as_str()).is_some()).or(fields.first());
-            let field = field.map_or("", String::as_str);
-            let value =
-                self.config.get(field).and_then(serde_json::Value::as_u64).and_then(|n| usize::try_from(n).ok());
-            value.filter(|&value| value > 0).ok_or_else(|| {
-                Error::invalid("a number is required to find the end of the encoder in a graph that holds more")
-                    .in_file(self.folder.join("config.json"))
-                    .in_field(field)
-            })
-        };
-        let decoder = fields.decoder_layers.as_ref().map(|field| {
-            let inputs = def.masks().map(str::to_owned).collect();
-            Ok::<_, Error>(DecoderSize { layers: number(std::slice::from_ref(field))?, inputs })
-        });
-        Ok(EncoderSize {
-            layers: number(&fields.layers)?,
-            width: number(&fields.width)?,
-            decoder: decoder.transpose()?,
-        })
-    }
-}
-
-/// The names that graphs give the result of the stage.
-fn result_names(def: &StageDef) -> impl Iterator<Item = &str> {
-    def.outputs.iter().chain(&def.output_aliases).chain(&def.outputs_optional).map(String::as_str)
-}
-
-/// Whether the graph has the result of the stage as an output, under any of its names. Such a graph is not cut.
-pub(super) fn has_result(def: &StageDef, graph: &Graph) -> bool {
-    result_names(def).any(|name| graph.outputs().iter().any(|output| output.name == name))
 }

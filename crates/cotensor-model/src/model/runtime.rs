@@ -1,9 +1,10 @@
 use super::open_model::{Model, StageSource};
 use crate::engine::{EngineOptions, Engines};
 use crate::graph::Graph;
+use crate::graph::key::space_of;
 use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::HashedWeights;
-use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
+use cotensor_core::{ContentHash, Kind, Result, Space};
 use cotensor_hub::{Hub, ModelId};
 use cotensor_store::Store;
 use std::collections::HashMap;
@@ -206,14 +207,4 @@ impl Runtime {
             Ok(space_of(graph.fingerprint(weights.hashes()), preprocessing))
         })
     }
-}
-
-/// The space of a stage: the fingerprint of its graph with weights, and of the preprocessing of its inputs.
-fn space_of(fingerprint: ContentHash, preprocessing: &[ContentHash]) -> Space {
-    let mut hasher = Hasher::new("cotensor space v1");
-    hasher.field(fingerprint.as_bytes());
-    for part in preprocessing {
-        hasher.field(part.as_bytes());
-    }
-    Space(hasher.finish())
 }

@@ -1,8 +1,7 @@
 //! The stages and heads of a model: which file has the graph, and loading it.
 
 use super::open_model::{Model, StageSource};
-use super::parts::has_result;
-use crate::graph::Graph;
+use crate::graph::{Graph, open_graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, ErrorKind, Kind, Result, Space};
 use cotensor_preprocess::family::{LOGITS, StageDef};
@@ -83,7 +82,7 @@ impl Model {
         self.check_unchanged()?;
         let (path, whole) = self.graph_file(def)?;
         let space = || {
-            let graph = || self.part(def, Graph::open(&path)?, whole);
+            let graph = || self.part(def, open_graph(&path)?, whole);
             let preprocessing = self.preprocessing_of(def)?;
             let Some((blocks, place)) = self.inner_cut(def, &path, whole)? else {
                 return runtime.space(graph()?, &preprocessing);
@@ -144,17 +143,16 @@ impl Model {
         if self.stage(role)?.has_output(LOGITS) {
             return Ok(None);
         }
-        let (Some(_), Some(output), StageSource::Shared(_)) = (&def.encoder, def.outputs.first(), &self.source) else {
+        let (Some(_), Some(_), StageSource::Shared(_)) = (&def.encoder, def.outputs.first(), &self.source) else {
             return self.head(OWN_HEAD).map(Some);
         };
         let (path, _) = self.graph_file(def)?;
         let stage = self.loaded(OWN_HEAD, || {
             self.load(OWN_HEAD, Kind::Other, &path, &[], |graph| {
-                if has_result(def, &graph) {
+                self.model_config().head_part(def, graph)?.ok_or_else(|| {
                     let expected = self.head_file(OWN_HEAD);
-                    return Err(self.no_head().in_file(&expected).in_field("head"));
-                }
-                graph.rest(output, &self.encoder_size(def)?)
+                    self.no_head().in_file(&expected).in_field("head")
+                })
             })
         })?;
         Ok(Some(stage))
@@ -201,7 +199,7 @@ impl Model {
         let load = || match &self.source {
             StageSource::Shared(runtime) => {
                 let start = Instant::now();
-                let graph = part(Graph::open(path)?)?;
+                let graph = part(open_graph(path)?)?;
                 runtime.load_stage(role, kind, graph, preprocessing, &format!("model:{}", self.name()), start)
             }
             StageSource::Private(engines, mode) => engines.place(|engine, reasons| {
@@ -216,19 +214,12 @@ impl Model {
 
     /// Fingerprints of the preprocessing of the inputs of `def`: part of its space.
     fn preprocessing_of(&self, def: &StageDef) -> Result<Vec<ContentHash>> {
-        let mut sources: Vec<&str> = def.inputs.values().filter_map(|source| source.split('.').next()).collect();
-        sources.sort_unstable();
-        sources.dedup();
-        let mut fingerprints = Vec::new();
-        for source in sources {
-            match source {
-                "text" => fingerprints.push(self.text()?.fingerprint()),
-                "image" => fingerprints.push(self.image()?.fingerprint()),
-                "audio" => fingerprints.push(self.audio()?.fingerprint()),
-                _ => {}
-            }
-        }
-        Ok(fingerprints)
+        let fingerprint = |medium| match medium {
+            "text" => Ok(self.text()?.fingerprint()),
+            "image" => Ok(self.image()?.fingerprint()),
+            _ => Ok(self.audio()?.fingerprint()),
+        };
+        def.media().into_iter().map(fingerprint).collect()
     }
 }
 

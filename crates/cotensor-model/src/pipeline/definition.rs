@@ -1,8 +1,8 @@
-use super::decode::{NEW_TOKENS_MAX, Request};
 use crate::folder::read_bounded;
 use crate::model::{Model, Runtime};
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{AnswerKind, Family, Task, TextLimit, variant};
+use cotensor_preprocess::generation::{NEW_TOKENS_MAX, Request};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
 use super::adapted::{Foreign, Medium};
+use crate::graph::key::input_key;
 use crate::model::{Model, StageSource};
 use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
@@ -329,9 +330,7 @@ fn prepared(
     let StageSource::Shared(runtime) = model.source() else {
         return Ok((Value::from(prepare()?), true));
     };
-    let mut hasher = Hasher::new("cotensor input v1");
-    hasher.field(label.as_bytes()).field(preprocessing.as_bytes()).field(file.hash.as_bytes());
-    let key = Key(hasher.finish());
+    let key = Key(input_key(label, preprocessing, file.hash));
     let labels = [format!("{label} input")];
     let store = &**runtime.store();
     let computation = Computation { store, key, space: None, kind: Kind::Other, labels: &labels, holder };

@@ -22,7 +22,7 @@ pub(super) fn write(
     inputs: &Inputs,
     on_text: &mut OnText<'_>,
 ) -> Result<(Answer, Vec<Output>)> {
-    let config = GenerationConfig::of(run.model, &user.task)?;
+    let config = run.model.generation(&user.task)?;
     let mut text_ids = Vec::new();
     for role in encoder_roles(run.model, task)? {
         let def = run.model.family().stage(role)?;

@@ -1,8 +1,9 @@
 use super::compute::compute_once;
 use super::outputs::Computation;
 use crate::engine::{Engine, LoadedGraph, Output, OutputAllocator, OwnMemory};
+use crate::graph::key::{Execution, StageIdentity};
 use crate::tensor::Value;
-use cotensor_core::{ContentHash, DType, Error, Hasher, Kind, Result, Space};
+use cotensor_core::{ContentHash, Error, Kind, Result, Space};
 use cotensor_store::{Holder, Key, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -140,25 +141,16 @@ impl Stage {
 
     /// The key of the result for these inputs; `None` for a private copy.
     pub fn key(&self, inputs: &[(&str, &Value)], outputs: &[&str]) -> Option<Key> {
-        let sharing = self.sharing.as_ref()?;
-        let mut hasher = sharing.key_hasher("cotensor stage v1", self.graph.precision(), self.graph.variant());
-        if let Some((stage, _)) = &self.before
-            && let Some(sharing) = &stage.sharing
-        {
-            // The space holds the stage before, but not its engine.
-            hasher.field(sharing.engine.0.as_bytes()).field(sharing.engine.1.as_bytes());
-            hasher.field(stage.graph.precision().name().as_bytes());
-        }
-        let mut inputs = inputs.to_vec();
-        inputs.sort_by_key(|(name, _)| *name);
-        hasher.number(inputs.len() as u64);
-        for (name, value) in inputs {
-            hasher.field(name.as_bytes()).field(value.identity().as_bytes());
-        }
-        for output in outputs {
-            hasher.field(output.as_bytes());
-        }
-        Some(Key(hasher.finish()))
+        let identity = self.identity()?;
+        let before = self.before.as_ref().and_then(|(stage, _)| stage.identity()).map(|before| before.execution);
+        let inputs: Vec<_> = inputs.iter().map(|(name, value)| (*name, value.identity())).collect();
+        Some(Key(identity.key(before, &inputs, outputs)))
+    }
+
+    fn identity(&self) -> Option<StageIdentity<'_>> {
+        let Sharing { space, engine: (engine, version), .. } = self.sharing.as_ref()?;
+        let (precision, variant) = (self.graph.precision(), self.graph.variant());
+        Some(StageIdentity { space: *space, execution: Execution { engine, version, precision, variant } })
     }
 
     /// Runs the graph on `inputs`, unless the store has the result. Concurrent calls with equal inputs compute it once.
@@ -217,12 +209,7 @@ impl Stage {
     }
 
     fn key_once(&self, label: &str, extra: &[ContentHash]) -> Option<Key> {
-        let sharing = self.sharing.as_ref()?;
-        let mut hasher = sharing.key_hasher(label, self.graph.precision(), self.graph.variant());
-        for part in extra {
-            hasher.field(part.as_bytes());
-        }
-        Some(Key(hasher.finish()))
+        Some(Key(self.identity()?.key_once(label, extra)))
     }
 
     /// Computes once per key; a private copy has no key and always computes.
@@ -247,43 +234,5 @@ impl Stage {
             }
         };
         Ok(StageRun { outputs, computed, time: start.elapsed(), before: None })
-    }
-}
-
-impl Sharing {
-    fn key_hasher(&self, domain: &str, precision: DType, variant: &str) -> Hasher {
-        let mut hasher = Hasher::new(domain);
-        hasher.field(self.space.0.as_bytes()).field(self.engine.0.as_bytes()).field(self.engine.1.as_bytes());
-        hasher.field(precision.name().as_bytes());
-        if !variant.is_empty() {
-            hasher.field(variant.as_bytes());
-        }
-        hasher
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use cotensor_store::EmbeddedStore;
-
-    #[test]
-    fn engine_precision_and_kernels_are_part_of_the_key() {
-        let key = |engine, precision, variant| {
-            let space = Space(ContentHash::of(b"space"));
-            let store = EmbeddedStore::builder().build();
-            let sharing = Sharing { store, space, engine, weights: Vec::new() };
-            sharing.key_hasher("stage", precision, variant).finish()
-        };
-        let rten = key(("rten", "1"), DType::F32, "");
-        assert_eq!(rten, key(("rten", "1"), DType::F32, ""));
-        for other in [
-            key(("rten", "1"), DType::F16, ""),
-            key(("rten", "2"), DType::F32, ""),
-            key(("ort", "1"), DType::F32, ""),
-            key(("rten", "1"), DType::F32, "prepacked"),
-        ] {
-            assert_ne!(rten, other);
-        }
     }
 }

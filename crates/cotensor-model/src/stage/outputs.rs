@@ -1,8 +1,9 @@
 //! The outputs of a computation, in memory of the store.
 
 use crate::engine::{Output, OutputAllocator, OutputSpec};
+use crate::graph::key::output_identity;
 use crate::tensor::Value;
-use cotensor_core::{DType, Device, Error, ErrorKind, Hasher, Kind, Result, Space};
+use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result, Space};
 use cotensor_store::{CopyReason, Holder, Key, Lease, Reservation, Retention, Store, TensorSpec, Ticket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -118,7 +119,7 @@ impl<'a> StoreOutputs<'a> {
             space: *space,
             producer: holder.name().to_owned(),
             retention: Retention::Cached { recompute },
-            provenance: Some(Hasher::new("cotensor output v1").field(key.0.as_bytes()).number(index as u64).finish()),
+            provenance: Some(output_identity(key.0, index)),
             metadata: None,
             members: None,
         }

@@ -1,22 +1,8 @@
 //! Conversions between element types. All elements are little-endian.
 
+pub(crate) use cotensor_core::elements::to_f32;
 use cotensor_core::{DType, Error, Result};
 use cotensor_preprocess::Array;
-
-/// Converts floating-point elements to `float32`.
-///
-/// # Panics
-/// For an integer type.
-pub(crate) fn to_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    let halves = || bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
-    match dtype {
-        DType::F16 => halves().map(f16_to_f32).collect(),
-        DType::BF16 => halves().map(|half| f32::from_bits(u32::from(half) << 16)).collect(),
-        DType::F32 => bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-        DType::F64 => bytes.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes) as f32).collect(),
-        other => panic!("{other} is not a floating-point type"),
-    }
-}
 
 /// Converts integer or Boolean elements to `int32`.
 ///
@@ -83,19 +69,6 @@ pub(crate) fn from_i32(shape: &[usize], values: Vec<i32>, dtype: DType) -> Optio
     })
 }
 
-/// The value of an IEEE 754 half, given by its bits.
-pub(crate) fn f16_to_f32(half: u16) -> f32 {
-    let sign = u32::from(half >> 15) << 31;
-    let exponent = u32::from(half >> 10 & 0x1f);
-    let fraction = u32::from(half & 0x3ff);
-    match (exponent, fraction) {
-        // Subnormal halves are multiples of 2^-24; so is zero.
-        (0, _) => f32::from_bits(sign | (fraction as f32 * 2f32.powi(-24)).to_bits()),
-        (0x1f, _) => f32::from_bits(sign | 0xff << 23 | fraction << 13),
-        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
-    }
-}
-
 /// The bits of the nearest IEEE 754 half; ties go to the even fraction.
 pub(crate) fn f32_to_f16(value: f32) -> u16 {
     let sign = (value.to_bits() >> 16 & 0x8000) as u16;
@@ -125,26 +98,7 @@ fn f32_to_bf16(value: f32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn half_precision_values_are_exact() {
-        for (half, value) in [
-            (0x0000, 0.0),
-            (0x8000, -0.0),
-            (0x3c00, 1.0),
-            (0xc000, -2.0),
-            (0x7bff, 65504.0),
-            (0x0001, 2f32.powi(-24)),
-            (0x03ff, 1023.0 * 2f32.powi(-24)),
-            (0x0400, 2f32.powi(-14)),
-            (0x3555, 0.333_251_95),
-            (0x7c00, f32::INFINITY),
-            (0xfc00, f32::NEG_INFINITY),
-        ] {
-            assert_eq!(f16_to_f32(half).to_bits(), value.to_bits(), "{half:#06x}");
-        }
-        assert!(f16_to_f32(0x7e00).is_nan());
-    }
+    use cotensor_core::elements::f16_to_f32;
 
     #[test]
     fn every_half_survives_a_round_trip_and_rounding_is_to_nearest_even() {

@@ -1,6 +1,7 @@
 use super::convert::to_f32;
 use super::tensor_ref::TensorRef;
-use cotensor_core::{ContentHash, DType, Error, Hasher, Result};
+use crate::graph::key::array_identity;
+use cotensor_core::{ContentHash, DType, Error, Result};
 use cotensor_preprocess::Array;
 use cotensor_store::Lease;
 use std::borrow::Cow;
@@ -100,14 +101,7 @@ impl Value {
     pub fn identity(&self) -> ContentHash {
         *self.0.identity.get_or_init(|| match &self.0.tensor {
             Tensor::Lease(lease) => lease.identity(),
-            Tensor::Array(array) => {
-                let mut hasher = Hasher::new("cotensor array v1");
-                hasher.field(array.dtype().name().as_bytes()).number(array.shape().len() as u64);
-                for &dim in array.shape() {
-                    hasher.number(dim as u64);
-                }
-                hasher.field(array.bytes()).finish()
-            }
+            Tensor::Array(array) => array_identity(array.dtype(), array.shape(), array.bytes()),
         })
     }
 
@@ -127,16 +121,6 @@ fn device_error(tensor: &TensorRef<'_>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn identity_depends_on_dtype_shape_and_content() {
-        let identity = |array: Array| Value::from(array).identity();
-        let a = identity(Array::f32([2, 2], vec![0.0; 4]).unwrap());
-        assert_eq!(a, identity(Array::f32([2, 2], vec![0.0; 4]).unwrap()));
-        assert_ne!(a, identity(Array::f32([4], vec![0.0; 4]).unwrap()));
-        assert_ne!(a, identity(Array::i32([2, 2], vec![0; 4]).unwrap()));
-        assert_ne!(a, identity(Array::f32([2, 2], vec![0.0, 0.0, 0.0, 1.0]).unwrap()));
-    }
 
     #[test]
     fn half_precision_values_convert_to_float32() {

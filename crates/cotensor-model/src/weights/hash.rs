@@ -1,7 +1,7 @@
 //! The files of a graph's weights, and the content hashes of the weights.
 
-use super::convert::{to_f32, transpose};
 use super::file::WeightFile;
+use crate::graph::content::to_f32;
 use crate::graph::{Graph, Weight};
 use cotensor_core::{ContentHash, Hasher, Result};
 use std::collections::HashMap;
@@ -94,16 +94,8 @@ fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &m
 
 /// Fills `target` with a transposed weight, converted if the weight has another type than the file.
 pub(super) fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
-    let source = &weight.source;
-    let mut stored = vec![0; source.length as usize];
-    file.read_parallel(source.offset, &mut stored)?;
-    let permutation = source.permutation.as_deref().unwrap_or_default();
-    if source.dtype == weight.dtype {
-        transpose(&stored, target, &weight.shape, permutation, source.dtype.size_bytes());
-        return Ok(());
-    }
-    let mut turned = vec![0; stored.len()];
-    transpose(&stored, &mut turned, &weight.shape, permutation, source.dtype.size_bytes());
-    to_f32(source.dtype, &turned, target);
+    let mut stored = vec![0; weight.source.length as usize];
+    file.read_parallel(weight.source.offset, &mut stored)?;
+    weight.fill(&stored, target);
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Leases a graph's weights and reads the missing ones into the store.
 
-use super::convert::to_f32;
 use super::hash::{CHUNK_BYTES, WeightFiles, hash_weights, read_transposed};
 use super::note::{read_note, write_note};
+use crate::graph::content::to_f32;
 use crate::graph::{Graph, Weight};
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, Result};
 use cotensor_store::{BlobSource, BlobSpec, CopyReason, Holder, Lease, Store};
@@ -170,7 +170,7 @@ impl BlobSource for WeightReader<'_> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::graph::WeightSource;
+    use crate::graph::{WeightSource, open_graph};
     use cotensor_core::DType;
     use cotensor_store::EmbeddedStore;
     use cotensor_store::{BlobStore, TensorStore};
@@ -258,7 +258,7 @@ mod tests {
             // Written, not copied, so that the times are new.
             std::fs::write(folder.path().join(name), std::fs::read(path.join(name)).unwrap()).unwrap();
         }
-        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
+        let graph = open_graph(&folder.path().join("model.onnx")).unwrap();
         let mut files = WeightFiles::default();
         for weight in graph.weights() {
             files.open(&weight.source.file).unwrap();
@@ -301,7 +301,7 @@ with open(sys.argv[1], 'r+b') as file:
         for name in ["model.onnx", "model.onnx_data"] {
             std::fs::write(folder.path().join(name), std::fs::read(fixtures.join(name)).unwrap()).unwrap();
         }
-        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
+        let graph = open_graph(&folder.path().join("model.onnx")).unwrap();
         let written = &graph.weights().iter().max_by_key(|weight| weight.source.length).unwrap().source;
         let mut writer = Command::new("python3");
         writer.args(["-c", WRITER]).arg(&written.file).arg(written.offset.to_string());

@@ -1,7 +1,6 @@
 //! Loads the weights of a graph from its files into a store. Weights are identified by content; only weights that the
 //! store lacks are read.
 
-mod convert;
 mod file;
 mod hash;
 mod load;

@@ -4,7 +4,7 @@ use crate::support::onnx::*;
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{DType, Device, ErrorKind};
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
-use cotensor_model::graph::Graph;
+use cotensor_model::graph::{Graph, open_graph};
 use cotensor_model::tensor::{Array, TensorRef};
 use cotensor_store::{CopyReason, EmbeddedStore, StoreReports, TensorSpec, TensorStore};
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
@@ -57,7 +57,7 @@ fn weights_beyond_two_gigabytes_are_read() {
     }
     // One byte less than the weight needs.
     file.set_len(OFFSET + bytes.len() as u64 - 1).unwrap();
-    let error = Graph::open(&external).err().unwrap();
+    let error = open_graph(&external).err().unwrap();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("initializer \"w\"")), "{error}");
 }
 
@@ -103,7 +103,7 @@ fn two_loads_share_one_copy_of_the_weights() {
     let path = save(folder.path(), "model.onnx", &embedded_linear());
     for engine in engines() {
         let store = store();
-        let first = Graph::open(&path).unwrap();
+        let first = open_graph(&path).unwrap();
         let leases = weights(&first, &*store).leases;
         let address = leases[0].bytes().unwrap().as_ptr();
         let imported = imported_bytes(&store);
@@ -114,7 +114,7 @@ fn two_loads_share_one_copy_of_the_weights() {
         graph.initializer[0].name = Some("kernel".to_owned());
         graph.node[0].input[1] = "kernel".to_owned();
         std::fs::write(folder.path().join("weights.data"), f32_bytes(&noise(SIZE * SIZE, 1))).unwrap();
-        let second = Graph::open(&save(folder.path(), "other.onnx", &other)).unwrap();
+        let second = open_graph(&save(folder.path(), "other.onnx", &other)).unwrap();
         let loaded = weights(&second, &*store);
         assert_eq!(loaded.leases[0].bytes().unwrap().as_ptr(), address);
         assert_eq!(imported_bytes(&store), imported);
@@ -213,7 +213,7 @@ fn cubic_resize_is_refused_and_linear_resize_runs() {
     let folder = tempfile::tempdir().unwrap();
     let engine = RtenEngine::new(Some(1));
     let path = save(folder.path(), "cubic.onnx", &resize("cubic"));
-    let graph = Graph::open(&path).unwrap();
+    let graph = open_graph(&path).unwrap();
     let errors = [
         engine.load(&graph, vec![]).map(drop).unwrap_err(),
         engine.load_file(&path, FileMode::Read).map(drop).unwrap_err(),
@@ -235,7 +235,7 @@ fn unknown_operator_is_unsupported() {
     let folder = tempfile::tempdir().unwrap();
     let mut model = resize("linear");
     model.graph.as_mut().unwrap().node[0].op_type = Some("Teleport".to_owned());
-    let graph = Graph::open(&save(folder.path(), "model.onnx", &model)).unwrap();
+    let graph = open_graph(&save(folder.path(), "model.onnx", &model)).unwrap();
     for engine in engines() {
         let error = engine.load(&graph, vec![]).map(drop).unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Unsupported, Some(graph.path())), "{error}");
@@ -246,7 +246,7 @@ fn unknown_operator_is_unsupported() {
 #[test]
 fn weights_must_fit_the_graph_and_be_addressable() {
     let folder = tempfile::tempdir().unwrap();
-    let graph = Graph::open(&save(folder.path(), "model.onnx", &embedded_linear())).unwrap();
+    let graph = open_graph(&save(folder.path(), "model.onnx", &embedded_linear())).unwrap();
     engines().iter().for_each(|engine| refuses_other_weights(&**engine, folder.path(), &graph));
 }
 
@@ -257,7 +257,7 @@ fn refuses_other_weights(engine: &dyn Engine, folder: &Path, graph: &Graph) {
     let mut wrong = embedded_linear();
     let dims = [SIZE as i64 / 2, SIZE as i64];
     wrong.graph.as_mut().unwrap().initializer[0] = f32_tensor("w", &dims, &noise(SIZE * SIZE / 2, 1));
-    let wrong = Graph::open(&save(folder, "wrong.onnx", &wrong)).unwrap();
+    let wrong = open_graph(&save(folder, "wrong.onnx", &wrong)).unwrap();
     let error = engine.load(graph, weights(&wrong, &*store).leases).map(drop).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("w")), "{error}");
 
@@ -282,7 +282,7 @@ fn uint8_weights_and_outputs_keep_their_type() {
         value_info: vec![],
     });
     let path = save(folder.path(), "model.onnx", &model);
-    assert_eq!(Graph::open(&path).unwrap().weights()[0].dtype, DType::U8);
+    assert_eq!(open_graph(&path).unwrap().weights()[0].dtype, DType::U8);
     for engine in engines() {
         let graph = load_on(&*engine, &path, &*store());
         let output = graph.run_alone(&[("rows", TensorRef::i64(&[1], &[3]).unwrap())], &["y"]).unwrap();

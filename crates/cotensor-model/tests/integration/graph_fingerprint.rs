@@ -3,7 +3,7 @@
 use crate::support::onnx::*;
 use cotensor_core::{ContentHash, DType, ErrorKind};
 use cotensor_model::engine::{Engine, RtenEngine};
-use cotensor_model::graph::{Graph, SHARED_BYTES_MIN};
+use cotensor_model::graph::{SHARED_BYTES_MIN, open_graph, read_graph};
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, OperatorSetIdProto};
 use std::io::Cursor;
 use std::path::Path;
@@ -12,7 +12,7 @@ use std::path::Path;
 fn fingerprint(model: &ModelProto) -> ContentHash {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", model);
-    let graph = Graph::open(&path).unwrap();
+    let graph = open_graph(&path).unwrap();
     let hashes = weights(&graph, &*store()).hashes;
     graph.fingerprint(&hashes)
 }
@@ -134,7 +134,7 @@ fn subgraphs_read_outer_values() {
     assert_ne!(fingerprint(&with_branch("sum")), fingerprint(&with_branch("positive")));
     assert_eq!(fingerprint(&with_branch("sum")), fingerprint(&with_branch("sum")));
     let folder = tempfile::tempdir().unwrap();
-    let graph = Graph::open(&save(folder.path(), "m.onnx", &with_branch("sum"))).unwrap();
+    let graph = open_graph(&save(folder.path(), "m.onnx", &with_branch("sum"))).unwrap();
     let operators: Vec<_> = graph.operators().into_iter().collect();
     assert_eq!(operators, ["Add", "Identity", "If", "MatMul", "Neg", "Relu", "Softmax"]);
 }
@@ -143,7 +143,7 @@ fn subgraphs_read_outer_values() {
 fn embedded_weight_has_its_position_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &embedded_linear());
-    let graph = Graph::open(&path).unwrap();
+    let graph = open_graph(&path).unwrap();
     let [weight] = graph.weights() else { panic!("{:?}", graph.weights()) };
     assert_eq!(
         (weight.name.as_str(), weight.dtype, weight.shape.as_slice()),
@@ -165,7 +165,7 @@ fn small_external_data_is_embedded() {
     std::fs::write(folder.path().join("b.data"), f32_bytes(&noise(SIZE, 2))).unwrap();
     assert!(((SIZE * 4) as u64) < SHARED_BYTES_MIN);
     let path = save(folder.path(), "model.onnx", &model);
-    let graph = Graph::open(&path).unwrap();
+    let graph = open_graph(&path).unwrap();
     assert_eq!(graph.weights().len(), 1);
     assert_eq!(graph.fingerprint(&weights(&graph, &*store()).hashes), fingerprint(&embedded_linear()));
 }
@@ -178,7 +178,7 @@ fn float16_and_float64_weights_widen_to_float32() {
     let single = changed(|graph| graph.initializer[0] = f32_tensor("w", &dims, &halves));
     let double = changed(|graph| graph.initializer[0] = raw_tensor("w", DataType::DOUBLE, &dims, doubles));
     let folder = tempfile::tempdir().unwrap();
-    let mut graph = Graph::open(&save(folder.path(), "m.onnx", &double)).unwrap();
+    let mut graph = open_graph(&save(folder.path(), "m.onnx", &double)).unwrap();
     let store = store();
     assert_eq!(graph.weights()[0].dtype, DType::F64);
     let kept = weights(&graph, &*store);
@@ -209,7 +209,7 @@ fn transposing() -> ModelProto {
 fn transposed_weight_is_folded_into_a_weight() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &transposing());
-    let graph = Graph::open(&path).unwrap();
+    let graph = open_graph(&path).unwrap();
     let [weight] = graph.weights() else { panic!("{:?}", graph.weights()) };
     assert_eq!((weight.name.as_str(), &weight.source.permutation), ("w", &Some(vec![1, 0])));
     assert!(!graph.operators().contains("Transpose"));
@@ -231,7 +231,7 @@ fn weight_with_another_use_is_kept() {
     bad.graph.as_mut().unwrap().node[0].attribute.push(perm);
     let names = |model: &ModelProto| {
         let folder = tempfile::tempdir().unwrap();
-        let graph = Graph::open(&save(folder.path(), "model.onnx", model)).unwrap();
+        let graph = open_graph(&save(folder.path(), "model.onnx", model)).unwrap();
         graph.weights().iter().map(|weight| weight.name.clone()).collect::<Vec<_>>()
     };
     assert_eq!(names(&both), ["turned", "w"]);
@@ -242,6 +242,6 @@ fn weight_with_another_use_is_kept() {
 fn graph_is_read_from_memory() {
     let bytes = embedded_linear().write_buf().unwrap();
     // The path is used only to find embedded or external data.
-    let error = Graph::read(Cursor::new(&bytes), Path::new("nowhere/model.onnx")).map(drop).unwrap_err();
+    let error = read_graph(Cursor::new(&bytes), Path::new("nowhere/model.onnx")).map(drop).unwrap_err();
     assert_eq!(error.kind(), cotensor_core::ErrorKind::NotFound, "{error}");
 }

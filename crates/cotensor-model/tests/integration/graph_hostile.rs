@@ -3,7 +3,7 @@
 use crate::support::onnx::*;
 use cotensor_core::{Error, ErrorKind};
 use cotensor_model::engine::Engine;
-use cotensor_model::graph::{DEPTH_MAX, Graph};
+use cotensor_model::graph::{DEPTH_MAX, Graph, open_graph, read_graph};
 use cotensor_model::tensor::TensorRef;
 use cotensor_model::weights::load_weights;
 use cotensor_store::{StoreReports, TensorStore};
@@ -15,14 +15,14 @@ const WEIGHT_BYTES: usize = SIZE * SIZE * 4;
 
 /// Opens, loads and runs the file on every engine.
 fn use_file(path: &Path) -> Result<(), Error> {
-    Graph::open(path)?;
+    open_graph(path)?;
     // Each engine gets the file, even if another one refuses it.
     let used: Vec<_> = engines().iter().map(|engine| use_on(&**engine, path)).collect();
     used.into_iter().collect()
 }
 
 fn use_on(engine: &dyn Engine, path: &Path) -> Result<(), Error> {
-    let graph = Graph::open(path)?;
+    let graph = open_graph(path)?;
     let store = store();
     let weights = load_weights(&graph, &*store, &store.holder("test"), "test")?;
     let loaded = engine.load(&graph, weights.leases)?;
@@ -34,7 +34,7 @@ fn use_on(engine: &dyn Engine, path: &Path) -> Result<(), Error> {
 fn open_error(model: &ModelProto) -> Error {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", model);
-    let error = Graph::open(&path).map(drop).unwrap_err();
+    let error = open_graph(&path).map(drop).unwrap_err();
     assert_eq!(error.file(), Some(path.as_path()), "{error}");
     error
 }
@@ -62,7 +62,7 @@ fn no_flipped_bit_panics() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = embedded_linear().write_buf().unwrap();
     let path = folder.path().join("model.onnx");
-    let graph = Graph::open(&save(folder.path(), "good.onnx", &embedded_linear())).unwrap();
+    let graph = open_graph(&save(folder.path(), "good.onnx", &embedded_linear())).unwrap();
     let weight = graph.weights()[0].source.offset as usize;
     let mut refused = 0;
     // A flipped bit of the weight only changes a number.
@@ -80,21 +80,21 @@ fn no_flipped_bit_panics() {
 #[test]
 fn files_of_other_formats_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let missing = Graph::open(&folder.path().join("none.onnx")).map(drop).unwrap_err();
+    let missing = open_graph(&folder.path().join("none.onnx")).map(drop).unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::NotFound);
-    assert_eq!(Graph::open(folder.path()).map(drop).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(open_graph(folder.path()).map(drop).unwrap_err().kind(), ErrorKind::Invalid);
     let path = folder.path().join("model.onnx");
     for bytes in
         [&b""[..], b"not a model", &[0xff; 64], &[0x08], &[0x3a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]]
     {
         std::fs::write(&path, bytes).unwrap();
-        let error = Graph::open(&path).map(drop).unwrap_err();
+        let error = open_graph(&path).map(drop).unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corrupt, Some(path.as_path())), "{bytes:?}: {error}");
     }
     let mut twice = embedded_linear().write_buf().unwrap();
     twice.extend(twice.clone());
     std::fs::write(&path, &twice).unwrap();
-    assert_eq!(Graph::open(&path).map(drop).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(open_graph(&path).map(drop).unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
 fn nested_branches(depth: usize) -> ModelProto {
@@ -110,7 +110,7 @@ fn nested_branches(depth: usize) -> ModelProto {
 #[test]
 fn nesting_is_bounded() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(Graph::open(&save(folder.path(), "model.onnx", &nested_branches(DEPTH_MAX - 1))).is_ok());
+    assert!(open_graph(&save(folder.path(), "model.onnx", &nested_branches(DEPTH_MAX - 1))).is_ok());
     for depth in [DEPTH_MAX + 2, 200] {
         let error = open_error(&nested_branches(depth));
         assert_eq!(error.kind(), ErrorKind::Corrupt);
@@ -147,7 +147,7 @@ fn lengths_are_checked_in_the_smallest_messages() {
     let in_dimension = wrapped(7, &wrapped(11, &wrapped(2, &wrapped(1, &wrapped(2, &dimension)))));
     let in_external_data = wrapped(7, &wrapped(5, &wrapped(13, &long_string)));
     for bytes in [in_operator_set, in_dimension, in_external_data] {
-        let error = Graph::read(std::io::Cursor::new(&bytes), Path::new("x.onnx")).map(drop).unwrap_err();
+        let error = read_graph(std::io::Cursor::new(&bytes), Path::new("x.onnx")).map(drop).unwrap_err();
         assert!(error.kind() == ErrorKind::Corrupt && error.message().contains("longer than"), "{error}");
     }
 }
@@ -167,7 +167,7 @@ fn truncated_packed_numbers_are_refused() {
         in_attribute(7, &[0; 3]),
         in_attribute(8, &[2, 0x80]),
     ] {
-        let error = Graph::read(std::io::Cursor::new(&bytes), Path::new("x.onnx")).map(drop).unwrap_err();
+        let error = read_graph(std::io::Cursor::new(&bytes), Path::new("x.onnx")).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     }
 }
@@ -182,7 +182,7 @@ fn nesting_is_bounded_before_the_stack_overflows() {
     }
     let path = folder.path().join("model.onnx");
     std::fs::write(&path, wrapped(7, &bytes)).unwrap();
-    let error = Graph::open(&path).map(drop).unwrap_err();
+    let error = open_graph(&path).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.message().contains("nested"), "{error}");
 }
@@ -198,7 +198,7 @@ fn unsupported_parts_of_onnx_are_refused() {
     let sparse = wrapped(7, &wrapped(15, &[]));
     for bytes in [functions, sparse] {
         std::fs::write(&path, bytes).unwrap();
-        let error = Graph::open(&path).map(drop).unwrap_err();
+        let error = open_graph(&path).map(drop).unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Unsupported, Some(path.as_path())), "{error}");
     }
     let mut nested = nested_branches(1);
@@ -279,7 +279,7 @@ fn external(entries: &[(&str, &str)], data_bytes: usize) -> (tempfile::TempDir, 
     std::os::unix::fs::symlink("../outside.data", inside.join("link.data")).unwrap();
     std::os::unix::fs::symlink("deeper/weights.data", inside.join("inner.data")).unwrap();
     let path = save(&inside, "model.onnx", &external_linear(entries));
-    let graph = Graph::open(&path);
+    let graph = open_graph(&path);
     if let Err(error) = &graph {
         assert_eq!((error.file(), error.field()), (Some(path.as_path()), Some("initializer \"w\"")), "{error}");
     }
@@ -371,7 +371,7 @@ fn blobs_that_models_of_a_hub_cache_share_load() {
     std::fs::write(outside.path().join("x"), f32_bytes(&noise(SIZE * SIZE, 1))).unwrap();
     std::fs::remove_file(snapshot.join("model.onnx_data")).unwrap();
     std::os::unix::fs::symlink(outside.path().join("x"), snapshot.join("model.onnx_data")).unwrap();
-    assert_eq!(Graph::open(&snapshot.join("model.onnx")).map(drop).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(open_graph(&snapshot.join("model.onnx")).map(drop).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_model::Runtime;
-use cotensor_model::graph::{BlockEnd, Graph};
+use cotensor_model::graph::{BlockEnd, open_graph};
 use cotensor_model::pipeline::{Inputs, Pipeline, explain, run_user};
 use cotensor_model::stage::StageRun;
 use cotensor_model::tensor::{Array, Value};
@@ -133,7 +133,7 @@ fn explanation_shows_the_common_blocks() {
 
 #[test]
 fn place_that_cannot_be_proved_is_refused_with_the_reason() {
-    let open = || Graph::open(&tiny("clip").join("onnx/vision_model.onnx")).unwrap();
+    let open = || open_graph(&tiny("clip").join("onnx/vision_model.onnx")).unwrap();
     let place = BlockEnd { blocks: 2, before: 1, width: 32 };
     assert_eq!(open().blocks_before("hidden", place).unwrap().outputs()[0].name, "hidden");
     let after = open().blocks_after("hidden", place).unwrap();

@@ -5,7 +5,7 @@ use crate::support::tiny;
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{FileMode, RtenEngine};
-use cotensor_model::graph::{EncoderSize, Graph};
+use cotensor_model::graph::{EncoderSize, Graph, open_graph};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
 use cotensor_model::tensor::{Array, Value};
@@ -121,7 +121,7 @@ fn halves(folder: &Path, size: EncoderSize, change: impl FnOnce(&mut GraphProto)
     let mut model = whole_graph("head.entities");
     change(model.graph.as_mut().unwrap());
     let path = save(&folder.join("onnx"), "changed.onnx", &model);
-    let open = || Graph::open(&path).unwrap();
+    let open = || open_graph(&path).unwrap();
     [open().trunk("hidden", &size), open().rest("hidden", &size)]
 }
 

@@ -1,5 +1,5 @@
 use cotensor_core::{Error, Kind, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The name of the output from which a task reads its logits.
@@ -86,7 +86,7 @@ pub struct StageDef {
 }
 
 /// The decoder of a family: its graphs, and the outputs that one run keeps for the next.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecoderDef {
     /// The forms in which exports have the decoder, each with the roles of its graphs: one graph that reads the prompt
@@ -121,7 +121,7 @@ pub struct DecoderDef {
 }
 
 /// How a decoder reads images.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageTokens {
     /// Fields of config.json with the token that stands for an image in a text; the first that exists counts.
@@ -145,7 +145,7 @@ fn fixed() -> String {
 
 /// How the cosine similarity of two embeddings becomes a probability: of the logit `cosine * exp(scale) + bias`. Scale
 /// and bias are trained, so a file of the model has them.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Similarity {
     /// The output with the logits in a graph of the whole model.
@@ -168,7 +168,7 @@ pub struct Similarity {
 }
 
 /// How logits of several texts become probabilities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Probability {
     /// One of the texts fits: softmax over the texts.
@@ -211,6 +211,15 @@ pub struct BlockFields {
     /// block, -1 the last. Without a field, the graph has all blocks and the place is before the last one.
     #[serde(default)]
     pub hidden_state: Option<String>,
+}
+
+impl Similarity {
+    /// The scale before training, from the content of config.json.
+    pub fn before_training(&self, config: &serde_json::Value) -> Option<f32> {
+        let number = |field: &Option<String>| config.get(field.as_deref()?).and_then(serde_json::Value::as_f64);
+        let scale = number(&self.scale_before_training).map(f64::exp);
+        scale.or_else(|| number(&self.factor_before_training)).map(|scale| scale as f32)
+    }
 }
 
 impl StageDef {

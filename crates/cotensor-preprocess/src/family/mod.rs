@@ -1,11 +1,13 @@
 //! Model families and their tasks, read once from `families.toml`. A new family is a new table in that file.
 
+mod config;
 mod definition;
 mod form;
 mod tables;
 mod task;
 mod variant;
 
+pub use config::{CONFIG_FILE, ModelConfig};
 pub use definition::{
     BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef,
 };

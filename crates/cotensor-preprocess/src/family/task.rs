@@ -1,7 +1,7 @@
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What a user of a model can request.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Task {
     /// The name in pipelines.
@@ -32,7 +32,7 @@ pub struct Task {
 }
 
 /// How a task reads the last output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnswerKind {
     /// Logits `[1, labels]`: labels with probabilities, or the numbers of a regression.

@@ -6,5 +6,5 @@ mod processor_class;
 mod resize;
 mod size;
 
-pub use decode::{decode_image, image_size};
+pub use decode::{decode_image, image_of_pixels, image_size};
 pub use processor::ImageProcessor;

@@ -31,9 +31,7 @@ pub(super) struct OrtGraph {
 
 impl OrtGraph {
     pub(super) fn of_graph(session: Session, graph: &Graph, variant: &'static str) -> Result<Arc<dyn LoadedGraph>> {
-        let half = graph.weights().iter().any(|weight| weight.dtype == DType::F16);
-        let precision = if half { DType::F16 } else { DType::F32 };
-        Self::open(session, graph.inputs().to_vec(), graph.outputs().to_vec(), precision, variant)
+        Self::open(session, graph.inputs().to_vec(), graph.outputs().to_vec(), graph.precision(), variant)
     }
 
     pub(super) fn open(

@@ -8,7 +8,7 @@ use crate::engine::checks::{input_positions, output_positions, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator};
 use crate::engine::state::{Keep, RunState};
-use crate::graph::{Graph, Port, weight_location};
+use crate::graph::{Graph, Port, open_graph, weight_location};
 use crate::tensor::TensorRef;
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
 use cotensor_store::Lease;
@@ -116,7 +116,7 @@ impl Engine for RtenEngine {
     }
 
     fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
-        let declared = if self.trusts_files { None } else { Some(Graph::open(path)?) };
+        let declared = if self.trusts_files { None } else { Some(open_graph(path)?) };
         if let Some(graph) = &declared {
             refuse_cubic_resize(graph)?;
         }

@@ -1,8 +1,7 @@
 //! Speech of any length, window by window, as the long-form generation of transformers' Whisper: the timestamps that the
 //! model writes decide where the next window begins. No window is conditioned on the text before it.
 
-use super::{languages, prompt};
-use crate::pipeline::decode::{GenerationConfig, TimedSegment, Timestamps};
+use super::prompt;
 use crate::pipeline::definition::User;
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;
@@ -11,6 +10,7 @@ use crate::tensor::Value;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::AudioWindows;
 use cotensor_preprocess::family::Task;
+use cotensor_preprocess::generation::{GenerationConfig, TimedSegment, Timestamps, languages};
 
 /// The transcription of a sound's windows.
 pub(crate) struct WindowTranscriber {
@@ -37,9 +37,9 @@ impl WindowTranscriber {
     /// # Errors
     /// As [`GenerationConfig::of`] and [`GenerationConfig::with_timestamps`].
     pub(crate) fn new(model: &crate::model::Model, task: &str) -> Result<Option<Self>> {
-        let timed = GenerationConfig::of(model, task)?.with_timestamps()?;
+        let timed = model.generation(task)?.with_timestamps()?;
         let Some(timed) = timed else { return Ok(None) };
-        Ok(Some(Self { plain: GenerationConfig::of(model, task)?, timed, prompt: None }))
+        Ok(Some(Self { plain: model.generation(task)?, timed, prompt: None }))
     }
 
     /// Transcribes the window, and advances to the next one.

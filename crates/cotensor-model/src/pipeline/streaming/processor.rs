@@ -5,10 +5,11 @@ use crate::pipeline::default_task;
 use crate::pipeline::definition::User;
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;
-use crate::pipeline::speech::{SpeechSegment, WindowTranscriber, text_of};
+use crate::pipeline::speech::{SpeechSegment, WindowTranscriber};
 use crate::pipeline::task::answer_in;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{AnswerKind, Task};
+use cotensor_preprocess::generation::transcript_of;
 use cotensor_preprocess::{AudioWindows, Resampling, check_samples};
 use cotensor_store::Holder;
 use std::sync::Arc;
@@ -215,7 +216,7 @@ impl StreamingProcessor {
         let (segments, notices) = segments?;
         self.give_notices(notices, on_event)?;
         for SpeechSegment { seconds: (start, end), tokens } in segments {
-            let text = text_of(audio.text()?, &tokens)?;
+            let text = transcript_of(audio.text()?, &tokens)?;
             if text.is_empty() {
                 continue;
             }

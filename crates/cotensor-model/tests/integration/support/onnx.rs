@@ -2,7 +2,7 @@
 
 use cotensor_core::{ContentHash, DerivedFiles, Result};
 use cotensor_model::engine::{self, Engine, EngineOptions, FileMode, LoadedGraph, RtenEngine};
-use cotensor_model::graph::Graph;
+use cotensor_model::graph::{Graph, open_graph};
 use cotensor_model::tensor::{Array, TensorRef};
 use cotensor_model::weights::{LoadedWeights, load_weights};
 use cotensor_store::{EmbeddedStore, Store};
@@ -209,7 +209,7 @@ impl DerivedFiles for TemporaryFiles {
 }
 
 pub(crate) fn open_for(engine: &dyn Engine, path: &Path) -> Graph {
-    let mut graph = Graph::open(path).unwrap();
+    let mut graph = open_graph(path).unwrap();
     if engine.capabilities().widens_floats {
         graph.widen();
     }

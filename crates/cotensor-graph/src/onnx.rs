@@ -1,11 +1,11 @@
+use super::files::GraphFiles;
 use super::proto::{normal_domain, port, visit_nodes};
-use super::types::{Port, Weight};
+use super::types::{Port, Weight, WeightPlace};
 use super::{fingerprint, initializer, shapes, transpose, wire};
 use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use std::collections::{BTreeSet, HashSet};
-use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
 /// The first version of the format in which constants need not be inputs.
@@ -23,29 +23,13 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Opens an ONNX file. Finds external data but does not read it.
+    /// Reads an ONNX file from `reader`. Finds external data in `files` but does not read it. `path` names the file in
+    /// messages.
     ///
     /// # Errors
-    /// `NotFound` without the file or its external data, `Corrupt` for another format or an inconsistent file,
-    /// `Unsupported` for unsupported parts of ONNX, `Invalid` for external data outside the folder. Errors name the
-    /// file and the initializer, if any.
-    pub fn open(path: &Path) -> Result<Self> {
-        let open = || {
-            // Checked before the file is opened: opening a pipe would wait for its writer.
-            if !path.metadata().map_err(|error| Error::io("opening", &error))?.is_file() {
-                return Err(Error::invalid("not a regular file"));
-            }
-            let file = File::open(path).map_err(|error| Error::io("opening", &error))?;
-            Self::read(BufReader::new(file), path)
-        };
-        open().map_err(|error| error.in_file(path))
-    }
-
-    /// Reads an ONNX file from `reader`. `path` is its path; external data is relative to it.
-    ///
-    /// # Errors
-    /// As [`Graph::open`].
-    pub fn read(mut reader: impl Read + Seek, path: &Path) -> Result<Self> {
+    /// `Corrupt` for another format or an inconsistent file, `Unsupported` for unsupported parts of ONNX, and the errors
+    /// of `files`. They name the initializer, if any.
+    pub fn read(mut reader: impl Read + Seek, path: &Path, files: &mut dyn GraphFiles) -> Result<Self> {
         let structure = wire::read_structure(&mut reader)?;
         let structure_hash = ContentHash::of(&structure.proto);
         let mut model = ModelProto::parse_buf(&structure.proto).map_err(|error| Error::corrupt(error.to_string()))?;
@@ -54,7 +38,7 @@ impl Graph {
         }
         let graph = model.graph.as_mut().ok_or_else(|| Error::corrupt("the file has no graph").in_field("graph"))?;
 
-        let (names, mut weights) = initializer::collect(graph, structure.spans, path)?;
+        let (names, mut weights) = initializer::collect(graph, structure.spans, files)?;
         transpose::fold(graph, &mut weights);
         initializer::detach(graph, &weights);
         refuse_nested_external_data(graph)?;
@@ -112,13 +96,19 @@ impl Graph {
         fingerprint::fingerprint(&self.model, &self.weights, [&self.inputs, &self.outputs], weights)
     }
 
+    /// The precision of an engine that computes with the types of the graph: `float16` if a weight has this type.
+    pub fn precision(&self) -> DType {
+        let half = self.weights.iter().any(|weight| weight.dtype == DType::F16);
+        if half { DType::F16 } else { DType::F32 }
+    }
+
     /// The hash of the file without its large tensors.
-    pub(crate) fn structure_hash(&self) -> ContentHash {
+    pub fn structure_hash(&self) -> ContentHash {
         self.structure_hash
     }
 
     /// Calls `visit` with every node, including the nodes of subgraphs.
-    pub(crate) fn visit_nodes(&self, visit: &mut dyn FnMut(&NodeProto)) {
+    pub fn visit_nodes(&self, visit: &mut dyn FnMut(&NodeProto)) {
         visit_nodes(self.graph(), visit);
     }
 
@@ -127,7 +117,7 @@ impl Graph {
     ///
     /// # Errors
     /// `Corrupt` when the graph cannot be encoded.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+    pub fn encode(&self) -> Result<Vec<u8>> {
         self.model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
     }
 
@@ -136,14 +126,39 @@ impl Graph {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub(crate) fn encode_with_weights_as_inputs(&self) -> Result<Vec<u8>> {
+    pub fn encode_with_weights_as_inputs(&self) -> Result<Vec<u8>> {
         let mut graph = self.graph().clone();
         let names: HashSet<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
         graph.initializer.retain(|tensor| !tensor.name.as_deref().is_some_and(|name| names.contains(name)));
-        // Old files list constants as inputs.
+        self.retain_inputs(&mut graph);
+        graph.input.extend(self.weights.iter().map(initializer::as_input));
+        self.portable(graph)
+    }
+
+    /// As [`encode`](Self::encode), but weight number `i` is at `places[i]`. Repeated names of nodes are removed: onnxruntime
+    /// refuses them.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    ///
+    /// # Panics
+    /// When the number of places is not the number of weights.
+    pub fn encode_with_weights_at(&self, places: &[WeightPlace]) -> Result<Vec<u8>> {
+        assert_eq!(places.len(), self.weights.len(), "one place per weight");
+        let mut graph = self.graph().clone();
+        initializer::place(&mut graph, &self.weights, places);
+        self.retain_inputs(&mut graph);
+        self.portable(graph)
+    }
+
+    /// Old files list constants as inputs.
+    fn retain_inputs(&self, graph: &mut GraphProto) {
         let is_input = |input: &ValueInfoProto| self.inputs.iter().any(|port| input.name.as_ref() == Some(&port.name));
         graph.input.retain(is_input);
-        graph.input.extend(self.weights.iter().map(initializer::as_input));
+    }
+
+    /// A form of this graph as a file that onnxruntime reads.
+    fn portable(&self, mut graph: GraphProto) -> Result<Vec<u8>> {
         name_nodes_once(&mut graph);
         let model = ModelProto {
             // From this version on, constants are not inputs.
@@ -162,7 +177,7 @@ impl Graph {
     }
 
     /// The imported operator sets: domain (empty for ONNX's own) and version.
-    pub(crate) fn operator_sets(&self) -> Vec<(String, u32)> {
+    pub fn operator_sets(&self) -> Vec<(String, u32)> {
         let sets = self.model.opset_import.iter().map(|set| {
             let version = u32::try_from(set.version.unwrap_or_default()).unwrap_or_default();
             (normal_domain(set.domain.as_deref()).to_owned(), version)

@@ -1,7 +1,7 @@
 //! Checks messages in memory.
 
 use super::schema::{Field, Message};
-use crate::graph::limits::{DEPTH_MAX, FIELDS_MAX, INITIALIZERS_MAX, NODES_MAX};
+use crate::limits::{DEPTH_MAX, FIELDS_MAX, INITIALIZERS_MAX, NODES_MAX};
 use cotensor_core::{Error, Result};
 
 /// Counts of the nodes, initializers and other fields so far.

@@ -2,28 +2,28 @@
 
 use super::check::{Counts, check_value, unsupported};
 use super::schema::{DataField, Field, Message};
-use crate::graph::limits::{FILE_BYTES_MAX, SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX};
+use crate::limits::{FILE_BYTES_MAX, SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX};
 use cotensor_core::{Error, Result};
 use std::io::{Read, Seek, SeekFrom};
 
 /// The range of an initializer's elements in the file; they are little-endian and packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::graph) struct Span {
+pub(crate) struct Span {
     /// The field of the initializer that holds them.
-    pub(in crate::graph) field: DataField,
+    pub(crate) field: DataField,
     /// The offset from the start of the file, in bytes.
-    pub(in crate::graph) offset: u64,
+    pub(crate) offset: u64,
     /// The length in bytes.
-    pub(in crate::graph) length: u64,
+    pub(crate) length: u64,
 }
 
 /// A model file without its large tensors.
-pub(in crate::graph) struct Structure {
+pub(crate) struct Structure {
     /// The protobuf message, without large tensor data.
-    pub(in crate::graph) proto: Vec<u8>,
+    pub(crate) proto: Vec<u8>,
     /// For each initializer of the main graph, in order: the range of its data in the file, if the message does not
     /// have it.
-    pub(in crate::graph) spans: Vec<Option<Span>>,
+    pub(crate) spans: Vec<Option<Span>>,
 }
 
 /// The encoding of a field's value.
@@ -38,7 +38,7 @@ enum Wire {
 ///
 /// # Errors
 /// `Corrupt` for bytes that are not protobuf or exceed a limit, `Unsupported` for unsupported parts of ONNX.
-pub(in crate::graph) fn read_structure(reader: &mut (impl Read + Seek)) -> Result<Structure> {
+pub(crate) fn read_structure(reader: &mut (impl Read + Seek)) -> Result<Structure> {
     let io = |error| Error::io("reading", &error);
     let len = reader.seek(SeekFrom::End(0)).map_err(io)?;
     reader.rewind().map_err(io)?;

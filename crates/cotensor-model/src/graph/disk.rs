@@ -1,53 +1,53 @@
-//! External data: finds the file and the range of bytes, and checks that the file is inside the model's folder.
+//! A graph's file and its external data on a disk, inside the model's folder.
 
-use super::wire::{DataField, Span};
 use cotensor_core::{Error, Result};
-use rten_onnx::onnx::StringStringEntryProto;
+use cotensor_graph::{Graph, GraphFiles};
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
+/// Opens an ONNX file. Finds external data but does not read it.
+///
+/// # Errors
+/// `NotFound` without the file or its external data, `Corrupt` for another format or an inconsistent file,
+/// `Unsupported` for unsupported parts of ONNX, `Invalid` for external data outside the folder. Errors name the
+/// file and the initializer, if any.
+pub fn open_graph(path: &Path) -> Result<Graph> {
+    let open = || {
+        // Checked before the file is opened: opening a pipe would wait for its writer.
+        if !path.metadata().map_err(|error| Error::io("opening", &error))?.is_file() {
+            return Err(Error::invalid("not a regular file"));
+        }
+        let file = File::open(path).map_err(|error| Error::io("opening", &error))?;
+        read_graph(BufReader::new(file), path)
+    };
+    open().map_err(|error| error.in_file(path))
+}
+
+/// Reads an ONNX file from `reader`. `path` is its path; external data is relative to it.
+///
+/// # Errors
+/// As [`open_graph`].
+pub fn read_graph(reader: impl Read + Seek, path: &Path) -> Result<Graph> {
+    Graph::read(reader, path, &mut Folder { model: path, files: HashMap::new() })
+}
+
 /// The folder of one model file.
-pub(super) struct Folder<'a> {
+struct Folder<'a> {
     model: &'a Path,
     /// Resolved path and length in bytes of each file, by the name in the graph.
     files: HashMap<String, (PathBuf, u64)>,
 }
 
-impl<'a> Folder<'a> {
-    pub(super) fn of(model: &'a Path) -> Self {
-        Self { model, files: HashMap::new() }
-    }
-
+impl GraphFiles for Folder<'_> {
     /// The model file itself, symbolic links resolved.
-    pub(super) fn model(&self) -> Result<PathBuf> {
+    fn own(&self) -> Result<PathBuf> {
         self.model.canonicalize().map_err(|error| Error::io("resolving", &error))
     }
 
-    /// The file and the range of an initializer of `size` bytes. A missing offset is zero; a missing length is `size`.
-    pub(super) fn external(&mut self, entries: &[StringStringEntryProto], size: u64) -> Result<(PathBuf, Span)> {
-        let get = |key: &str| {
-            entries.iter().find(|entry| entry.key.as_deref() == Some(key)).and_then(|entry| entry.value.as_deref())
-        };
-        let number = |key: &str| {
-            let parse = |value: &str| {
-                value.parse::<u64>().map_err(|_| Error::corrupt(format!("external data's {key} is {value:?}")))
-            };
-            get(key).map(parse).transpose()
-        };
-        let location = get("location").ok_or_else(|| Error::corrupt("external data without a location"))?;
-        let (file, file_bytes) = self.resolve(location)?;
-        let offset = number("offset")?.unwrap_or(0);
-        let length = number("length")?.unwrap_or(size);
-        if offset.checked_add(length).is_none_or(|end| end > file_bytes) {
-            let range = format!("{length} bytes at {offset}");
-            return Err(Error::corrupt(format!(
-                "external data {location:?} has {file_bytes} bytes, needed are {range}"
-            )));
-        }
-        Ok((file, Span { field: DataField::Raw, offset, length }))
-    }
-
-    fn resolve(&mut self, location: &str) -> Result<(PathBuf, u64)> {
+    fn external(&mut self, location: &str) -> Result<(PathBuf, u64)> {
         if let Some(known) = self.files.get(location) {
             return Ok(known.clone());
         }
@@ -65,7 +65,7 @@ impl<'a> Folder<'a> {
         let file = folder.join(relative).canonicalize().map_err(missing)?;
         // Caches link the graph and its data into one folder of blobs, so the folder of the linked graph is allowed, too.
         // The hub's cache also has blobs that several models share.
-        let real = self.model()?;
+        let real = self.own()?;
         let real_folder = real.parent().unwrap_or(Path::new("/")).to_path_buf();
         let folder = folder.canonicalize().map_err(missing)?;
         let blobs = cotensor_hub::blob_folders(&folder);
@@ -79,5 +79,10 @@ impl<'a> Folder<'a> {
         let known = (file, metadata.len());
         self.files.insert(location.to_owned(), known.clone());
         Ok(known)
+    }
+
+    fn read(&self, file: &Path, offset: u64, target: &mut [u8]) -> Result<()> {
+        let read = File::open(file).and_then(|file| file.read_exact_at(target, offset));
+        read.map_err(|error| Error::io("reading", &error).in_file(file))
     }
 }

@@ -1,10 +1,32 @@
-//! Conversions of weights between the file and the store.
+//! The content of weights: what the store keeps of the elements in a file.
 
-use crate::tensor::convert::f16_to_f32;
+use crate::types::Weight;
 use cotensor_core::DType;
+use cotensor_core::elements::f16_to_f32;
+
+impl Weight {
+    /// Fills `target` with the content, transposed and converted, of the elements `stored` in the file.
+    ///
+    /// # Panics
+    /// When `stored` has another length than the source, or `target` another than [`Weight::size_bytes`].
+    pub fn fill(&self, stored: &[u8], target: &mut [u8]) {
+        let source = &self.source;
+        let size = source.dtype.size_bytes();
+        match (&source.permutation, source.dtype == self.dtype) {
+            (None, true) => target.copy_from_slice(stored),
+            (None, false) => to_f32(source.dtype, stored, target),
+            (Some(permutation), true) => transpose(stored, target, &self.shape, permutation, size),
+            (Some(permutation), false) => {
+                let mut turned = vec![0; stored.len()];
+                transpose(stored, &mut turned, &self.shape, permutation, size);
+                to_f32(source.dtype, &turned, target);
+            }
+        }
+    }
+}
 
 /// Converts little-endian `float16` or `float64` elements to `float32`.
-pub(super) fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
+pub fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
     let targets = target.as_chunks_mut::<4>().0;
     match from {
         DType::F16 => {
@@ -22,7 +44,7 @@ pub(super) fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
 
 /// Writes the elements of `source`, `size` bytes each, into `target` so that dimension `i` of the target, which has
 /// `shape`, is dimension `permutation[i]` of the source. Both are row-major.
-pub(super) fn transpose(source: &[u8], target: &mut [u8], shape: &[usize], permutation: &[usize], size: usize) {
+fn transpose(source: &[u8], target: &mut [u8], shape: &[usize], permutation: &[usize], size: usize) {
     let mut source_shape = vec![0; shape.len()];
     for (&dim, &axis) in shape.iter().zip(permutation) {
         source_shape[axis] = dim;

@@ -1,17 +1,17 @@
 use super::sampling::Sampling;
 use super::settings::Settings;
 use super::timestamps::Timestamps;
-use crate::model::Model;
+use crate::family::{CONFIG_FILE, ModelConfig};
 use cotensor_core::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-const FILE: &str = "generation_config.json";
-const MODEL_FILE: &str = "config.json";
+/// The file with the parameters of generation.
+pub const FILE: &str = "generation_config.json";
 /// The most new tokens when neither the user nor the model sets a limit: the default of transformers' text generation.
 const DEFAULT_NEW_TOKENS: usize = 256;
 /// The most new tokens of a request.
-pub(crate) const NEW_TOKENS_MAX: usize = 1 << 16;
+pub const NEW_TOKENS_MAX: usize = 1 << 16;
 
 /// Parameters that would change the tokens and are not applied, with the value that changes nothing.
 const UNAPPLIED: &[(&str, f64)] = &[
@@ -75,33 +75,32 @@ pub struct Request<'a> {
 }
 
 impl GenerationConfig {
-    /// Reads the parameters of a model for a task.
+    /// The parameters of a model for a task. `found` is the content of generation_config.json, if the model has it.
     ///
     /// # Errors
-    /// `Corrupt` when a file is not a JSON object.
-    pub fn of(model: &Model, task: &str) -> Result<Self> {
-        let found = model.json(FILE)?;
-        let file = model.folder().join(if found.is_some() { FILE } else { MODEL_FILE });
-        let mut values = match found.as_deref() {
-            None => model.config().as_object().cloned().unwrap_or_default(),
+    /// `Corrupt` when the file is not a JSON object.
+    pub fn of(config: &ModelConfig<'_>, found: Option<&Value>, task: &str) -> Result<Self> {
+        let file = config.folder.join(if found.is_some() { FILE } else { CONFIG_FILE });
+        let mut values = match found {
+            None => config.values.as_object().cloned().unwrap_or_default(),
             Some(Value::Object(values)) => values.clone(),
             Some(_) => return Err(Error::corrupt("a JSON object is required").in_file(file)),
         };
         for name in ["decoder_start_token_id", "eos_token_id", "bos_token_id", "pad_token_id"] {
             let known = values.get(name).is_some_and(|value| !value.is_null());
-            let of_model = || model.config_at(name).or_else(|| model.config_at(&format!("text_config.{name}")));
+            let of_model = || config.at(name).or_else(|| config.at(&format!("text_config.{name}")));
             if let (false, Some(value)) = (known, of_model()) {
                 values.insert(name.to_owned(), value.clone());
             }
         }
-        let decoder = model.family().decoder.as_ref();
+        let decoder = config.family.decoder.as_ref();
         let fields = decoder.map(|def| [("decoder_start_token_id", &def.start), ("eos_token_id", &def.ends)]);
         for (name, field) in fields.into_iter().flatten() {
-            if let Some(value) = field.as_ref().and_then(|field| model.config_at(field)) {
+            if let Some(value) = field.as_ref().and_then(|field| config.at(field)) {
                 values.insert(name.to_owned(), value.clone());
             }
         }
-        let of_task = model.config().get("task_specific_params").and_then(|tasks| tasks.get(task));
+        let of_task = config.values.get("task_specific_params").and_then(|tasks| tasks.get(task));
         let of_task = of_task.and_then(Value::as_object).cloned().unwrap_or_default();
         let prefix = of_task.get("prefix").and_then(Value::as_str).unwrap_or_default().to_owned();
         values.extend(of_task);
@@ -119,7 +118,7 @@ impl GenerationConfig {
     }
 
     /// An error about a parameter.
-    pub(crate) fn invalid(&self, name: &str, message: impl Into<String>) -> Error {
+    pub fn invalid(&self, name: &str, message: impl Into<String>) -> Error {
         Error::invalid(message).in_file(&self.file).in_field(name)
     }
 

@@ -25,7 +25,7 @@ impl Message {
 }
 
 /// An encoded model with a name for each graph inside a node. `None` for bytes that are no message.
-pub(in crate::graph) fn name_subgraphs(model: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn name_subgraphs(model: &[u8]) -> Option<Vec<u8>> {
     let mut named = Vec::with_capacity(model.len() + 64);
     rewrite(model, Message::Model, &mut named)?;
     Some(named)

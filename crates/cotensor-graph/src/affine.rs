@@ -2,8 +2,8 @@
 
 use super::onnx::Graph;
 use super::proto::{dtype_of, operator, tensor_bytes};
-use crate::tensor::convert::to_f32;
 use cotensor_core::DType;
+use cotensor_core::elements::to_f32;
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 
 impl Graph {

@@ -29,6 +29,15 @@ pub struct WeightSource {
     pub permutation: Option<Vec<usize>>,
 }
 
+/// Where a graph that is written to a file has a weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightPlace {
+    /// The file with external data, relative to the graph.
+    pub location: String,
+    /// The offset from the start of the file, in bytes.
+    pub offset: u64,
+}
+
 /// An input or output of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {

@@ -4,7 +4,7 @@ use cotensor_core::DType;
 
 /// A field of a tensor with packed little-endian elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::graph) enum DataField {
+pub(crate) enum DataField {
     Float,
     Raw,
     Double,
@@ -20,7 +20,7 @@ impl DataField {
         }
     }
 
-    pub(in crate::graph) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Float => "float_data",
             Self::Raw => "raw_data",
@@ -29,7 +29,7 @@ impl DataField {
     }
 
     /// Whether its bytes are elements of `dtype`.
-    pub(in crate::graph) fn holds(self, dtype: DType) -> bool {
+    pub(crate) fn holds(self, dtype: DType) -> bool {
         match self {
             Self::Raw => true,
             Self::Float => dtype == DType::F32,

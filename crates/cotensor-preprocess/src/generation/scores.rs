@@ -1,6 +1,7 @@
 //! The changes of the scores before a token is chosen, in the order of transformers' logits processors.
 
 use super::settings::Settings;
+use cotensor_core::{Error, Result};
 use std::collections::BTreeSet;
 
 /// Changes the scores of the next token. `prompt` and `tokens` are the tokens before it.
@@ -40,6 +41,32 @@ pub fn process(scores: &mut [f32], settings: &Settings, prompt: &[i64], tokens: 
     if let Some(sampling) = &settings.sampling {
         sampling.filter(scores);
     }
+}
+
+impl Settings {
+    /// The next token after `prompt` and `tokens`, given the scores of all tokens, which it changes.
+    ///
+    /// # Errors
+    /// `Corrupt` when no token is allowed.
+    pub fn next_token(&self, scores: &mut [f32], prompt: &[i64], tokens: &[i64]) -> Result<i64> {
+        process(scores, self, prompt, tokens);
+        let token = match &self.sampling {
+            None => likeliest(scores),
+            Some(sampling) => sampling.draw(scores, tokens.len()),
+        };
+        Ok(token.ok_or_else(|| Error::corrupt("no token is allowed"))? as i64)
+    }
+}
+
+/// The token with the highest score; of several, the one with the lowest id. `None` if every token is excluded.
+fn likeliest(scores: &[f32]) -> Option<usize> {
+    let mut best: Option<(usize, f32)> = None;
+    for (token, &score) in scores.iter().enumerate() {
+        if score > best.map_or(f32::NEG_INFINITY, |(_, highest)| highest) {
+            best = Some((token, score));
+        }
+    }
+    best.map(|(token, _)| token)
 }
 
 /// The tokens that would complete a sequence of `length` tokens that occurred before.
@@ -87,5 +114,13 @@ mod tests {
         assert_eq!(scores, [0.5, -2.0]);
         process(&mut scores, &settings, &[0], &[1, 1]);
         assert_eq!(scores, [f32::NEG_INFINITY; 2]);
+    }
+
+    #[test]
+    fn first_of_equal_scores_is_chosen() {
+        assert_eq!(likeliest(&[1.0, 3.0, 3.0]), Some(1));
+        assert_eq!(likeliest(&[f32::NEG_INFINITY, -5.0]), Some(1));
+        assert_eq!(likeliest(&[f32::NEG_INFINITY]), None);
+        assert_eq!(likeliest(&[]), None);
     }
 }

@@ -1,9 +1,10 @@
 //! The initializers of a graph: large ones are weights, small ones stay in the graph.
 
-use super::external::Folder;
+use super::external;
+use super::files::GraphFiles;
 use super::limits::{PRIVATE_BYTES_MAX, SHARED_BYTES_MIN};
 use super::proto::{dtype_of, tensor_bytes, weight_location};
-use super::types::{Weight, WeightSource};
+use super::types::{Weight, WeightPlace, WeightSource};
 use super::wire::Span;
 use cotensor_core::{DType, Error, Layout, Result};
 use rten_onnx::onnx::{
@@ -12,23 +13,19 @@ use rten_onnx::onnx::{
 };
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 /// Finds the weights among the initializers and reads all other initializers into the graph. Returns the names of all
 /// initializers and the weights.
 ///
 /// # Errors
-/// As [`Graph::open`](super::Graph::open).
+/// As [`Graph::read`](super::Graph::read).
 pub(super) fn collect(
     graph: &mut GraphProto,
     spans: Vec<Option<Span>>,
-    path: &Path,
+    files: &mut dyn GraphFiles,
 ) -> Result<(HashSet<String>, Vec<Weight>)> {
     let mut weights = Vec::new();
     let mut names = HashSet::with_capacity(graph.initializer.len());
-    let mut folder = Folder::of(path);
     let mut room = PRIVATE_BYTES_MAX;
     for (tensor, span) in graph.initializer.iter_mut().zip(spans) {
         let name = tensor.name.clone().unwrap_or_default();
@@ -36,7 +33,7 @@ pub(super) fn collect(
         if name.is_empty() || !names.insert(name.clone()) {
             return Err(Error::corrupt("an initializer needs a unique name").in_field(field));
         }
-        let located = locate(tensor, span, &mut folder).map_err(|error| error.in_field(&field))?;
+        let located = locate(tensor, span, files).map_err(|error| error.in_field(&field))?;
         let Some(source) = located else { continue };
         if source.length >= SHARED_BYTES_MIN && is_shareable(source.dtype) {
             weights.push(Weight { name, dtype: source.dtype, shape: shape(tensor)?, source });
@@ -45,7 +42,7 @@ pub(super) fn collect(
                 let message = format!("constants of {} and the like pass {PRIVATE_BYTES_MAX} bytes", source.dtype);
                 Error::unsupported(message).in_field(&field)
             })?;
-            make_private(tensor, &source).map_err(|error| error.in_field(&field))?;
+            make_private(tensor, &source, files).map_err(|error| error.in_field(&field))?;
         }
     }
     Ok((names, weights))
@@ -63,7 +60,7 @@ pub(super) fn detach(graph: &mut GraphProto, weights: &[Weight]) {
 }
 
 /// The source of an initializer's data; `None` if the structure holds the data.
-fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> Result<Option<WeightSource>> {
+fn locate(tensor: &TensorProto, span: Option<Span>, files: &mut dyn GraphFiles) -> Result<Option<WeightSource>> {
     let dtype = dtype_of(tensor.data_type)?;
     let shape = shape(tensor)?;
     let size = Layout::contiguous(dtype, &shape).map_err(|error| Error::corrupt(error.message()))?.size_bytes() as u64;
@@ -73,9 +70,9 @@ fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> 
             if !span.field.holds(dtype) {
                 return Err(Error::corrupt(format!("its {} does not hold {dtype}", span.field.name())));
             }
-            (folder.model()?, span)
+            (files.own()?, span)
         }
-        (Some(DataLocation::EXTERNAL), None) => folder.external(&tensor.external_data, size)?,
+        (Some(DataLocation::EXTERNAL), None) => external::locate(files, &tensor.external_data, size)?,
         (Some(_), _) => return Err(Error::corrupt("its data has two locations, or an unknown location")),
     };
     if span.length != size {
@@ -123,30 +120,43 @@ pub(super) fn as_input(weight: &Weight) -> ValueInfoProto {
     ValueInfoProto { name: Some(weight.name.clone()), r#type: Some(kind) }
 }
 
+/// Sets the external file and the offset of the initializer of each weight.
+pub(super) fn place(graph: &mut GraphProto, weights: &[Weight], places: &[WeightPlace]) {
+    let places: HashMap<&str, (&Weight, &WeightPlace)> =
+        weights.iter().zip(places).map(|(weight, place)| (weight.name.as_str(), (weight, place))).collect();
+    for tensor in &mut graph.initializer {
+        if let Some((weight, place)) = tensor.name.as_deref().and_then(|name| places.get(name)) {
+            tensor.external_data = external_data(&place.location, place.offset, weight);
+        }
+    }
+}
+
+fn external_data(location: &str, offset: u64, weight: &Weight) -> Vec<StringStringEntryProto> {
+    let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
+    vec![
+        entry("location", location.to_owned()),
+        entry("offset", offset.to_string()),
+        entry("length", weight.size_bytes().to_string()),
+    ]
+}
+
 /// Replaces the data of a weight's initializer by a reference to external file number `index`.
 fn make_external(tensor: &mut TensorProto, weight: &Weight, index: usize) {
-    let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
     *tensor = TensorProto {
         dims: std::mem::take(&mut tensor.dims),
         name: tensor.name.take(),
         data_type: Some(onnx_dtype(weight.dtype)),
         data_location: Some(DataLocation::EXTERNAL),
-        external_data: vec![
-            entry("location", weight_location(index)),
-            entry("offset", 0.to_string()),
-            entry("length", weight.size_bytes().to_string()),
-        ],
+        external_data: external_data(&weight_location(index), 0, weight),
         ..TensorProto::default()
     };
 }
 
 /// Reads the data of an initializer that is not a weight into the graph.
-fn make_private(tensor: &mut TensorProto, source: &WeightSource) -> Result<()> {
+fn make_private(tensor: &mut TensorProto, source: &WeightSource, files: &dyn GraphFiles) -> Result<()> {
     // The length is at most PRIVATE_BYTES_MAX and at most the length of the file.
     let mut bytes = vec![0; source.length as usize];
-    File::open(&source.file)
-        .and_then(|file| file.read_exact_at(&mut bytes, source.offset))
-        .map_err(|error| Error::io("reading", &error).in_file(&source.file))?;
+    files.read(&source.file, source.offset, &mut bytes)?;
     *tensor = TensorProto {
         dims: std::mem::take(&mut tensor.dims),
         name: tensor.name.take(),

@@ -5,7 +5,7 @@ use cotensor_core::{DType, Error, Result};
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, NodeProto, TensorProto, ValueInfoProto};
 
 /// The external file of weight number `index` in the encoded graph.
-pub(crate) fn weight_location(index: usize) -> String {
+pub fn weight_location(index: usize) -> String {
     format!("{index}.data")
 }
 

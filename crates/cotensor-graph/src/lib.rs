@@ -1,0 +1,34 @@
+//! ONNX graphs: structure, weights, cuts and fingerprint, and the keys of the results that graphs make.
+//!
+//! Reading a graph reads its structure only. Weights stay in their files until a store has memory for them. The crate opens no
+//! file and runs no graph, so it builds for wasm32: a [`GraphFiles`] gives the files.
+
+mod affine;
+mod block;
+pub mod content;
+mod cut;
+mod encoder;
+mod external;
+mod files;
+mod fingerprint;
+mod flow;
+mod initializer;
+pub mod key;
+mod limits;
+mod onnx;
+mod proto;
+mod shapes;
+mod transpose;
+mod types;
+mod wire;
+
+pub use block::BlockEnd;
+pub use encoder::{DecoderSize, EncoderSize};
+pub use files::GraphFiles;
+pub use limits::{
+    DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,
+    SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
+};
+pub use onnx::Graph;
+pub use proto::weight_location;
+pub use types::{Port, Weight, WeightPlace, WeightSource};

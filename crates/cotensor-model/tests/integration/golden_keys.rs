@@ -1,0 +1,83 @@
+//! Spaces, hashes of weights, identities of inputs and keys of results in protocol/keys.json. `make protocol` writes the file. The test
+//! of the browser package reads it, too: equal keys in every language are equal results.
+
+use crate::support::{runtime, tiny};
+use cotensor_core::{ContentHash, DType};
+use cotensor_graph::key::{Execution, StageIdentity, array_identity, output_identity};
+use cotensor_model::stage::Stage;
+use cotensor_store::EmbeddedStore;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// Set to write the file.
+const WRITE: &str = "COTENSOR_WRITE_PROTOCOL";
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../protocol/keys.json");
+
+/// An engine that no machine has: the keys do not depend on the installed one.
+fn execution(precision: DType, variant: &'static str) -> Execution<'static> {
+    Execution { engine: "golden", version: "1.2", precision, variant }
+}
+
+/// A small array of each type, with its bytes.
+fn arrays() -> Vec<(DType, Vec<usize>, Vec<u8>)> {
+    let integers = |values: &[i64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    vec![
+        (DType::I64, vec![1, 3], integers(&[101, -1, 102])),
+        (DType::I64, vec![3], integers(&[101, -1, 102])),
+        (DType::F32, vec![2, 2], floats(&[0.0, -1.5, 0.1, 3e8])),
+        (DType::Bool, vec![2], vec![0, 1]),
+        (DType::F32, vec![0, 4], vec![]),
+    ]
+}
+
+fn described(stage: &Stage) -> Value {
+    let (precision, space) = (stage.graph().precision(), stage.space().unwrap());
+    let ports = |ports: &[cotensor_model::graph::Port]| ports.iter().map(|port| port.name.clone()).collect::<Vec<_>>();
+    let (inputs, outputs) = (ports(stage.graph().inputs()), ports(stage.graph().outputs()));
+    let identities: Vec<ContentHash> =
+        arrays().iter().map(|(dtype, shape, bytes)| array_identity(*dtype, shape, bytes)).collect();
+    let bound: Vec<(&str, ContentHash)> =
+        inputs.iter().enumerate().map(|(at, name)| (name.as_str(), identities[at % identities.len()])).collect();
+    let identity = StageIdentity { space, execution: execution(precision, "") };
+    let before = stage.before().map(|(before, _)| execution(before.graph().precision(), ""));
+    let key = identity.key(before, &bound, &[&outputs[0]]);
+    let once =
+        StageIdentity { execution: execution(precision, "kernels"), ..identity }.key_once("decoding", &identities);
+    let weights: Vec<Value> = stage.weights().iter().map(|(hash, bytes)| json!([hash.to_string(), bytes])).collect();
+    json!({
+        "role": stage.role, "kind": stage.kind.name(), "space": space.0.to_string(), "precision": precision.name(),
+        "continues": stage.before().map(|(_, input)| input), "inputs": inputs, "outputs": outputs, "weights": weights,
+        "key": key.to_string(), "output": output_identity(key, 0).to_string(), "key_once": once.to_string(),
+    })
+}
+
+#[test]
+fn golden_keys_are_equal() {
+    let runtime = runtime(EmbeddedStore::builder());
+    let mut models = Map::new();
+    for name in ["bert", "vit", "clip", "whisper"] {
+        let model = runtime.open(&tiny(name)).unwrap();
+        let mut stages = Vec::new();
+        for def in model.family().stages_of_form(None, |file| tiny(name).join(file).is_file()) {
+            let stage = model.stage(&def.role).unwrap();
+            stages.extend(stage.before().map(|(before, _)| described(before)));
+            stages.push(described(&stage));
+        }
+        assert!(!stages.is_empty(), "{name}");
+        models.insert(name.to_owned(), Value::Array(stages));
+    }
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let arrays = arrays().into_iter().map(|(dtype, shape, bytes)| {
+        let identity = array_identity(dtype, &shape, &bytes).to_string();
+        json!({"dtype": dtype.name(), "shape": shape, "bytes": hex(&bytes), "identity": identity})
+    });
+    let content = ContentHash::of(b"cotensor").to_string();
+    let golden = json!({"models": models, "arrays": arrays.collect::<Vec<_>>(), "content_of_cotensor": content});
+    let text = format!("{:#}\n", golden);
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::write(FILE, &text).unwrap();
+    }
+    let known = std::fs::read_to_string(Path::new(FILE)).unwrap();
+    assert!(known == text, "protocol/keys.json differs from the code: `make protocol` writes it");
+}

@@ -1,0 +1,230 @@
+//! The family of a model, and the files of its stages.
+
+use crate::errors::Result;
+use cotensor_core::{Error, size};
+use cotensor_preprocess::JSON_BYTES_MAX;
+use cotensor_preprocess::family::{
+    BlockFields, CONFIG_FILE, DecoderDef, Family, ModelConfig, Similarity, StageDef, Task, Variant, family_of_model,
+    variant,
+};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::Path;
+use wasm_bindgen::prelude::*;
+
+/// The most files of a model's folder.
+const FILES_MAX: usize = 10_000;
+
+/// A model's family, its configuration, and the files that its folder has.
+#[wasm_bindgen]
+pub struct ModelFamily {
+    family: &'static Family,
+    config: Value,
+    variant: Option<&'static Variant>,
+    files: HashSet<String>,
+}
+
+#[wasm_bindgen]
+impl ModelFamily {
+    /// The family of a model with this config.json. `files` are the names of the files in the model's folder, with `/` between
+    /// their parts; `variant` chooses graphs, such as `fp16`.
+    ///
+    /// # Errors
+    /// `Corrupt` for a text that is no JSON object, `Invalid` without a `model_type` and for an unknown variant, `Unsupported`
+    /// for an unknown `model_type` (the message lists the known ones), `NotFound` for a variant in which the folder has no graph.
+    #[wasm_bindgen(constructor)]
+    pub fn new(config: &str, files: Vec<String>, variant: Option<String>) -> Result<ModelFamily> {
+        let files = checked(files)?;
+        let (config, family) = read(config, |file| files.contains(file))?;
+        let variant = variant.as_deref().map(self::variant).transpose()?;
+        family.check_variant(variant, |file| files.contains(file))?;
+        Ok(Self { family, config, variant, files })
+    }
+
+    /// The files that may be graphs of a model with this config.json, and the files by which its family is recognized, as JSON.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn candidates(config: &str, variant: Option<String>) -> Result<String> {
+        let (config, _) = read(config, |_| false)?;
+        let variant = variant.as_deref().map(self::variant).transpose()?;
+        let model_type = config["model_type"].as_str().unwrap_or_default();
+        let families = cotensor_preprocess::family::families().iter();
+        let families: Vec<&Family> =
+            families.filter(|family| family.model_types.iter().any(|known| known == model_type)).collect();
+        let graphs = |family: &Family| {
+            let stages = family.stages.iter().flat_map(|stage| {
+                let others = variant.into_iter().flat_map(|_| stage.candidates(None));
+                stage.candidates(variant).chain(others).map(|(file, _)| file).collect::<Vec<_>>()
+            });
+            let whole = family.similarity.iter().flat_map(|similarity| similarity.candidates(variant));
+            stages.chain(whole).collect::<Vec<_>>()
+        };
+        let mut seen = BTreeSet::new();
+        let graphs = families.iter().flat_map(|family| graphs(family)).filter(|file| seen.insert(file.clone()));
+        let recognized_by = families.iter().filter_map(|family| family.file.as_deref());
+        Ok(serde_json::json!({
+            "graphs": graphs.collect::<Vec<_>>(),
+            "recognized_by": recognized_by.collect::<Vec<_>>(),
+        })
+        .to_string())
+    }
+
+    /// The family, its stages and its tasks as JSON: `FamilyDescription` of `web/src/models/definition.ts`.
+    pub fn describe(&self) -> String {
+        let has_file = |file: &str| self.files.contains(file);
+        let stages = self.family.stages_of_form(self.variant, has_file).map(|def| self.describe_stage(def));
+        let tasks = self.family.tasks().map(|task| TaskDescription {
+            task,
+            roles: self.family.roles(&task.stages, self.variant, has_file),
+            reads: ["text", "image", "audio"].into_iter().filter(|medium| self.family.reads(task, medium)).collect(),
+        });
+        let description = Description {
+            name: &self.family.name,
+            title: &self.family.title,
+            kinds: self.family.kinds.iter().map(|kind| kind.name()).collect(),
+            model_type: self.model_type(),
+            variant: self.variant.map(|variant| variant.name.as_str()),
+            stages: stages.collect(),
+            tasks: tasks.collect(),
+            decoder: self.family.decoder.as_ref(),
+            positions: self.positions(),
+            similarity: self.family.similarity.as_ref(),
+            whole_graph: self.whole_graph(),
+        };
+        serde_json::to_string(&description).unwrap_or_default()
+    }
+}
+
+#[derive(Serialize)]
+struct Description<'a> {
+    name: &'a str,
+    title: &'a str,
+    kinds: Vec<&'static str>,
+    model_type: &'a str,
+    variant: Option<&'a str>,
+    stages: Vec<StageDescription<'a>>,
+    tasks: Vec<TaskDescription<'a>>,
+    decoder: Option<&'a DecoderDef>,
+    positions: Option<usize>,
+    similarity: Option<&'a Similarity>,
+    whole_graph: Option<String>,
+}
+
+#[derive(Serialize)]
+struct StageDescription<'a> {
+    role: &'a str,
+    kind: &'static str,
+    file: Option<String>,
+    /// Whether the file holds the whole model.
+    whole: bool,
+    inputs: &'a BTreeMap<String, String>,
+    inputs_optional: &'a BTreeMap<String, String>,
+    outputs: &'a [String],
+    output_aliases: &'a [String],
+    outputs_optional: &'a [String],
+    /// The media whose preprocessing is part of the space, in the order of their fingerprints.
+    media: Vec<&'a str>,
+    /// Whether a graph without the outputs is cut at the end of its encoder.
+    is_encoder: bool,
+    rest_of: Option<&'a str>,
+    blocks: Option<BlocksDescription<'a>>,
+    fills_texts: bool,
+}
+
+#[derive(Serialize)]
+struct BlocksDescription<'a> {
+    role: &'a str,
+    kind: &'static str,
+    output: &'a str,
+}
+
+#[derive(Serialize)]
+struct TaskDescription<'a> {
+    #[serde(flatten)]
+    task: &'a Task,
+    /// The stages that run, with the decoder in the form that the model has.
+    roles: Vec<&'a str>,
+    reads: Vec<&'static str>,
+}
+
+impl ModelFamily {
+    pub(crate) fn config(&self) -> ModelConfig<'_> {
+        ModelConfig { family: self.family, values: &self.config, folder: Path::new("") }
+    }
+
+    pub(crate) fn def(&self) -> &'static Family {
+        self.family
+    }
+
+    pub(crate) fn model_type(&self) -> &str {
+        self.config.get("model_type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// The number of positions of a decoder, if they are limited.
+    pub(crate) fn positions(&self) -> Option<usize> {
+        let decoder = self.family.decoder.as_ref()?;
+        let number = |field: &String| self.config().at(field).and_then(Value::as_u64);
+        decoder.positions.iter().find_map(number).and_then(|positions| usize::try_from(positions).ok())
+    }
+
+    /// The file of a stage's graph, and whether it holds the whole model.
+    pub(crate) fn graph_file(&self, def: &StageDef) -> Option<(String, bool)> {
+        def.graph_file(self.variant, |file| self.files.contains(file))
+    }
+
+    /// The graph that computes logits of similarities.
+    fn whole_graph(&self) -> Option<String> {
+        let similarity = self.family.similarity.as_ref()?;
+        let mut files = similarity.files.iter().cloned().chain(similarity.candidates(self.variant));
+        files.find(|file| self.files.contains(file))
+    }
+
+    fn describe_stage<'a>(&'a self, def: &'a StageDef) -> StageDescription<'a> {
+        let (file, whole) = self.graph_file(def).map_or((None, false), |(file, whole)| (Some(file), whole));
+        let blocks = |blocks: &'a BlockFields| BlocksDescription {
+            role: &blocks.role,
+            kind: blocks.kind.name(),
+            output: &blocks.output,
+        };
+        StageDescription {
+            role: &def.role,
+            kind: def.kind.name(),
+            file,
+            whole,
+            inputs: &def.inputs,
+            inputs_optional: &def.inputs_optional,
+            outputs: &def.outputs,
+            output_aliases: &def.output_aliases,
+            outputs_optional: &def.outputs_optional,
+            media: def.media(),
+            is_encoder: def.encoder.is_some(),
+            rest_of: def.rest_of.as_deref(),
+            blocks: def.blocks.as_ref().map(blocks),
+            fills_texts: def.fills_texts,
+        }
+    }
+}
+
+fn checked(files: Vec<String>) -> Result<HashSet<String>> {
+    if files.len() > FILES_MAX {
+        let message = format!("{} files; at most {FILES_MAX} are read", files.len());
+        return Err(Error::invalid(message).in_field("files").into());
+    }
+    Ok(files.into_iter().collect())
+}
+
+/// The content of config.json, and the family that it names.
+fn read(config: &str, has_file: impl Fn(&str) -> bool) -> Result<(Value, &'static Family)> {
+    if config.len() as u64 > JSON_BYTES_MAX {
+        return Err(Error::invalid(format!("more than {}", size(JSON_BYTES_MAX))).in_file(CONFIG_FILE).into());
+    }
+    let parsed = serde_json::from_str::<Value>(config);
+    let config = parsed.map_err(|error| Error::corrupt(error.to_string()).in_file(CONFIG_FILE))?;
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let missing = || Error::invalid("a string is required").in_file(CONFIG_FILE).in_field("model_type");
+    let family = family_of_model(model_type.ok_or_else(missing)?, has_file);
+    let family = family.map_err(|error| error.in_file(CONFIG_FILE).in_field("model_type"))?;
+    Ok((config, family))
+}

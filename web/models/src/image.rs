@@ -1,0 +1,84 @@
+//! Image preprocessing.
+
+use crate::arrays::ArrayHandle;
+use crate::errors::Result;
+use crate::family::ModelFamily;
+use crate::files::ConfigFiles;
+use cotensor_core::{Error, size};
+use cotensor_preprocess::{decode_image, image_of_pixels, image_size};
+use wasm_bindgen::prelude::*;
+
+/// The most bytes of an input file.
+const INPUT_BYTES_MAX: u64 = 1 << 30;
+
+/// The image preprocessing of a model.
+#[wasm_bindgen]
+pub struct ImageProcessor(cotensor_preprocess::ImageProcessor);
+
+#[wasm_bindgen]
+impl ImageProcessor {
+    /// Reads the image part of processor_config.json, or preprocessor_config.json.
+    ///
+    /// # Errors
+    /// `NotFound` without either file, `Invalid` for a field with an invalid value, `Unsupported` for an unknown processor class.
+    #[wasm_bindgen(constructor)]
+    pub fn new(files: &ConfigFiles, family: &ModelFamily) -> Result<ImageProcessor> {
+        let class = family.def().image_processors.get(family.model_type());
+        Ok(Self(cotensor_preprocess::ImageProcessor::open(files, class.map(String::as_str))?))
+    }
+
+    /// The model's input for an image file (PNG, JPEG, WebP or BMP): `[1, 3, height, width]`, `float32`.
+    ///
+    /// # Errors
+    /// `Corrupt` when the file cannot be decoded, `Invalid` for an image past the limits or without pixels.
+    pub fn process(&self, file: &[u8]) -> Result<ArrayHandle> {
+        check_file(file, "image")?;
+        Ok(self.0.process(&decode_image(file)?)?.into())
+    }
+
+    /// As [`process`](Self::process), for pixels: red, green, blue and opacity of each, row by row. Opacity is dropped.
+    ///
+    /// # Errors
+    /// `Invalid` for another number of bytes and for an image past the limits.
+    #[wasm_bindgen(js_name = processPixels)]
+    pub fn process_pixels(&self, rgba: &[u8], width: u32, height: u32) -> Result<ArrayHandle> {
+        Ok(self.0.process(&image_of_pixels(rgba, (width, height))?)?.into())
+    }
+
+    /// For an image of this size in pixels, which pixels of [`process`](Self::process) are the image and not padding: `[1,
+    /// height, width]`, `int64`.
+    ///
+    /// # Errors
+    /// As [`process`](Self::process).
+    pub fn mask(&self, width: u32, height: u32) -> Result<ArrayHandle> {
+        Ok(self.0.mask((width, height))?.into())
+    }
+
+    /// The hash of every parameter that affects the result, 64 hexadecimal digits.
+    #[wasm_bindgen(getter)]
+    pub fn fingerprint(&self) -> String {
+        self.0.fingerprint().to_string()
+    }
+}
+
+/// Width and height of an image file, in pixels.
+///
+/// # Errors
+/// As [`ImageProcessor::process`].
+#[wasm_bindgen(js_name = imageSize)]
+pub fn size_of_image(file: &[u8]) -> Result<Vec<u32>> {
+    check_file(file, "image")?;
+    let (width, height) = image_size(file)?;
+    Ok(vec![width, height])
+}
+
+/// Refuses a file that is too large.
+pub(crate) fn check_file(file: &[u8], field: &str) -> Result<()> {
+    match file.len() as u64 {
+        bytes if bytes > INPUT_BYTES_MAX => {
+            let message = format!("{}; at most {} are read", size(bytes), size(INPUT_BYTES_MAX));
+            Err(Error::invalid(message).in_field(field).into())
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,19 @@
+//! The second module of the browser package: what a page needs of a model besides an engine.
+//!
+//! Families and graphs, the keys of results, preprocessing, and the rules of decoding are those of the Rust library. Bytes of
+//! graphs and weights stay in JavaScript's memory; the module reads them piece by piece.
+
+pub mod arrays;
+pub mod audio;
+pub mod bytes;
+pub mod checkpoint;
+pub mod errors;
+pub mod family;
+pub mod files;
+pub mod graph;
+pub mod image;
+pub mod keys;
+pub mod sentence;
+pub mod stage;
+pub mod text;
+pub mod writing;

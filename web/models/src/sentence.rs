@@ -1,0 +1,49 @@
+//! Sentence embeddings.
+
+use crate::errors::Result;
+use crate::family::ModelFamily;
+use crate::files::ConfigFiles;
+use cotensor_core::Error;
+use cotensor_preprocess::SentenceProcessor;
+use wasm_bindgen::prelude::*;
+
+/// From hidden states to a sentence embedding, as the files of sentence-transformers configure it.
+#[wasm_bindgen]
+pub struct SentencePooling(pub(crate) SentenceProcessor);
+
+#[wasm_bindgen]
+impl SentencePooling {
+    /// Reads modules.json, the files of the modules, sentence_bert_config.json and config_sentence_transformers.json. Without
+    /// them, the embedding is the mean over tokens, scaled to length 1.
+    ///
+    /// # Errors
+    /// `Corrupt` when a file is not JSON, `Invalid` for a field with an invalid value.
+    #[wasm_bindgen(constructor)]
+    pub fn new(files: &ConfigFiles, family: &ModelFamily) -> Result<SentencePooling> {
+        Ok(Self(SentenceProcessor::open(files, family.config().values)?))
+    }
+
+    /// The text before each text: the prompt of this name, or the default prompt.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown name; the message lists the names.
+    pub fn prompt(&self, name: Option<String>) -> Result<String> {
+        Ok(self.0.prompt(name.as_deref())?.to_owned())
+    }
+
+    /// The embedding of one text from its hidden states, `width` numbers for each token. `mask` is 0 for padding, else 1;
+    /// `prompt_tokens` is the number of tokens of the prompt.
+    ///
+    /// # Errors
+    /// `Invalid` for rows that do not fit the mask and when no token is left, `Unsupported` for a module that is not supported.
+    pub fn pool(&self, rows: &[f32], width: usize, mask: &[u8], prompt_tokens: usize) -> Result<Vec<f32>> {
+        if width == 0 || width.checked_mul(mask.len()) != Some(rows.len()) {
+            let message = format!("{} numbers are not {} rows of {width}", rows.len(), mask.len());
+            return Err(Error::invalid(message).in_field("rows").into());
+        }
+        let mask: Vec<i64> = mask.iter().map(|&kept| kept.into()).collect();
+        let mut embedding = self.0.pool(rows, width, &mask, prompt_tokens)?;
+        self.0.truncate(&mut embedding);
+        Ok(embedding)
+    }
+}

@@ -1,0 +1,170 @@
+//! Tokenization.
+
+use crate::arrays::ArrayHandle;
+use crate::errors::Result;
+use crate::files::ConfigFiles;
+use crate::sentence::SentencePooling;
+use cotensor_core::{Error, size};
+use cotensor_preprocess::TokenBatch;
+use wasm_bindgen::prelude::*;
+
+/// The most texts of a call.
+const TEXTS_MAX: usize = 10_000;
+/// The most bytes of all texts of a call.
+const TEXT_BYTES_MAX: usize = 64 << 20;
+
+/// The tokenizer of a model, with its truncation and padding.
+#[wasm_bindgen]
+pub struct TextProcessor(cotensor_preprocess::TextProcessor);
+
+#[wasm_bindgen]
+impl TextProcessor {
+    /// Reads tokenizer.json and, for the limits, tokenizer_config.json.
+    ///
+    /// # Errors
+    /// `NotFound` without a tokenizer.json, `Corrupt` when it is not a tokenizer.
+    #[wasm_bindgen(constructor)]
+    pub fn new(files: &ConfigFiles) -> Result<TextProcessor> {
+        Ok(Self(cotensor_preprocess::TextProcessor::open(files)?))
+    }
+
+    /// This tokenizer with the limits of sentence embeddings.
+    ///
+    /// # Errors
+    /// `Invalid` when the limit leaves no room for text.
+    #[wasm_bindgen(js_name = forSentences)]
+    pub fn for_sentences(&self, sentence: &SentencePooling) -> Result<TextProcessor> {
+        let pooling = &sentence.0;
+        Ok(Self(self.0.for_sentences(pooling.max_tokens(self.0.max_tokens()), pooling.lowercases())?))
+    }
+
+    /// The tokens of texts, truncated to the model's limit and padded to the longest text, or to `length` for graphs that read
+    /// a fixed number of tokens.
+    ///
+    /// # Errors
+    /// `Invalid` when the tokenizer refuses a text, when no text has a token, and when a row needs padding and no padding token
+    /// is configured.
+    pub fn encode(&self, texts: Vec<String>, length: Option<u32>) -> Result<Tokens> {
+        check(&[&texts])?;
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        Ok(Tokens(self.0.encode_to(&texts, length.map(|length| length as usize))?))
+    }
+
+    /// As [`encode`](Self::encode), with a row for each pair of texts.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode); `Invalid` for lists of different lengths, and when the limit leaves no room for a pair.
+    #[wasm_bindgen(js_name = encodePairs)]
+    pub fn encode_pairs(&self, first: Vec<String>, second: Vec<String>, length: Option<u32>) -> Result<Tokens> {
+        check(&[&first, &second])?;
+        if first.len() != second.len() {
+            let message = format!("{} texts and {} texts", first.len(), second.len());
+            return Err(Error::invalid(message).in_field("texts").into());
+        }
+        let pairs: Vec<_> = first.iter().map(String::as_str).zip(second.iter().map(String::as_str)).collect();
+        Ok(Tokens(self.0.encode_pairs(&pairs, length.map(|length| length as usize))?))
+    }
+
+    /// The tokens of a text without the tokens that the tokenizer adds to a text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    #[wasm_bindgen(js_name = encodePlain)]
+    pub fn encode_plain(&self, text: String) -> Result<Tokens> {
+        let texts = [text];
+        check(&[&texts])?;
+        Ok(Tokens(self.0.encode_plain(&texts[0])?))
+    }
+
+    /// The number of tokens of a prefix, with the tokens that the tokenizer adds before it and without those after it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    #[wasm_bindgen(js_name = prefixTokens)]
+    pub fn prefix_tokens(&self, text: &str) -> Result<usize> {
+        Ok(self.0.prefix_tokens(text)?)
+    }
+
+    /// The text of token ids, without special tokens.
+    ///
+    /// # Errors
+    /// `Invalid` when the tokenizer cannot decode them.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        Ok(self.0.decode(ids)?)
+    }
+
+    /// The text of a transcript's tokens, without timestamps and special tokens.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn transcript(&self, ids: &[u32]) -> Result<String> {
+        let ids: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
+        Ok(cotensor_preprocess::generation::transcript_of(&self.0, &ids)?)
+    }
+
+    /// The token with this id, as the vocabulary has it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.0.token(id.into())
+    }
+
+    /// The most tokens of a text, if the configuration limits them.
+    #[wasm_bindgen(getter, js_name = maxTokens)]
+    pub fn max_tokens(&self) -> Option<usize> {
+        self.0.max_tokens()
+    }
+
+    /// The hash of every setting that affects the ids of a text, 64 hexadecimal digits.
+    #[wasm_bindgen(getter)]
+    pub fn fingerprint(&self) -> String {
+        self.0.fingerprint().to_string()
+    }
+}
+
+/// Texts as tokens: each array is `[texts, tokens of the longest text]`, `int64`.
+#[wasm_bindgen]
+pub struct Tokens(TokenBatch);
+
+#[wasm_bindgen]
+impl Tokens {
+    /// Token ids.
+    pub fn ids(&self) -> ArrayHandle {
+        self.0.ids.clone().into()
+    }
+
+    /// 1 for a token, 0 for padding.
+    pub fn mask(&self) -> ArrayHandle {
+        self.0.mask.clone().into()
+    }
+
+    /// The segment of each token.
+    pub fn types(&self) -> ArrayHandle {
+        self.0.type_ids.clone().into()
+    }
+
+    /// The number of tokens before each token; padding counts as nothing.
+    pub fn positions(&self) -> ArrayHandle {
+        self.0.positions.clone().into()
+    }
+
+    /// For each token, 1 if it is padding or was added around the text by the tokenizer.
+    pub fn added(&self) -> Vec<u8> {
+        self.0.added.iter().map(|&added| added.into()).collect()
+    }
+
+    /// For each text, 1 if it was longer than the limit.
+    pub fn truncated(&self) -> Vec<u8> {
+        self.0.truncated.iter().map(|&truncated| truncated.into()).collect()
+    }
+}
+
+fn check(lists: &[&[String]]) -> Result<()> {
+    let (count, bytes) = lists.iter().fold((0, 0), |(count, bytes), texts| {
+        (count.max(texts.len()), bytes + texts.iter().map(String::len).sum::<usize>())
+    });
+    if count == 0 || count > TEXTS_MAX || bytes > TEXT_BYTES_MAX {
+        let (bytes, most) = (size(bytes as u64), size(TEXT_BYTES_MAX as u64));
+        let message = format!("{count} texts of {bytes}; 1 to {TEXTS_MAX} texts of at most {most} are read at a time");
+        return Err(Error::invalid(message).in_field("texts").into());
+    }
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! The choice of tokens, one after the other.
+
+use crate::errors::Result;
+use crate::family::ModelFamily;
+use crate::files::ConfigFiles;
+use cotensor_core::{DType, Error};
+use cotensor_graph::content::to_f32;
+use cotensor_preprocess::find_json;
+use cotensor_preprocess::generation::{
+    FILE, GenerationConfig, Request, Settings, Timestamps, language_scores, languages, speech_prompt,
+};
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+/// The parameters of generation of a model.
+#[wasm_bindgen]
+pub struct Generation {
+    config: GenerationConfig,
+    /// The parameters for texts with timestamps, and the rules of timestamps.
+    timed: Option<(GenerationConfig, Timestamps)>,
+    positions: Option<usize>,
+}
+
+/// `DecodingRequest` of `web/src/models/core.ts`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DecodingRequest {
+    user: String,
+    #[serde(default)]
+    max_new_tokens: Option<usize>,
+    #[serde(default)]
+    min_new_tokens: Option<usize>,
+    #[serde(default)]
+    do_sample: Option<bool>,
+    #[serde(default)]
+    temperature: Option<f32>,
+    #[serde(default)]
+    top_k: Option<usize>,
+    #[serde(default)]
+    top_p: Option<f32>,
+    #[serde(default)]
+    seed: Option<u64>,
+}
+
+#[wasm_bindgen]
+impl Generation {
+    /// Reads generation_config.json, or config.json if the model has no such file, for a task of the family.
+    ///
+    /// # Errors
+    /// `Corrupt` when a file is not a JSON object, `Invalid` for a value that is no token id.
+    #[wasm_bindgen(constructor)]
+    pub fn new(files: &ConfigFiles, family: &ModelFamily, task: &str) -> Result<Generation> {
+        let found = find_json(files, FILE)?;
+        let open = || GenerationConfig::of(&family.config(), found.as_ref(), task);
+        Ok(Self { config: open()?, timed: open()?.with_timestamps()?, positions: family.positions() })
+    }
+
+    /// The languages of speech with their tokens, as JSON `[["<|en|>", 50259]]`; empty for a model for one language.
+    pub fn languages(&self) -> String {
+        serde_json::to_string(&languages(&self.config)).unwrap_or_default()
+    }
+
+    /// The token that starts a decoding.
+    ///
+    /// # Errors
+    /// `Invalid` when no file names it.
+    pub fn start(&self) -> Result<u32> {
+        token(self.config.start()?)
+    }
+
+    /// What the task puts before a text.
+    #[wasm_bindgen(getter)]
+    pub fn prefix(&self) -> String {
+        self.config.prefix().to_owned()
+    }
+
+    /// The scores of the languages, in their order, from the scores of all tokens after the start token.
+    ///
+    /// # Errors
+    /// `Invalid` for a model without languages, and for another number of tokens.
+    #[wasm_bindgen(js_name = languageScores)]
+    pub fn language_scores(&self, logits: &[f32]) -> Result<Vec<f32>> {
+        check_numbers(logits)?;
+        Ok(language_scores(&self.config, &languages(&self.config), logits)?)
+    }
+
+    /// The tokens before a transcript. `language` is the token of the language, and `task` is `transcribe` or `translate`; a
+    /// model for one language has neither. With `timestamps`, the text has the times of its parts.
+    ///
+    /// # Errors
+    /// `Invalid` when no file names the start token, `Unsupported` for timestamps of a model without them.
+    #[wasm_bindgen(js_name = speechPrompt)]
+    pub fn speech_prompt(&self, language: Option<u32>, task: &str, timestamps: bool) -> Result<Vec<u32>> {
+        let mut prompt = speech_prompt(&self.config, language.map(i64::from), task)?;
+        if timestamps {
+            self.timed()?;
+        } else {
+            prompt.extend(self.config.token("no_timestamps_token_id")?);
+        }
+        prompt.into_iter().map(token).collect()
+    }
+
+    /// A decoding after `prompt`. `request` is JSON: `DecodingRequest` of `web/src/models/core.ts`.
+    ///
+    /// # Errors
+    /// `Invalid` for a value out of range; the error names the user's option, or file and field. `Unsupported` for timestamps of a
+    /// model without them.
+    pub fn decode(&self, prompt: &[u32], request: &str, timestamps: bool) -> Result<Decoding> {
+        let request: DecodingRequest =
+            serde_json::from_str(request).map_err(|error| Error::invalid(error.to_string()).in_field("request"))?;
+        let asked = Request {
+            user: &request.user,
+            max_new_tokens: request.max_new_tokens,
+            min_new_tokens: request.min_new_tokens,
+            do_sample: request.do_sample,
+            temperature: request.temperature,
+            top_k: request.top_k,
+            top_p: request.top_p,
+            seed: request.seed,
+        };
+        let config = if timestamps { &self.timed()?.0 } else { &self.config };
+        let (settings, reason) = config.settings(&asked, prompt.len(), self.positions)?;
+        let prompt = prompt.iter().map(|&token| token.into()).collect();
+        Ok(Decoding { settings, reason, prompt, tokens: Vec::new(), ended: false })
+    }
+
+    /// The parts of the tokens of a window of `steps` steps, between timestamps, as JSON: `{"segments": [{"tokens": [from, to],
+    /// "steps": [from, to]}], "next": step}`. The next window begins at step `next`; `null` is the end of this window.
+    ///
+    /// # Errors
+    /// `Unsupported` for a model without timestamps.
+    pub fn segments(&self, tokens: &[u32], steps: u32) -> Result<String> {
+        let tokens: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
+        let (segments, next) = self.timed()?.1.segments(&tokens, steps.into());
+        let segments = segments.into_iter().map(|each| Segment {
+            tokens: [each.tokens.start, each.tokens.end],
+            steps: [each.steps.start, each.steps.end],
+        });
+        Ok(serde_json::json!({"segments": segments.collect::<Vec<_>>(), "next": next}).to_string())
+    }
+
+    /// The parameters that would change the tokens and are not applied, as `name = value`.
+    pub fn unapplied(&self) -> Vec<String> {
+        self.config.unapplied()
+    }
+}
+
+#[derive(Serialize)]
+struct Segment {
+    tokens: [usize; 2],
+    steps: [i64; 2],
+}
+
+impl Generation {
+    fn timed(&self) -> cotensor_core::Result<&(GenerationConfig, Timestamps)> {
+        self.timed.as_ref().ok_or_else(|| Error::unsupported("the model has no timestamps").in_field("timestamps"))
+    }
+}
+
+/// The tokens of a text that is being written.
+#[wasm_bindgen]
+pub struct Decoding {
+    settings: Settings,
+    reason: &'static str,
+    prompt: Vec<i64>,
+    tokens: Vec<i64>,
+    ended: bool,
+}
+
+#[wasm_bindgen]
+impl Decoding {
+    /// The next token, given the scores of all tokens (the last row of the decoder's logits); nothing at the end of the text.
+    ///
+    /// # Errors
+    /// `Corrupt` when no token is allowed, `Engine` for NaN or infinity, `Conflict` after the end.
+    pub fn next(&mut self, mut logits: Vec<f32>) -> Result<Option<u32>> {
+        check_numbers(&logits)?;
+        if self.is_done() {
+            let message = "the text has ended";
+            return Err(Error::new(cotensor_core::ErrorKind::Conflict, message).in_field("next").into());
+        }
+        let next = self.settings.next_token(&mut logits, &self.prompt, &self.tokens)?;
+        if self.settings.ends.contains(&next) {
+            self.ended = true;
+            return Ok(None);
+        }
+        let next_token = token(next)?;
+        self.tokens.push(next);
+        Ok(Some(next_token))
+    }
+
+    /// As [`next`](Self::next), for scores that are the little-endian bytes of `float16` numbers.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    #[wasm_bindgen(js_name = nextOfHalves)]
+    pub fn next_of_halves(&mut self, logits: &[u8]) -> Result<Option<u32>> {
+        let mut widened = vec![0; logits.len() * 2];
+        to_f32(DType::F16, logits, &mut widened);
+        let numbers = widened.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        self.next(numbers.collect())
+    }
+
+    /// Whether no token follows: the text has ended, or it has the most tokens.
+    #[wasm_bindgen(getter, js_name = isDone)]
+    pub fn is_done(&self) -> bool {
+        self.ended || self.tokens.len() >= self.settings.max
+    }
+
+    /// Whether the text was stopped at the most tokens, and may be incomplete.
+    #[wasm_bindgen(getter, js_name = isCut)]
+    pub fn is_cut(&self) -> bool {
+        !self.ended && self.tokens.len() >= self.settings.max
+    }
+
+    /// The tokens so far, without the prompt and without the end token.
+    pub fn tokens(&self) -> Vec<u32> {
+        // `next` checked that they fit.
+        self.tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect()
+    }
+
+    /// The most tokens.
+    #[wasm_bindgen(getter)]
+    pub fn max(&self) -> usize {
+        self.settings.max
+    }
+
+    /// Where the most tokens come from, for messages.
+    #[wasm_bindgen(getter)]
+    pub fn reason(&self) -> String {
+        self.reason.to_owned()
+    }
+
+    /// The hash of everything besides model and prompt that decides the tokens, 64 hexadecimal digits.
+    #[wasm_bindgen(js_name = settingsHash)]
+    pub fn settings_hash(&self) -> String {
+        self.settings.hash().to_string()
+    }
+
+    /// The seed with which tokens are drawn; nothing if the likeliest token is chosen.
+    #[wasm_bindgen(getter)]
+    pub fn seed(&self) -> Option<f64> {
+        self.settings.sampling.map(|sampling| sampling.seed as f64)
+    }
+}
+
+/// # Errors
+/// `Invalid` for a number that no token has.
+fn token(id: i64) -> Result<u32> {
+    Ok(u32::try_from(id).map_err(|_| Error::invalid(format!("{id} is no token id")).in_file(FILE))?)
+}
+
+/// # Errors
+/// `Engine` for NaN or infinity, and for no numbers.
+fn check_numbers(logits: &[f32]) -> Result<()> {
+    match logits.iter().position(|logit| !logit.is_finite()) {
+        None if !logits.is_empty() => Ok(()),
+        found => {
+            let message = found.map_or("the model gives no logits".into(), |at| {
+                format!("logit {at} is {}, which no token follows from", logits[at])
+            });
+            Err(Error::new(cotensor_core::ErrorKind::Engine, message).in_field("logits").into())
+        }
+    }
+}

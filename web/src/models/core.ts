@@ -1,0 +1,182 @@
+// The second WebAssembly module: families, graphs, keys, preprocessing and the rules of decoding. It is loaded when the first model is.
+import type { HostArray } from "../engine/api.js";
+import type { StageHashes } from "../stage/keys.js";
+import type { DType, Kind } from "../types.js";
+import type { Hasher } from "../weights/hash.js";
+import init, { ContentHasher, GraphFile, arrayIdentity, outputIdentity, stageKey, type ArrayHandle } from "./cotensor_models.js";
+
+export {
+  AudioProcessor,
+  CheckpointHeader,
+  ConfigFiles,
+  ContentHasher,
+  Decoding,
+  Generation,
+  GraphFile,
+  ImageProcessor,
+  ModelFamily,
+  SentencePooling,
+  StageGraph,
+  TextProcessor,
+  Tokens,
+  contentHash,
+  imageSize,
+  inputKey,
+  keyOnce,
+  scaleBeforeTraining,
+  soundLength,
+  stageKey,
+  tensorIdentity,
+} from "./cotensor_models.js";
+
+/** What `ModelFamily.candidates` returns, as JSON. */
+export interface Candidates {
+  /** Files that may be graphs of the model, the preferred ones of each stage first. */
+  readonly graphs: readonly string[];
+  /** Files by which families with the same `model_type` differ. */
+  readonly recognized_by: readonly string[];
+}
+
+/** An input or output of a graph, as the graph declares it. */
+export interface PortDescription {
+  readonly name: string;
+  readonly dtype: DType | null;
+  /** `null` for a dimension that varies. */
+  readonly shape: readonly (number | null)[] | null;
+}
+
+/** A weight of a graph. */
+export interface WeightDescription {
+  readonly name: string;
+  /** BLAKE3 of the content, 64 hexadecimal digits. */
+  readonly hash: string;
+  readonly bytes: number;
+  readonly dtype: DType;
+  readonly shape: readonly number[];
+}
+
+/** What `StageGraph.describe` returns, as JSON. */
+export interface StageGraphDescription {
+  readonly role: string;
+  readonly kind: Kind;
+  /** The encoder: 64 hexadecimal digits. */
+  readonly space: string;
+  readonly precision: DType;
+  /** The input that reads the result of the stage before, which is the graph before in the list. */
+  readonly continues: string | null;
+  readonly inputs: readonly PortDescription[];
+  readonly outputs: readonly PortDescription[];
+  readonly weights: readonly WeightDescription[];
+}
+
+/** What runs a graph, in keys. */
+export interface Execution {
+  readonly engine: string;
+  readonly version: string;
+  readonly precision: DType;
+  /** The engine's kernels, if it has several. */
+  readonly variant?: string;
+}
+
+/** What identifies the results of a stage beside its inputs; as JSON, the first argument of `keyOnce`. */
+export interface StageIdentity extends Execution {
+  readonly space: string;
+}
+
+/** What `stageKey` of the module reads, as JSON. */
+export interface KeyRequest {
+  readonly stage: StageIdentity;
+  /** What runs the stage whose result this one reads, where one call runs both. */
+  readonly before?: Execution;
+  readonly inputs: Readonly<Record<string, string>>;
+  readonly outputs: readonly string[];
+}
+
+/** What `Generation.decode` reads, as JSON. A missing field has the model's value. */
+export interface DecodingRequest {
+  /** The user's name, for error messages. */
+  readonly user: string;
+  readonly max_new_tokens?: number;
+  readonly min_new_tokens?: number;
+  readonly do_sample?: boolean;
+  readonly temperature?: number;
+  readonly top_k?: number;
+  readonly top_p?: number;
+  readonly seed?: number;
+}
+
+/** What `Generation.segments` returns, as JSON. */
+export interface TimedSegments {
+  readonly segments: readonly { readonly tokens: readonly [from: number, to: number]; readonly steps: readonly [from: number, to: number] }[];
+  /** The step at which the next window begins; `null` for the end of this one. */
+  readonly next: number | null;
+}
+
+let loading: Promise<unknown> | undefined;
+
+/** Loads the module, once. After a failed attempt, the next call tries again. Everything else here works after it. */
+export function loadModels(): Promise<unknown> {
+  loading ??= load().catch((error: unknown) => {
+    loading = undefined;
+    throw error;
+  });
+  return loading;
+}
+
+async function load(): Promise<void> {
+  const url = new URL("./cotensor_models_bg.wasm", import.meta.url);
+  await init({ module_or_path: url.protocol === "file:" ? await readFile(url) : url });
+}
+
+/** Node's `fetch` does not read files. */
+async function readFile(url: URL): Promise<Uint8Array<ArrayBuffer>> {
+  // A variable, so that no bundler looks for the module.
+  const name = "node:fs/promises";
+  const files = (await import(name)) as { readFile(url: URL): Promise<Uint8Array<ArrayBuffer>> };
+  return files.readFile(url);
+}
+
+/** Reads a graph's file and the files beside it, whose locations are relative to it. The arrays must not change while the graph is used. */
+export async function openGraph(file: string, bytes: Uint8Array, external: (location: string) => Promise<Uint8Array>): Promise<GraphFile> {
+  await loadModels();
+  const locations = GraphFile.locations(file, bytes);
+  return new GraphFile(file, bytes, locations, await Promise.all(locations.map(external)));
+}
+
+/** The elements of an array, which is freed. */
+export function takeArray(handle: ArrayHandle): HostArray {
+  try {
+    const { dtype } = handle;
+    const shape = [...handle.shape];
+    // The module copies the elements into arrays of their own.
+    if (dtype === "float32") return { data: handle.floats() as Float32Array<ArrayBuffer>, shape, dtype };
+    if (dtype === "int64") return { data: handle.integers() as BigInt64Array<ArrayBuffer>, shape, dtype };
+    return { data: handle.bytes() as Uint8Array<ArrayBuffer>, shape, dtype: dtype as DType };
+  } finally {
+    handle.free();
+  }
+}
+
+/** A hasher of content. */
+export function newHasher(): Hasher {
+  const hasher = new ContentHasher();
+  return {
+    update: (bytes) => hasher.update(bytes),
+    digest: () => {
+      const digits = hasher.digest();
+      hasher.free();
+      return digits;
+    },
+  };
+}
+
+/** The hashes of keys, equal to those of Cotensor's other languages. */
+export const hashes: StageHashes = {
+  stageKey({ space, engine, version, precision, variant, inputs, outputs }) {
+    const stage: StageIdentity = { space, engine, version, precision, variant };
+    const request: KeyRequest = { stage, inputs: Object.fromEntries(inputs.map(({ name, identity }) => [name, identity])), outputs };
+    return stageKey(JSON.stringify(request));
+  },
+  identity: (dtype, shape, bytes) => arrayIdentity(dtype, Uint32Array.from(shape), bytes),
+  provenance: outputIdentity,
+};
