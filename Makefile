@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist bench-peers bench-embeddings bench-gpu test-dashboard test-web bench-web bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist bench-peers bench-embeddings bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm
 
 test: $(TEST_STEPS)
@@ -80,14 +80,19 @@ bench-gpu:
 test-dashboard:
 	CARGO="$(CARGO)" scripts/test_dashboard.sh
 
-# The browser package: builds web/dist, then tests it in Node and in a headless Chromium, which it installs if they are missing.
+# The browser package: builds web/dist, then tests it in Node, in a headless Chromium and in a headless Firefox, which it installs if they
+# are missing.
 test-web:
 	CARGO="$(CARGO)" scripts/test_web.sh
 
-# Lookups in the browser package from JavaScript, in Node.
+# The browser package: lookups in Node; calls of the hub of all tabs, graphs, models beside transformers.js and tabs in Chromium.
 bench-web:
+	CARGO="$(CARGO)" scripts/bench_web.sh
+
+# A page whose models share tensors on the visitor's GPU. MODELS names a folder with model folders, PORT the port.
+web-demo:
 	CARGO="$(CARGO)" scripts/build_web.sh
-	node web/benches/lookup.mjs
+	node web/demo/serve.mjs $(if $(PORT),--port $(PORT)) $(if $(MODELS),--models $(MODELS))
 
 # Model-checks every interleaving of the lease count and of the index slots.
 loom:

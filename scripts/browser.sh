@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
-# Prints the path of a Chromium, which CHROMIUM may name. Installs it, Node and npm when run as root on Debian and they are missing.
+# browser.sh [chromium|firefox]: prints the path of a browser, which CHROMIUM or FIREFOX may name. Installs it, Node and npm when run as root
+# on Debian and they are missing; with Firefox, Mesa's software adapter, which Chromium has of its own.
 set -euo pipefail
 
-browser() { command -v chromium || command -v chromium-browser || command -v google-chrome || true; }
+find_one() { for name in "$@"; do command -v "$name" && return; done; true; }
+case ${1:-chromium} in
+  chromium) named=${CHROMIUM:-} names=(chromium chromium-browser google-chrome) packages=(chromium) ;;
+  firefox) named=${FIREFOX:-} names=(firefox-esr firefox) packages=(firefox-esr mesa-vulkan-drivers) ;;
+  *) echo "usage: browser.sh [chromium|firefox]" >&2; exit 2 ;;
+esac
 missing=()
-[ -n "${CHROMIUM:-$(browser)}" ] || missing+=(chromium)
+[ -n "${named:-$(find_one "${names[@]}")}" ] || missing+=("${packages[@]}")
 command -v node >/dev/null || missing+=(nodejs)
 command -v npm >/dev/null || missing+=(npm)
 if [ ${#missing[@]} -gt 0 ]; then
-  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: ${missing[*]}; or set CHROMIUM" >&2; exit 1; }
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: ${missing[*]}; or set CHROMIUM and FIREFOX" >&2; exit 1; }
   install() { apt-get install --yes --quiet --no-install-recommends "${missing[@]}" >&2; }
   install || { apt-get update --quiet >&2 && install; }
 fi
-echo "${CHROMIUM:-$(browser)}"
+echo "${named:-$(find_one "${names[@]}")}"

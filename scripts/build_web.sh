@@ -23,5 +23,5 @@ cd web
 mkdir -p src/wasm src/models
 cp dist/wasm/cotensor.d.ts src/wasm/
 cp dist/models/cotensor_models.d.ts src/models/
-[ -d node_modules/typescript ] || npm install --no-package-lock --no-audit --no-fund --silent
+[ node_modules/.package-lock.json -nt package.json ] || npm install --no-package-lock --no-audit --no-fund --silent
 node_modules/.bin/tsc

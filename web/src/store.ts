@@ -174,6 +174,11 @@ export class Store {
     this.#state.freeing((core) => core.remove(name));
   }
 
+  /** The devices on which it has memory. */
+  get devices(): readonly Device[] {
+    return [...this.#state.memories.keys()];
+  }
+
   /** The memory of a device. */
   memory(device: Device): DeviceMemory {
     return this.#state.memory(device);

@@ -1,5 +1,6 @@
 // What a program of a user compiles against: the published types, with the strictest checks. tests/tsconfig.json compiles it.
-import { CotensorError, CpuMemory, GpuMemory, SharedTensor, Store, type DeviceMemory, type Stats, type Tensor } from "cotensor";
+import * as ort from "onnxruntime-web/webgpu";
+import { CotensorError, CpuMemory, GpuMemory, OrtEngine, SharedTensor, Store, type DeviceMemory, type Graph, type Stats, type Tensor } from "cotensor";
 
 export async function example(gpu: GPUDevice): Promise<number> {
   const memories: DeviceMemory[] = [new CpuMemory(), new GpuMemory(gpu)];
@@ -17,4 +18,16 @@ export async function example(gpu: GPUDevice): Promise<number> {
     if (error instanceof CotensorError && error.kind === "OverBudget") return entry.binding;
   }
   return stats.memory_usage_bytes;
+}
+
+export async function graph(store: Store, files: { graph: Uint8Array; weights: Uint8Array }): Promise<number> {
+  const engine = OrtEngine.create({ ort, store, provider: "webgpu" });
+  const externalData = [{ path: "model.onnx_data", data: files.weights }];
+  const model: Graph = await engine.load({ files: () => ({ graph: files.graph, externalData }), key: "model" });
+  const ids = { data: new BigInt64Array(4), shape: [1, 4] };
+  const { outputs } = await model.run({ ids, features: store.get("features") }, ["logits"], { holder: "clip" });
+  // @ts-expect-error: an array has a shape
+  await model.run({ ids: new BigInt64Array(4) }, ["logits"]);
+  await engine.dispose();
+  return outputs.length;
 }

@@ -1,6 +1,8 @@
 // The adapter of onnxruntime-web in Node, on its provider for the host.
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import * as ort from "onnxruntime-web";
 import { CpuMemory, OrtEngine, Store, ortLane } from "cotensor";
 import { CASES, errorsOfCases } from "./support/checks.mjs";
@@ -216,4 +218,19 @@ test("results that sharing refuses are private, and the budget counts them", asy
   await assert.rejects(graph.run({ x: large }, ["y"]), is("OverBudget", /./));
   for (const tensor of outputs) tensor.dispose();
   assert.equal(store.getStats().memory_usage_bytes, 0);
+});
+
+test("the garbage collector releases graphs that the program forgot", async () => {
+  setFlagsFromString("--expose-gc");
+  const collect = runInNewContext("gc");
+  const { engine } = await create();
+  await (async () => {
+    await engine.load({ files: negate("float32", ["n"]) });
+  })();
+  assert.equal(engine.sessionCount, 1);
+  for (let tries = 0; tries < 1000 && engine.sessionCount > 0; tries += 1) {
+    collect();
+    await new Promise(setImmediate);
+  }
+  assert.equal(engine.sessionCount, 0);
 });

@@ -47,7 +47,7 @@ let unnamed = 0;
 export class OrtEngine {
   readonly #sessions = new Map<string, SharedSession>();
   /** Releases graphs that the program dropped without `release`. */
-  readonly #forgotten = new FinalizationRegistry<SharedSession>((session) => void this.#release(session));
+  readonly #forgotten = new FinalizationRegistry<SharedSession>((session) => void this.#release(session).catch(() => undefined));
   /** Rejects the calls that wait for the library. */
   readonly #waiting = new Set<(error: CotensorError) => void>();
   readonly #ort: KnownOrt;

@@ -176,5 +176,10 @@ export class OrtGraph implements Graph {
 
 function port(label: string, { name, type = "no tensor", shape = [] }: OrtValueMetadata): Port {
   if (!DTYPES.has(type)) throw new CotensorError("Unsupported", `${label}: ${name} has the type ${type}; ${[...DTYPES].join(", ")} are supported`);
-  return { name, dtype: type as DType, shape: shape.map((each) => (typeof each === "string" && each !== "" ? each : typeof each === "number" && each >= 0 ? each : null)) };
+  return { name, dtype: type as DType, shape: shape.map((each) => (typeof each === "string" && each !== "" ? each : isLength(each) ? each : null)) };
+}
+
+/** The library gives -1, or the same 32 bits without a sign, for a dimension that the graph does not name. */
+function isLength(dimension: unknown): dimension is number {
+  return typeof dimension === "number" && dimension >= 0 && dimension < 2 ** 31;
 }

@@ -187,7 +187,10 @@ export class WeightCache {
     try {
       await this.blobs.write(name, hashed());
       const hash = hasher.digest();
-      if ((await this.blobs.size(hash)) !== size) await this.blobs.rename(name, hash);
+      // Two imports may store equal weights at once.
+      await this.locks.request(`cotensor:blob:${hash}`, {}, async () => {
+        if ((await this.blobs.size(hash)) !== size) await this.blobs.rename(name, hash);
+      });
       return { hash, size };
     } finally {
       // Nothing is left of this name, unless the hash was stored before.

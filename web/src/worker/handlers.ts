@@ -1,5 +1,6 @@
 // The methods of the worker: one table. To add a method, add a line here, or pass `handlers` to `serve`.
 import type { Store } from "../store.js";
+import { modelHandlers } from "./model_handlers.js";
 import type { Session } from "./session.js";
 import { storeHandlers } from "./store_handlers.js";
 
@@ -24,4 +25,4 @@ export type Handler = (params: Record<string, unknown>, context: CallContext) =>
 /** Methods by name. */
 export type Handlers = Readonly<Record<string, Handler>>;
 
-export const HANDLERS: Handlers = { ...storeHandlers };
+export const HANDLERS: Handlers = { ...storeHandlers, ...modelHandlers };

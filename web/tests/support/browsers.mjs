@@ -1,6 +1,7 @@
 // Browsers for tests. CHROMIUM names the one with WebGPU, WEBNN_CHROMIUM one with WebNN (by default that of @sparticuz/chromium).
 import assert from "node:assert/strict";
 import { chromium } from "playwright-core";
+import { launchFirefox } from "./firefox.mjs";
 import { serve } from "./server.mjs";
 
 const { CHROMIUM, WEBNN_CHROMIUM, REQUIRE_WEBGPU } = process.env;
@@ -16,6 +17,7 @@ const BROWSERS = {
     const executablePath = WEBNN_CHROMIUM ?? (await (await import("@sparticuz/chromium")).default.executablePath());
     return chromium.launch({ executablePath, args: ["--no-sandbox", "--enable-features=WebMachineLearningNeuralNetwork"] });
   },
+  firefox: launchFirefox,
 };
 
 /**
@@ -37,7 +39,7 @@ export async function openBrowser(name = "chromium", options = {}) {
       await browser.close();
       server.close();
     };
-    return { browser, close, open, page, run, url: server.url };
+    return { browser, close, open, page, run, requests: server.requests, url: server.url };
   } catch (error) {
     server.close();
     throw error;

@@ -1,20 +1,34 @@
 // A web server for tests in browsers, on 127.0.0.1: browsers offer WebGPU, WebNN and hashes to pages of that address.
+import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
 
 const TYPES = { js: "text/javascript", mjs: "text/javascript", wasm: "application/wasm", json: "application/json" };
-const PAGE = `<!doctype html><meta charset="utf-8"><script type="importmap">{"imports": {"cotensor": "/index.js"}}</script>`;
+const IMPORTS = { cotensor: "/index.js", "onnxruntime-web/webgpu": "/ort/ort.webgpu.bundle.min.mjs", "onnxruntime-common": "/ort-common/index.js" };
+const PAGE = `<!doctype html><meta charset="utf-8"><script type="importmap">${JSON.stringify({ imports: IMPORTS })}</script>`;
 
 /** The folders behind the first part of a path. The package itself is at the root. */
 const FOLDERS = {
   ort: new URL("../../node_modules/onnxruntime-web/dist/", import.meta.url),
+  "ort-common": new URL("../../node_modules/onnxruntime-common/dist/esm/", import.meta.url),
+  transformers: new URL("../../../target/transformers-js/package/dist/", import.meta.url),
   fixtures: new URL("../../../fixtures/", import.meta.url),
   support: new URL("./", import.meta.url),
 };
 const PACKAGE = new URL("../../dist/", import.meta.url);
 
+/** The small models that stand for those of the project's documents, below `/models/`. */
+const MODELS = {
+  "google/vit-base-patch16-224": "tiny/vit",
+  "openai/clip-vit-base-patch16": "tiny/clip",
+  "bert-base-uncased": "tiny/bert",
+  "openai/whisper-tiny": "tiny/whisper",
+};
+
 /** The file of a path; nothing for a page. */
 function fileOf(path) {
+  const model = Object.keys(MODELS).find((name) => path.startsWith(`/models/${name}/`));
+  if (model) return fileOf(`/fixtures/${MODELS[model]}${path.slice(`/models/${model}`.length)}`);
   const [, first, ...rest] = path.split("/");
   const folder = Object.hasOwn(FOLDERS, first) ? FOLDERS[first] : undefined;
   const file = folder ? new URL(rest.join("/"), folder) : new URL(path.slice(1), PACKAGE);
@@ -22,27 +36,34 @@ function fileOf(path) {
   return file.href.startsWith((folder ?? PACKAGE).href) && /\.\w+$/.test(path) && !path.endsWith(".html") ? file : undefined;
 }
 
-async function answer(request, response, headers) {
+async function answer(request, response, headers, log) {
   for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
   const path = decodeURIComponent(new URL(request.url, "http://localhost").pathname);
   const file = fileOf(path);
+  log.push({ method: request.method, path });
   if (!file) return response.setHeader("content-type", "text/html").end(PAGE);
   try {
     const type = TYPES[path.slice(path.lastIndexOf(".") + 1)] ?? "application/octet-stream";
-    return response.setHeader("content-type", type).end(await readFile(file));
+    const body = await readFile(file);
+    const etag = `"${createHash("sha1").update(body).digest("hex")}"`;
+    response.setHeader("content-type", type).setHeader("etag", etag).setHeader("content-length", body.length);
+    return response.end(request.method === "HEAD" ? undefined : body);
   } catch {
     return response.writeHead(404).end();
   }
 }
 
 /**
- * Starts a server of the package, of onnxruntime-web (`/ort/`), of the fixtures (`/fixtures/`) and of this folder
- * (`/support/`); every other path is an empty page. `headers` are sent with each answer. `close` ends it.
+ * Starts a server of the package, of onnxruntime-web (`/ort/`), of transformers.js (`/transformers/`), of the fixtures (`/fixtures/`) and of this folder
+ * (`/support/`), and of small models under their names in the documents (`/models/`); every other path is an empty page. `headers`
+ * are sent with each answer, `requests` has the method and the path of each. `close` ends it.
  */
-export async function serve({ headers = {} } = {}) {
-  const server = createServer((request, response) => void answer(request, response, headers));
-  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+export async function serve({ headers = {}, port = 0 } = {}) {
+  const requests = [];
+  const server = createServer((request, response) => void answer(request, response, headers, requests));
+  await new Promise((resolve, reject) => server.once("error", reject).listen(port, "127.0.0.1", resolve));
   return {
+    requests,
     url: `http://127.0.0.1:${server.address().port}/`,
     close: () => {
       server.closeAllConnections();

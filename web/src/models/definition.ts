@@ -1,0 +1,97 @@
+// The descriptions of families and tasks that the module of models gives as JSON. The data is families.toml of the Rust side.
+import type { Kind } from "../types.js";
+
+/** One graph of a model. */
+export interface StageDef {
+  readonly role: string;
+  readonly kind: Kind;
+  /** The graph's file in the model's folder; null where the model has none. */
+  readonly file: string | null;
+  /** The media whose preprocessing is part of the space. */
+  readonly media: readonly ("text" | "image" | "audio")[];
+  /** The role of the stage that this one continues. */
+  readonly rest_of: string | null;
+  /** Whether texts are filled up to the most tokens that the tokenizer gives. */
+  readonly fills_texts: boolean;
+  /** Graph input by name, with its source: `text.ids`, `image.pixels`, `ROLE.OUTPUT`. */
+  readonly inputs: Readonly<Record<string, string>>;
+  /** The same, for inputs that some exports leave out. */
+  readonly inputs_optional: Readonly<Record<string, string>>;
+  readonly outputs: readonly string[];
+  readonly output_aliases: readonly string[];
+  readonly outputs_optional: readonly string[];
+}
+
+/** How the last output of a task becomes an answer. */
+export type AnswerKind = "label" | "label-per-token" | "scores" | "sentence" | "text" | "first-token" | "embedding" | "similarity" | "objects" | "transcript" | "language" | "ctc";
+
+/** What a user of a model can request. */
+export interface Task {
+  readonly name: string;
+  /** The roles of the stages, in order. */
+  readonly stages: readonly string[];
+  /** The roles that run, with the decoder in the form that the model has. */
+  readonly roles: readonly string[];
+  /** The kinds of inputs that the stages read. */
+  readonly reads: readonly ("text" | "image" | "audio")[];
+  /** Whether a head runs after them. */
+  readonly head: boolean;
+  /** Endings of the class name in config.json of checkpoints with a head for the task. */
+  readonly architectures: readonly string[];
+  /** The output that is the answer itself, in graphs that have it. */
+  readonly result: string | null;
+  readonly answer: AnswerKind;
+}
+
+/** The names of the values that a decoder keeps between runs. */
+export interface DecoderDef {
+  /** The beginning of the names of inputs. */
+  readonly past: string;
+  /** The beginning of the names of outputs. */
+  readonly present: string;
+  /** A part of the names of values that stay the same. */
+  readonly fixed: string;
+}
+
+/** How the similarity of two embeddings becomes a probability. */
+export interface SimilarityDef {
+  /** The output of the whole graph that has the logits. */
+  readonly logits: string;
+  /** The checkpoint's tensor with the logarithm of the scale. */
+  readonly scale: string;
+  readonly bias: string | null;
+  readonly probability: "softmax" | "sigmoid";
+}
+
+/** A family with the stages and tasks of one model. */
+export interface FamilyDescription {
+  readonly name: string;
+  readonly title: string;
+  readonly kinds: readonly Kind[];
+  readonly model_type: string;
+  readonly variant: string | null;
+  readonly stages: readonly StageDef[];
+  readonly tasks: readonly Task[];
+  readonly decoder: DecoderDef | null;
+  readonly similarity: SimilarityDef | null;
+  /** The graph that computes logits of similarities. */
+  readonly whole_graph: string | null;
+}
+
+/** The name of the output of heads. */
+export const LOGITS = "logits";
+
+/** The source of an input of the stage. */
+export function sourceOf(def: StageDef, input: string): string | undefined {
+  return def.inputs[input] ?? def.inputs_optional[input];
+}
+
+/** Whether an input of the stage comes from `medium`. */
+export function reads(def: StageDef, medium: string): boolean {
+  return Object.values(def.inputs).some((source) => source.startsWith(`${medium}.`));
+}
+
+/** The name that the graph gives the result of the stage. */
+export function resultName(def: StageDef, graphOutputs: readonly string[]): string | undefined {
+  return [...def.outputs.slice(0, 1), ...def.output_aliases].find((name) => graphOutputs.includes(name));
+}

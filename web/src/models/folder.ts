@@ -1,0 +1,147 @@
+// The files of a model: a folder of a web server, or a repository of the hub.
+import { CotensorError } from "../errors.js";
+import { body, checkAnswer, send, versionOf } from "../weights/body.js";
+import type { WeightCache } from "../weights/cache.js";
+import { download } from "../weights/download.js";
+
+/** Where models are found by name. */
+export interface ModelSources {
+  /** The URL of a folder with a folder for each name. Without it, names are those of the hub. */
+  readonly models?: string | URL;
+  /** The hub's address. */
+  readonly endpoint?: string;
+  /** The hub's branch, tag or commit; `main` by default. */
+  readonly revision?: string;
+}
+
+/** Called while a file arrives. The total is missing where the server does not say it. */
+export type Progress = (file: string, receivedBytes: number, totalBytes: number | undefined) => void;
+
+export const HUB_ENDPOINT = "https://huggingface.co";
+/** The most bytes of a file with settings, tokens or labels. */
+const SMALL_FILE_BYTES_MAX = 256 * 2 ** 20;
+/** The most bytes of a graph, or of a file with weights: what one array of a browser holds. */
+const LARGE_FILE_BYTES_MAX = 2 ** 31 - 1;
+
+/** The files of one model. */
+export class ModelFolder {
+  readonly #versions = new Map<string, Promise<string | undefined>>();
+
+  constructor(
+    /** The name that the program gave. */
+    readonly modelId: string,
+    readonly url: URL,
+    readonly cache: WeightCache,
+  ) {}
+
+  static of(modelId: string, sources: ModelSources, cache: WeightCache): ModelFolder {
+    return new ModelFolder(modelId, folderUrl(modelId, sources), cache);
+  }
+
+  /** The version of a file, as the server describes it; nothing if there is no such file. Asked once. */
+  version(file: string): Promise<string | undefined> {
+    const known = this.#versions.get(file) ?? this.#askVersion(file);
+    this.#versions.set(file, known);
+    return known;
+  }
+
+  /** Whether the folder has the file. */
+  async has(file: string): Promise<boolean> {
+    return (await this.version(file)) !== undefined;
+  }
+
+  /** A small file, stored in the browser; nothing if there is no such file. */
+  async text(file: string): Promise<string | undefined> {
+    try {
+      const { blob } = await download(this.cache, this.#urlOf(file), { maxBytes: SMALL_FILE_BYTES_MAX });
+      return await blob.text();
+    } catch (error) {
+      if (isMissing(error)) return undefined;
+      throw error;
+    }
+  }
+
+  /** A large file, not stored: its parts are. */
+  async bytes(file: string, progress?: Progress): Promise<Uint8Array<ArrayBuffer>> {
+    const url = this.#urlOf(file).href;
+    const response = await send(url, { cache: "no-store" });
+    checkAnswer(url, response);
+    const limits = { url, maxBytes: LARGE_FILE_BYTES_MAX, size: undefined, signal: undefined, retries: 3, cache: "no-store" as const };
+    const parts: Uint8Array<ArrayBuffer>[] = [];
+    for await (const part of body(response, { ...limits, progress: (received, total) => progress?.(file, received, total) })) parts.push(part);
+    return joined(parts);
+  }
+
+  /** Some bytes of a file. */
+  async range(file: string, offset: number, length: number): Promise<Uint8Array<ArrayBuffer>> {
+    const url = this.#urlOf(file).href;
+    if (length === 0) return new Uint8Array();
+    const response = await send(url, { headers: { range: `bytes=${offset}-${offset + length - 1}` }, cache: "no-store" });
+    checkAnswer(url, response);
+    if (response.status !== 206) {
+      await response.body?.cancel();
+      throw new CotensorError("Unsupported", `${url}: the server sends whole files only, not ranges of bytes`);
+    }
+    const bytes = new Uint8Array(await response.arrayBuffer());
+    if (bytes.byteLength !== length) throw new CotensorError("Corrupt", `${url}: ${bytes.byteLength} bytes instead of ${length} from byte ${offset} on`);
+    return bytes;
+  }
+
+  #urlOf(file: string): URL {
+    return new URL(file, this.url);
+  }
+
+  async #askVersion(file: string): Promise<string | undefined> {
+    const url = this.#urlOf(file).href;
+    const response = await send(url, { method: "HEAD", cache: "no-store" });
+    try {
+      checkAnswer(url, response);
+    } catch (error) {
+      if (isMissing(error)) return undefined;
+      throw error;
+    }
+    const { etag, modified, length } = versionOf(response);
+    return [etag, modified, length].join(" ");
+  }
+}
+
+/** The folder of a model: a URL or a path as it is, a name in `models` or on the hub. */
+export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, revision = "main" }: ModelSources): URL {
+  const base = (globalThis.location as Location | undefined)?.href;
+  const folder = (path: string, from: string | URL | undefined): URL => {
+    try {
+      const url = new URL(path, from);
+      // Files are resolved below it.
+      if (!url.pathname.endsWith("/")) url.pathname += "/";
+      return url;
+    } catch {
+      throw new CotensorError("Invalid", `modelId: ${JSON.stringify(path)} is no URL here`);
+    }
+  };
+  if (/^(https?:|\.{0,2}\/)/.test(modelId)) return folder(modelId, base);
+  // The names of the hub: an owner and a model, or a model alone.
+  if (!/^[\w-][\w.-]{0,95}(\/[\w-][\w.-]{0,95})?$/.test(modelId)) {
+    throw new CotensorError("Invalid", `modelId: ${JSON.stringify(modelId)} is no name of a model; pass OWNER/NAME, a path that starts with /, or a URL`);
+  }
+  if (models !== undefined) return folder(`${modelId}/`, folder(String(models), base));
+  if (!/^[\w.-]{1,100}(\/[\w.-]{1,100})*$/.test(revision) || revision.includes("..")) {
+    throw new CotensorError("Invalid", `revision: ${JSON.stringify(revision)} is no branch, tag or commit`);
+  }
+  return folder(`${modelId}/resolve/${revision}/`, folder(endpoint, base));
+}
+
+function isMissing(error: unknown): boolean {
+  return error instanceof CotensorError && error.kind === "NotFound";
+}
+
+function joined(parts: readonly Uint8Array<ArrayBuffer>[]): Uint8Array<ArrayBuffer> {
+  const [first, ...others] = parts;
+  if (first && others.length === 0) return first;
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.byteLength, 0));
+  let offset = 0;
+  for (const part of parts) {
+    whole.set(part, offset);
+    offset += part.byteLength;
+  }
+  return whole;
+}

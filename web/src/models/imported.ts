@@ -1,0 +1,106 @@
+// Imported graphs: graphs without weights and the weights by their hash, in the cache of the site. A graph is imported once; later visits,
+// other tabs and other models with the same weights neither download nor parse nor hash it again.
+import type { GraphFiles } from "../engine/session.js";
+import { CotensorError } from "../errors.js";
+import type { PutBlob, WeightCache } from "../weights/cache.js";
+import type { BlobRef } from "../weights/manifest.js";
+import { openGraph, type GraphFile, type StageGraph, type StageGraphDescription } from "./core.js";
+import type { ModelFolder, Progress } from "./folder.js";
+
+/** Weights of this many bytes and more have a blob of their own, so that models share them. The smaller ones of a graph have one together. */
+const OWN_BLOB_BYTES = 1 << 16;
+/** The beginning of a weight in a blob of several. */
+const ALIGNMENT = 64;
+const FORMAT = 1;
+
+/** A graph in the cache. */
+export interface ImportedGraph {
+  readonly description: StageGraphDescription;
+  readonly graph: BlobRef;
+  /** The files with weights that the graph names, each by its hash. */
+  readonly weights: readonly BlobRef[];
+}
+
+/** Makes the graphs of a file's parts. They are freed after the import. */
+export type Parts = (file: GraphFile) => StageGraph[] | Promise<StageGraph[]>;
+
+/** What the cache has of a file's import. */
+interface ImportDocument {
+  /** The files beside the graph, with their versions. */
+  readonly external: Readonly<Record<string, string | undefined>>;
+  readonly graphs: readonly ImportedGraph[];
+}
+
+/** The graphs of `file`, imported under `key`. A file that changed on the server is imported again. */
+export async function importGraphs(folder: ModelFolder, file: string, key: string, parts: Parts, progress?: Progress): Promise<readonly ImportedGraph[]> {
+  const { cache } = folder;
+  const version = await folder.version(file);
+  if (version === undefined) throw new CotensorError("NotFound", `${folder.modelId}: it has no file ${file}`);
+  const near = file.slice(0, file.lastIndexOf("/") + 1);
+  const build = async (put: PutBlob): Promise<ImportDocument> => {
+    const external: Record<string, string | undefined> = {};
+    const graphFile = await openGraph(file, await folder.bytes(file, progress), async (location) => {
+      external[location] = await folder.version(near + location);
+      return folder.bytes(near + location, progress);
+    });
+    try {
+      return { external, graphs: await storeAll(await parts(graphFile), put) };
+    } finally {
+      graphFile.free();
+    }
+  };
+  const name = `graph ${FORMAT} ${new URL(file, folder.url).href} ${version} ${key}`;
+  const document = (await cache.once(name, build)).document as ImportDocument;
+  const isSame = async ([location, known]: [string, string | undefined]): Promise<boolean> => (await folder.version(near + location)) === known;
+  const same = await Promise.all(Object.entries(document.external).map(isSame));
+  if (same.every(Boolean)) return document.graphs;
+  await cache.remove(name);
+  return ((await cache.once(name, build)).document as ImportDocument).graphs;
+}
+
+async function storeAll(parts: readonly StageGraph[], put: PutBlob): Promise<ImportedGraph[]> {
+  const graphs: ImportedGraph[] = [];
+  try {
+    for (const part of parts) graphs.push(await store(part, put));
+    return graphs;
+  } finally {
+    for (const part of parts) part.free();
+  }
+}
+
+/** The files of an imported graph, for an engine. */
+export async function filesOf(cache: WeightCache, { graph, weights }: ImportedGraph): Promise<GraphFiles> {
+  const data = async (blob: BlobRef): Promise<Blob> => {
+    const found = await cache.blob(blob);
+    if (!found) throw new CotensorError("NotFound", `weights ${blob.hash}: the browser removed them from its private files; load the model again`);
+    return found;
+  };
+  const externalData = await Promise.all(weights.map(async (blob) => ({ path: blob.hash, data: await data(blob) })));
+  return { graph: await cache.bytes(graph), externalData };
+}
+
+/** Stores the weights, then the graph that names them. */
+async function store(part: StageGraph, put: PutBlob): Promise<ImportedGraph> {
+  const description = JSON.parse(part.describe()) as StageGraphDescription;
+  const own = new Map<number, BlobRef>();
+  const offsets = new Float64Array(description.weights.length);
+  const small: { offset: number; bytes: Uint8Array }[] = [];
+  let end = 0;
+  for (const [index, weight] of description.weights.entries()) {
+    const bytes = part.weight(index) as Uint8Array<ArrayBuffer>;
+    if (weight.bytes >= OWN_BLOB_BYTES) {
+      own.set(index, await put(bytes));
+    } else {
+      offsets[index] = end;
+      small.push({ offset: end, bytes });
+      end = Math.ceil((end + bytes.byteLength) / ALIGNMENT) * ALIGNMENT;
+    }
+  }
+  const together = new Uint8Array(end);
+  for (const { offset, bytes } of small) together.set(bytes, offset);
+  const rest = end > 0 ? await put(together) : undefined;
+  const locations = description.weights.map((_, index) => (own.get(index) ?? rest)?.hash ?? "");
+  const graph = await put(part.encode(locations, offsets) as Uint8Array<ArrayBuffer>);
+  const weights = new Map([...own.values(), ...(rest ? [rest] : [])].map((blob) => [blob.hash, blob]));
+  return { description, graph, weights: [...weights.values()] };
+}

@@ -1,0 +1,136 @@
+// The inputs that `process` takes: texts, tokens, images and sounds, in the forms that browsers give.
+import { CotensorError } from "../errors.js";
+
+/** The tokens of a text, as a model reads them. `process` takes them in place of the text. */
+export interface Tokens {
+  readonly text: string;
+  readonly input_ids: readonly number[];
+  /** 1 for a token, 0 for padding. */
+  readonly attention_mask: readonly number[];
+  /** The segment of each token. */
+  readonly token_type_ids: readonly number[];
+}
+
+/** Pixels: red, green, blue and opacity of each, row by row. */
+export interface Pixels {
+  readonly rgba: Uint8Array | Uint8ClampedArray;
+  readonly width: number;
+  readonly height: number;
+}
+
+/** Samples of one channel, from -1 to 1. */
+export interface Samples {
+  readonly samples: Float32Array;
+  /** In hertz. */
+  readonly samplingRate: number;
+}
+
+/** The bytes of an image file or of a sound file. */
+export type Encoded = Uint8Array;
+
+/** What `process` takes. */
+export type ModelInput =
+  | string
+  | Tokens
+  | {
+      readonly text?: string | Tokens;
+      /** Texts that are compared with the image, or with the sound. */
+      readonly texts?: readonly string[];
+      /** A file's bytes, or pixels that a page has. */
+      readonly image?: Blob | ArrayBuffer | Uint8Array | ImageData | ImageBitmap;
+      /** Pixels with `width` and `height`. */
+      readonly imageData?: ImageData | Uint8Array | Uint8ClampedArray;
+      readonly width?: number;
+      readonly height?: number;
+      /** A file's bytes, or samples with `samplingRate`. */
+      readonly audio?: Blob | ArrayBuffer | Uint8Array | Float32Array;
+      /** In hertz; 16,000 by default. */
+      readonly samplingRate?: number;
+    };
+
+/** Inputs in one form of each kind. */
+export interface Inputs {
+  readonly text?: string;
+  readonly texts?: readonly string[];
+  readonly image?: Pixels | Encoded;
+  readonly audio?: Samples | Encoded;
+}
+
+/** The kinds of inputs. */
+export const MEDIA = ["text", "image", "audio"] as const;
+export type Medium = (typeof MEDIA)[number];
+
+const DEFAULT_SAMPLING_RATE = 16_000;
+const IMAGE_SIDE_MAX = 1 << 14;
+const TEXTS_MAX = 10_000;
+
+/** The kinds of inputs that are there. Texts to compare with count as text. */
+export function mediaOf(inputs: Inputs): Medium[] {
+  return MEDIA.filter((medium) => inputs[medium] !== undefined || (medium === "text" && inputs.texts !== undefined));
+}
+
+/** Brings the forms of `input` into one. */
+export async function readInputs(input: ModelInput): Promise<Inputs> {
+  if (typeof input === "string") return { text: input };
+  if (typeof input !== "object" || input === null) throw invalid("input", "a text, tokens, or an object with text, image or audio is required");
+  if ("input_ids" in input) return { text: input.text };
+  const { text, texts, image, imageData, audio } = input;
+  const read: { -readonly [Key in keyof Inputs]: Inputs[Key] } = {};
+  if (text !== undefined) read.text = typeof text === "string" ? text : text.text;
+  if (texts !== undefined) read.texts = checkTexts(texts);
+  if (image !== undefined && imageData !== undefined) throw invalid("imageData", "give either image or imageData");
+  if (imageData !== undefined) read.image = pixels(imageData, input.width, input.height);
+  if (image !== undefined) read.image = await readImage(image);
+  if (audio !== undefined) read.audio = await readAudio(audio, input.samplingRate ?? DEFAULT_SAMPLING_RATE);
+  if (mediaOf(read).length === 0) throw invalid("input", "it has no text, image or audio");
+  return read;
+}
+
+function checkTexts(texts: readonly string[]): readonly string[] {
+  if (!Array.isArray(texts) || texts.length === 0 || texts.length > TEXTS_MAX || texts.some((each) => typeof each !== "string")) {
+    throw invalid("texts", `a list of 1 to ${TEXTS_MAX} texts is required`);
+  }
+  return texts;
+}
+
+function pixels(data: ImageData | Uint8Array | Uint8ClampedArray, width?: number, height?: number): Pixels {
+  const image = ArrayBuffer.isView(data) ? { data, width, height } : data;
+  const size = { width: image.width ?? 0, height: image.height ?? 0 };
+  for (const [side, length] of Object.entries(size)) {
+    if (!Number.isInteger(length) || length < 1 || length > IMAGE_SIDE_MAX) throw invalid(side, `an integer from 1 to ${IMAGE_SIDE_MAX} is required`);
+  }
+  const rgba = image.data as Uint8Array | Uint8ClampedArray;
+  const bytes = size.width * size.height * 4;
+  if (rgba.byteLength !== bytes) {
+    throw invalid("imageData", `${rgba.byteLength} bytes; ${size.width} x ${size.height} pixels of red, green, blue and opacity have ${bytes}`);
+  }
+  return { rgba, ...size };
+}
+
+async function readImage(image: Blob | ArrayBuffer | Uint8Array | ImageData | ImageBitmap): Promise<Pixels | Encoded> {
+  if (typeof ImageData !== "undefined" && image instanceof ImageData) return pixels(image);
+  if (typeof ImageBitmap !== "undefined" && image instanceof ImageBitmap) {
+    const context = new OffscreenCanvas(image.width, image.height).getContext("2d");
+    if (!context) throw new CotensorError("Io", "image: the browser has no memory for a canvas");
+    context.drawImage(image, 0, 0);
+    return pixels(context.getImageData(0, 0, image.width, image.height));
+  }
+  return file(image as Blob | ArrayBuffer | Uint8Array, "image");
+}
+
+async function readAudio(audio: Blob | ArrayBuffer | Uint8Array | Float32Array, samplingRate: number): Promise<Samples | Encoded> {
+  if (!(audio instanceof Float32Array)) return file(audio, "audio");
+  if (!(samplingRate > 0) || !Number.isFinite(samplingRate)) throw invalid("samplingRate", "a number of hertz above 0 is required");
+  return { samples: audio, samplingRate };
+}
+
+async function file(data: Blob | ArrayBuffer | Uint8Array, field: string): Promise<Encoded> {
+  if (data instanceof Uint8Array) return data;
+  if (data instanceof ArrayBuffer) return new Uint8Array(data);
+  if (data instanceof Blob) return new Uint8Array(await data.arrayBuffer());
+  throw invalid(field, "a Blob, an ArrayBuffer, or one of the forms in the documentation is required");
+}
+
+function invalid(field: string, message: string): CotensorError {
+  return new CotensorError("Invalid", `${field}: ${message}`);
+}

@@ -1,0 +1,319 @@
+// One model's files, processors and stages: one copy for all users of a backend.
+import type { HostArray } from "../engine/api.js";
+import { CotensorError } from "../errors.js";
+import type { SharedTensor } from "../shared_tensor.js";
+import { Stage } from "../stage/stage.js";
+import type { Tensor } from "../tensor.js";
+import type { Kind } from "../types.js";
+import type { Labels } from "./answers.js";
+import type { Backend } from "./backend.js";
+import { hashes, keyOnce, loadModels, ModelFamily, type Candidates, type GraphFile, type StageIdentity } from "./core.js";
+import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
+import type { ModelFolder } from "./folder.js";
+import { filesOf, importGraphs, type ImportedGraph } from "./imported.js";
+import type { Medium, Tokens } from "./inputs.js";
+import { readLabels } from "./labels.js";
+import type { ModelOptions } from "./model.js";
+import { Processors } from "./processors.js";
+import type { Run } from "./run.js";
+import { similarityScale, type SimilarityScale } from "./similarity.js";
+import { ModelStage } from "./stages.js";
+
+/** The name of a model's own head. */
+const OWN_HEAD = "head";
+
+/** A model that is open. Its graphs are loaded when they are first used. */
+export class LoadedModel {
+  readonly #stages = new Map<string, Promise<ModelStage>>();
+  readonly #imports = new Map<string, Promise<readonly ImportedGraph[]>>();
+  readonly #loadTimes = new Map<string, number>();
+  /** The sizes of the weights in loaded graphs, by hash. */
+  readonly #weights = new Map<string, number>();
+  #similarity: Promise<SimilarityScale> | undefined;
+
+  private constructor(
+    readonly backend: Backend,
+    readonly folder: ModelFolder,
+    /** Its name in the backend. */
+    readonly key: string,
+    private readonly definition: ModelFamily,
+    private readonly description: FamilyDescription,
+    private readonly config: Readonly<Record<string, unknown>>,
+    private readonly processors: Processors,
+    private readonly isOptimized: boolean,
+  ) {}
+
+  /** Reads the small files of a model. */
+  static async open(backend: Backend, folder: ModelFolder, key: string, { variant, useOptimizedOps = true }: ModelOptions): Promise<LoadedModel> {
+    await loadModels();
+    const config = await folder.text("config.json");
+    if (config === undefined) throw new CotensorError("NotFound", `modelId: ${folder.url.href} has no config.json; check the name`);
+    const candidates = JSON.parse(ModelFamily.candidates(config, variant)) as Candidates;
+    const found = await Promise.all([...candidates.graphs, ...candidates.recognized_by].map(async (file) => ((await folder.has(file)) ? [file] : [])));
+    const definition = new ModelFamily(config, found.flat(), variant);
+    const description = JSON.parse(definition.describe()) as FamilyDescription;
+    const processors = await Processors.open(definition, folder, config);
+    const values = JSON.parse(config) as Record<string, unknown>;
+    return new LoadedModel(backend, folder, key, definition, description, values, processors, useOptimizedOps);
+  }
+
+  get name(): string {
+    return this.folder.modelId;
+  }
+
+  get family(): string {
+    return this.description.name;
+  }
+
+  get tasks(): readonly Task[] {
+    return this.description.tasks;
+  }
+
+  get stageDefs(): readonly StageDef[] {
+    return this.description.stages;
+  }
+
+  get decoder(): DecoderDef | null {
+    return this.description.decoder;
+  }
+
+  /** Bytes of the weights in loaded graphs. */
+  get weightBytes(): number {
+    return [...this.#weights.values()].reduce((sum, bytes) => sum + bytes, 0);
+  }
+
+  isOfType(type: string): boolean {
+    const { name, model_type, kinds } = this.description;
+    return [name, model_type].includes(type) || kinds.some((kind) => kind === type || kind.split("_")[0] === type);
+  }
+
+  def(role: string): StageDef {
+    const found = this.stageDefs.find((each) => each.role === role);
+    if (found) return found;
+    throw new CotensorError("NotFound", `${this.name}: it has no stage ${role}; its stages are ${this.stageDefs.map((each) => each.role).join(", ")}`);
+  }
+
+  task(name: string): Task {
+    const found = this.tasks.find((each) => each.name === name);
+    if (found) return found;
+    throw new CotensorError("Invalid", `task: ${this.name} has no task ${JSON.stringify(name)}; its tasks are ${this.tasks.map((each) => each.name).join(", ")}`);
+  }
+
+  roles(task: Task): readonly string[] {
+    return task.roles;
+  }
+
+  reads(task: Task, medium: Medium): boolean {
+    return task.reads.includes(medium);
+  }
+
+  /** The task that reads exactly these inputs: that of the class in config.json, else the first that needs no head. */
+  defaultTask(media: readonly Medium[]): Task {
+    const fitting = this.tasks.filter(({ reads }) => reads.length === media.length && reads.every((medium) => media.includes(medium)));
+    const classes = Array.isArray(this.config["architectures"]) ? (this.config["architectures"] as unknown[]) : [];
+    const isOfClass = ({ architectures }: Task): boolean => classes.some((name) => architectures.some((suffix) => String(name).endsWith(suffix)));
+    const found = fitting.find((task) => task.head && isOfClass(task)) ?? fitting.find((task) => !task.head);
+    if (found) return found;
+    const known = this.tasks.map(({ name, reads }) => `${name} (${reads.join(", ")})`).join(", ") || "none";
+    throw new CotensorError("Invalid", `task: no task of ${this.name} is meant by ${media.join(" and ") || "no input"}; name one: ${known}`);
+  }
+
+  /** Loads the stages of tasks, as far as the model has their files. */
+  async load(tasks: readonly Task[]): Promise<void> {
+    const roles = [...new Set(tasks.flatMap((task) => task.roles))].filter((role) => this.def(role).file !== null);
+    if (roles.length === 0) throw this.#missing(this.def(tasks[0]?.roles[0] ?? this.stageDefs[0]?.role ?? ""));
+    await Promise.all(roles.map((role) => this.stage(role)));
+  }
+
+  stage(role: string): Promise<ModelStage> {
+    return this.#once(role, async () => this.#loadParts(role, this.def(role).kind, await this.#imported(role)));
+  }
+
+  /** The graph that gives the logits of a task: a file of its own, or what follows the encoder in the model's graph. */
+  head(name: string | undefined, task: Task): Promise<ModelStage> {
+    const head = name ?? OWN_HEAD;
+    if (!/^[\w-][\w.-]*$/.test(head)) throw new CotensorError("Invalid", `head: ${JSON.stringify(head)} is no plain file name`);
+    return this.#once(`head ${head}`, async () => {
+      const file = `onnx/${head}.onnx`;
+      const trunk = this.def(task.roles.at(-1) ?? "");
+      if (await this.folder.has(file)) return this.#loadParts(head, "other", await this.#import(file, head, (graph) => [graph.head(head)]));
+      if (name === undefined && trunk.file !== null) {
+        const after = await this.#import(trunk.file, "rest", (graph) => [graph.headAfter(this.definition, trunk.role, head) ?? []].flat());
+        if (after.length > 0) return this.#loadParts(head, "other", after);
+      }
+      throw new CotensorError("NotFound", `head: ${this.name} has no head ${head} (${file}); ${task.name} needs one`);
+    });
+  }
+
+  /** The encoder of a stage, as 64 hexadecimal digits; its graph is imported, but not loaded. */
+  async space(role: string): Promise<string> {
+    return (await this.#imported(role)).at(-1)?.description.space ?? "";
+  }
+
+  /** The stages that tensors of other models replace, by role. */
+  async replacedBy(tensors: readonly SharedTensor[]): Promise<Map<string, SharedTensor>> {
+    const replaced = new Map<string, SharedTensor>();
+    for (const tensor of tensors) {
+      const role = await this.#roleOf(tensor);
+      if (replaced.has(role)) throw new CotensorError("Conflict", `two tensors replace the ${role} of ${this.name}`);
+      replaced.set(role, tensor);
+    }
+    return replaced;
+  }
+
+  mediumOf(role: string): Medium {
+    return this.def(role).media[0] ?? "text";
+  }
+
+  /** A tensor of another model in place of the result of a stage of equal space. */
+  adapted(_def: StageDef, shared: SharedTensor, run: Run): Tensor {
+    return shared.lease().leaseFor(run.holder);
+  }
+
+  /** Prepares the image or the sound of a run, once for equal files. */
+  prepare(medium: "image" | "audio", run: Run): Promise<void> {
+    return this.processors.prepare(medium, run);
+  }
+
+  encodeText(text: string, def: StageDef, task: Task): { ids: HostArray; mask: HostArray; types: HostArray; positions: HostArray; truncated: boolean } {
+    return this.processors.encodeText(text, task.answer === "sentence", def.fills_texts);
+  }
+
+  tokens(text: string): Tokens {
+    return this.processors.tokens(text);
+  }
+
+  get text(): Processors["text"] {
+    return this.processors.text;
+  }
+
+  labelledTokens(text: string, logits: Float32Array, width: number, labels: readonly string[]): [string, string][] {
+    return this.processors.labelledTokens(text, logits, width, labels);
+  }
+
+  pooled(text: string, width: number, rows: Float32Array): Float32Array {
+    return this.processors.pooled(text, width, rows);
+  }
+
+  generation(task: string): ReturnType<Processors["generation"]> {
+    return this.processors.generation(task);
+  }
+
+  async labels(head: string | undefined, count: number): Promise<Labels> {
+    return readLabels(this.name, this.config, await this.folder.text("labels.json"), head ?? OWN_HEAD, count);
+  }
+
+  similarity(): Promise<SimilarityScale> {
+    this.#similarity ??= similarityScale(this.definition, this.description, this.folder);
+    return this.#similarity;
+  }
+
+  keyOnce(stage: ModelStage, label: string, extra: readonly string[]): string {
+    const { engine: [engine, version], precision, variant } = stage.graph;
+    const identity: StageIdentity = { space: stage.space ?? "", engine, version, precision, variant };
+    return keyOnce(JSON.stringify(identity), label, [...extra]);
+  }
+
+  /** Milliseconds since loading a stage, once. */
+  takeLoadTime(role: string): number {
+    const time = this.#loadTimes.get(role) ?? 0;
+    this.#loadTimes.delete(role);
+    return time;
+  }
+
+  /** Releases all graphs and processors. */
+  async release(): Promise<void> {
+    const stages = [...this.#stages.values()];
+    this.#stages.clear();
+    this.#weights.clear();
+    for (const stage of stages) await (await stage.catch(() => undefined))?.release();
+    this.processors.free();
+    this.definition.free();
+  }
+
+  #once(name: string, load: () => Promise<ModelStage>): Promise<ModelStage> {
+    const known = this.#stages.get(name);
+    if (known) return known;
+    const start = performance.now();
+    const loading = load().then((stage) => {
+      this.#loadTimes.set(stage.role, performance.now() - start);
+      return stage;
+    });
+    this.#stages.set(name, loading);
+    // The next call tries again.
+    loading.catch(() => this.#stages.delete(name));
+    return loading;
+  }
+
+  async #loadParts(role: string, kind: Kind, graphs: readonly ImportedGraph[]): Promise<ModelStage> {
+    const stages: Stage[] = [];
+    for (const imported of graphs) {
+      const { description } = imported;
+      const isLast = imported === graphs.at(-1);
+      const graph = await this.backend.engine.load({
+        files: () => filesOf(this.folder.cache, imported),
+        key: imported.graph.hash,
+        label: `${this.name} ${description.role}`,
+        precision: description.precision,
+        isOptimized: this.isOptimized,
+      });
+      const { computations } = this.backend;
+      stages.push(new Stage({ role: isLast ? role : description.role, graph, kind: isLast ? kind : description.kind, space: description.space, computations, hashes }));
+      for (const { hash, bytes } of description.weights) this.#weights.set(hash, bytes);
+    }
+    const [last, before] = [stages.at(-1), stages.at(-2)];
+    if (!last) throw new CotensorError("Corrupt", `${this.name}: ${role} has no graph`);
+    const input = graphs.at(-1)?.description.continues;
+    return new ModelStage(last, before && input ? { stage: before, input } : undefined);
+  }
+
+  #imported(role: string): Promise<readonly ImportedGraph[]> {
+    const def = this.def(role);
+    const { file } = def;
+    if (file === null) throw this.#missing(def);
+    const fingerprints = def.media.map((medium) => this.processors.fingerprint(medium));
+    const key = `stage ${role} ${fingerprints.join(" ")}`;
+    return this.#import(file, key, (graph) => graph.stages(this.definition, role, [...fingerprints]));
+  }
+
+  #import(file: string, key: string, parts: (graph: GraphFile) => ReturnType<GraphFile["stages"]>): Promise<readonly ImportedGraph[]> {
+    const name = `${file} ${key}`;
+    const known = this.#imports.get(name) ?? importGraphs(this.folder, file, key, parts, this.backend.progress);
+    this.#imports.set(name, known);
+    known.catch(() => this.#imports.delete(name));
+    return known;
+  }
+
+  /** The stage whose result a tensor can replace: the one with the same space. */
+  async #roleOf(tensor: SharedTensor): Promise<string> {
+    if (tensor.space === undefined) throw new CotensorError("Invalid", `${tensor.name} has no space: no encoder of a model made it`);
+    const candidates = this.stageDefs.filter(({ outputs, file, media, rest_of }) => outputs.length === 1 && outputs[0] !== LOGITS && file !== null && media.length > 0 && rest_of === null);
+    const fitting = candidates.filter(({ media }) => media.some((medium) => MEDIA_OF[tensor.kind]?.includes(medium)));
+    const spaces: string[] = [];
+    for (const { role } of fitting) {
+      const space = await this.space(role);
+      if (space === tensor.space) return role;
+      spaces.push(`${role} of ${this.name} has space ${space.slice(0, 12)}`);
+    }
+    if (spaces.length === 0) {
+      const stages = this.stageDefs.map(({ role, kind }) => `${role} (${kind})`).join(", ");
+      throw new CotensorError("Invalid", `${this.name} takes no tensor of kind ${tensor.kind} (space ${tensor.space.slice(0, 12)}); its stages: ${stages}`);
+    }
+    const message = `the tensor has space ${tensor.space.slice(0, 12)}, ${spaces.join(", ")}: their numbers mean different things`;
+    throw new CotensorError("Invalid", `${message}; only an adapter between the two spaces can map one to the other`);
+  }
+
+  #missing({ role }: StageDef): CotensorError {
+    return new CotensorError("NotFound", `${this.name}: the graph of ${role} is missing below ${this.folder.url.href}; export the model to ONNX`);
+  }
+}
+
+/** The inputs of encoders that make tensors of a kind. */
+const MEDIA_OF: Partial<Record<Kind, readonly Medium[]>> = {
+  text_embedding: ["text"],
+  vision_embedding: ["image"],
+  audio_embedding: ["audio"],
+  vision_text_joint: ["image", "text"],
+  audio_text_joint: ["audio", "text"],
+};
+

@@ -1,0 +1,152 @@
+import { CotensorError } from "../errors.js";
+import { SharedTensor } from "../shared_tensor.js";
+import type { Device, Kind } from "../types.js";
+import type { Backend } from "./backend.js";
+import type { Task } from "./definition.js";
+import { mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
+import type { LoadedModel } from "./loaded_model.js";
+import { HeldTensors, type FamilyModel, type ModelOptions, type SharedTensors } from "./model.js";
+import { Result } from "./result.js";
+import { Run } from "./run.js";
+import { transcribe } from "./speech.js";
+
+/** A model in this thread. */
+export class LocalModel implements FamilyModel {
+  readonly modelId: string;
+  readonly #held: HeldTensors;
+  readonly #holder: string;
+  #loading: Promise<LoadedModel> | undefined;
+  #loaded: LoadedModel | undefined;
+  #isDisposed = false;
+
+  constructor(
+    readonly backend: Backend,
+    private readonly options: ModelOptions,
+    /** The family that the program expects. */
+    private readonly expected: string | undefined,
+    /** The holder of the model's tensors; its name by default. */
+    holder: string = options.modelId,
+  ) {
+    if (typeof options.modelId !== "string" || options.modelId === "") {
+      throw new CotensorError("Invalid", "modelId: the name of a model, or the path of a folder, is required");
+    }
+    if (options.sharedTensorConfig) backend.configure(options.sharedTensorConfig);
+    this.modelId = options.modelId;
+    this.#held = new HeldTensors(holder);
+    this.#holder = holder;
+  }
+
+  get family(): string {
+    if (this.#loaded) return this.#loaded.family;
+    throw new CotensorError("Conflict", `${this.modelId}: await initialize() first`);
+  }
+
+  get device(): Device {
+    return this.backend.device;
+  }
+
+  /** Whether it is of a type: a family, a `model_type`, a kind of its tensors, or the beginning of a kind such as `vision`. */
+  isOfType(type: string): boolean {
+    return this.#loaded?.isOfType(type) ?? false;
+  }
+
+  /** The names of its tasks. */
+  get tasks(): string[] {
+    if (this.#loaded) return this.#loaded.tasks.map(({ name }) => name);
+    throw new CotensorError("Conflict", `${this.modelId}: await initialize() first`);
+  }
+
+  async initialize(): Promise<void> {
+    const loaded = await this.#open();
+    const tasks = this.options.task === undefined ? loaded.tasks.filter(({ head }) => !head) : [loaded.task(this.options.task)];
+    await loaded.load(tasks.length > 0 ? tasks : loaded.tasks);
+  }
+
+  async tokenize(text: string): Promise<Tokens> {
+    return (await this.#open()).tokens(text);
+  }
+
+  tokenizeText(text: string): Promise<Tokens> {
+    return this.tokenize(text);
+  }
+
+  async process(input: ModelInput): Promise<Result> {
+    return this.run(await readInputs(input), []);
+  }
+
+  async processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor): Promise<Result> {
+    return this.run(await readInputs(input), [tensor]);
+  }
+
+  async processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput): Promise<Result> {
+    return this.run(input === undefined ? {} : await readInputs(input), Object.values(tensors) as SharedTensor[]);
+  }
+
+  getSharedTensor(kind: Kind): SharedTensor {
+    return this.#held.made(kind);
+  }
+
+  useSharedTensor(tensor: SharedTensor): void {
+    this.#held.acquire(tensor);
+  }
+
+  releaseSharedTensor(tensor: SharedTensor): void {
+    this.#held.release(tensor);
+  }
+
+  async dispose(): Promise<void> {
+    if (this.#isDisposed) return;
+    this.#isDisposed = true;
+    this.#held.releaseAll();
+    const loading = this.#loading;
+    if (loading) await this.backend.releaseModel(await loading.catch(() => undefined));
+  }
+
+  #open(): Promise<LoadedModel> {
+    if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed; create it again`);
+    this.#loading ??= this.#load().catch((error: unknown) => {
+      // The next call tries again.
+      this.#loading = undefined;
+      throw error;
+    });
+    return this.#loading;
+  }
+
+  async #load(): Promise<LoadedModel> {
+    const loaded = await this.backend.openModel(this.modelId, this.options);
+    if (this.expected !== undefined && loaded.family !== this.expected) {
+      await this.backend.releaseModel(loaded);
+      throw new CotensorError("Invalid", `modelId: ${this.modelId} is a model of the family ${loaded.family}, not ${this.expected}`);
+    }
+    this.#loaded = loaded;
+    return loaded;
+  }
+
+  /** Runs the task on inputs in one form, with tensors of other models. */
+  async run(inputs: Inputs, tensors: readonly SharedTensor[]): Promise<Result> {
+    const loaded = await this.#open();
+    const given = await loaded.replacedBy(tensors);
+    const media = new Set([...mediaOf(inputs), ...[...given.keys()].map((role) => loaded.mediumOf(role))]);
+    const task = this.options.task === undefined ? loaded.defaultTask([...media]) : loaded.task(this.options.task);
+    const run = new Run(loaded, this.#holder, withTexts(inputs, task), task, given);
+    try {
+      for (const medium of mediaOf(inputs)) {
+        if (!loaded.reads(task, medium)) run.notices.push(`${task.name} reads no ${medium}`);
+      }
+      const { answer, outputs } = task.answer === "transcript" ? await transcribe(run, this.options.maxNewTokens) : await run.answer(this.options.head);
+      const made: Partial<Record<Kind, SharedTensor>> = {};
+      for (const [kind, tensor] of Object.entries(run.made())) made[kind as Kind] = new SharedTensor(this.backend.store, tensor);
+      if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);
+      this.#held.setMade(made);
+      return new Result(this.modelId, task.name, answer, outputs, made, run.stages, run.notices);
+    } finally {
+      run.dispose();
+    }
+  }
+}
+
+/** Tasks that compare texts take the input text as the only one. */
+function withTexts(inputs: Inputs, task: Task): Inputs {
+  const compares = task.answer === "similarity" && inputs.texts === undefined && inputs.text !== undefined;
+  return compares ? { ...inputs, texts: [inputs.text ?? ""] } : inputs;
+}

@@ -1,0 +1,200 @@
+// What brings texts, images and sounds into the form that a model reads.
+import type { HostArray } from "../engine/api.js";
+import { CotensorError } from "../errors.js";
+import type { RunResult } from "../engine/api.js";
+import { argmax } from "./answers.js";
+import {
+  AudioProcessor,
+  ConfigFiles,
+  contentHash,
+  Generation,
+  hashes,
+  ImageProcessor,
+  imageSize,
+  inputKey,
+  SentencePooling,
+  soundLength,
+  takeArray,
+  TextProcessor,
+  type ModelFamily,
+} from "./core.js";
+import type { ModelFolder } from "./folder.js";
+import type { Encoded, Medium, Pixels, Samples, Tokens } from "./inputs.js";
+import type { Run } from "./run.js";
+
+/** The files that processors read, if the model has them. */
+const FILES = [
+  ...["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"],
+  ...["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"],
+  ...["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"],
+];
+
+/** The processors of one model. Each is made when it is first used. */
+export class Processors {
+  #text: TextProcessor | undefined;
+  #sentenceText: TextProcessor | undefined;
+  #sentence: SentencePooling | undefined;
+  #image: ImageProcessor | undefined;
+  #audio: AudioProcessor | undefined;
+  readonly #generations = new Map<string, Generation>();
+
+  private constructor(
+    private readonly definition: ModelFamily,
+    private readonly files: ConfigFiles,
+    private readonly name: string,
+  ) {}
+
+  static async open(definition: ModelFamily, folder: ModelFolder, config: string): Promise<Processors> {
+    const files = new ConfigFiles();
+    files.set("config.json", config);
+    const texts = await Promise.all(FILES.map(async (file) => [file, await folder.text(file)] as const));
+    for (const [file, text] of texts) if (text !== undefined) files.set(file, text);
+    const modules = texts.find(([file]) => file === "modules.json")?.[1];
+    for (const path of modules === undefined ? [] : modulePaths(modules)) {
+      const file = `${path}/config.json`;
+      const text = await folder.text(file);
+      if (text !== undefined) files.set(file, text);
+    }
+    return new Processors(definition, files, folder.modelId);
+  }
+
+  get text(): TextProcessor {
+    this.#text ??= new TextProcessor(this.files);
+    return this.#text;
+  }
+
+  get image(): ImageProcessor {
+    this.#image ??= new ImageProcessor(this.files, this.definition);
+    return this.#image;
+  }
+
+  get audio(): AudioProcessor {
+    this.#audio ??= new AudioProcessor(this.files, this.definition);
+    return this.#audio;
+  }
+
+  get sentence(): SentencePooling {
+    this.#sentence ??= new SentencePooling(this.files, this.definition);
+    return this.#sentence;
+  }
+
+  generation(task: string): Generation {
+    const found = this.#generations.get(task) ?? new Generation(this.files, this.definition, task);
+    this.#generations.set(task, found);
+    return found;
+  }
+
+  /** The hash of every parameter that affects the input of a medium. */
+  fingerprint(medium: Medium): string {
+    return this[medium].fingerprint;
+  }
+
+  /** The arrays of one text. For sentence embeddings, the model's prompt is before it. */
+  encodeText(text: string, isSentence: boolean, fills: boolean): { ids: HostArray; mask: HostArray; types: HostArray; positions: HostArray; truncated: boolean } {
+    const processor = isSentence ? this.#forSentences() : this.text;
+    const whole = isSentence ? this.sentence.prompt(undefined) + text : text;
+    const tokens = processor.encode([whole], fills ? processor.maxTokens : undefined);
+    try {
+      const [ids, mask, types, positions] = [tokens.ids(), tokens.mask(), tokens.types(), tokens.positions()].map(takeArray) as [HostArray, HostArray, HostArray, HostArray];
+      return { ids, mask, types, positions, truncated: tokens.truncated()[0] === 1 };
+    } finally {
+      tokens.free();
+    }
+  }
+
+  tokens(text: string): Tokens {
+    const { ids, mask, types } = this.encodeText(text, false, false);
+    const list = ({ data }: HostArray): number[] => Array.from(data as BigInt64Array, Number);
+    return { text, input_ids: list(ids), attention_mask: list(mask), token_type_ids: list(types) };
+  }
+
+  /** The best label of each token that the tokenizer did not add. */
+  labelledTokens(text: string, logits: Float32Array, width: number, labels: readonly string[]): [string, string][] {
+    const tokens = this.text.encode([text], undefined);
+    try {
+      const added = tokens.added();
+      const all = Array.from(takeArray(tokens.ids()).data as BigInt64Array, Number);
+      const labelled = all.map((id, index): [string, string] => [
+        this.text.token(id) ?? "",
+        labels[argmax(logits.subarray(index * width, (index + 1) * width))] ?? "",
+      ]);
+      return labelled.filter((_, index) => added[index] === 0);
+    } finally {
+      tokens.free();
+    }
+  }
+
+  /** The embedding of a text from its hidden states. */
+  pooled(text: string, width: number, rows: Float32Array): Float32Array {
+    const { mask } = this.encodeText(text, true, false);
+    const prompt = this.sentence.prompt(undefined);
+    const promptTokens = prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt);
+    return this.sentence.pool(rows, width, Uint8Array.from(mask.data as BigInt64Array, Number), promptTokens);
+  }
+
+  /** Prepares the image or the sound of a run, once for equal files. */
+  async prepare(medium: "image" | "audio", run: Run): Promise<void> {
+    const input = run.inputs[medium];
+    if (input === undefined) throw new CotensorError("Invalid", `${medium}: ${this.name} reads an ${medium}`);
+    const name = medium === "image" ? "image.pixels" : "audio.features";
+    const key = inputKey(name, this.fingerprint(medium), this.#contentOf(input));
+    const { store, computations } = run.model.backend;
+    const tensorName = `${name}/${key}`;
+    const { outputs } = await computations.once({ key, names: [tensorName], kind: "other", holder: run.holder }, async (): Promise<RunResult> => {
+      const start = performance.now();
+      const { data, shape } = takeArray(medium === "image" ? this.#pixels(input as Pixels | Encoded) : this.#features(input as Samples | Encoded));
+      const milliseconds = performance.now() - start;
+      const provenance = hashes.provenance(key, 0);
+      return { outputs: [store.adopt(tensorName, data, { shape, holder: run.holder, recompute: milliseconds, provenance })], isPrivate: false, milliseconds };
+    });
+    for (const tensor of outputs) run.setValue(name, tensor);
+    if (medium === "audio") this.#noteLength(input as Samples | Encoded, run);
+    if (medium === "image") run.setValue("image.mask", await this.#mask(input as Pixels | Encoded));
+  }
+
+  free(): void {
+    for (const each of [this.#text, this.#sentenceText, this.#sentence, this.#image, this.#audio, ...this.#generations.values(), this.files]) each?.free();
+  }
+
+  #forSentences(): TextProcessor {
+    this.#sentenceText ??= this.text.forSentences(this.sentence);
+    return this.#sentenceText;
+  }
+
+  #contentOf(input: Pixels | Samples | Encoded): string {
+    if (input instanceof Uint8Array) return contentHash(input);
+    if ("rgba" in input) return hashes.identity("uint8", [input.height, input.width, 4], bytesOf(input.rgba));
+    const samples = hashes.identity("float32", [input.samples.length], bytesOf(input.samples));
+    return contentHash(new TextEncoder().encode(`${samples} ${input.samplingRate}`));
+  }
+
+  #pixels(image: Pixels | Encoded): ReturnType<ImageProcessor["process"]> {
+    return image instanceof Uint8Array ? this.image.process(image) : this.image.processPixels(bytesOf(image.rgba), image.width, image.height);
+  }
+
+  #features(sound: Samples | Encoded): ReturnType<AudioProcessor["process"]> {
+    return sound instanceof Uint8Array ? this.audio.process(sound) : this.audio.processSamples(sound.samples, sound.samplingRate);
+  }
+
+  async #mask(image: Pixels | Encoded): Promise<HostArray> {
+    const [width = 0, height = 0] = image instanceof Uint8Array ? imageSize(image) : [image.width, image.height];
+    return takeArray(this.image.mask(width, height));
+  }
+
+  /** A model reads a window of sound; the rest is not silently left out. */
+  #noteLength(sound: Samples | Encoded, run: Run): void {
+    const seconds = sound instanceof Uint8Array ? (soundLength(sound)[1] ?? 0) : sound.samples.length / sound.samplingRate;
+    if (seconds > this.audio.seconds) run.notices.push(`audio: ${seconds.toFixed(1)} s; the model reads the first ${this.audio.seconds} s. StreamingProcessor reads sounds of any length`);
+  }
+}
+
+function modulePaths(text: string): string[] {
+  const modules = JSON.parse(text) as unknown;
+  const paths = Array.isArray(modules) ? modules.map((each: { path?: unknown }) => each.path) : [];
+  // The tokenizer's files are beside modules.json.
+  return paths.filter((path): path is string => typeof path === "string" && /^[\w-]{1,100}$/.test(path));
+}
+
+function bytesOf(array: ArrayBufferView): Uint8Array {
+  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
+}

@@ -1,0 +1,157 @@
+// Models that run in the worker of all tabs: one loaded copy for the site.
+import { CotensorError } from "../errors.js";
+import type { ModelAnswer, ResultAnswer } from "../worker/model_handlers.js";
+import type { SharedHandle } from "../worker/shared_handle.js";
+import type { SharedStore } from "../worker/shared_store.js";
+import type { Device, Kind } from "../types.js";
+import type { ModelSources } from "./folder.js";
+import { readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
+import type { ModelOptions } from "./model.js";
+import { Result } from "./result.js";
+
+/** Options of a shared backend. */
+export interface SharedBackendOptions extends ModelSources {
+  /** The devices, the best first; by default WebGPU, then the CPU. */
+  readonly priorityList?: readonly Device[];
+}
+
+/** The models of the worker behind a shared store. */
+export class SharedBackend {
+  readonly #devices: readonly Device[];
+  readonly #sources: ModelSources;
+
+  constructor(
+    readonly store: SharedStore,
+    { priorityList = ["webgpu", "cpu"], ...sources }: SharedBackendOptions = {},
+  ) {
+    this.#devices = priorityList;
+    // The worker's address is another one than the page's.
+    const base = (globalThis.location as Location | undefined)?.href;
+    this.#sources = sources.models === undefined ? sources : { ...sources, models: new URL(sources.models, base).href };
+  }
+
+  createModel(family: string | undefined, options: ModelOptions): SharedModel {
+    return new SharedModel(this.store, { family, options, devices: this.#devices, sources: this.#sources });
+  }
+}
+
+/** A model in the worker. Its tensors stay there; handles name them. */
+export class SharedModel {
+  readonly modelId: string;
+  #created: Promise<ModelAnswer> | undefined;
+  #answer: ModelAnswer | undefined;
+  #family: string | undefined;
+  #made: Partial<Record<Kind, SharedHandle>> = {};
+  readonly #used: { tensor: SharedHandle; lease: Promise<SharedHandle> }[] = [];
+  #isDisposed = false;
+
+  constructor(
+    private readonly store: SharedStore,
+    private readonly request: { readonly options: ModelOptions } & Record<string, unknown>,
+  ) {
+    this.modelId = request.options.modelId;
+  }
+
+  /** The device that it runs on; known once it is initialized. */
+  get device(): Device {
+    return this.#known().device;
+  }
+
+  /** The preferred devices that are not available, each with the reason. */
+  get skipped(): Readonly<Record<string, string>> {
+    return this.#known().skipped;
+  }
+
+  get family(): string {
+    if (this.#family !== undefined) return this.#family;
+    throw new CotensorError("Conflict", `${this.modelId}: await initialize() first`);
+  }
+
+  async initialize(): Promise<void> {
+    const { family } = await this.#call<{ family: string }>("model.initialize", {});
+    this.#family = family;
+  }
+
+  tokenize(text: string): Promise<Tokens> {
+    return this.#call("model.tokenize", { text });
+  }
+
+  tokenizeText(text: string): Promise<Tokens> {
+    return this.tokenize(text);
+  }
+
+  async process(input: ModelInput): Promise<Result<SharedHandle>> {
+    return this.#run(await readInputs(input), []);
+  }
+
+  async processWithSharedEmbedding(input: ModelInput, tensor: SharedHandle): Promise<Result<SharedHandle>> {
+    return this.#run(await readInputs(input), [tensor]);
+  }
+
+  async processWithSharedEmbeddings(tensors: Readonly<Record<string, SharedHandle>> | readonly SharedHandle[], input?: ModelInput): Promise<Result<SharedHandle>> {
+    return this.#run(input === undefined ? {} : await readInputs(input), Object.values(tensors) as SharedHandle[]);
+  }
+
+  /** The tensor of a kind that the model made of its last input. */
+  getSharedTensor(kind: Kind): SharedHandle {
+    const found = this.#made[kind];
+    if (found) return found;
+    const known = Object.keys(this.#made).join(", ") || "none: process an input first";
+    throw new CotensorError("NotFound", `kind ${JSON.stringify(kind)}: ${this.modelId} made no such tensor of its last input; it made ${known}`);
+  }
+
+  /** Acquires a tensor once for this model. */
+  useSharedTensor(tensor: SharedHandle): void {
+    const lease = tensor.leaseFor(this.modelId);
+    // A failure shows when it is released.
+    lease.catch(() => undefined);
+    this.#used.push({ tensor, lease });
+  }
+
+  /** Releases one acquire of this model. */
+  releaseSharedTensor(tensor: SharedHandle): void {
+    const index = this.#used.findLastIndex((each) => each.tensor === tensor);
+    const [found] = index < 0 ? [] : this.#used.splice(index, 1);
+    if (!found) throw new CotensorError("Conflict", `${tensor.name} is not held by ${JSON.stringify(this.modelId)}`);
+    void found.lease.then((lease) => lease.dispose());
+  }
+
+  /** Releases the model and its tensors. The worker keeps the graphs while other tabs use them. */
+  async dispose(): Promise<void> {
+    if (this.#isDisposed) return;
+    this.#isDisposed = true;
+    this.#setMade({});
+    for (const { lease } of this.#used.splice(0)) void lease.then((each) => each.dispose()).catch(() => undefined);
+    const created = await this.#created?.catch(() => undefined);
+    if (created) await this.store.connection.call("model.release", { handle: created.handle });
+  }
+
+  async #run(inputs: Inputs, tensors: readonly SharedHandle[]): Promise<Result<SharedHandle>> {
+    const handles = tensors.map(({ handle }) => handle);
+    const { model, task, answer, outputs, stages, notices, tensors: made } = await this.#call<ResultAnswer>("model.process", { inputs, tensors: handles });
+    const adopted = Object.fromEntries(Object.entries(made).map(([kind, each]) => [kind, this.store.adopt(each)]));
+    this.#setMade(adopted);
+    return new Result(model, task, answer, outputs, adopted, stages, notices);
+  }
+
+  #setMade(tensors: Partial<Record<Kind, SharedHandle>>): void {
+    for (const tensor of Object.values(this.#made)) tensor.dispose();
+    this.#made = tensors;
+  }
+
+  async #call<Value>(method: string, params: object): Promise<Value> {
+    if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed; create it again`);
+    this.#created ??= this.store.connection.call<ModelAnswer>("model.create", this.request).catch((error: unknown) => {
+      // The next call tries again.
+      this.#created = undefined;
+      throw error;
+    });
+    this.#answer = await this.#created;
+    return this.store.connection.call<Value>(method, { handle: this.#answer.handle, ...params });
+  }
+
+  #known(): ModelAnswer {
+    if (this.#answer) return this.#answer;
+    throw new CotensorError("Conflict", `${this.modelId}: await initialize() first`);
+  }
+}

@@ -1,0 +1,62 @@
+// The scale and the bias that turn cosine similarities into logits. Both are trained, so they come from the model's files.
+import { CotensorError } from "../errors.js";
+import { CheckpointHeader, openGraph, scaleBeforeTraining, type ModelFamily } from "./core.js";
+import type { FamilyDescription } from "./definition.js";
+import type { ModelFolder } from "./folder.js";
+
+/** `logit = cosine * scale + bias`. */
+export interface SimilarityScale {
+  readonly scale: number;
+  readonly bias: number;
+  readonly probability: "softmax" | "sigmoid";
+  /** Set when the numbers are those before training. */
+  readonly notice?: string;
+}
+
+const CHECKPOINT = "model.safetensors";
+
+/** Scale and bias of a model: from a graph that computes logits, else from the checkpoint, else the value before training. */
+export async function similarityScale(
+  definition: ModelFamily,
+  { name, similarity, whole_graph }: FamilyDescription,
+  folder: ModelFolder,
+): Promise<SimilarityScale> {
+  if (!similarity) throw new CotensorError("Unsupported", `${folder.modelId}: models of the family ${name} compare nothing`);
+  const { probability } = similarity;
+  if (whole_graph !== null) {
+    const near = whole_graph.slice(0, whole_graph.lastIndexOf("/") + 1);
+    const graph = await openGraph(whole_graph, await folder.bytes(whole_graph), (location) => folder.bytes(near + location));
+    try {
+      const [scale, bias] = graph.scaleAndBias(similarity.logits) ?? [];
+      if (scale !== undefined && bias !== undefined) return { scale, bias, probability };
+    } finally {
+      graph.free();
+    }
+  }
+  const trained = await ofCheckpoint(folder, similarity.scale, similarity.bias);
+  if (trained) return { ...trained, probability };
+  const scale = scaleBeforeTraining(definition);
+  if (scale === undefined) {
+    throw new CotensorError("NotFound", `${folder.modelId}: ${similarity.scale}: the scale of similarities is in no graph and not in ${CHECKPOINT}`);
+  }
+  const notice = `no file has the trained ${similarity.scale}: the probabilities follow from its value before training, which makes them too even; the order of the texts does not depend on it`;
+  return { scale, bias: 0, probability, notice };
+}
+
+/** The numbers in a checkpoint, of which only the header and the numbers are fetched. */
+async function ofCheckpoint(folder: ModelFolder, scaleName: string, biasName: string | null): Promise<{ scale: number; bias: number } | undefined> {
+  if (!(await folder.has(CHECKPOINT))) return undefined;
+  const length = CheckpointHeader.length(await folder.range(CHECKPOINT, 0, 8));
+  const header = new CheckpointHeader(await folder.range(CHECKPOINT, 8, length));
+  try {
+    const number = async (name: string): Promise<number | undefined> => {
+      const [offset, bytes] = header.range(name) ?? [];
+      return offset === undefined || bytes === undefined ? undefined : header.number(name, await folder.range(CHECKPOINT, offset, bytes));
+    };
+    const scale = await number(scaleName);
+    const bias = biasName === null ? 0 : await number(biasName);
+    return scale === undefined || bias === undefined ? undefined : { scale: Math.exp(scale), bias };
+  } finally {
+    header.free();
+  }
+}

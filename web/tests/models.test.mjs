@@ -1,0 +1,131 @@
+// Models of four families in Chromium and in Firefox, on the GPU and on the CPU, beside the references of the Rust side.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { after, before, test } from "node:test";
+import { hasWebGpu, openBrowser } from "./support/browsers.mjs";
+import { readSafetensors, relativeError } from "./support/safetensors.mjs";
+
+const BROWSERS = ["chromium", "firefox"];
+const DEVICES = ["cpu", "webgpu"];
+/** The largest difference from the reference, over the deviation of its numbers. */
+const ERROR_MAX = 1e-4;
+const tiny = (path) => readFile(new URL(`../../fixtures/tiny/${path}`, import.meta.url));
+const sites = {};
+
+before(async () => {
+  for (const name of BROWSERS) sites[name] = await openBrowser(name);
+});
+after(async () => {
+  for (const site of Object.values(sites)) await site.close();
+});
+
+/** Runs `program` in a page with a backend on `device`. */
+async function withBackend(site, device, program, argument) {
+  const text = `async (argument) => {
+    const cotensor = await import("cotensor");
+    const backend = await cotensor.createBackend(${JSON.stringify(device)}, { models: "/models/" });
+    try {
+      return await (${program})({ ...cotensor, backend }, argument);
+    } finally {
+      await backend.dispose();
+    }
+  }`;
+  return site.page.evaluate(`(${text})(${JSON.stringify(argument)})`);
+}
+
+for (const browser of BROWSERS) {
+  for (const device of DEVICES) {
+    const on = (name, body) =>
+      test(`${browser}, ${device}: ${name}`, async (context) => {
+        const site = sites[browser];
+        if (device === "webgpu" && !(await hasWebGpu(site.page, context))) return;
+        await body((program, argument) => withBackend(site, device, program, argument));
+      });
+
+    on("hidden states of BERT and ViT equal the references", async (run) => {
+      const seen = await run(async ({ backend, createBertModel, createVitModel }) => {
+        const bert = createBertModel(backend, { modelId: "bert-base-uncased" });
+        const vit = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+        await Promise.all([bert.initialize(), vit.initialize()]);
+        const stages = {};
+        for (const [model, role, files] of [[bert, "encoder", "bert"], [vit, "encoder", "vit"]]) stages[files] = (await backend.openModel(model.modelId, {})).stage(role);
+        const { readSafetensors } = await import("/support/safetensors.mjs");
+        const results = {};
+        for (const [name, input, shape] of [["bert", "model.b3s16", [3, 16]], ["vit", "model.b3", [3, 3, 32, 32]]]) {
+          const bytes = new Uint8Array(await (await fetch(`/fixtures/tiny/${name}/reference.safetensors`)).arrayBuffer());
+          const tensors = readSafetensors(bytes);
+          const inputs = Object.fromEntries(Object.entries(tensors).filter(([key]) => key.startsWith(`${input}.in.`)).map(([key, { data, shape, dtype }]) => [key.split(".in.")[1], { data, shape, dtype }]));
+          const stage = await stages[name];
+          const { outputs, computed } = await stage.run(inputs, ["last_hidden_state"], "test");
+          results[name] = { computed, device: outputs[0].device, shape: outputs[0].shape, values: Array.from(await outputs[0].read("compare with the reference")) };
+        }
+        return { results, device: backend.device };
+      });
+      assert.equal(seen.device, device);
+      for (const [name, key] of [["bert", "model.b3s16"], ["vit", "model.b3"]]) {
+        const { data, shape } = readSafetensors(new Uint8Array(await tiny(`${name}/reference.safetensors`)))[`${key}.out.last_hidden_state`];
+        const { values, ...result } = seen.results[name];
+        assert.deepEqual(result, { computed: true, device, shape });
+        const error = relativeError(values, data);
+        assert.ok(error <= ERROR_MAX, `${name}: ${error}`);
+      }
+    });
+
+    on("a second model reads the tensor of the first, and no graph runs twice", async (run) => {
+      const seen = await run(async ({ backend, createVitModel }) => {
+        const image = await (await fetch("/fixtures/media/photo.png")).blob();
+        const embedding = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+        const classes = createVitModel(backend, { modelId: "/fixtures/tiny/vit", task: "image-classification" });
+        const [first, second, third] = [await embedding.process({ image }), await classes.process({ image }), await embedding.process({ image })];
+        const shared = embedding.getSharedTensor("vision_embedding");
+        const stats = backend.getStats();
+        const reports = [first, second, third].map(({ task, answer, stages }) => [task, answer.type, stages.map(({ role, computed }) => [role, computed])]);
+        await embedding.dispose();
+        const left = shared.getReferenceCount();
+        await classes.dispose();
+        return { reports, left, kind: shared.kind, dimensions: shared.tensor.dimensions, after: backend.getStats().loaded_models, loaded: stats.loaded_models };
+      });
+      assert.deepEqual(seen.reports, [
+        ["image-embedding", "embedding", [["encoder", true]]],
+        ["image-classification", "label", [["encoder", false], ["head", true]]],
+        ["image-embedding", "embedding", [["encoder", false]]],
+      ]);
+      assert.deepEqual([seen.kind, seen.dimensions, seen.left, seen.loaded, seen.after], ["vision_embedding", [1, 17, 32], 0, 2, 0]);
+    });
+
+    on("CLIP ranks texts beside an image, and BERT embeds a sentence", async (run) => {
+      const seen = await run(async ({ backend, createBertModel, createClipModel }) => {
+        const image = await (await fetch("/fixtures/media/photo.png")).blob();
+        const clip = createClipModel(backend, { modelId: "openai/clip-vit-base-patch16" });
+        const bert = createBertModel(backend, { modelId: "bert-base-uncased" });
+        const texts = ["a photo of a cat", "a photo of a dog", "a diagram"];
+        const ranked = await clip.process({ image, texts });
+        const tokens = await bert.tokenize("a photo of a cat");
+        const embedded = await bert.process(tokens);
+        return { ranked: ranked.answer, notices: ranked.notices, cosines: [...ranked.outputs[1].values], tokens: tokens.input_ids, vector: Array.from(embedded.outputs[0].values), task: embedded.task };
+      });
+      const { type, texts } = seen.ranked;
+      assert.deepEqual([type, texts.length, new Set(texts.map(([text]) => text)).size], ["ranking", 3, 3]);
+      assert.ok(texts.every(([, cosine], index) => index === 0 || cosine <= texts[index - 1][1]), "best first");
+      assert.ok(Math.abs(texts.reduce((sum, [, , probability]) => sum + probability, 0) - 1) < 1e-5);
+      assert.match(seen.notices.join(), /logit_scale/);
+      assert.ok(seen.tokens.length > 3 && seen.task === "sentence-embedding");
+      assert.ok(Math.abs(Math.hypot(...seen.vector) - 1) < 1e-5, "a sentence embedding has length 1");
+    });
+
+    on("Whisper writes the tokens of the reference loop", async (run) => {
+      const seen = await run(async ({ backend, createWhisperModel }) => {
+        const sound = new Uint8Array(await (await fetch("/fixtures/media/speech.wav")).arrayBuffer());
+        const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 12 });
+        const first = await whisper.process({ audio: sound });
+        const again = await whisper.process({ audio: sound });
+        return { text: first.text, again: again.text, tokens: [...first.outputs[0].values], stages: again.stages.map(({ role, computed }) => [role, computed]), made: Object.keys(first.output_tensors) };
+      });
+      assert.ok(seen.tokens.length > 0 && seen.tokens.length <= 12 && typeof seen.text === "string");
+      assert.equal(seen.again, seen.text);
+      assert.deepEqual(seen.stages.filter(([role]) => role === "encoder"), [["encoder", false]]);
+      assert.ok(seen.stages.every(([, computed]) => !computed), "a transcript is a result, too");
+      assert.ok(seen.made.includes("audio_embedding"));
+    });
+  }
+}
