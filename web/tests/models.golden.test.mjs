@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { test } from "node:test";
-import { AudioProcessor, ImageProcessor, TextProcessor, contentHash, hashes, keyOnce, loadModels, newHasher, stageKey as stageKeyOfJson } from "../dist/models/core.js";
+import { AudioProcessor, Generation, ImageProcessor, TextProcessor, contentHash, hashes, keyOnce, loadModels, newHasher, stageKey as stageKeyOfJson } from "../dist/models/core.js";
 import { openTiny } from "./support/tiny.mjs";
 
 await loadModels();
@@ -39,6 +39,32 @@ for (const [name, expected] of Object.entries(golden.models)) {
     assert.deepEqual(found, expected);
   });
 }
+
+test("texts are decoded to equal tokens", async () => {
+  const { files, family } = await openTiny("whisper");
+  const generation = new Generation(files, family, "transcription");
+  const [, [, language]] = JSON.parse(generation.languages());
+  const { vocabulary, texts } = golden.decodings;
+  assert.equal(generation.languageScores(Float32Array.from({ length: vocabulary }, (_, token) => token))[1], language);
+  for (const { request, timestamps, prompt, tokens, cut, settings } of texts) {
+    assert.deepEqual([...generation.speechPrompt(language, "transcribe", timestamps)], prompt);
+    const decoding = generation.decode(Uint32Array.from(prompt), JSON.stringify(request), timestamps);
+    assert.equal(decoding.settingsHash(), settings);
+    for (let step = 0; !decoding.isDone; step++) {
+      const scores = Float32Array.from({ length: vocabulary }, (_, token) => ((token * 7919 + step * 104_729) % 2048) / 128);
+      const next = decoding.next(scores);
+      assert.equal(next, tokens[step]);
+    }
+    assert.deepEqual([[...decoding.tokens()], decoding.isCut], [tokens, cut]);
+    assert.throws(() => decoding.next(new Float32Array(vocabulary)), { kind: "Conflict" });
+    decoding.free();
+  }
+  const start = Uint32Array.of(generation.start());
+  const broken = generation.decode(start, '{"user": "u"}', false);
+  assert.throws(() => broken.next(new Float32Array(vocabulary).fill(NaN)), { kind: "Engine", message: /logit 0/ });
+  assert.throws(() => generation.decode(start, '{"user": "u", "max_new_tokens": 0}', false), { kind: "Invalid", message: /u.max_new_tokens/ });
+  assert.throws(() => generation.decode(start, '{"user": "u", "beams": 2}', false), { kind: "Invalid", message: /beams/ });
+});
 
 /** The stage as the Rust test describes it. `before` is the stage before it in the list. */
 function described({ role, kind, space, precision, continues, inputs, outputs, weights }, before) {

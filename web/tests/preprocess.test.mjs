@@ -163,6 +163,17 @@ test("wrong configurations name file and field", async () => {
   assert.throws(() => new Generation(files("generation_config.json", "[]"), whisper.family, "transcription"), { kind: "Corrupt", message: /generation_config.json/ });
 });
 
+test("a damaged tokenizer on which a library fails is an error", () => {
+  const files = new ConfigFiles();
+  const model = { type: "WordLevel", vocab: { a: 0, "[UNK]": 1 }, unk_token: "[UNK]" };
+  const template = { type: "TemplateProcessing", single: [{ SpecialToken: { id: "Y", type_id: 0 } }], pair: [], special_tokens: {} };
+  files.set("tokenizer.json", JSON.stringify({ model, added_tokens: [], post_processor: template }));
+  const failure = { name: "CotensorError", kind: "Corrupt", message: /tokenizer|damaged/ };
+  assert.throws(() => new TextProcessor(files).encode(["a"]), failure);
+  // Other objects are not concerned.
+  assert.throws(() => new TextProcessor(new ConfigFiles()), { kind: "NotFound" });
+});
+
 test("sentence embeddings are pooled over tokens", () => {
   const pooling = new SentencePooling(new ConfigFiles(), new ModelFamily('{"model_type": "bert"}', []));
   const [x, y] = pooling.pool(Float32Array.of(1, 0, 0, 1, 9, 9), 2, Uint8Array.of(1, 1, 0), 0);

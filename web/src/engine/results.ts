@@ -3,8 +3,8 @@ import { CotensorError } from "../errors.js";
 import type { Reservation } from "../reservation.js";
 import type { Store } from "../store.js";
 import type { Tensor } from "../tensor.js";
-import type { Device, DType } from "../types.js";
-import type { OutputOptions } from "./api.js";
+import { dtypeOf, type Device, type DType } from "../types.js";
+import type { HostArray, OutputOptions, RunResult } from "./api.js";
 
 /**
  * Reserves and publishes the outputs of a run. The configuration of sharing may refuse one: then all are private, so that no
@@ -71,5 +71,16 @@ export class Results {
       }
     }
     return (this.#reservations[index] = make(name, { ...options, private: true }));
+  }
+}
+
+/** Publishes an array that a program computed, without a copy. Where the configuration of sharing refuses it, it is private. */
+export function publishArray(store: Store, holder: string, output: OutputOptions, { data, shape, dtype }: HostArray, milliseconds: number): RunResult {
+  const results = new Results(store, holder, [output]);
+  try {
+    results.adopt(0, dtype ?? dtypeOf(data), shape, data);
+    return { outputs: results.publish(milliseconds), isPrivate: results.isPrivate, milliseconds };
+  } finally {
+    results.dispose();
   }
 }

@@ -2,6 +2,7 @@
 import type { HostArray } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import type { RunResult } from "../engine/api.js";
+import { publishArray } from "../engine/results.js";
 import { argmax } from "./answers.js";
 import {
   AudioProcessor,
@@ -143,9 +144,8 @@ export class Processors {
     const { outputs } = await computations.once({ key, names: [tensorName], kind: "other", holder: run.holder }, async (): Promise<RunResult> => {
       const start = performance.now();
       const { data, shape } = takeArray(medium === "image" ? this.#pixels(input as Pixels | Encoded) : this.#features(input as Samples | Encoded));
-      const milliseconds = performance.now() - start;
-      const provenance = hashes.provenance(key, 0);
-      return { outputs: [store.adopt(tensorName, data, { shape, holder: run.holder, recompute: milliseconds, provenance })], isPrivate: false, milliseconds };
+      const output = { name: tensorName, provenance: hashes.provenance(key, 0), cached: true };
+      return publishArray(store, run.holder, output, { data, shape, dtype: "float32" }, performance.now() - start);
     });
     for (const tensor of outputs) run.setValue(name, tensor);
     if (medium === "audio") this.#noteLength(input as Samples | Encoded, run);

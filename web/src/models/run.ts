@@ -1,5 +1,6 @@
 // One run of a task: the stages in order, each on the values that its description names.
 import type { HostArray, Input, Port } from "../engine/api.js";
+import { publishArray } from "../engine/results.js";
 import { CotensorError } from "../errors.js";
 import type { SharedTensor } from "../shared_tensor.js";
 import { Tensor } from "../tensor.js";
@@ -104,10 +105,9 @@ export class Run {
     const start = performance.now();
     const claim = { key, names: [name], kind: this.model.def(roles[0] ?? "").kind, holder: this.holder };
     const { outputs, computed } = await this.model.backend.computations.once(claim, async () => {
-      const tokens = new Uint32Array(await compute());
-      const milliseconds = performance.now() - start;
-      const tensor = this.model.backend.store.put(name, tokens, { holder: this.holder, kind: claim.kind, recompute: milliseconds });
-      return { outputs: [tensor], isPrivate: false, milliseconds };
+      const data = new Uint32Array(await compute());
+      const output = { name, kind: claim.kind, cached: true };
+      return publishArray(this.model.backend.store, this.holder, output, { data, shape: [data.length] }, performance.now() - start);
     });
     this.report(roles[0] ?? label, stage.space, computed, performance.now() - start);
     const [tensor] = outputs;
