@@ -75,6 +75,9 @@ async function compare(settings) {
   say(`Done on ${together.device}. The tensors below stay until they are freed.`);
 }
 
+/** A name without the end of its hash. */
+const short = (name) => name.replace(/([0-9a-f]{12})[0-9a-f]{52}$/, "$1…");
+
 async function freeShared() {
   await dispose(shared);
   shared = { backends: [], models: [] };
@@ -88,7 +91,7 @@ function show() {
   const holders = (each) => Object.entries(each).map(([name, count]) => `${name} (${count})`).join(", ") || "none";
   fill(
     document.querySelector("#list"),
-    tensors.map((each) => [each.name, each.kind, `[${each.shape.join(", ")}]`, { bytes: each.bytes }, each.device, holders(each.holders), each.hits]),
+    tensors.map((each) => [short(each.name), each.kind, `[${each.shape.join(", ")}]`, { bytes: each.bytes }, each.device, holders(each.holders), each.hits]),
   );
   fill(document.querySelector("#reasons"), copies.map(({ reason, count, bytes }) => [reason, count, { bytes }]));
   const devices = Object.fromEntries((stats?.devices ?? []).map(({ device, memory_usage_bytes }) => [`tensors on ${device}`, memory_usage_bytes]));

@@ -19,6 +19,8 @@ import type { Run } from "./run.js";
 import { similarityScale, type SimilarityScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
 
+/** The variant of graphs without a suffix. */
+const PLAIN_VARIANT = "fp32";
 /** The name of a model's own head. */
 const OWN_HEAD = "head";
 
@@ -48,11 +50,9 @@ export class LoadedModel {
     await loadModels();
     const config = await folder.text("config.json");
     if (config === undefined) throw new CotensorError("NotFound", `modelId: ${folder.url.href} has no config.json; check the name`);
-    const candidates = JSON.parse(ModelFamily.candidates(config, variant)) as Candidates;
-    const found = await Promise.all([...candidates.graphs, ...candidates.recognized_by].map(async (file) => ((await folder.has(file)) ? [file] : [])));
-    const definition = new ModelFamily(config, found.flat(), variant);
+    const definition = new ModelFamily(config, await graphFiles(folder, config, variant), variant);
     const description = JSON.parse(definition.describe()) as FamilyDescription;
-    const processors = await Processors.open(definition, folder, config);
+    const processors = await Processors.open(definition, description, folder, config);
     const values = JSON.parse(config) as Record<string, unknown>;
     return new LoadedModel(backend, folder, key, definition, description, values, processors, useOptimizedOps);
   }
@@ -306,6 +306,19 @@ export class LoadedModel {
   #missing({ role }: StageDef): CotensorError {
     return new CotensorError("NotFound", `${this.name}: the graph of ${role} is missing below ${this.folder.url.href}; export the model to ONNX`);
   }
+}
+
+/** The files of a model that may be graphs. Most have plain graphs, so those of other variants are looked for only without them. */
+async function graphFiles(folder: ModelFolder, config: string, variant: string | undefined): Promise<string[]> {
+  const present = async (files: readonly string[]): Promise<string[]> => {
+    const found = await Promise.all(files.map(async (file) => ((await folder.has(file)) ? [file] : [])));
+    return found.flat();
+  };
+  const candidates = (of: string | undefined): Candidates => JSON.parse(ModelFamily.candidates(config, of)) as Candidates;
+  const { graphs, recognized_by } = candidates(variant ?? PLAIN_VARIANT);
+  const found = await present([...graphs, ...recognized_by]);
+  if (variant !== undefined || found.some((file) => graphs.includes(file))) return found;
+  return [...found, ...(await present(candidates(undefined).graphs))];
 }
 
 /** The inputs of encoders that make tensors of a kind. */

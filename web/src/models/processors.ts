@@ -19,16 +19,26 @@ import {
   TextProcessor,
   type ModelFamily,
 } from "./core.js";
+import type { FamilyDescription } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import type { Encoded, Medium, Pixels, Samples, Tokens } from "./inputs.js";
 import type { Run } from "./run.js";
 
-/** The files that processors read, if the model has them. */
-const FILES = [
-  ...["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"],
-  ...["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"],
-  ...["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"],
-];
+const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
+const MEDIA_FILES = ["preprocessor_config.json", "processor_config.json"];
+const SENTENCE_FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"];
+const GENERATION_FILES = ["generation_config.json"];
+
+/** The files that the processors of a family read, if the model has them. */
+function filesOf({ tasks, decoder }: FamilyDescription): string[] {
+  const reads = (medium: Medium): boolean => tasks.some((task) => task.reads.includes(medium));
+  return [
+    ...(reads("text") || decoder ? TEXT_FILES : []),
+    ...(reads("image") || reads("audio") ? MEDIA_FILES : []),
+    ...(tasks.some(({ answer }) => answer === "sentence") ? SENTENCE_FILES : []),
+    ...(decoder ? GENERATION_FILES : []),
+  ];
+}
 
 /** The processors of one model. Each is made when it is first used. */
 export class Processors {
@@ -45,10 +55,10 @@ export class Processors {
     private readonly name: string,
   ) {}
 
-  static async open(definition: ModelFamily, folder: ModelFolder, config: string): Promise<Processors> {
+  static async open(definition: ModelFamily, description: FamilyDescription, folder: ModelFolder, config: string): Promise<Processors> {
     const files = new ConfigFiles();
     files.set("config.json", config);
-    const texts = await Promise.all(FILES.map(async (file) => [file, await folder.text(file)] as const));
+    const texts = await Promise.all(filesOf(description).map(async (file) => [file, await folder.text(file)] as const));
     for (const [file, text] of texts) if (text !== undefined) files.set(file, text);
     const modules = texts.find(([file]) => file === "modules.json")?.[1];
     for (const path of modules === undefined ? [] : modulePaths(modules)) {
