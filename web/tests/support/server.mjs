@@ -26,20 +26,20 @@ const MODELS = {
 };
 
 /** The file of a path; nothing for a page. */
-function fileOf(path) {
+function fileOf(path, folders) {
   const model = Object.keys(MODELS).find((name) => path.startsWith(`/models/${name}/`));
-  if (model) return fileOf(`/fixtures/${MODELS[model]}${path.slice(`/models/${model}`.length)}`);
+  if (model) return fileOf(`/fixtures/${MODELS[model]}${path.slice(`/models/${model}`.length)}`, folders);
   const [, first, ...rest] = path.split("/");
-  const folder = Object.hasOwn(FOLDERS, first) ? FOLDERS[first] : undefined;
+  const folder = Object.hasOwn(folders, first) ? folders[first] : undefined;
   const file = folder ? new URL(rest.join("/"), folder) : new URL(path.slice(1), PACKAGE);
   // `new URL` resolves dots: a file outside its folder is not served.
   return file.href.startsWith((folder ?? PACKAGE).href) && /\.\w+$/.test(path) && !path.endsWith(".html") ? file : undefined;
 }
 
-async function answer(request, response, headers, log) {
+async function answer(request, response, headers, folders, log) {
   for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
   const path = decodeURIComponent(new URL(request.url, "http://localhost").pathname);
-  const file = fileOf(path);
+  const file = fileOf(path, folders);
   log.push({ method: request.method, path });
   if (!file) return response.setHeader("content-type", "text/html").end(PAGE);
   try {
@@ -56,12 +56,12 @@ async function answer(request, response, headers, log) {
 /**
  * Starts a server of the package, of onnxruntime-web (`/ort/`), of transformers.js (`/transformers/`), of the fixtures (`/fixtures/`) and of this folder
  * (`/support/`), and of small models under their names in the documents (`/models/`); every other path is an empty page. `headers`
- * are sent with each answer, `requests` has the method and the path of each. `close` ends it.
+ * are sent with each answer, `folders` are added, `requests` has the method and the path of each. `close` ends it.
  */
-export async function serve({ headers = {}, port = 0 } = {}) {
+export async function serve({ headers = {}, folders = {} } = {}) {
   const requests = [];
-  const server = createServer((request, response) => void answer(request, response, headers, requests));
-  await new Promise((resolve, reject) => server.once("error", reject).listen(port, "127.0.0.1", resolve));
+  const server = createServer((request, response) => void answer(request, response, headers, { ...FOLDERS, ...folders }, requests));
+  await new Promise((resolve, reject) => server.once("error", reject).listen(0, "127.0.0.1", resolve));
   return {
     requests,
     url: `http://127.0.0.1:${server.address().port}/`,
