@@ -205,7 +205,9 @@ def test_pipelines_of_diffusers_run_unmodified(strategy, memory, tmp_path):
     pipeline = diffusers.StableDiffusionPipeline(
         vae=diffusers.AutoencoderKL(block_out_channels=(32,), norm_num_groups=32),
         text_encoder=transformers.CLIPTextModel(text),
-        tokenizer=transformers.CLIPTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")),
+        tokenizer=transformers.CLIPTokenizer(
+            str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=12
+        ),
         unet=diffusers.UNet2DConditionModel(
             block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32,
             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
