@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 
 import cotensor.tensorref
+import cotensor.torch
 
 SHARES = (0.25, 0.5, 0.75)
 WARM_UP, ROUNDS = 6, 7
@@ -144,6 +145,10 @@ def measure(bench: Bench, title: str, make: Callable[[float], Tuple[torch.nn.Mod
         activations = bench.peak() - weights + SPARE
         model.to("cpu")
     bench.figure(f"{title}: on the device", compute * 1e3, "ms")
+    # From here on, the weights are those of the store, whose pages the driver can lock.
+    store = cotensor.Store()
+    cotensor.torch.publish(model, title, store)
+    cotensor.torch.attach(model, title, store)
 
     def flow(share: float) -> None:
         budget = int(share * weights)

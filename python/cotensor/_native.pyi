@@ -55,6 +55,7 @@ __all__ = [
     "stop_functions",
     "main",
     "published_at",
+    "shared_pages",
     "read_manifest",
     "save_file",
     "socket_of",
@@ -110,6 +111,7 @@ def encode_manifest(
 ) -> bytes: ...
 def content_hash(*parts: Union[str, _Array]) -> str: ...
 def published_at(address: int, nbytes: int) -> Optional[tuple[Tensor, int]]: ...
+def shared_pages(address: int, nbytes: int) -> Optional[tuple[Tensor, int, int, int]]: ...
 def connect_or_embed(
     socket: Optional[_Path] = None,
     *,

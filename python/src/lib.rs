@@ -46,7 +46,7 @@ mod _native {
     #[pymodule_export]
     use super::store::key::content_hash;
     #[pymodule_export]
-    use super::store::lookup::{as_tensor, published_at};
+    use super::store::lookup::{as_tensor, published_at, shared_pages};
     #[pymodule_export]
     use super::store::manifest::{encode_manifest, read_manifest};
     #[pymodule_export]

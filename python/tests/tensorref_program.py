@@ -1,17 +1,28 @@
 """A program of its own that runs a model on the simulated device, and answers commands on its standard input.
 
-Commands: ``run N`` runs the model N times and prints its state; ``state`` prints it; ``end`` leaves the block.
+Commands: ``run N`` runs the model N times and prints its state; ``state`` prints it; ``copy`` drops all copies, runs the
+model and stops in the first copy, whose weight it prints; ``end`` leaves the block.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 
 import torch
 
 from cotensor.errors import CotensorError
-from cotensor.tensorref import offload, simulated_device
+from cotensor.tensorref import Middleware, offload, simulated_device
+
+
+class Stop(Middleware):
+    """Never returns from a copy to the device."""
+
+    def after_move(self, move):
+        if move.to_device:
+            print(json.dumps({"copying": move.tensor}), flush=True)
+            threading.Event().wait()
 
 
 def main(memory: int, layers: int, width: int, options: str) -> None:
@@ -37,6 +48,10 @@ def main(memory: int, layers: int, width: int, options: str) -> None:
         command, *count = line.split()
         if command == "end":
             break
+        if command == "copy":
+            session.invalidate()
+            session.use(Stop())
+            count = ["1"]
         with torch.no_grad():
             for _ in range(int(count[0]) if count else 0):
                 output = model(x)

@@ -267,6 +267,33 @@ def test_failing_memory_is_survived(strategy, memory):
             assert session.stats()["out_of_memory"] > 0
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_each_allocation_in_turn_finds_no_memory(strategy, memory, training):
+    model, plain = mlp(4), mlp(4)
+    expected = plain(X)
+    expected.square().sum().backward()
+    limit = memory.allocated_bytes + 8000
+    with offload(model, "simulated", strategy=strategy, memory=limit) as session, torch.set_grad_enabled(training):
+        for _ in range(3):
+            model(X)
+        for number in range(1000):
+            memory.fail(1, after=number)
+            output = model(X)
+            if memory.failing and not training:
+                break
+            torch.testing.assert_close(output.detach().cpu(), expected.detach(), rtol=1e-6, atol=1e-6)
+            if training:
+                if memory.failing:
+                    # The next one is in the backward pass, which would raise.
+                    memory.fail(0)
+                    break
+                model.zero_grad()
+                output.square().sum().backward()
+                for one, other in zip(model.parameters(), plain.parameters()):
+                    torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-6)
+        assert number > 3 and session.stats()["out_of_memory"] >= number
+
+
 def test_a_weight_larger_than_the_memory_runs_on_the_host(strategy, memory):
     model = mlp(2)
     with offload(model, "simulated", strategy=strategy, memory=1000) as session, torch.no_grad():

@@ -146,6 +146,18 @@ def test_stopped_program_keeps_its_memory_and_a_killed_one_gives_it_back():
         assert second.ask("run 1")["share_bytes"] == MEMORY
 
 
+def test_a_program_killed_in_mid_copy_gives_its_memory_back(daemon):
+    with programs() as start:
+        first, second = start(daemon.socket), start(daemon.socket)
+        run_until(second, "both are busy", lambda state: first.ask("run 3") and state["share_bytes"] == MEMORY // 2)
+        assert first.ask("copy")["copying"].endswith("weight")
+        first.kill()
+        run_until(second, "the memory returns", lambda state: state["share_bytes"] == MEMORY)
+        # A program that starts afterwards gets its part.
+        third = start(daemon.socket)
+        assert third.started["share_bytes"] >= MEMORY // 2 and third.ask("run 5")["on_host"] == 0
+
+
 def test_needs_beyond_the_device_are_an_error(daemon):
     with programs() as start:
         start(daemon.socket, layers=1, width=768)

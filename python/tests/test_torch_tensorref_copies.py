@@ -30,8 +30,29 @@ class Stream:
         self.calls.append(("record", name))
         return Event(self.calls, name)
 
+    def synchronize(self):
+        self.calls.append(("synchronize", self.name))
+
     def wait_event(self, event):
         self.calls.append(("wait", self.name, event.name))
+
+
+class Runtime:
+    """The part of CUDA's runtime that locks pages. ``locked`` has the sizes by address."""
+
+    def __init__(self, answer=0):
+        self.answer, self.locked, self.flags = answer, {}, set()
+
+    def cudaHostRegister(self, start, size, flags):
+        assert start not in self.locked
+        self.flags.add(flags)
+        if not self.answer:
+            self.locked[start] = size
+        return self.answer
+
+    def cudaHostUnregister(self, start):
+        del self.locked[start]
+        return 0
 
 
 class Module:
@@ -41,6 +62,7 @@ class Module:
         self.calls = []
         self.compute = Stream(self.calls, "compute")
         self.inside = []
+        self.runtime = Runtime()
 
     def Stream(self, device):
         return Stream(self.calls, "copy")
@@ -53,6 +75,9 @@ class Module:
 
     def current_stream(self, device):
         return self.inside[-1] if self.inside else self.compute
+
+    def cudart(self):
+        return self.runtime
 
 
 class Recorded(copies.StreamCopies):
@@ -115,3 +140,83 @@ def test_each_operation_waits_for_its_weights(strategy):
     # All copies but those that were made ahead and not used yet.
     assert copied - len(landed) <= waits <= copied and waits > 0
     assert module.calls.count(("used by", "compute")) == waits
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+
+
+@pytest.fixture
+def attached(daemon):
+    """Two models whose weights are those of the store, and an equal one."""
+    import cotensor.torch
+
+    with daemon.connect() as store:
+        cotensor.torch.publish(net(), "net", store=store)
+        with cotensor.torch.on_meta():
+            models = net(), net()
+        for model in models:
+            cotensor.torch.attach(model, "net", store=store)
+        yield *models, net()
+
+
+def outside(model, x):
+    """The output of a model that no session manages."""
+    with torch._C.DisableTorchFunction():
+        return model(x)
+
+
+def sessions_of(models, module):
+    sessions = [offload(model, "simulated", strategy="genoa") for model in models]
+    for session in sessions:
+        session.movers[0].paths = Recorded(torch.device("simulated"), module)
+    return sessions
+
+
+def test_weights_of_the_store_are_copied_from_locked_pages(attached):
+    simulated_device()
+    (model, other, plain), module = attached, Module()
+    first, second = sessions_of([model, other], module)
+    x = torch.ones(2, 64)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    with torch.no_grad(), first:
+        assert torch.equal(model(x).cpu(), outside(plain, x))
+        stats = first.stats()
+        assert stats["staged_bytes"] == 0 and size <= stats["locked_bytes"] <= 1.1 * size
+        # The driver locks the pages once for the process, read-only and for all devices.
+        locked = dict(module.runtime.locked)
+        assert sum(locked.values()) == stats["locked_bytes"] and module.runtime.flags == {9}
+        assert not any(parameter.data_ptr() in locked for parameter in model.parameters())
+        with second:
+            assert torch.equal(other(x).cpu(), outside(plain, x))
+            assert second.stats()["locked_bytes"] == stats["locked_bytes"]
+        assert module.runtime.locked == locked
+        # A weight that was written has pages of its own.
+        for one in (model, plain):
+            one[1].weight.mul_(2)
+            one[2].weight.data[0] = 1
+        assert torch.equal(model(x).cpu(), outside(plain, x))
+        assert first.stats()["staged_bytes"] >= model[1].weight.nbytes + model[2].weight.nbytes
+        given = model[3].bias.numpy()
+        given[:] = 3
+        plain[3].bias.fill_(3)
+        assert torch.equal(model(x).cpu(), outside(plain, x))
+    assert module.runtime.locked == {} and ("synchronize", "copy") in module.calls
+    assert first.stats()["locked_bytes"] == 0
+    # A session that is entered again locks them again.
+    with torch.no_grad(), second:
+        assert torch.equal(other(x).cpu(), outside(net(), x)) and second.stats()["locked_bytes"] > 0
+
+
+def test_weights_are_staged_where_the_driver_locks_no_pages(attached):
+    simulated_device()
+    (model, _, plain), module = attached, Module()
+    module.runtime = Runtime(answer=801)
+    (session,) = sessions_of([model], module)
+    x = torch.ones(2, 64)
+    with torch.no_grad(), session:
+        for _ in range(3):
+            assert torch.equal(model(x).cpu(), outside(plain, x))
+        stats = session.stats()
+    assert stats["locked_bytes"] == 0 and stats["staged_bytes"] == stats["copied_bytes"] > 0

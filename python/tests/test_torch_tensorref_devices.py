@@ -120,6 +120,30 @@ def test_groups_take_turns_where_the_weights_do_not_fit(memories):
     torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["genoa", "flow", "lru"])
+def test_middlewares_redirect_operations_to_a_device(strategy, memories):
+    model, places = mlp(8), Places()
+
+    class Redirect(Middleware):
+        to = {"2.weight": "simulated:1", "5.weight": "host"}
+
+        def before_operation(self, operation):
+            return self.to.get(operation.uses[0])
+
+    limits = [6 * LAYER + memory.allocated_bytes for memory in memories]
+    with offload(model, DEVICES, memory=limits, strategy=strategy) as session, torch.no_grad():
+        session.use(places)
+        session.use(Redirect())
+        for _ in range(12):
+            y = model(X)
+        # Plans of the other device may have the redirected weight, too.
+        assert "simulated:1" in places.devices["2.weight"] and "5.weight" not in places.devices
+        Redirect.to = {"6.weight": "simulated:7"}
+        with pytest.raises(InvalidError, match="'simulated:7' is neither \"host\" nor one of"):
+            model(X)
+    torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_outputs_tokens_and_training_are_equal(strategy, memories, monkeypatch):
     plain = llama()

@@ -191,3 +191,48 @@ def test_training_is_equal(make, strategy, optimizer, memory):
         assert torch.equal(one, other)
         target = one if one.grad is not None else target
     assert target is not None and target.grad.device.type == "cpu"
+
+
+@pytest.mark.parametrize("strategy", ["genoa", "flow"])
+def test_pipelines_of_diffusers_run_unmodified(strategy, memory, tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    text = transformers.CLIPTextConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    (tmp_path / "vocab.json").write_text('{"<|startoftext|>": 0, "<|endoftext|>": 1, "a</w>": 2, "b</w>": 3}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    pipeline = diffusers.StableDiffusionPipeline(
+        vae=diffusers.AutoencoderKL(block_out_channels=(32,), norm_num_groups=32),
+        text_encoder=transformers.CLIPTextModel(text),
+        tokenizer=transformers.CLIPTokenizer(
+            str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=12
+        ),
+        unet=diffusers.UNet2DConditionModel(
+            block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        ),
+        scheduler=diffusers.DDIMScheduler(),
+        safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+
+    def draw():
+        return pipeline(
+            "a b a", height=16, width=16, num_inference_steps=4, output_type="np", generator=torch.Generator().manual_seed(3)
+        ).images
+
+    expected = draw()
+    assert pipeline.device.type == "cpu" and expected.std() > 0
+    size = sum(size_of(part) for part in (pipeline.vae, pipeline.text_encoder, pipeline.unet))
+    limit = memory.allocated_bytes + size * 2 // 3
+    memory.limit_bytes = limit
+    with offload(pipeline, "simulated", strategy=strategy, memory=limit) as session:
+        assert pipeline.device.type == "simulated"
+        for _ in range(2):
+            drawn = draw()
+            if strategy == "genoa":
+                assert (drawn == expected).all()
+            assert abs(drawn - expected).max() <= 1e-6
+        assert session.stats()["copies"] > 0 and session.stats()["on_host"] == 0
+    assert memory.peak_bytes <= limit

@@ -133,6 +133,15 @@ def test_autocast_computes_in_its_dtype(strategy, memory):
         torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=0.05, atol=0.02)
 
 
+def test_inference_mode_makes_views_of_other_tensors(memory):
+    x = torch.ones(2, 3, device="simulated")
+    with torch.inference_mode():
+        view, result = x[None], x + 1
+        assert view.shape == (1, 2, 3) and not view.is_inference()
+        assert result.is_inference() and result.t().is_inference()
+    assert (view + 1).sum().item() == 12
+
+
 def test_memory_has_a_limit_and_returns(memory):
     memory.limit_bytes = memory.allocated_bytes + 4096
     before = memory.allocated_bytes

@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from ..errors import InvalidError
 from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device
 from .division import Division
 from .events import Hooks, Operation
@@ -108,10 +109,12 @@ class Computing(TorchFunctionMode):
         name = self._handlers[func][1]
         hooks = self.hooks.all
         operation = Operation(name, tuple([weight.name for weight in weights])) if hooks else None
-        on_device = operation is None or self.hooks.before(operation)
+        redirected = None if operation is None else self.hooks.before(operation)
+        on_device = redirected != "host"
+        named = self._redirected(redirected) if on_device and redirected is not None else None
         mover, moved, divided = self.movers[0], [], False  # type: Mover, Moved, bool
         if self.division is not None:
-            mover, divided = self._place(func, args, kwargs, name, weights)
+            mover, divided = self._place(func, args, kwargs, name, weights, named)
             args, kwargs = self._on_device(gathered, ((args, kwargs), mover.device, moved, self.division.kept), {}, mover.device)
             if mover is not self.movers[0]:
                 found = {key: mover.weights.all[weight.number] for key, weight in found.items()}
@@ -202,8 +205,18 @@ class Computing(TorchFunctionMode):
         write_back(moved)
         return result
 
-    def _place(self, func: Any, args: Args, kwargs: Kwargs, name: str, weights: List[Weight]) -> Tuple[Mover, bool]:
-        """Where an operation runs, of several devices, and whether the division decides it."""
+    def _redirected(self, place: str) -> Mover:
+        """The device that a middleware names."""
+        device = self._ours(place)
+        if device is None:
+            devices = [str(mover.device) for mover in self.movers]
+            raise InvalidError(f'before_operation: {place!r} is neither "host" nor one of {devices}')
+        return self.mover_of(device)
+
+    def _place(
+        self, func: Any, args: Args, kwargs: Kwargs, name: str, weights: List[Weight], named: Optional[Mover] = None
+    ) -> Tuple[Mover, bool]:
+        """Where an operation runs, of several devices, and whether it is one of the division. A middleware may name it."""
         assert self.division is not None
         targets = written(func, args, kwargs)
         for tensor in targets:
@@ -211,7 +224,9 @@ class Computing(TorchFunctionMode):
         if targets:
             return self.mover_of(targets[0].device), False
         if weights:
-            return self.division.mover(name, weights), True
+            return self.division.mover(name, weights, named), True
+        if named is not None:
+            return named, False
         current, found = self.division.current, devices_of((list(args), dict(kwargs)))
         return current if not found or current.device in found else self.mover_of(next(iter(found))), False
 

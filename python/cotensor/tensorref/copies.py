@@ -6,6 +6,8 @@ from typing import Any, List, Optional
 
 import torch
 
+from .page_locks import PageLocks
+
 #: Bytes of each of the two buffers through which copies on a stream go.
 _STAGED_BYTES = 32 << 20
 
@@ -23,8 +25,21 @@ class Landing:
 class Copies:
     """Copies of a device that copies and computes in the order of the calls, such as the simulated one."""
 
-    def fetch(self, source: torch.Tensor, device: torch.device) -> "tuple[torch.Tensor, Optional[Landing]]":
-        """A copy of ``source``, which is contiguous and on the host. Operations wait for its landing by :meth:`use`."""
+    #: Bytes that were copied by way of buffers.
+    staged_bytes = 0
+
+    @property
+    def locked_bytes(self) -> int:
+        """Bytes of the store's tensors whose pages are locked for copies without a buffer."""
+        return 0
+
+    def fetch(
+        self, source: torch.Tensor, device: torch.device, state: Optional[int] = None
+    ) -> "tuple[torch.Tensor, Optional[Landing]]":
+        """A copy of ``source``, which is contiguous and on the host. Operations wait for its landing by :meth:`use`.
+
+        ``state`` changes when ``source`` is written; None: it may be written unseen.
+        """
         copy = torch.empty(source.numel(), dtype=source.dtype, device=device)
         copy.copy_(source, non_blocking=True)
         return copy, None
@@ -32,9 +47,16 @@ class Copies:
     def use(self, copy: torch.Tensor, landing: Optional[Landing]) -> None:
         """The next operation of this thread uses a copy."""
 
+    def forget(self) -> None:
+        """Sources may have been written unseen."""
+
+    def close(self) -> None:
+        """Waits for all copies and frees what they used."""
+
 
 class StreamCopies(Copies):
-    """Copies on a stream of their own, by way of page-locked buffers. For CUDA and devices with its interface.
+    """Copies on a stream of their own, for CUDA and devices with its interface: from the locked pages of the store, or by way of
+    page-locked buffers.
 
     The copy's memory belongs to the copy stream. The stream of an operation waits for the event of the copy, and is recorded for
     the memory: PyTorch then gives the memory to a later copy only after the operation.
@@ -46,10 +68,23 @@ class StreamCopies(Copies):
         self.stream = module.Stream(device=device)
         #: Buffers with the event after which they may be written.
         self._buffers: List[List[Any]] = []
+        self._locks = PageLocks(module.cudart(), device)
 
-    def fetch(self, source: torch.Tensor, device: torch.device) -> "tuple[torch.Tensor, Optional[Landing]]":
+    @property
+    def locked_bytes(self) -> int:
+        return self._locks.size_bytes
+
+    def fetch(
+        self, source: torch.Tensor, device: torch.device, state: Optional[int] = None
+    ) -> "tuple[torch.Tensor, Optional[Landing]]":
+        locked = None if state is None else self._locks.shared(source, state)
         with self.module.stream(self.stream):
             copy = torch.empty(source.numel(), dtype=source.dtype, device=device)
+            if locked is not None:
+                # Sealed: nobody writes it while it is copied.
+                copy.copy_(locked, non_blocking=True)
+                return copy, Landing(self.stream.record_event())
+            self.staged_bytes += source.nbytes
             step = _STAGED_BYTES // source.element_size()
             for start in range(0, source.numel(), step):
                 part = source[start : start + step]
@@ -67,6 +102,13 @@ class StreamCopies(Copies):
             landing.streams.append(stream)
             stream.wait_event(landing.event)
             self.record(copy, stream)
+
+    def forget(self) -> None:
+        self._locks.forget()
+
+    def close(self) -> None:
+        self.stream.synchronize()
+        self._locks.close()
 
     def record(self, copy: torch.Tensor, stream: Any) -> None:
         """``stream`` uses the memory of ``copy``."""

@@ -53,8 +53,8 @@ class Division:
         #: When each device that is not the current one began to wait.
         self._waiting: Dict[int, int] = {}
 
-    def mover(self, name: str, weights: Sequence[Weight]) -> Mover:
-        """The device of the operation that comes now."""
+    def mover(self, name: str, weights: Sequence[Weight], named: Optional[Mover] = None) -> Mover:
+        """The device of the operation that comes now; ``named`` if there is one."""
         key = (name, tuple([weight.number for weight in weights]))
         place = self.places.get(key)
         if place is None:
@@ -62,6 +62,7 @@ class Division:
         elif self.period:
             step = self._next if self.period[self._next] == key else self._steps[key]
             self._next = (step + 1) % len(self.period)
+        place = place if named is None else self.movers.index(named)
         self._change(place)
         return self.movers[place]
 

@@ -36,7 +36,7 @@ class Middleware:
     """
 
     def before_operation(self, operation: Operation) -> Optional[str]:
-        """Returns "host" to run the operation there; an exception stops the program."""
+        """Returns "host" to run it there, or a device of the session, such as "cuda:1". An exception stops the program."""
         return None
 
     def after_operation(self, operation: Operation, place: str, elapsed_ns: int) -> None:
@@ -67,9 +67,10 @@ class Hooks:
 
         return remove
 
-    def before(self, operation: Operation) -> bool:
-        """Whether an operation may run on the device."""
-        return "host" not in [middleware.before_operation(operation) for middleware in self.all]
+    def before(self, operation: Operation) -> Optional[str]:
+        """Where an operation must run: "host", else the first named device; None if no middleware decides."""
+        places = [middleware.before_operation(operation) for middleware in self.all]
+        return "host" if "host" in places else next((place for place in places if place is not None), None)
 
     def after(self, operation: Operation, place: str, elapsed_ns: int) -> None:
         """An operation ended."""

@@ -211,6 +211,7 @@ class Mover:
 
     def drop_all(self) -> None:
         """Frees all copies."""
+        self.paths.forget()
         for weight in self.weights.all:
             if weight.copy is not None:
                 self.invalidate(weight)

@@ -169,7 +169,8 @@ class Offload(Interception):
 
     def stats(self, device: Any = None) -> Dict[str, int]:
         """Counts since the start: ``copies``, ``copied_bytes``, ``evictions``, ``on_host`` (operations), ``out_of_memory``; and
-        the bytes of weights on the device (``used_bytes``), their ``budget_bytes``, and the ``share_bytes`` from a daemon.
+        the bytes of weights on the device (``used_bytes``), their ``budget_bytes``, and the ``share_bytes`` from a daemon. On
+        CUDA, ``locked_bytes`` of the store are copied from where they are, and ``staged_bytes`` were copied by way of buffers.
 
         They are those of one ``device``, or sums of all devices of the session."""
         movers = self.movers
@@ -182,6 +183,8 @@ class Offload(Interception):
         counts = {name: sum([getattr(mover, name) for mover in movers]) for name in names}
         counts["used_bytes"] = sum([mover.placement.used for mover in movers])
         counts["budget_bytes"] = sum([mover.placement.budget for mover in movers])
+        counts["locked_bytes"] = sum([mover.paths.locked_bytes for mover in movers])
+        counts["staged_bytes"] = sum([mover.paths.staged_bytes for mover in movers])
         shares = [mover.memory.share for mover in movers if mover.memory.share is not None]
         return {**counts, "share_bytes": sum(shares)} if shares else counts
 
@@ -231,6 +234,8 @@ class Offload(Interception):
             self._stance = None
         self.paused.clear()
         self.invalidate()
+        for mover in self.movers:
+            mover.paths.close()
         self._leave()
 
     def _leave(self) -> None:

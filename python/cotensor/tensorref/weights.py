@@ -59,7 +59,7 @@ class Weight:
             self.views.clear()
             self.linked.clear()
             self.seen = self.state()
-            self.copy, self.landing = copies.fetch(self.source, device)
+            self.copy, self.landing = copies.fetch(self.source, device, None if self.exposed else self.seen)
 
     def drop(self) -> None:
         """Frees the copy, as soon as no operation uses it."""

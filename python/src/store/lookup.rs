@@ -35,3 +35,18 @@ pub(crate) fn published_at(py: Python<'_>, address: usize, nbytes: usize) -> PyR
     let layout = Layout::strided(DType::U8, &[bytes.len()], &[1], bytes.start).or_raise(py)?;
     Ok(Some((Tensor::part(PrivatePages::new(held), layout), offset)))
 }
+
+/// The memory that all processes share behind ``nbytes`` bytes at ``address``: the tensor, the address and the size of all its
+/// bytes in this process's read-only mapping, and the offset of these bytes. The mapping ends with the tensor. ``None`` for other
+/// memory, and after a write to one of these pages.
+#[pyfunction]
+pub(crate) fn shared_pages(
+    py: Python<'_>,
+    address: usize,
+    nbytes: usize,
+) -> PyResult<Option<(Tensor, usize, usize, usize)>> {
+    let Some((tensor, offset)) = published_at(py, address, nbytes)? else { return Ok(None) };
+    let held = tensor.held(py)?;
+    let shared = held.lease().bytes().map(|bytes| (bytes.as_ptr().addr(), bytes.len()));
+    Ok(shared.map(|(start, len)| (tensor, start, len, offset)))
+}

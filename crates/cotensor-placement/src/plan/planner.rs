@@ -13,6 +13,9 @@ use cotensor_core::{Error, ErrorKind, Result};
 /// The cycle of a small plan is repeated up to this often, while it has at most so many uses.
 const REPEATS_MAX: usize = 4;
 const REPEATED_USES_MAX: usize = 128;
+/// While the placements so far have at most so many uses, all constructions are tried for each of them; later only those with the
+/// reserve of the best one.
+const CONSTRUCTED_USES_MAX: usize = 4096;
 
 /// How much a planner may compute, in uses of tensors that it schedules while it improves a plan. Bounds the time on
 /// every machine without a clock, so that plans do not depend on the machine.
@@ -71,16 +74,36 @@ impl Planner {
             );
             return Err(Error::new(ErrorKind::OverBudget, text));
         }
+        // The placement with the lowest bound first, so that the others need not be tried where its plan is fast enough.
+        let placements = [forced.clone()].into_iter().chain(placements(sizes, operations, &self.device, &forced));
+        let mut placed: Vec<(f64, Vec<bool>, Problem)> = placements
+            .map(|on_host| {
+                let problem = Problem::new(sizes, operations, &on_host, &self.device);
+                (problem.bound_ns(), on_host, problem)
+            })
+            .collect();
+        placed.sort_by(|left, right| left.0.total_cmp(&right.0));
         let mut best: Option<Candidate> = None;
-        for on_host in [forced.clone()].into_iter().chain(placements(sizes, operations, &self.device, &forced)) {
-            let problem = Problem::new(sizes, operations, &on_host, &self.device);
-            let (holds, cost) = constructed(&problem);
+        let mut constructed_uses = 0;
+        for (bound_ns, on_host, problem) in placed {
+            if best.as_ref().is_some_and(|best| best.cost <= bound_ns) {
+                break;
+            }
+            let known = best.as_ref().map(|best| best.reserve).filter(|_| constructed_uses > CONSTRUCTED_USES_MAX);
+            let (holds, cost, reserve) = constructed(&problem, known);
+            constructed_uses += problem.uses.len();
             if best.as_ref().is_none_or(|best| cost < best.cost) {
-                best = Some(Candidate { problem, on_host, holds, cost });
+                best = Some(Candidate { problem, on_host, holds, cost, reserve, is_whole: known.is_none() });
             }
         }
         let mut best = best.ok_or_else(|| Error::invalid("a plan needs an operation"))?;
-        let bound_ns = best.problem.busy_ns() as f64;
+        if !best.is_whole {
+            let (holds, cost, _) = constructed(&best.problem, None);
+            if cost < best.cost {
+                (best.holds, best.cost) = (holds, cost);
+            }
+        }
+        let bound_ns = best.problem.bound_ns();
         // A longer cycle can use memory that a short one leaves over.
         let effort = self.effort.0 / REPEATS_MAX;
         for repeats in 1..=REPEATS_MAX {
@@ -103,21 +126,36 @@ struct Candidate {
     on_host: Vec<bool>,
     holds: Holds,
     cost: f64,
+    /// Memory that its construction kept free for copies, in bytes.
+    reserve: u64,
+    /// Whether all constructions were tried.
+    is_whole: bool,
 }
 
-/// The cheapest of the constructions, with its cost.
-fn constructed(problem: &Problem) -> (Holds, f64) {
-    let mut candidates = vec![Holds::none(problem, 1), recent(problem)];
-    for reserve in reserves(problem) {
-        candidates.push(even(problem, reserve));
-        candidates.extend(large_first(problem, reserve));
-        candidates.extend(rotating(problem, reserve));
+/// The cheapest of the constructions, with its cost and its reserve: those with one `reserve`, or all.
+fn constructed(problem: &Problem, reserve: Option<u64>) -> (Holds, f64, u64) {
+    let mut candidates = Vec::new();
+    for reserve in reserve.map_or_else(|| reserves(problem), |reserve| vec![reserve]) {
+        candidates.push((even(problem, reserve), reserve));
+        candidates.extend(large_first(problem, reserve).map(|holds| (holds, reserve)));
+        candidates.extend(rotating(problem, reserve).map(|holds| (holds, reserve)));
     }
-    let timed = candidates.into_iter().map(|holds| {
+    if reserve.is_none() {
+        candidates.extend([(recent(problem), 0), (Holds::none(problem, 1), 0)]);
+    }
+    let mut best: Option<(Holds, f64, u64)> = None;
+    for (holds, reserve) in candidates {
+        // The copies alone take this time.
+        let copying = holds.copying_ns(problem);
+        if best.as_ref().is_some_and(|best| best.1 <= copying) {
+            continue;
+        }
         let cost = Schedule::new(problem, &holds).cost(problem, &holds);
-        (holds, cost)
-    });
-    timed.min_by(|left, right| left.1.total_cmp(&right.1)).unwrap_or_else(|| (Holds::none(problem, 1), 0.0))
+        if best.as_ref().is_none_or(|best| cost < best.1) {
+            best = Some((holds, cost, reserve));
+        }
+    }
+    best.unwrap_or_else(|| (Holds::none(problem, 1), 0.0, 0))
 }
 
 /// Sizes of the memory that is kept free for copies ahead of their use, in bytes: none, and some usual or large tensors.

@@ -94,6 +94,14 @@ impl Problem {
         self.steps.iter().map(|step| step.time_ns).sum()
     }
 
+    /// A time that no holds can beat: that of the steps, or that of copying in each period what the device cannot keep.
+    pub(super) fn bound_ns(&self) -> f64 {
+        let mut used = vec![0u64; self.tensors];
+        self.uses.iter().for_each(|each| used[each.tensor] = each.size_bytes);
+        let copied = used.iter().sum::<u64>().saturating_sub(self.device.budget_bytes());
+        (self.busy_ns() as f64).max(copied as f64 * 1e9 / self.device.bandwidth() as f64)
+    }
+
     /// Whether the gap after `index` continues into the next period.
     pub(super) fn wraps(&self, index: usize) -> bool {
         self.uses[index].step + self.uses[index].distance >= self.steps.len()

@@ -41,7 +41,7 @@ class SimulatedMemory:
         self.copies_in = self.copied_in_bytes = 0
         #: Copies to the host, and their bytes.
         self.copies_out = self.copied_out_bytes = 0
-        self._failing = 0
+        self._failing = self._sparing = 0
         self._failure: Optional[torch.OutOfMemoryError] = None
 
     def reset(self) -> None:
@@ -50,9 +50,14 @@ class SimulatedMemory:
             self.peak_bytes = self.allocated_bytes
             self.copies_in = self.copied_in_bytes = self.copies_out = self.copied_out_bytes = 0
 
-    def fail(self, allocations: int = 1) -> None:
-        """The next ``allocations`` find no memory."""
-        self._failing = allocations
+    def fail(self, allocations: int = 1, after: int = 0) -> None:
+        """The next ``allocations`` find no memory, or those that follow the next ``after`` ones."""
+        self._failing, self._sparing = allocations, after
+
+    @property
+    def failing(self) -> int:
+        """How many allocations will still fail."""
+        return self._failing
 
     def buffer_of(self, tensor: torch.Tensor) -> Buffer:
         """The allocation of a host tensor that stands for one of the device."""
@@ -80,7 +85,9 @@ class SimulatedMemory:
         if not in_backward:
             self.check()
         with self._lock:
-            failing = self._failing > 0 and size_bytes > 0
+            spared = self._sparing > 0 and size_bytes > 0
+            self._sparing -= spared
+            failing = self._failing > 0 and size_bytes > 0 and not spared
             self._failing -= failing
             beyond = self.limit_bytes is not None and self.allocated_bytes + size_bytes > self.limit_bytes
             if failing or (beyond and size_bytes > 0):

@@ -36,14 +36,16 @@ class SimulatedTensor(torch.Tensor):
         if index >= len(MEMORIES):
             raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
         buffer = MEMORIES[index].buffer_of(raw)
-        tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            raw.size(),
-            strides=raw.stride(),
-            storage_offset=raw.storage_offset(),
-            dtype=raw.dtype,
-            device=torch.device("simulated", index),
-        )
+        # In inference mode, views of other tensors are no inference tensors.
+        with torch.inference_mode(raw.is_inference()):
+            tensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                raw.size(),
+                strides=raw.stride(),
+                storage_offset=raw.storage_offset(),
+                dtype=raw.dtype,
+                device=torch.device("simulated", index),
+            )
         tensor.raw, tensor.buffer = raw, buffer
         return tensor
 
