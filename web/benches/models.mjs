@@ -1,0 +1,151 @@
+// Models in Chromium: the second user of an encoder, two users beside transformers.js, and ten tabs beside one. MODELS names a folder with
+// model folders, MODEL one of them (a model of texts); by default a tiny one, whose fixed costs outweigh the rest. Memory is the sum of the
+// proportional set sizes of the browser's processes.
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join, resolve } from "node:path";
+import { pathToFileURL } from "node:url";
+import { serve } from "../tests/support/server.mjs";
+import { launch } from "../tests/support/tabs.mjs";
+
+const { MODELS, MODEL = "bert", ROUNDS = "3", TABS = "10" } = process.env;
+const models = MODELS === undefined ? new URL("../../fixtures/tiny/", import.meta.url) : pathToFileURL(`${resolve(MODELS)}/`);
+const server = await serve({ folders: { checkpoints: models } });
+const ORT = "/ort/ort.webgpu.bundle.min.mjs";
+const TEXT = "a photo of a cat beside a window, and some more words so that the text has a usual length";
+
+const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(0)} MiB`;
+
+/** PSS of this process's descendants, in bytes. */
+function memory() {
+  const parents = new Map();
+  for (const pid of readdirSync("/proc").filter((name) => /^\d+$/.test(name))) {
+    try {
+      parents.set(pid, readFileSync(`/proc/${pid}/stat`, "utf8").split(") ").at(-1).split(" ")[1]);
+    } catch {
+      // It ended.
+    }
+  }
+  const isOurs = (pid) => pid !== undefined && pid !== "1" && (pid === String(process.pid) || isOurs(parents.get(pid)));
+  let total = 0;
+  for (const pid of parents.keys()) {
+    if (pid === String(process.pid) || !isOurs(pid)) continue;
+    try {
+      total += Number(readFileSync(`/proc/${pid}/smaps_rollup`, "utf8").match(/^Pss:\s+(\d+)/m)[1]) * 1024;
+    } catch {
+      // It ended.
+    }
+  }
+  return total;
+}
+
+/** A browser whose private files are on the disk, as those of users: without a profile they are in memory. */
+async function withBrowser(use) {
+  const profile = mkdtempSync(join(tmpdir(), "cotensor-bench-"));
+  try {
+    const { context, close } = await launch(profile);
+    try {
+      return await use(context);
+    } finally {
+      await close();
+    }
+  } finally {
+    rmSync(profile, { recursive: true, force: true });
+  }
+}
+
+/** Memory once the garbage of all pages is collected. */
+async function settled(pages) {
+  for (let round = 0; round < 3; round += 1) {
+    for (const page of pages) await page.requestGC();
+    await pages[0].waitForTimeout(500);
+  }
+  return memory();
+}
+
+/** Runs `program` in a page of a new browser; the result, and the memory beyond that of an empty page. */
+const inBrowser = (program) =>
+  withBrowser(async (context) => {
+    const page = await tab(context);
+    const empty = await settled([page]);
+    const result = await page.evaluate(program, [MODEL, TEXT]);
+    return { ...result, memory: (await settled([page])) - empty };
+  });
+
+/** Two users with transformers.js: a pipeline each. */
+async function pipelines([model, text]) {
+  const { env, pipeline } = await import("/transformers/transformers.web.min.js");
+  Object.assign(env, { localModelPath: "/checkpoints/", allowRemoteModels: false, allowLocalModels: true, useBrowserCache: false, useWasmCache: false });
+  env.backends.onnx.wasm.wasmPaths = "/ort/";
+  const start = performance.now();
+  const times = [];
+  globalThis.kept = [];
+  for (let user = 0; user < 2; user += 1) {
+    const made = await pipeline("feature-extraction", model, { dtype: "fp32", device: "wasm", use_external_data_format: true });
+    const before = performance.now();
+    await made(text, { pooling: "mean", normalize: true });
+    times.push(performance.now() - before);
+    kept.push(made);
+  }
+  return { time: performance.now() - start, first: times[0], second: times[1] };
+}
+
+/** Two users with Cotensor. */
+async function shared([model, text]) {
+  const { createCpuBackend, createModel } = await import("cotensor");
+  const start = performance.now();
+  const backend = await createCpuBackend({ models: "/checkpoints/" });
+  const times = [];
+  globalThis.kept = [];
+  for (let user = 0; user < 2; user += 1) {
+    const made = createModel(backend, { modelId: model, task: "sentence-embedding" });
+    await made.initialize();
+    const before = performance.now();
+    await made.process(text);
+    times.push(performance.now() - before);
+    kept.push(made);
+  }
+  return { time: performance.now() - start, first: times[0], second: times[1] };
+}
+
+async function tab(context) {
+  const page = await context.newPage();
+  await page.goto(server.url);
+  return page;
+}
+
+/** The memory of tabs that run one model of the hub, beyond that of as many empty tabs. */
+const tabs = (count) =>
+  withBrowser(async (context) => {
+    const pages = [];
+    for (let index = 0; index < count; index += 1) pages.push(await tab(context));
+    const empty = await settled(pages);
+    for (const page of pages) {
+      await page.evaluate(
+        async ([ort, model, text]) => {
+          const { connectShared, createModel, SharedBackend } = await import("cotensor");
+          const store = await connectShared({ ort });
+          globalThis.model = createModel(new SharedBackend(store, { priorityList: ["cpu"], models: "/checkpoints/" }), { modelId: model, task: "sentence-embedding" });
+          await globalThis.model.process(text);
+        },
+        [ORT, MODEL, TEXT],
+      );
+    }
+    return (await settled(pages)) - empty;
+  });
+
+const rounds = { pipelines: [], shared: [] };
+for (let round = 0; round < Number(ROUNDS); round += 1) {
+  rounds.pipelines.push(await inBrowser(pipelines));
+  rounds.shared.push(await inBrowser(shared));
+}
+const of = (name, field) => median(rounds[name].map((each) => each[field]));
+const ms = (value) => `${value.toFixed(1)} ms`;
+console.log(`${MODEL}, ${ROUNDS} rounds, medians, WebAssembly on one thread`);
+console.log(`two users, from the start to the second answer: transformers.js ${ms(of("pipelines", "time"))}, Cotensor ${ms(of("shared", "time"))}: ${(of("shared", "time") / of("pipelines", "time")).toFixed(2)}`);
+console.log(`two users, memory beyond an empty page: transformers.js ${mib(of("pipelines", "memory"))}, Cotensor ${mib(of("shared", "memory"))}: ${(of("shared", "memory") / of("pipelines", "memory")).toFixed(2)}`);
+console.log(`one answer: transformers.js ${ms(of("pipelines", "second"))}, Cotensor's first user ${ms(of("shared", "first"))}, second user ${ms(of("shared", "second"))}: ${((of("shared", "second") / of("shared", "first")) * 100).toFixed(1)} % of the first (bound: 5 %)`);
+const [one, many] = [await tabs(1), await tabs(Number(TABS))];
+console.log(`${TABS} tabs with one model, memory beyond as many empty tabs: ${mib(many)}; one tab: ${mib(one)}: ${(many / one).toFixed(2)} (bound: 1.05)`);
+server.close();
