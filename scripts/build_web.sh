@@ -11,13 +11,16 @@ generator=$(version wasm-bindgen-cli-support web/bindgen/Cargo.lock)
 [ "$module" = "$generator" ] || { echo "wasm-bindgen is $module in Cargo.lock and $generator in web/bindgen/Cargo.lock" >&2; exit 1; }
 
 ${CARGO:-cargo} build --quiet --locked --manifest-path web/bindgen/Cargo.toml --target-dir target/wasm-bindgen
+RUSTC=$(scripts/wasm_compiler.sh)
+export RUSTC
+build() { ${CARGO:-cargo} build --quiet --target wasm32-unknown-unknown --target-dir target/wasm "$@"; }
+build -p cotensor-web --profile web
 # The hash tables of tokenizers use random numbers, which come from JavaScript.
-RUSTC=$(scripts/wasm_compiler.sh) RUSTFLAGS='--cfg getrandom_backend="wasm_js"' ${CARGO:-cargo} build --quiet \
-  -p cotensor-web -p cotensor-web-models --target wasm32-unknown-unknown --profile web --target-dir target/wasm
+RUSTFLAGS='-C target-feature=+simd128 --cfg getrandom_backend="wasm_js"' build -p cotensor-web-models --profile web-models
 rm -rf web/dist
-modules=target/wasm/wasm32-unknown-unknown/web
-target/wasm-bindgen/debug/cotensor-web-bindgen $modules/cotensor_web.wasm web/dist/wasm cotensor
-target/wasm-bindgen/debug/cotensor-web-bindgen $modules/cotensor_web_models.wasm web/dist/models cotensor_models
+modules=target/wasm/wasm32-unknown-unknown
+target/wasm-bindgen/debug/cotensor-web-bindgen $modules/web/cotensor_web.wasm web/dist/wasm cotensor
+target/wasm-bindgen/debug/cotensor-web-bindgen $modules/web-models/cotensor_web_models.wasm web/dist/models cotensor_models
 cd web
 # tsc reads the types of the generated modules beside their importers.
 mkdir -p src/wasm src/models

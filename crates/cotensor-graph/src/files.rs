@@ -1,5 +1,5 @@
-use cotensor_core::Result;
-use std::path::{Path, PathBuf};
+use cotensor_core::{Error, Result};
+use std::path::{Component, Path, PathBuf};
 
 /// The file of a graph, and the files beside it with the data of its initializers: on a disk, or in a browser.
 pub trait GraphFiles {
@@ -20,4 +20,36 @@ pub trait GraphFiles {
     /// # Errors
     /// `Io` when the file cannot be read.
     fn read(&self, file: &Path, offset: u64, target: &mut [u8]) -> Result<()>;
+}
+
+/// Refuses a location of external data that is not a plain path below the graph's folder.
+///
+/// # Errors
+/// `Invalid`, with the location.
+pub fn check_location(location: &str) -> Result<()> {
+    let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
+    match !location.is_empty() && Path::new(location).components().all(is_plain) {
+        true => Ok(()),
+        false => Err(outside(location)),
+    }
+}
+
+/// The error for external data outside the graph's folder.
+pub fn outside(location: &str) -> Error {
+    Error::invalid(format!("external data {location:?} is not inside the model's folder"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_outside_the_folder_are_refused() {
+        for location in ["model.onnx_data", "./a/b", "a..b"] {
+            check_location(location).unwrap();
+        }
+        for location in ["", "..", "a/../b", "/a", "../a"] {
+            assert!(check_location(location).unwrap_err().message().contains("not inside"), "{location}");
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Bytes in JavaScript's memory.
 
 use cotensor_core::{ContentHash, Error, Result};
-use cotensor_graph::GraphFiles;
+use cotensor_graph::{GraphFiles, check_location};
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use wasm_bindgen::prelude::*;
 
 #[wasm_bindgen]
@@ -171,15 +171,5 @@ impl GraphFiles for Locations {
     fn read(&self, _: &Path, _: u64, target: &mut [u8]) -> Result<()> {
         target.fill(0);
         Ok(())
-    }
-}
-
-/// # Errors
-/// `Invalid` for a location outside the graph's folder.
-fn check_location(location: &str) -> Result<()> {
-    let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
-    match !location.is_empty() && Path::new(location).components().all(is_plain) {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("external data {location:?} is not inside the model's folder"))),
     }
 }

@@ -3,6 +3,7 @@
 use crate::bytes::{Bytes, BytesReader, Locations, ScriptFiles};
 use crate::errors::Result;
 use crate::family::ModelFamily;
+use crate::keys::hash;
 use crate::stage::{Hashes, StageGraph};
 use cotensor_core::{ContentHash, Error, Kind, size};
 use cotensor_graph::Graph;
@@ -53,7 +54,8 @@ impl GraphFile {
     /// `Unsupported` for a role that the family does not have; as [`Graph::read`] and [`Graph::trunk`].
     pub fn stages(&self, family: &ModelFamily, role: &str, preprocessing: Vec<String>) -> Result<Vec<StageGraph>> {
         let def = family.def().stage(role)?;
-        let given = preprocessing.iter().map(|digits| fingerprint(digits)).collect::<Result<Vec<_>>>()?;
+        let given = preprocessing.iter().map(|digits| hash(digits, "preprocessing"));
+        let given = given.collect::<cotensor_core::Result<Vec<_>>>()?;
         if given.len() != def.media().len() {
             let message = format!("{} fingerprints; the stage reads {:?}", given.len(), def.media());
             return Err(Error::invalid(message).in_field("preprocessing").into());
@@ -140,12 +142,6 @@ impl GraphFile {
     ) -> cotensor_core::Result<StageGraph> {
         StageGraph::new(role, kind, graph, preprocessing, continues, Rc::clone(&self.files), &self.hashes)
     }
-}
-
-/// The hash with these 64 digits.
-pub(crate) fn fingerprint(digits: &str) -> Result<ContentHash> {
-    let hash = ContentHash::from_hex(digits);
-    Ok(hash.ok_or_else(|| Error::invalid("a hash of 64 hexadecimal digits is required").in_field("preprocessing"))?)
 }
 
 fn check_name(file: &str) -> Result<()> {

@@ -13,6 +13,7 @@ pub mod files;
 pub mod graph;
 pub mod image;
 pub mod keys;
+pub mod panics;
 pub mod sentence;
 pub mod stage;
 pub mod text;

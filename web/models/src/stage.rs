@@ -133,7 +133,7 @@ impl StageGraph {
         let place = |(location, offset): (String, f64)| {
             let known = offset >= 0.0 && offset < (1u64 << 53) as f64 && offset.fract() == 0.0;
             let wrong = || Error::invalid(format!("{offset} is not a number of bytes")).in_field("offsets");
-            known.then(|| WeightPlace { location, offset: offset as u64 }).ok_or_else(wrong)
+            known.then_some(WeightPlace { location, offset: offset as u64 }).ok_or_else(wrong)
         };
         let places = locations.into_iter().zip(offsets).map(place).collect::<cotensor_core::Result<Vec<_>>>()?;
         Ok(self.graph.encode_with_weights_at(&places)?)

@@ -1,12 +1,12 @@
 //! A graph's file and its external data on a disk, inside the model's folder.
 
 use cotensor_core::{Error, Result};
-use cotensor_graph::{Graph, GraphFiles};
+use cotensor_graph::{Graph, GraphFiles, check_location, outside};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::os::unix::fs::FileExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// Opens an ONNX file. Finds external data but does not read it.
 ///
@@ -51,18 +51,13 @@ impl GraphFiles for Folder<'_> {
         if let Some(known) = self.files.get(location) {
             return Ok(known.clone());
         }
-        let escapes = || Error::invalid(format!("external data {location:?} is not inside the model's folder"));
-        let relative = Path::new(location);
-        let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
-        if location.is_empty() || !relative.components().all(is_plain) {
-            return Err(escapes());
-        }
+        check_location(location)?;
         let folder = match self.model.parent() {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
         let missing = |error| Error::io(format!("external data {location:?}"), &error);
-        let file = folder.join(relative).canonicalize().map_err(missing)?;
+        let file = folder.join(location).canonicalize().map_err(missing)?;
         // Caches link the graph and its data into one folder of blobs, so the folder of the linked graph is allowed, too.
         // The hub's cache also has blobs that several models share.
         let real = self.own()?;
@@ -70,7 +65,7 @@ impl GraphFiles for Folder<'_> {
         let folder = folder.canonicalize().map_err(missing)?;
         let blobs = cotensor_hub::blob_folders(&folder);
         if ![folder, real_folder].iter().chain(&blobs).any(|allowed| file.starts_with(allowed)) {
-            return Err(escapes());
+            return Err(outside(location));
         }
         let metadata = file.metadata().map_err(missing)?;
         if !metadata.is_file() {

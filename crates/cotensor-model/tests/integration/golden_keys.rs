@@ -1,9 +1,11 @@
-//! Spaces, hashes of weights, identities of inputs and keys of results in protocol/keys.json. `make protocol` writes the file. The test
+//! Spaces, hashes of weights, identities of inputs, keys of results and decoded tokens in protocol/keys.json. `make protocol` writes the file. The test
 //! of the browser package reads it, too: equal keys in every language are equal results.
 
 use crate::support::{runtime, tiny};
 use cotensor_core::{ContentHash, DType};
 use cotensor_graph::key::{Execution, StageIdentity, array_identity, output_identity};
+use cotensor_model::preprocess::family::ModelConfig;
+use cotensor_model::preprocess::generation::{GenerationConfig, Request, languages, speech_prompt};
 use cotensor_model::stage::Stage;
 use cotensor_store::EmbeddedStore;
 use serde_json::{Map, Value, json};
@@ -52,6 +54,60 @@ fn described(stage: &Stage) -> Value {
     })
 }
 
+/// The scores of the tokens before step `step`. Exact in `float32`.
+fn scores(step: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|token| ((token * 7919 + step * 104_729) % 2048) as f32 / 128.0).collect()
+}
+
+/// Texts that tiny Whisper's rules write from [`scores`].
+fn decodings() -> Value {
+    let file = |name: &str| serde_json::from_slice(&std::fs::read(tiny("whisper").join(name)).unwrap()).unwrap();
+    let (values, found): (Value, Value) = (file("config.json"), file("generation_config.json"));
+    let family = cotensor_model::family::family_of("whisper").unwrap();
+    let config = ModelConfig { family, values: &values, folder: Path::new("") };
+    let count = values["vocab_size"].as_u64().unwrap() as usize;
+    let positions = values["max_target_positions"].as_u64().map(|positions| positions as usize);
+    let requests = [
+        (json!({"user": "u", "max_new_tokens": 30}), false),
+        (json!({"user": "u"}), false),
+        (json!({"user": "u", "max_new_tokens": 30}), true),
+        (
+            json!({"user": "u", "max_new_tokens": 30, "temperature": 0.75, "top_k": 40, "top_p": 0.875, "seed": 7}),
+            false,
+        ),
+    ];
+    let written = requests.map(|(request, timed)| {
+        let plain = GenerationConfig::of(&config, Some(&found), "transcription").unwrap();
+        let mut prompt = speech_prompt(&plain, Some(languages(&plain)[1].1), "transcribe").unwrap();
+        let config = if timed { plain.with_timestamps().unwrap().unwrap().0 } else { plain };
+        prompt.extend(config.token("no_timestamps_token_id").unwrap().filter(|_| !timed));
+        let number = |name: &str| request[name].as_f64().map(|number| number as f32);
+        let length = |name: &str| request[name].as_u64().map(|length| length as usize);
+        let asked = Request {
+            user: "u",
+            max_new_tokens: length("max_new_tokens"),
+            temperature: number("temperature"),
+            top_k: length("top_k"),
+            top_p: number("top_p"),
+            seed: request["seed"].as_u64(),
+            ..Request::default()
+        };
+        let (settings, _) = config.settings(&asked, prompt.len(), positions).unwrap();
+        let mut tokens = Vec::new();
+        while tokens.len() < settings.max {
+            let token = settings.next_token(&mut scores(tokens.len(), count), &prompt, &tokens).unwrap();
+            if settings.ends.contains(&token) {
+                break;
+            }
+            tokens.push(token);
+        }
+        let (cut, hash) = (tokens.len() == settings.max, settings.hash().to_string());
+        json!({"request": request, "timestamps": timed, "prompt": prompt, "tokens": tokens, "cut": cut, "settings": hash})
+    });
+    assert!(written.iter().any(|each| each["cut"] == true), "a text that reaches the most tokens");
+    json!({"vocabulary": count, "texts": written})
+}
+
 #[test]
 fn golden_keys_are_equal() {
     let runtime = runtime(EmbeddedStore::builder());
@@ -73,7 +129,8 @@ fn golden_keys_are_equal() {
         json!({"dtype": dtype.name(), "shape": shape, "bytes": hex(&bytes), "identity": identity})
     });
     let content = ContentHash::of(b"cotensor").to_string();
-    let golden = json!({"models": models, "arrays": arrays.collect::<Vec<_>>(), "content_of_cotensor": content});
+    let golden = json!({"models": models, "arrays": arrays.collect::<Vec<_>>(), "content_of_cotensor": content,
+        "decodings": decodings()});
     let text = format!("{:#}\n", golden);
     if std::env::var_os(WRITE).is_some() {
         std::fs::write(FILE, &text).unwrap();

@@ -8,6 +8,7 @@ mod embedding;
 mod engine;
 mod engine_choice;
 mod export_forms;
+mod golden_answers;
 mod golden_keys;
 mod graph_fingerprint;
 mod graph_hostile;
