@@ -2,7 +2,7 @@
 
 use super::connection::running;
 use crate::args::{DaemonOptions, StopArgs};
-use crate::output::{print, print_json, report};
+use crate::output::{count, print, print_json, report};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::process::peer_credentials;
 use cotensor::store::{Stats, StoreReports};
@@ -52,7 +52,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<()> {
     if *json {
         return print_json(&Stopped { stopped: true, tensors, freed_bytes });
     }
-    print(&format!("stopped; {tensors} tensors ({}) were freed\n", size(freed_bytes)))
+    print(&format!("stopped; freed {} ({})\n", count(tensors, "tensor"), size(freed_bytes)))
 }
 
 /// The daemon's processes: supervisor, server and model process. Empty when their numbers mean nothing here, as for a daemon of

@@ -518,7 +518,7 @@ fn tensors_are_listed_in_orders_and_removed_by_patterns() {
     assert!(long.contains("producer") && long.contains("cotensor put"), "{long}");
     assert_eq!(daemon.json(&["rm", "a/*"])["removed"], json!(["a/1", "a/2"]));
     daemon.expect_error(&["rm", "a/*"], 2, &["a/*"]);
-    assert_eq!(text(&["rm", "--all"]), "removed 1 tensors\n");
+    assert_eq!(text(&["rm", "--all"]), "removed 1 tensor\n");
     assert_eq!(text(&["rm", "--all"]), "removed 0 tensors\n");
     daemon.expect_error(&["rm"], 2, &["NAME"]);
     daemon.expect_error(&["rm", "--all", "b"], 2, &["--all"]);
