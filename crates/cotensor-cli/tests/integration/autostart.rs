@@ -88,7 +88,7 @@ fn first_command_starts_a_daemon_that_has_nothing_of_it() {
     }
     assert!(place.ok(&["logs"]).contains("listening on"));
     assert!(place.ok(&["ls"]).contains('x'), "the same daemon");
-    assert!(place.ok(&["stop"]).contains("1 tensors"));
+    assert!(place.ok(&["stop"]).contains("freed 1 tensor ("));
     for process in ["supervisor", "server"] {
         // A process that has ended has no command line, also before its parent has read its status.
         let line = std::fs::read(format!("/proc/{}/cmdline", status[process])).unwrap_or_default();

@@ -433,7 +433,7 @@ fn token_file_must_be_private() {
     let given = daemon.path("given");
     fs::write(&given, "a-secret-of-one's-own\n").unwrap();
     fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
-    daemon.expect_error(&["serve", "--listen", "--token-file", "given"], 2, &["given", "600"]);
+    daemon.expect_error(&["serve", "--listen", "127.0.0.1:0", "--token-file", "given"], 2, &["given", "600"]);
     fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     daemon.serve(&["--listen", "127.0.0.1:0", "--token-file", "given"]);
     let http = daemon.ready["http"].as_str().unwrap();

@@ -105,6 +105,21 @@ impl Model {
         }
     }
 
+    /// Refuses an encoder that gives rows of another width than config.json has. A graph may leave the width open.
+    pub(super) fn check_width(&self, def: &StageDef, stage: &Stage) -> Result<()> {
+        let fields = def.encoder.iter().flat_map(|encoder| &encoder.width);
+        let declared = fields.filter_map(|field| Some((field, self.config_at(field)?.as_u64()?))).next();
+        let port = stage.graph().outputs().iter().find(|port| def.outputs.contains(&port.name));
+        let found = port.and_then(|port| port.dims.as_ref()?.last().copied().flatten());
+        match (declared, found) {
+            (Some((field, width)), Some(found)) if found as u64 != width => {
+                let message = format!("{width} numbers for each row; the graph gives {found}");
+                Err(Error::invalid(message).in_file(self.folder.join("config.json")).in_field(field.as_str()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The size of a stage's encoder, from config.json.
     pub(super) fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
         let fields =
