@@ -95,7 +95,8 @@ class Embedder:
         parts = [self._call(given[at : at + CALL_TEXTS_MAX], prompt_name) for at in range(0, len(given), CALL_TEXTS_MAX)]
         if not parts:
             return np.empty((0, 0), np.float32)
-        rows: "_Rows" = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        # A copy, which callers may change in place, as that of other libraries. The results of calls are read-only.
+        rows: "_Rows" = np.concatenate(parts)
         if self.dimensions is not None:
             if self.dimensions > rows.shape[1]:
                 raise InvalidError(f"the embeddings of this model have {rows.shape[1]} dimensions", field="dimensions")

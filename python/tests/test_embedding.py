@@ -30,7 +30,7 @@ def embedder(daemon: Daemon) -> cotensor.Embedder:
 
 def test_embeddings_have_a_row_for_each_text(embedder: cotensor.Embedder) -> None:
     rows = embedder.embed(TEXTS)
-    assert rows.dtype == np.float32 and rows.shape == (3, embedder.get_sentence_embedding_dimension())
+    assert rows.dtype == np.float32 and rows.flags.writeable and rows.shape == (3, embedder.get_sentence_embedding_dimension())
     assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
     assert np.array_equal(embedder.embed(TEXTS[1]), rows[1])
     assert np.array_equal(embedder.embed(iter(TEXTS)), rows)
