@@ -71,7 +71,7 @@ fn sizes_of_another_model_are_refused_by_their_field() {
         ];
         for error in errors {
             assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some(field)), "{error}");
-            assert_eq!(error.file(), Some(&folder.path().join("config.json")), "{error}");
+            assert_eq!(error.file(), Some(folder.path().join("config.json").as_path()), "{error}");
             assert!(error.message().contains(message), "{error}");
         }
     }
