@@ -27,7 +27,7 @@ cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "$folder/"
 command -v cargo-cyclonedx >/dev/null || cargo install --locked --version 0.5.9 cargo-cyclonedx
 cargo cyclonedx --quiet --format json --target "$host" --manifest-path crates/cotensor-cli/Cargo.toml --override-filename dist-sbom
 mv crates/cotensor-cli/dist-sbom.json "$out/$name.cdx.json"
-find crates tools tests attacks python -name dist-sbom.json -delete
+find crates tools tests attacks python web -name dist-sbom.json -delete
 cp "$out/$name.cdx.json" "$folder/"
 
 tar --create --gzip --sort=name --owner=0 --group=0 --numeric-owner --mtime="$date" \

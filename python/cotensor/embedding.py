@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 FUNCTION = "model.embed"
 #: The most texts of one call. The texts of concurrent calls run together.
 CALL_TEXTS_MAX = 256
+#: Options of sentence-transformers' `encode`, with the values that change nothing here.
+_NEUTRAL = {
+    "prompt": (None,),
+    "output_value": ("sentence_embedding",),
+    "precision": (None, "float32"),
+    "device": (None, "cpu"),
+    "pool": (None,),
+    "chunk_size": (None,),
+}
 
 
 class Embedder:
@@ -62,8 +71,17 @@ class Embedder:
         self.store: Store = connect() if store is None else store
         self._functions = Functions(self.store, tensors="numpy", timeout=timeout)
 
-    def embed(self, texts: Union[str, Iterable[str]], *, prompt_name: Optional[str] = None) -> "_Rows":
+    def embed(
+        self,
+        texts: Union[str, Iterable[str]],
+        batch_size: Optional[int] = None,
+        parallel: Optional[int] = None,
+        *,
+        prompt_name: Optional[str] = None,
+    ) -> "_Rows":
         """The embeddings: an array of shape [texts, dimensions], float32; of shape [dimensions] for a single text.
+
+        ``batch_size`` and ``parallel``, which fastembed has, have no effect: the model process chooses its batches.
 
         Raises :class:`InvalidError` for a model without sentence embeddings, :class:`NotFoundError` for an unknown model.
         """
@@ -77,7 +95,8 @@ class Embedder:
         parts = [self._call(given[at : at + CALL_TEXTS_MAX], prompt_name) for at in range(0, len(given), CALL_TEXTS_MAX)]
         if not parts:
             return np.empty((0, 0), np.float32)
-        rows: "_Rows" = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        # A copy, which callers may change in place, as that of other libraries. The results of calls are read-only.
+        rows: "_Rows" = np.concatenate(parts)
         if self.dimensions is not None:
             if self.dimensions > rows.shape[1]:
                 raise InvalidError(f"the embeddings of this model have {rows.shape[1]} dimensions", field="dimensions")
@@ -106,24 +125,30 @@ class Embedder:
 
     def encode(
         self,
-        sentences: Union[str, Iterable[str]],
+        inputs: Union[str, Iterable[str]],
         prompt_name: Optional[str] = None,
-        *,
+        prompt: Optional[str] = None,
         batch_size: int = 32,
         show_progress_bar: Optional[bool] = None,
+        *,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         normalize_embeddings: bool = False,
+        truncate_dim: Optional[int] = None,
         **options: Any,
     ) -> Any:
-        """As sentence-transformers. ``batch_size`` and ``show_progress_bar`` have no effect.
+        """As sentence-transformers. ``batch_size`` and ``show_progress_bar`` have no effect; ``truncate_dim`` keeps the first numbers.
 
-        Raises :class:`UnsupportedError` for other options.
+        Raises :class:`UnsupportedError` for ``prompt`` and for values of other options that change the result.
         """
-        if options:
-            name = next(iter(options))
-            raise UnsupportedError(f"the option {name} of sentence-transformers is not supported", field=name)
-        rows = self.embed(sentences, prompt_name=prompt_name)
+        for name, value in {"prompt": prompt, **options}.items():
+            if value not in _NEUTRAL.get(name, ()):
+                raise UnsupportedError(f"the option {name}={value!r} of sentence-transformers is not supported", field=name)
+        rows = self.embed(inputs, prompt_name=prompt_name)
+        if truncate_dim is not None:
+            if truncate_dim < 1:
+                raise InvalidError("truncate_dim is a number from 1 on", field="truncate_dim")
+            rows = rows[..., :truncate_dim]
         if normalize_embeddings:
             rows = _normalized(rows)
         if convert_to_tensor:
@@ -132,9 +157,19 @@ class Embedder:
             return torch.from_numpy(rows)
         return rows if convert_to_numpy else list(rows)
 
-    def get_sentence_embedding_dimension(self) -> int:
+    def encode_query(self, inputs: Union[str, Iterable[str]], prompt_name: Optional[str] = None, **options: Any) -> Any:
+        """As sentence-transformers: :meth:`encode` with the model's prompt for queries."""
+        return self.encode(inputs, prompt_name or "query", **options)
+
+    def encode_document(self, inputs: Union[str, Iterable[str]], prompt_name: Optional[str] = None, **options: Any) -> Any:
+        """As sentence-transformers: :meth:`encode` with the model's prompt for documents."""
+        return self.encode(inputs, prompt_name or "document", **options)
+
+    def get_embedding_dimension(self) -> int:
         """As sentence-transformers: the number of dimensions."""
         return int(self.embed("a").shape[0])
+
+    get_sentence_embedding_dimension = get_embedding_dimension
 
     def __repr__(self) -> str:
         return f"Embedder({self.model!r})"

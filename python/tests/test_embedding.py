@@ -30,7 +30,7 @@ def embedder(daemon: Daemon) -> cotensor.Embedder:
 
 def test_embeddings_have_a_row_for_each_text(embedder: cotensor.Embedder) -> None:
     rows = embedder.embed(TEXTS)
-    assert rows.dtype == np.float32 and rows.shape == (3, embedder.get_sentence_embedding_dimension())
+    assert rows.dtype == np.float32 and rows.flags.writeable and rows.shape == (3, embedder.get_sentence_embedding_dimension())
     assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
     assert np.array_equal(embedder.embed(TEXTS[1]), rows[1])
     assert np.array_equal(embedder.embed(iter(TEXTS)), rows)
@@ -46,8 +46,15 @@ def test_names_of_other_libraries_work(embedder: cotensor.Embedder) -> None:
     assert [row.shape for row in embedder.encode(TEXTS, convert_to_numpy=False)] == [rows[0].shape] * 3
     assert np.array_equal(list(embedder.passage_embed(TEXTS)), rows)
     assert np.array_equal(next(iter(embedder.query_embed(TEXTS[0]))), rows[0])
-    with pytest.raises(cotensor.UnsupportedError, match="precision"):
-        embedder.encode(TEXTS, precision="int8")
+    assert np.array_equal(embedder.embed(TEXTS, batch_size=256, parallel=None), rows)
+    neutral = {"precision": "float32", "output_value": "sentence_embedding", "device": "cpu", "pool": None, "prompt": None}
+    assert np.array_equal(embedder.encode(TEXTS, **neutral), rows)
+    assert np.array_equal(embedder.encode(TEXTS, truncate_dim=4), rows[:, :4])
+    assert np.array_equal(embedder.encode_query(TEXTS[0], normalize_embeddings=False), rows[0])
+    assert np.array_equal(embedder.encode_document(TEXTS), rows)
+    for option in ({"precision": "int8"}, {"prompt": "query: "}, {"output_value": "token_embeddings"}, {"other": 1}):
+        with pytest.raises(cotensor.UnsupportedError, match=next(iter(option))):
+            embedder.encode(TEXTS, **option)
 
 
 def test_dimensions_are_the_first_ones(daemon: Daemon, embedder: cotensor.Embedder) -> None:

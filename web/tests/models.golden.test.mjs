@@ -44,7 +44,7 @@ test("texts are decoded to equal tokens", async () => {
   const { files, family } = await openTiny("whisper");
   const generation = new Generation(files, family, "transcription");
   const [, [, language]] = JSON.parse(generation.languages());
-  const { vocabulary, texts } = golden.decodings;
+  const { vocabulary, end, end_step, texts } = golden.decodings;
   assert.equal(generation.languageScores(Float32Array.from({ length: vocabulary }, (_, token) => token))[1], language);
   for (const { request, timestamps, prompt, tokens, cut, settings } of texts) {
     assert.deepEqual([...generation.speechPrompt(language, "transcribe", timestamps)], prompt);
@@ -52,6 +52,7 @@ test("texts are decoded to equal tokens", async () => {
     assert.equal(decoding.settingsHash(), settings);
     for (let step = 0; !decoding.isDone; step++) {
       const scores = Float32Array.from({ length: vocabulary }, (_, token) => ((token * 7919 + step * 104_729) % 2048) / 128);
+      if (step === end_step) scores[end] = 64;
       const next = decoding.next(scores);
       assert.equal(next, tokens[step]);
     }

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as ort from "onnxruntime-web";
-import { AudioProcessor, GraphFile, ImageProcessor, ModelFamily, TextProcessor, contentHash, loadModels } from "../dist/models/core.js";
+import { AudioProcessor, CheckpointHeader, GraphFile, ImageProcessor, ModelFamily, TextProcessor, contentHash, loadModels, scaleBeforeTraining } from "../dist/models/core.js";
 import init from "../dist/models/cotensor_models.js";
 import { onnxModel } from "./support/onnx.mjs";
 import { readSafetensors, relativeError } from "./support/safetensors.mjs";
@@ -121,6 +121,23 @@ test("scale and bias of similarities are those of the graph", async () => {
   const [scale, bias] = (await model.graph(whole_graph)).scaleAndBias(similarity.logits);
   assert.ok(scale > 1 && bias < 0, `${scale} ${bias}`);
   assert.equal((await model.graph(whole_graph)).scaleAndBias("image_embeds"), undefined);
+});
+
+test("a number of a checkpoint is read without the rest of the file", () => {
+  const header = new TextEncoder().encode('{"logit_scale": {"dtype": "F16", "shape": [], "data_offsets": [6, 8]}, "w": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}');
+  const first = new Uint8Array(new BigUint64Array([BigInt(header.length)]).buffer);
+  assert.equal(CheckpointHeader.length(first), header.length);
+  const checkpoint = new CheckpointHeader(header);
+  assert.deepEqual([...checkpoint.range("logit_scale")], [8 + header.length + 6, 2]);
+  assert.equal(checkpoint.number("logit_scale", Uint8Array.of(0x00, 0xc9)), -10);
+  assert.equal(checkpoint.range("logit_bias"), undefined);
+  assert.throws(() => checkpoint.range("w"), { kind: "Corrupt", message: /w.*one float32/ });
+  assert.throws(() => checkpoint.number("logit_scale", Uint8Array.of(0)), { kind: "Corrupt", message: /logit_scale/ });
+  assert.throws(() => CheckpointHeader.length(new Uint8Array(8).fill(255)), { kind: "Corrupt" });
+  assert.throws(() => new CheckpointHeader(Uint8Array.of(1)), { kind: "Corrupt" });
+  assert.equal(scaleBeforeTraining(new ModelFamily('{"model_type": "siglip"}', [])), undefined);
+  const clip = new ModelFamily('{"model_type": "clip", "logit_scale_init_value": 0}', []);
+  assert.equal(scaleBeforeTraining(clip), 1);
 });
 
 const float = (shape, fill) => ["float32", shape, Float32Array.from({ length: shape.reduce((a, b) => a * b) }, fill)];

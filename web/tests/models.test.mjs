@@ -9,6 +9,8 @@ const BROWSERS = ["chromium", "firefox"];
 const DEVICES = ["cpu", "webgpu"];
 /** The largest difference from the reference, over the deviation of its numbers. */
 const ERROR_MAX = 1e-4;
+/** The numbers behind the answers of the Rust library. */
+const ANSWERS = JSON.parse(await readFile(new URL("../../protocol/answers.json", import.meta.url), "utf8"));
 const tiny = (path) => readFile(new URL(`../../fixtures/tiny/${path}`, import.meta.url));
 const sites = {};
 
@@ -93,8 +95,8 @@ for (const browser of BROWSERS) {
       assert.deepEqual([seen.kind, seen.dimensions, seen.left, seen.loaded, seen.after], ["vision_embedding", [1, 17, 32], 0, 2, 0]);
     });
 
-    on("CLIP ranks texts beside an image, and BERT embeds a sentence", async (run) => {
-      const seen = await run(async ({ backend, createBertModel, createClipModel }) => {
+    on("CLIP ranks texts beside an image, BERT embeds a sentence and ViT an image, as the Rust library", async (run) => {
+      const seen = await run(async ({ backend, createBertModel, createClipModel, createVitModel }) => {
         const image = await (await fetch("/fixtures/media/photo.png")).blob();
         const clip = createClipModel(backend, { modelId: "openai/clip-vit-base-patch16" });
         const bert = createBertModel(backend, { modelId: "bert-base-uncased" });
@@ -102,7 +104,12 @@ for (const browser of BROWSERS) {
         const ranked = await clip.process({ image, texts });
         const tokens = await bert.tokenize("a photo of a cat");
         const embedded = await bert.process(tokens);
-        return { ranked: ranked.answer, notices: ranked.notices, cosines: [...ranked.outputs[1].values], tokens: tokens.input_ids, vector: Array.from(embedded.outputs[0].values), task: embedded.task };
+        const vit = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+        const outputs = {};
+        for (const [name, result] of Object.entries({ clip: ranked, bert: embedded, vit: await vit.process({ image }) })) {
+          outputs[name] = Object.fromEntries(result.outputs.map(({ name, values }) => [name, [...values]]));
+        }
+        return { ranked: ranked.answer, notices: ranked.notices, tokens: tokens.input_ids, task: embedded.task, outputs };
       });
       const { type, texts } = seen.ranked;
       assert.deepEqual([type, texts.length, new Set(texts.map(([text]) => text)).size], ["ranking", 3, 3]);
@@ -110,10 +117,16 @@ for (const browser of BROWSERS) {
       assert.ok(Math.abs(texts.reduce((sum, [, , probability]) => sum + probability, 0) - 1) < 1e-5);
       assert.match(seen.notices.join(), /logit_scale/);
       assert.ok(seen.tokens.length > 3 && seen.task === "sentence-embedding");
-      assert.ok(Math.abs(Math.hypot(...seen.vector) - 1) < 1e-5, "a sentence embedding has length 1");
+      for (const [name, outputs] of Object.entries(seen.outputs)) {
+        assert.deepEqual(Object.keys(outputs), Object.keys(ANSWERS[name]));
+        for (const [output, values] of Object.entries(outputs)) {
+          const error = relativeError(values, ANSWERS[name][output]);
+          assert.ok(error <= ERROR_MAX, `${name} ${output}: ${error}`);
+        }
+      }
     });
 
-    on("Whisper writes the tokens of the reference loop", async (run) => {
+    on("Whisper writes the tokens of the Rust library", async (run) => {
       const seen = await run(async ({ backend, createWhisperModel }) => {
         const sound = new Uint8Array(await (await fetch("/fixtures/media/speech.wav")).arrayBuffer());
         const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 12 });
@@ -121,7 +134,7 @@ for (const browser of BROWSERS) {
         const again = await whisper.process({ audio: sound });
         return { text: first.text, again: again.text, tokens: [...first.outputs[0].values], stages: again.stages.map(({ role, computed }) => [role, computed]), made: Object.keys(first.output_tensors) };
       });
-      assert.ok(seen.tokens.length > 0 && seen.tokens.length <= 12 && typeof seen.text === "string");
+      assert.deepEqual(seen.tokens, ANSWERS.whisper.tokens);
       assert.equal(seen.again, seen.text);
       assert.deepEqual(seen.stages.filter(([role]) => role === "encoder"), [["encoder", false]]);
       assert.ok(seen.stages.every(([, computed]) => !computed), "a transcript is a result, too");

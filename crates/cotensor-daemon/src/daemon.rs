@@ -132,7 +132,7 @@ impl Daemon {
     /// `NotFound` when the daemon does not serve HTTP.
     pub(crate) fn dashboard(&self) -> Result<Arc<Dashboard>> {
         let dashboard = lock(&self.dashboard).clone();
-        let message = "this daemon does not serve HTTP: start it with `cotensor serve --listen`";
+        let message = "this daemon does not serve HTTP; `cotensor dashboard`, `cotensor env openai` and `serve --listen` turn it on";
         dashboard.ok_or_else(|| Error::not_found(message))
     }
 

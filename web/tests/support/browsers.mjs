@@ -13,6 +13,11 @@ const BROWSERS = {
     assert.ok(CHROMIUM, "CHROMIUM names no browser; run `make test-web`");
     return chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"] });
   },
+  /** As Chromium is without a graphics card. */
+  async plain() {
+    assert.ok(CHROMIUM, "CHROMIUM names no browser; run `make test-web`");
+    return chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox", "--disable-gpu", "--disable-features=WebGPU"] });
+  },
   async webnn() {
     const executablePath = WEBNN_CHROMIUM ?? (await (await import("@sparticuz/chromium")).default.executablePath());
     return chromium.launch({ executablePath, args: ["--no-sandbox", "--enable-features=WebMachineLearningNeuralNetwork"] });

@@ -366,7 +366,7 @@ pub(crate) struct TokenArgs {
     pub(crate) header: bool,
 }
 
-/// Open the dashboard in a browser.
+/// Open the dashboard in a browser. The daemon's HTTP is turned on, on loopback only, if it is off.
 ///
 /// The browser opens a file that only you can read. The file redirects to the dashboard with a code that is valid once,
 /// for one minute.

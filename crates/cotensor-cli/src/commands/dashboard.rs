@@ -3,7 +3,7 @@ use crate::args::{DashboardArgs, TokenArgs};
 use crate::launch::Program;
 use crate::output::{print, print_json};
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor_client::protocol::{Empty, HttpAddress, HttpDashboard};
+use cotensor_client::protocol::{Empty, HttpAddress, HttpDashboard, HttpListen};
 use cotensor_client::token::read_token;
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -39,11 +39,11 @@ struct Opened {
     opened: bool,
 }
 
-/// Opens the dashboard. The address and the file are received over the Unix socket, so that another program that
+/// Opens the dashboard, and turns HTTP on if it is off. The address and the file are received over the Unix socket, so that another program that
 /// listens on the port gets no code.
 pub(crate) fn dashboard(args: &DashboardArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor dashboard")?;
-    let http = store.request::<HttpAddress>(&Empty {})?;
+    let http = store.request::<HttpListen>(&Empty {})?;
     let file = store.request::<HttpDashboard>(&Empty {})?.file;
     let opened = !args.no_open && open(&file)?;
     if args.client.json {

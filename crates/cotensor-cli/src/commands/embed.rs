@@ -1,6 +1,6 @@
 //! `embed`: embeddings of texts.
 
-use super::call::call_error;
+use super::call::model_error;
 use super::connection::connect;
 use crate::args::EmbedArgs;
 use crate::launch::Program;
@@ -191,7 +191,7 @@ impl Rows {
         if let Some(name) = prompt_name {
             arguments = arguments.named("prompt_name", name);
         }
-        let answer = functions.call(FUNCTION, &arguments).map_err(|error| call_error(error, FUNCTION))?;
+        let answer = functions.call(FUNCTION, &arguments).map_err(|error| model_error(error, FUNCTION))?;
         let answer = answer.as_map()?;
         let corrupt = || Error::corrupt("the answer of the model process has no embeddings");
         let lease = answer.get("embeddings").ok_or_else(corrupt)?.as_tensor()?;

@@ -4,7 +4,7 @@ use super::connection::connect;
 use super::tensors::not_found;
 use crate::args::RmArgs;
 use crate::launch::Program;
-use crate::output::{print, print_json};
+use crate::output::{count, print, print_json};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::store::TensorStore;
 use cotensor_client::ClientStore;
@@ -47,8 +47,8 @@ pub(crate) fn rm(args: &RmArgs, program: &Program) -> Result<()> {
     }
     if args.client.json {
         print_json(&outcome)?;
-    } else if args.all || args.names.iter().any(|name| is_pattern(name)) {
-        print(&format!("removed {} tensors\n", outcome.removed.len()))?;
+    } else if args.all || !outcome.removed.is_empty() && args.names.iter().any(|name| is_pattern(name)) {
+        print(&format!("removed {}\n", count(outcome.removed.len(), "tensor")))?;
     }
     not_found(&outcome.missing)
 }

@@ -9,6 +9,7 @@ use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
+use cotensor::memory::process::trim_heap;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
 use serde::Serialize;
@@ -45,6 +46,8 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     let options = ServingOptions {
         model_ttl: Some(args.model_ttl).filter(|&ttl| ttl > 0).map(Duration::from_secs),
         caches_results: !args.no_result_cache,
+        // The allocator keeps the memory of a long text.
+        on_idle: Some(trim_heap),
     };
     let models = LoadedModels::new(runtime, options)?;
     let endpoints = args.v1.as_deref().map(|path| Endpoints::start(path, Arc::clone(&models))).transpose()?;

@@ -2,7 +2,7 @@
 
 use super::connection::running;
 use crate::args::{DaemonOptions, StatusArgs};
-use crate::output::{print, print_json};
+use crate::output::{count, print, print_json};
 use crate::table::duration;
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports};
@@ -93,7 +93,7 @@ fn text(socket: &Path, details: &Details) -> String {
         line("models", format!("process {pid}"));
     }
     let budget = max_memory_bytes.map_or_else(String::new, |max| format!(" of {}", size(max)));
-    line("memory", format!("{}{budget} in {tensors} tensors", size(*memory_usage_bytes)));
+    line("memory", format!("{}{budget} in {}", size(*memory_usage_bytes), count(*tensors, "tensor")));
     line("saved", format!("{} by sharing", size(*saved_bytes)));
     line("clients", status.clients.to_string());
     if let Some(idle) = status.idle_exit_s {

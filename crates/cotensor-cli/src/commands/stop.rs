@@ -2,14 +2,14 @@
 
 use super::connection::running;
 use crate::args::{DaemonOptions, StopArgs};
-use crate::output::{print, print_json, report};
+use crate::output::{count, print, print_json, report};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::process::peer_credentials;
 use cotensor::store::{Stats, StoreReports};
 use cotensor_client::default_socket;
 use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, Stop};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -25,7 +25,7 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 struct Stopped {
     /// Whether a daemon was running.
     stopped: bool,
-    /// The number of tensors that ended with it.
+    /// The number of tensors that ended with it; 0 for a daemon of another version, which is not asked.
     tensors: usize,
     freed_bytes: u64,
 }
@@ -33,7 +33,14 @@ struct Stopped {
 pub(crate) fn stop(args: &StopArgs) -> Result<()> {
     let DaemonOptions { socket, json } = &args.daemon;
     let socket = socket.clone().unwrap_or_else(default_socket);
-    let Some(store) = running(&socket, "cotensor stop")? else {
+    let running = match running(&socket, "cotensor stop") {
+        // A daemon of another version, which refuses this client.
+        Err(error) if error.kind() == ErrorKind::Unsupported && error.field() == Some("protocol") => {
+            return stop_by_signal(&socket, *json, error);
+        }
+        running => running?,
+    };
+    let Some(store) = running else {
         if *json {
             return print_json(&Stopped { stopped: false, tensors: 0, freed_bytes: 0 });
         }
@@ -52,7 +59,31 @@ pub(crate) fn stop(args: &StopArgs) -> Result<()> {
     if *json {
         return print_json(&Stopped { stopped: true, tensors, freed_bytes });
     }
-    print(&format!("stopped; {tensors} tensors ({}) were freed\n", size(freed_bytes)))
+    print(&format!("stopped; freed {} ({})\n", count(tensors, "tensor"), size(freed_bytes)))
+}
+
+/// Ends a daemon that this program cannot ask. Its tensors are not counted.
+///
+/// # Errors
+/// `refused` when the daemon's process has no number here, as in another container, or is a program that has a daemon within it.
+fn stop_by_signal(socket: &Path, json: bool, refused: Error) -> Result<()> {
+    let pid = UnixStream::connect(socket).and_then(|stream| peer_credentials(stream.as_fd()));
+    let pid = pid.ok().filter(|peer| peer.is_own_user()).and_then(|peer| Pid::from_raw(peer.pid?));
+    let pid = pid.filter(|pid| is_daemon(*pid)).ok_or(refused)?;
+    let io = |error: rustix::io::Errno| Error::io("ending the daemon", &error.into()).in_file(socket);
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(io)?;
+    pidfd_send_signal(&process, Signal::TERM).map_err(io)?;
+    wait_for_end(socket, &[process])?;
+    if json {
+        return print_json(&Stopped { stopped: true, tensors: 0, freed_bytes: 0 });
+    }
+    print(&format!("stopped process {}, a daemon of another version\n", pid.as_raw_nonzero()))
+}
+
+/// Whether a process is `cotensor serve`, by its arguments.
+fn is_daemon(pid: Pid) -> bool {
+    let arguments = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    arguments.split(|byte| *byte == 0).any(|argument| argument == b"serve")
 }
 
 /// The daemon's processes: supervisor, server and model process. Empty when their numbers mean nothing here, as for a daemon of

@@ -6,6 +6,11 @@ use std::fmt::Write as _;
 /// Maximum number of characters of an error message.
 const ERROR_CHARS_MAX: usize = 2000;
 
+/// A number with its noun, whose plural has an s.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Escapes control characters, so that a label, a name or a line of a file cannot control the terminal. Line ends and
 /// tabs stay, and so do joiners, which scripts such as Persian need.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {

@@ -2,6 +2,8 @@
 
 use crate::support::Daemon;
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -86,7 +88,7 @@ fn first_command_starts_a_daemon_that_has_nothing_of_it() {
     }
     assert!(place.ok(&["logs"]).contains("listening on"));
     assert!(place.ok(&["ls"]).contains('x'), "the same daemon");
-    assert!(place.ok(&["stop"]).contains("1 tensors"));
+    assert!(place.ok(&["stop"]).contains("freed 1 tensor ("));
     for process in ["supervisor", "server"] {
         // A process that has ended has no command line, also before its parent has read its status.
         let line = std::fs::read(format!("/proc/{}/cmdline", status[process])).unwrap_or_default();
@@ -167,4 +169,40 @@ fn results_and_weights_do_not_keep_a_daemon() {
     run(place.command(&arguments));
     place.wait_for_end();
     assert!(place.ok(&["logs"]).contains("no client and no tensor"));
+}
+
+/// A daemon of another protocol: it refuses each hello, and ends on SIGTERM.
+const OLD_DAEMON: &str = r#"
+import json, signal, socket, sys
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(8)
+print("ready", flush=True)
+while True:
+    stream, _ = listener.accept()
+    if len(head := stream.recv(8)) == 8:
+        call = json.loads(stream.recv(int.from_bytes(head[:4], "little")))
+        data = {"kind": "unsupported", "field": "protocol"}
+        body = {"jsonrpc": "2.0", "id": call["id"], "error": {"code": -32005, "message": "protocol 2", "data": data}}
+        body = json.dumps(body).encode()
+        stream.sendall(len(body).to_bytes(4, "little") + bytes(4) + body)
+    stream.close()
+"#;
+
+#[test]
+fn daemon_of_another_version_is_named_and_can_be_stopped() {
+    let daemon = Daemon::stopped();
+    let mut old = Command::new("python3")
+        .args(["-c", OLD_DAEMON])
+        .args([daemon.path("cotensor.sock").as_os_str(), "serve".as_ref()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(old.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    daemon.expect_error(&["ls"], 2, &["cotensor.sock", "protocol 2"]);
+    let stopped = String::from_utf8(daemon.ok(&["stop"])).unwrap();
+    assert_eq!(stopped, format!("stopped process {}, a daemon of another version\n", old.id()));
+    assert_eq!(old.wait().unwrap().signal(), Some(15));
 }

@@ -433,7 +433,7 @@ fn token_file_must_be_private() {
     let given = daemon.path("given");
     fs::write(&given, "a-secret-of-one's-own\n").unwrap();
     fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
-    daemon.expect_error(&["serve", "--listen", "--token-file", "given"], 2, &["given", "600"]);
+    daemon.expect_error(&["serve", "--listen", "127.0.0.1:0", "--token-file", "given"], 2, &["given", "600"]);
     fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     daemon.serve(&["--listen", "127.0.0.1:0", "--token-file", "given"]);
     let http = daemon.ready["http"].as_str().unwrap();
@@ -518,7 +518,7 @@ fn tensors_are_listed_in_orders_and_removed_by_patterns() {
     assert!(long.contains("producer") && long.contains("cotensor put"), "{long}");
     assert_eq!(daemon.json(&["rm", "a/*"])["removed"], json!(["a/1", "a/2"]));
     daemon.expect_error(&["rm", "a/*"], 2, &["a/*"]);
-    assert_eq!(text(&["rm", "--all"]), "removed 1 tensors\n");
+    assert_eq!(text(&["rm", "--all"]), "removed 1 tensor\n");
     assert_eq!(text(&["rm", "--all"]), "removed 0 tensors\n");
     daemon.expect_error(&["rm"], 2, &["NAME"]);
     daemon.expect_error(&["rm", "--all", "b"], 2, &["--all"]);

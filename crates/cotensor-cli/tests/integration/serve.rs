@@ -138,7 +138,9 @@ fn token_is_printed_as_text_header_and_json() {
     assert_eq!(daemon.signal("-TERM"), Some(0));
     daemon.serve(&[]);
     daemon.expect_error(&["token"], 2, &["does not serve HTTP", "--listen"]);
-    daemon.expect_error(&["dashboard"], 2, &["does not serve HTTP", "--listen"]);
+    let page = daemon.json(&["dashboard", "--no-open"]);
+    assert!(page["http"].as_str().unwrap().starts_with("127.0.0.1:"), "{page}");
+    assert_eq!(daemon.ok(&["token"]), secret.as_bytes());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The configuration file: TOML with one key for each setting, and no tables.
 
-use super::table::{CACHE, CONFIG, SETTINGS, SOCKET, SPILL, Setting, TOKEN_FILE};
+use super::table::{ALLOW_HOST, CACHE, CONFIG, LOG, MAX_DEVICE_MEMORY, SETTINGS, SOCKET, SPILL, Setting, TOKEN_FILE};
 use cotensor_core::{Error, Result};
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,6 +13,8 @@ use toml::de::{DeTable, DeValue};
 pub const CONFIG_BYTES_MAX: u64 = 64 << 10;
 /// Settings that are paths. A relative one would have a meaning of its own in each process.
 const PATHS: &[Setting] = &[CACHE, SPILL, SOCKET, TOKEN_FILE];
+/// Settings that may be lists.
+const LISTS: &[Setting] = &[ALLOW_HOST, LOG, MAX_DEVICE_MEMORY];
 /// A name in this file that is so similar to a setting's is taken for a mistyped one.
 const SIMILARITY_MIN: f64 = 0.75;
 
@@ -126,6 +128,9 @@ pub(super) fn parse(text: &str) -> Result<Vec<FileSetting>> {
             let message = format!("line {line}: {found}, which is no text, number, truth value or list of these");
             Error::invalid(message).in_field(name)
         })?;
+        if matches!(value.get_ref(), DeValue::Array(_)) && !LISTS.contains(setting) {
+            return Err(Error::invalid(format!("line {line}: a list, where one value is expected")).in_field(name));
+        }
         if PATHS.contains(setting) && !Path::new(&value_text).is_absolute() {
             let message = format!("line {line}: {value_text:?} is not an absolute path");
             return Err(Error::invalid(message).in_field(name));
@@ -206,6 +211,7 @@ mod tests {
             ("threads = 1979-05-27", Some("threads"), &["line 1", "no text, number"]),
             ("threads = {a = 1}", Some("threads"), &["line 1", "no text, number"]),
             ("allow_host = ['a,b']", Some("allow_host"), &["line 1"]),
+            ("max_memory = [1]", Some("max_memory"), &["line 1", "one value"]),
             ("spill = 'here'", Some("spill"), &["line 1", "absolute"]),
             ("threads = 0x10", Some("threads"), &["line 1"]),
             ("threads = 1\n\nthreads = 2", None, &["line 3"]),

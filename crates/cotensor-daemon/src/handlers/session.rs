@@ -9,7 +9,7 @@ use cotensor_store::StoreReports;
 pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloResult> {
     if params.protocol != PROTOCOL {
         let message = format!(
-            "the daemon has protocol {PROTOCOL}, the client {}: install the same version of both",
+            "the daemon has protocol {PROTOCOL}, the client {}: end the daemon by `cotensor stop`, or install its version",
             params.protocol
         );
         return Err(Error::unsupported(message).in_field("protocol"));

@@ -226,6 +226,10 @@ fn failure(error: ureq::Error, url: &str) -> Error {
             ErrorKind::Corrupt
         }
         ureq::Error::BadUri(_) => ErrorKind::Invalid,
+        ureq::Error::Io(error) => {
+            let message = format!("{url}: {error}; the hub is not reachable (HF_ENDPOINT names another one)");
+            return Error::new(ErrorKind::Io, message);
+        }
         _ => ErrorKind::Io,
     };
     Error::new(kind, format!("{url}: {error}"))

@@ -40,7 +40,7 @@ pub(crate) fn move_above_select(fd: OwnedFd) -> OwnedFd {
 /// # Errors
 /// `OverBudget` as [`fd_limit_error`] when the limit of descriptors is reached; `Io`.
 pub fn duplicate_fd(fd: impl AsFd) -> Result<OwnedFd> {
-    fcntl_dupfd_cloexec(fd, 0).map_err(|error| fd_error("cannot duplicate_fd a descriptor", error))
+    fcntl_dupfd_cloexec(fd, 0).map_err(|error| fd_error("cannot duplicate a descriptor", error))
 }
 
 /// The error of a call that creates a descriptor: [`fd_limit_error`] when the limit is reached, else `Io`.

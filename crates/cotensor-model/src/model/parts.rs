@@ -3,7 +3,7 @@
 use super::open_model::{Model, StageSource};
 use crate::graph::{BlockEnd, Graph, open_graph};
 use crate::stage::Stage;
-use cotensor_core::Result;
+use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{BlockFields, StageDef, Task};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -62,5 +62,20 @@ impl Model {
         let (Some(_), StageSource::Shared(_)) = (&def.blocks, &self.source) else { return Ok(None) };
         let graph = self.part(def, open_graph(path)?, whole)?;
         Ok(self.model_config().inner_cut(def, &graph))
+    }
+
+    /// Refuses an encoder that gives rows of another width than config.json has. A graph may leave the width open.
+    pub(super) fn check_width(&self, def: &StageDef, stage: &Stage) -> Result<()> {
+        let fields = def.encoder.iter().flat_map(|encoder| &encoder.width);
+        let declared = fields.filter_map(|field| Some((field, self.config_at(field)?.as_u64()?))).next();
+        let port = stage.graph().outputs().iter().find(|port| def.outputs.contains(&port.name));
+        let found = port.and_then(|port| port.dims.as_ref()?.last().copied().flatten());
+        match (declared, found) {
+            (Some((field, width)), Some(found)) if found as u64 != width => {
+                let message = format!("{width} numbers for each row; the graph gives {found}");
+                Err(Error::invalid(message).in_file(self.folder.join("config.json")).in_field(field.as_str()))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -37,7 +37,9 @@ impl Model {
                 })?;
                 return Ok(Arc::new(after.continuing(before, &blocks.output)));
             }
-            self.load(role, def.kind, &path, &preprocessing, |graph| self.part(def, graph, whole))
+            let stage = self.load(role, def.kind, &path, &preprocessing, |graph| self.part(def, graph, whole))?;
+            self.check_width(def, &stage)?;
+            Ok(stage)
         })
     }
 

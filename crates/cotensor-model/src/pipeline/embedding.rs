@@ -4,6 +4,7 @@ use super::answer::numbers;
 use super::decode::empty_cache;
 use super::outputs::output_of;
 use super::run::fixed_length;
+use super::vocabulary::check_vocabulary;
 use crate::model::Model;
 use crate::stage::Stage;
 use crate::tensor::{Array, TensorRef, Value};
@@ -104,7 +105,7 @@ impl TextEmbedder {
     /// With a holder, each embedding is a result in the store, which later calls reuse.
     ///
     /// # Errors
-    /// `Invalid` for a text without tokens and for an unknown prompt; as [`LoadedGraph::run`](crate::engine::LoadedGraph::run).
+    /// `Invalid` for a text without tokens, for a tokenizer of another model and for an unknown prompt; as [`LoadedGraph::run`](crate::engine::LoadedGraph::run).
     pub fn embed(
         &self,
         texts: &[&str],
@@ -117,6 +118,7 @@ impl TextEmbedder {
         let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
         let tokenized = prompted.iter().map(|text| {
             let batch = tokenizer.encode_to(&[text], self.length)?;
+            check_vocabulary(&self.model, batch.ids.as_i64()?)?;
             let count = batch.mask.as_i64()?.iter().filter(|&&kept| kept != 0).count();
             Ok(Tokenized { text, batch, count })
         });

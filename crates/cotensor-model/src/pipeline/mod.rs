@@ -19,6 +19,7 @@ mod speech;
 mod streaming;
 mod task;
 mod text;
+mod vocabulary;
 mod writing;
 
 pub use adapted::{

@@ -6,6 +6,7 @@ use super::definition::User;
 use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::report::{Constant, StageReport};
+use super::vocabulary::check_vocabulary;
 use crate::model::{Model, StageSource};
 use crate::stage::{Stage, StageRun};
 use crate::tensor::{Array, Value};
@@ -170,6 +171,7 @@ impl<'a> Run<'a> {
         } else {
             (tokenizer.encode_to(texts, length)?, 0)
         };
+        check_vocabulary(self.model, batch.ids.as_i64()?)?;
         self.note_texts(texts, texts, &batch, start);
         self.set_texts(&batch);
         Ok(Text { batch, prompt_tokens })
@@ -180,6 +182,7 @@ impl<'a> Run<'a> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
         let batch = tokenizer.encode_pairs(&[(query, text)], fixed_length(def, stage))?;
+        check_vocabulary(self.model, batch.ids.as_i64()?)?;
         self.note_texts(&[query, text], &[text], &batch, start);
         self.set_texts(&batch);
         Ok(())

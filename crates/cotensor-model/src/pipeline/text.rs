@@ -8,7 +8,8 @@ use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::run::Run;
 use super::task::texts_of;
-use super::writing::{OnText, Shown, Writing, vocabulary};
+use super::vocabulary::check_vocabulary;
+use super::writing::{OnText, Shown, Writing};
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::TextProcessor;
@@ -112,16 +113,4 @@ fn decoded(tokenizer: &TextProcessor, before: &[i64], tokens: &[i64]) -> Result<
         }
     }
     tokenizer.decode(&ids(tokens))
-}
-
-/// Refuses tokens beyond the vocabulary in config.json: the tokenizer is of another model.
-fn check_vocabulary<'t>(model: &Model, mut ids: impl Iterator<Item = &'t i64>) -> Result<()> {
-    let Some((field, words)) = vocabulary(model) else { return Ok(()) };
-    match ids.find(|&&id| usize::try_from(id).map_or(true, |id| id >= words)) {
-        None => Ok(()),
-        Some(id) => {
-            let message = format!("{words} words; the tokenizer gives token {id}: it is of another model");
-            Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field(field))
-        }
-    }
 }

@@ -4,6 +4,7 @@ use super::decode::{Decoded, Decoder, DecoderGraph, Embed, GenerationConfig, OnT
 use super::definition::User;
 use super::image_tokens::Images;
 use super::run::Run;
+use super::vocabulary::vocabulary;
 use crate::engine::{Output, OwnMemory};
 use crate::model::Model;
 use crate::stage::Stage;
@@ -197,12 +198,6 @@ impl Writing {
         let number = |field: &String| run.model.config_at(field).and_then(serde_json::Value::as_u64);
         self.def.positions.iter().find_map(number).and_then(|positions| usize::try_from(positions).ok())
     }
-}
-
-/// The number of words in config.json, and its field.
-pub(super) fn vocabulary(model: &Model) -> Option<(&'static str, usize)> {
-    let number = |field| usize::try_from(model.config_at(field)?.as_u64()?).ok();
-    ["vocab_size", "text_config.vocab_size"].into_iter().find_map(|field| Some((field, number(field)?)))
 }
 
 /// Refuses logits of another number of words than config.json has.

@@ -3,7 +3,7 @@
 use crate::support::{change_a_weight, copy, edit, fixtures, inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::engine::RtenEngine;
-use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, run_user};
+use cotensor_model::pipeline::{Answer, Inputs, TextEmbedder, User, UserReport, run_user};
 use cotensor_model::preprocess::{ImageProcessor, TextProcessor, decode_image};
 use cotensor_model::{ModelFolder, Runtime};
 use cotensor_store::EmbeddedStore;
@@ -50,6 +50,31 @@ fn special_tokens_in_the_text_keep_their_labels() {
     let tokens: Vec<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
     assert!(tokens.contains(&"[MASK]") && tokens.contains(&"[UNK]"), "{tokens:?}");
     assert!(!tokens.contains(&"[CLS]") && !tokens.contains(&"[SEP]"), "{tokens:?}");
+}
+
+#[test]
+fn sizes_of_another_model_are_refused_by_their_field() {
+    let text = Inputs::default().with_text("the harbour wakes");
+    let embedding = user("one", "bert", "sentence-embedding");
+    for (field, message) in [
+        ("vocab_size", "10 words; the tokenizer gives token"),
+        ("hidden_size", "10 numbers for each row; the graph gives 32"),
+    ] {
+        let folder = folder("bert");
+        set(folder.path(), "config.json", field, 10.into());
+        let model = runtime(EmbeddedStore::builder()).open(folder.path()).unwrap();
+        let errors = [
+            run(folder.path(), &embedding, &text).unwrap_err(),
+            TextEmbedder::open(&model)
+                .and_then(|embedder| embedder.embed(&["the harbour wakes"], None, None))
+                .unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some(field)), "{error}");
+            assert_eq!(error.file(), Some(folder.path().join("config.json").as_path()), "{error}");
+            assert!(error.message().contains(message), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -52,7 +52,13 @@ pub fn family_of_model(model_type: &str, has_file: impl Fn(&str) -> bool) -> Res
         family.model_types.iter().any(|known| known == model_type) && family.file.as_deref().is_none_or(&has_file)
     };
     families().iter().find(is_of).ok_or_else(|| {
-        let known: Vec<&str> = families().iter().flat_map(|family| &family.model_types).map(String::as_str).collect();
+        let mut known: Vec<&str> = Vec::new();
+        for model_type in families().iter().flat_map(|family| &family.model_types) {
+            // A type may have several families, for other files.
+            if !known.contains(&model_type.as_str()) {
+                known.push(model_type);
+            }
+        }
         Error::unsupported(format!("unknown model_type {model_type:?}; known: {}", known.join(", ")))
     })
 }

@@ -14,6 +14,9 @@ const CONFIG_FILE: &str = "tokenizer_config.json";
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
 /// From this length on, `model_max_length` means "no limit": transformers writes large numbers.
 const LENGTH_MAX: u64 = 1 << 20;
+/// The most bytes of a text. The tokenizer reads the whole text, though the model reads its beginning only: 1 s and 200 MiB for
+/// each megabyte.
+const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// The tokenizer of a model, with its truncation and padding.
 pub struct TextProcessor {
@@ -123,7 +126,8 @@ impl TextProcessor {
     /// # Errors
     /// As [`encode`](Self::encode); `Invalid` when a row needs padding and no padding token is configured.
     pub fn encode_to(&self, texts: &[&str], length: Option<usize>) -> Result<TokenBatch> {
-        self.encode_inputs(texts.iter().map(|text| EncodeInput::from(*text)).collect(), length, true)
+        let texts = texts.iter().map(|text| bounded(text).map(EncodeInput::from));
+        self.encode_inputs(texts.collect::<Result<_>>()?, length, true)
     }
 
     /// The token ids of a text without the tokens that the tokenizer adds to a text, truncated to the model's limit.
@@ -131,7 +135,7 @@ impl TextProcessor {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_plain(&self, text: &str) -> Result<TokenBatch> {
-        self.encode_inputs(vec![EncodeInput::from(text)], None, false)
+        self.encode_inputs(vec![EncodeInput::from(bounded(text)?)], None, false)
     }
 
     /// As [`encode_to`](Self::encode_to), with a row for each pair of texts. From a pair that is too long, tokens of
@@ -145,7 +149,8 @@ impl TextProcessor {
             let truncation = TruncationParams { max_length, ..known.cloned().unwrap_or_default() };
             check_truncation(&self.tokenizer, &truncation, true)?;
         }
-        self.encode_inputs(pairs.iter().map(|pair| EncodeInput::from(*pair)).collect(), length, true)
+        let pairs = pairs.iter().map(|(first, second)| Ok(EncodeInput::from((bounded(first)?, bounded(second)?))));
+        self.encode_inputs(pairs.collect::<Result<_>>()?, length, true)
     }
 
     /// `adds` tells whether the tokenizer adds its tokens.
@@ -167,8 +172,14 @@ impl TextProcessor {
         };
         let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
         let count = texts.len();
-        let encodings: Vec<Encoding> =
-            texts.into_iter().map(|text| encoded(tokenizer, text, adds)).collect::<Result<_>>()?;
+        let mut truncated = Vec::with_capacity(count);
+        let mut encodings = Vec::with_capacity(count);
+        for text in texts {
+            let mut encoding = encoded(tokenizer, text, adds)?;
+            // The tokens beyond the limit take far more memory than those within.
+            truncated.push(!encoding.take_overflowing().is_empty());
+            encodings.push(encoding);
+        }
         let longest = encodings.iter().map(Encoding::len).max().unwrap_or(0);
         if longest == 0 {
             return Err(Error::invalid("the text has no token").in_field("text"));
@@ -200,7 +211,7 @@ impl TextProcessor {
             mask,
             type_ids: array(Encoding::get_type_ids, 0)?,
             added: added.map(|added| added != 0).collect(),
-            truncated: encodings.iter().map(|encoding| !encoding.get_overflowing().is_empty()).collect(),
+            truncated,
         })
     }
 
@@ -209,7 +220,7 @@ impl TextProcessor {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn spans(&self, text: &str) -> Result<Vec<Range<usize>>> {
-        let encoding = encoded(&self.tokenizer, text.into(), true)?;
+        let encoding = encoded(&self.tokenizer, bounded(text)?.into(), true)?;
         let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
         Ok(offsets.map(|(&(start, end), &added)| if added == 0 { start..end } else { 0..0 }).collect())
     }
@@ -294,6 +305,18 @@ fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams, pair: 
         return Ok(());
     }
     Err(Error::invalid(format!("{} tokens leave no room beside {special} special ones", truncation.max_length)))
+}
+
+/// # Errors
+/// `Invalid` for a text that is too long.
+fn bounded(text: &str) -> Result<&str> {
+    match text.len() {
+        0..=TEXT_BYTES_MAX => Ok(text),
+        length => {
+            Err(Error::invalid(format!("a text has {length} bytes; at most {TEXT_BYTES_MAX} are read: split it"))
+                .in_field("text"))
+        }
+    }
 }
 
 /// The tokens of a text. The tokenizer does not change, so a panic leaves it as it is.

@@ -87,6 +87,21 @@ fn pairs_of_texts_are_equal() {
 }
 
 #[test]
+fn text_that_is_too_long_is_refused_by_name() {
+    let processor = TextProcessor::open(&folder("tiny/bert")).unwrap();
+    let long = " ".repeat((1 << 20) + 1);
+    let errors = [
+        processor.encode(&["harbour", &long]).unwrap_err(),
+        processor.encode_plain(&long).unwrap_err(),
+        processor.encode_pairs(&[("harbour", &long)], None).unwrap_err(),
+        processor.spans(&long).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.to_string(), "text: a text has 1048577 bytes; at most 1048576 are read: split it");
+    }
+}
+
+#[test]
 fn length_without_room_for_text_is_refused() {
     let open = |length: u32| {
         let mut files = folder("tiny/bert");

@@ -4,6 +4,7 @@ use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::TextEmbedding;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -19,11 +20,13 @@ pub struct ServingOptions {
     pub model_ttl: Option<Duration>,
     /// Whether embeddings are results in the store, which later requests of equal texts reuse.
     pub caches_results: bool,
+    /// Called after requests when none has arrived for a second, such as to return memory to the system.
+    pub on_idle: Option<fn()>,
 }
 
 impl Default for ServingOptions {
     fn default() -> Self {
-        Self { model_ttl: Some(Duration::from_secs(600)), caches_results: true }
+        Self { model_ttl: Some(Duration::from_secs(600)), caches_results: true, on_idle: None }
     }
 }
 
@@ -33,6 +36,8 @@ pub struct LoadedModels {
     runtime: Arc<Runtime>,
     options: ServingOptions,
     models: Mutex<HashMap<ModelKey, Arc<LoadedModel>>>,
+    /// The number of requests, and of times at which models were unloaded.
+    uses: AtomicU64,
 }
 
 impl LoadedModels {
@@ -41,7 +46,7 @@ impl LoadedModels {
     /// # Errors
     /// `Io` when the thread cannot be started.
     pub fn new(runtime: Arc<Runtime>, options: ServingOptions) -> Result<Arc<Self>> {
-        let models = Arc::new(Self { runtime, options, models: Mutex::default() });
+        let models = Arc::new(Self { runtime, options, models: Mutex::default(), uses: AtomicU64::new(0) });
         let weak = Arc::downgrade(&models);
         let thread = std::thread::Builder::new().name("unload".to_owned()).spawn(move || unload_idle(&weak));
         thread.map_err(|error| Error::io("starting the thread that unloads models", &error))?;
@@ -59,6 +64,7 @@ impl LoadedModels {
     /// `OverBudget` when too many are in use; as [`Runtime::open_variant`].
     pub(crate) fn get(&self, name: &str, variant: Option<&str>) -> Result<Arc<LoadedModel>> {
         let key = ModelKey::new(name, variant);
+        self.count_use();
         // The copy that is open, unless a file changed.
         let current = key.open(&self.runtime)?;
         let mut models = self.lock();
@@ -109,6 +115,7 @@ impl LoadedModels {
             stays
         });
         drop(gone);
+        self.count_use();
         names.sort_unstable();
         names.dedup();
         names
@@ -188,6 +195,10 @@ impl LoadedModels {
         list
     }
 
+    fn count_use(&self) {
+        self.uses.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn unload_idle(&self) {
         let mut gone = Vec::new();
         self.lock().retain(|_, loaded| {
@@ -197,6 +208,9 @@ impl LoadedModels {
             }
             !expired
         });
+        if !gone.is_empty() {
+            self.count_use();
+        }
     }
 
     /// Removes a model of which nothing could be loaded, so that lists do not have it.
@@ -220,10 +234,20 @@ fn idle_time(model: &Arc<LoadedModel>) -> Option<Duration> {
 }
 
 fn unload_idle(models: &Weak<LoadedModels>) {
+    // The uses at the last check, and those of which the end was reported.
+    let (mut last, mut reported) = (0, 0);
     loop {
         std::thread::sleep(UNLOAD_INTERVAL);
         let Some(models) = models.upgrade() else { return };
         models.unload_idle();
+        let uses = models.uses.load(Ordering::Relaxed);
+        if uses == last && uses != reported {
+            reported = uses;
+            if let Some(on_idle) = models.options.on_idle {
+                on_idle();
+            }
+        }
+        last = uses;
     }
 }
 

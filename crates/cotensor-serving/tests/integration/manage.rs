@@ -8,6 +8,7 @@ use cotensor_model::engine::RtenEngine;
 use cotensor_serving::{LoadedModels, ServingOptions};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A daemon and a process that offers models.
@@ -117,6 +118,23 @@ fn pinned_models_stay_and_others_are_unloaded() {
     let unloaded = served.call("model.unload", load(&gpt2)).unwrap();
     assert_eq!(unloaded["unloaded"].as_list().unwrap()[0].as_str().unwrap(), gpt2);
     assert!(served.list().is_empty());
+}
+
+#[test]
+fn end_of_requests_is_reported_after_each_use() {
+    static REPORTS: AtomicUsize = AtomicUsize::new(0);
+    let on_idle = || {
+        REPORTS.fetch_add(1, Ordering::Relaxed);
+    };
+    let served = Served::start(ServingOptions { on_idle: Some(on_idle), ..ServingOptions::default() });
+    let start = Instant::now();
+    for count in 1..=2 {
+        served.call("model.load", load(&fixture("bert"))).unwrap();
+        while REPORTS.load(Ordering::Relaxed) < count {
+            assert!(start.elapsed() < Duration::from_secs(60), "no report");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 #[test]

@@ -53,12 +53,13 @@ fn descriptors() -> Finding {
     let limit = getrlimit(Resource::Nofile);
     let text = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
     let value = format!("{} (hard limit {})", text(limit.current), text(limit.maximum));
-    match limit.current {
+    // The daemon and its clients raise the soft limit to the hard one.
+    match limit.maximum {
         Some(few) if few < DESCRIPTORS_MIN => Finding::new(
             "descriptors",
             Severity::Slow,
             value,
-            "every tensor above 256 KiB takes one, in the daemon and in each client that has it open; raise `ulimit -n`, or \
+            "every tensor above 256 KiB takes one, in the daemon and in each client that has it open; raise `ulimit -Hn`, or \
              LimitNOFILE in the daemon's unit",
         ),
         _ => Finding::ok("descriptors", value),

@@ -99,6 +99,14 @@ pub(super) fn call_error(error: CallError, what: &str) -> Error {
     }
 }
 
+/// As [`call_error`], for a function of the model process, whose messages name the file and the field themselves.
+pub(super) fn model_error(error: CallError, function: &str) -> Error {
+    match error.failure().and_then(|failure| Some((kind_named(&failure.kind)?, failure))) {
+        Some((kind, failure)) => Error::new(kind, failure.message.as_str()),
+        None => call_error(error, function),
+    }
+}
+
 /// Adds similar names to a `NotFound` error.
 fn with_similar_names(error: Error, name: &str, functions: &Functions) -> Error {
     let Some(all) = functions.list("").ok().filter(|_| error.kind() == ErrorKind::NotFound) else { return error };

@@ -1,7 +1,7 @@
 //! `models ps`, `load` and `unload`: the models of the model process.
 
 use crate::args::{Client, LoadArgs};
-use crate::commands::call::{call_error, plain_json};
+use crate::commands::call::{model_error, plain_json};
 use crate::commands::connection::{connect, running};
 use crate::commands::embed::{model_functions, model_name};
 use crate::launch::Program;
@@ -150,7 +150,7 @@ pub(super) fn unload(client: &Client, model: Option<&str>) -> Result<()> {
 }
 
 fn call<T: for<'de> Deserialize<'de>>(functions: &Functions, name: &str, arguments: &Arguments) -> Result<T> {
-    let answer = functions.call(name, arguments).map_err(|error| call_error(error, name))?;
+    let answer = functions.call(name, arguments).map_err(|error| model_error(error, name))?;
     let corrupt = |error: serde_json::Error| Error::corrupt(format!("the answer of {name}: {error}"));
     serde_json::from_value(plain_json(&answer)).map_err(corrupt)
 }

@@ -4,7 +4,7 @@ mod snapshot;
 mod view;
 
 use crate::args::TopArgs;
-use crate::output::{print, print_json};
+use crate::output::{count, print, print_json};
 use crate::signals;
 use crate::table::{Table, plain};
 use crate::terminal::takes_escapes;
@@ -202,8 +202,10 @@ fn text(snapshot: Snapshot) -> String {
     let devices = if report.devices.is_empty() { String::new() } else { format!("\n{}", devices.text()) };
     let stats = &report.stats;
     format!(
-        "{} tensors, {} in use, peak {}, budget {}, hit rate {:.1} %\n\n{}\n{}{devices}",
-        stats.total_tensors,
+        "{} saved of {} without sharing, {}, {} in use, peak {}, budget {}, hit rate {:.1} %\n\n{}\n{}{devices}",
+        size(stats.saved_bytes),
+        size(stats.unshared_bytes),
+        count(stats.total_tensors, "tensor"),
         size(stats.memory_usage_bytes),
         size(stats.peak_memory_bytes),
         crate::commands::tensors::budget(stats),

@@ -1,6 +1,7 @@
 //! Draws the live view.
 
 use super::snapshot::{Order, SHARE_COLUMNS, Snapshot, leases, share_rows};
+use crate::output::count;
 use crate::table::{duration, elements, plain};
 use cotensor::core::size;
 use ratatui::Frame;
@@ -86,9 +87,10 @@ impl View {
         let line = match &self.error {
             Some(error) => Line::from(plain(error)).red(),
             None => Line::from(format!(
-                "{} saved   {} tensors   {} (peak {}, budget {})   {} holders   {:.0} lookups/s, hit rate {:.1} %   {} evicted",
+                "{} saved of {} without sharing   {}   {} (peak {}, budget {})   {} holders   {:.0} lookups/s, hit rate {:.1} %   {} evicted",
                 size(stats.saved_bytes),
-                stats.total_tensors,
+                size(stats.unshared_bytes),
+                count(stats.total_tensors, "tensor"),
                 size(stats.memory_usage_bytes),
                 size(stats.peak_memory_bytes),
                 crate::commands::tensors::budget(stats),
