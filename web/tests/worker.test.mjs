@@ -185,7 +185,7 @@ test("an object that is made for a client that ended is disposed", async () => {
   let finish, made, disposed;
   const ended = new Promise((resolve) => (disposed = resolve));
   const handlers = {
-    "model.create": async (_params, { session }) => {
+    "thing.create": async (_params, { session }) => {
       await new Promise((resolve) => ((finish = resolve), made?.()));
       assert.ok(session.signal.aborted);
       return session.own({ dispose: disposed });
@@ -194,7 +194,7 @@ test("an object that is made for a client that ended is disposed", async () => {
   const { connect } = open({ handlers });
   const client = await connect();
   const creating = new Promise((resolve) => (made = resolve));
-  const call = refusal(client.connection.call("model.create", {}));
+  const call = refusal(client.connection.call("thing.create", {}));
   await creating;
   await client.close();
   assert.equal((await call).kind, "Unreachable");
