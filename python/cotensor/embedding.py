@@ -137,7 +137,7 @@ class Embedder:
         truncate_dim: Optional[int] = None,
         **options: Any,
     ) -> Any:
-        """As sentence-transformers. ``batch_size`` and ``show_progress_bar`` have no effect; ``truncate_dim`` keeps the first numbers.
+        """As sentence-transformers. ``batch_size`` and ``show_progress_bar`` have no effect.
 
         Raises :class:`UnsupportedError` for ``prompt`` and for values of other options that change the result.
         """
