@@ -30,12 +30,12 @@ pub fn check_location(location: &str) -> Result<()> {
     let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
     match !location.is_empty() && Path::new(location).components().all(is_plain) {
         true => Ok(()),
-        false => Err(outside(location)),
+        false => Err(outside_folder(location)),
     }
 }
 
 /// The error for external data outside the graph's folder.
-pub fn outside(location: &str) -> Error {
+pub fn outside_folder(location: &str) -> Error {
     Error::invalid(format!("external data {location:?} is not inside the model's folder"))
 }
 

@@ -24,7 +24,7 @@ mod wire;
 
 pub use block::BlockEnd;
 pub use encoder::{DecoderSize, EncoderSize};
-pub use files::{GraphFiles, check_location, outside};
+pub use files::{GraphFiles, check_location, outside_folder};
 pub use limits::{
     DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,
     SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,

@@ -1,7 +1,7 @@
 //! A graph's file and its external data on a disk, inside the model's folder.
 
 use cotensor_core::{Error, Result};
-use cotensor_graph::{Graph, GraphFiles, check_location, outside};
+use cotensor_graph::{Graph, GraphFiles, check_location, outside_folder};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
@@ -65,7 +65,7 @@ impl GraphFiles for Folder<'_> {
         let folder = folder.canonicalize().map_err(missing)?;
         let blobs = cotensor_hub::blob_folders(&folder);
         if ![folder, real_folder].iter().chain(&blobs).any(|allowed| file.starts_with(allowed)) {
-            return Err(outside(location));
+            return Err(outside_folder(location));
         }
         let metadata = file.metadata().map_err(missing)?;
         if !metadata.is_file() {
