@@ -1,6 +1,6 @@
 // Models in Chromium: the second user of an encoder, two users beside transformers.js, and ten tabs beside one. MODELS names a folder with
-// model folders, MODEL one of them (a model of texts); by default a tiny one, whose fixed costs outweigh the rest. Memory is the sum of the
-// proportional set sizes of the browser's processes.
+// model folders, MODEL one of them (a model of texts); by default a tiny one, whose fixed costs outweigh the rest. DEVICE is that of the tabs'
+// model. Memory is the sum of the proportional set sizes of the browser's processes, in which a software adapter of WebGPU has its buffers.
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -8,7 +8,7 @@ import { pathToFileURL } from "node:url";
 import { serve } from "../tests/support/server.mjs";
 import { launch } from "../tests/support/tabs.mjs";
 
-const { MODELS, MODEL = "bert", ROUNDS = "3", TABS = "10" } = process.env;
+const { DEVICE = "cpu", MODELS, MODEL = "bert", ROUNDS = "3", TABS = "10" } = process.env;
 const models = MODELS === undefined ? new URL("../../fixtures/tiny/", import.meta.url) : pathToFileURL(`${resolve(MODELS)}/`);
 const server = await serve({ folders: { checkpoints: models } });
 const ORT = "/ort/ort.webgpu.bundle.min.mjs";
@@ -123,13 +123,13 @@ const tabs = (count) =>
     const empty = await settled(pages);
     for (const page of pages) {
       await page.evaluate(
-        async ([ort, model, text]) => {
+        async ([ort, model, text, device]) => {
           const { connectShared, createModel, SharedBackend } = await import("cotensor");
-          const store = await connectShared({ ort });
-          globalThis.model = createModel(new SharedBackend(store, { priorityList: ["cpu"], models: "/checkpoints/" }), { modelId: model, task: "sentence-embedding" });
+          const store = await connectShared({ ort, webgpu: device === "webgpu" });
+          globalThis.model = createModel(new SharedBackend(store, { priorityList: [device], models: "/checkpoints/" }), { modelId: model, task: "sentence-embedding" });
           await globalThis.model.process(text);
         },
-        [ORT, MODEL, TEXT],
+        [ORT, MODEL, TEXT, DEVICE],
       );
     }
     return (await settled(pages)) - empty;
@@ -147,5 +147,5 @@ console.log(`two users, from the start to the second answer: transformers.js ${m
 console.log(`two users, memory beyond an empty page: transformers.js ${mib(of("pipelines", "memory"))}, Cotensor ${mib(of("shared", "memory"))}: ${(of("shared", "memory") / of("pipelines", "memory")).toFixed(2)}`);
 console.log(`one answer: transformers.js ${ms(of("pipelines", "second"))}, Cotensor's first user ${ms(of("shared", "first"))}, second user ${ms(of("shared", "second"))}: ${((of("shared", "second") / of("shared", "first")) * 100).toFixed(1)} % of the first (bound: 5 %)`);
 const [one, many] = [await tabs(1), await tabs(Number(TABS))];
-console.log(`${TABS} tabs with one model, memory beyond as many empty tabs: ${mib(many)}; one tab: ${mib(one)}: ${(many / one).toFixed(2)} (bound: 1.05)`);
+console.log(`${TABS} tabs with one model on ${DEVICE}, memory beyond as many empty tabs: ${mib(many)}; one tab: ${mib(one)}: ${(many / one).toFixed(2)} (bound: 1.05)`);
 server.close();
