@@ -1,4 +1,5 @@
 // The WebAssembly module: the store without the memory of tensors.
+import { moduleLoader } from "./module.js";
 import init, { StoreCore } from "./wasm/cotensor.js";
 import type { Device, DType, Kind } from "./types.js";
 
@@ -38,26 +39,5 @@ export interface Description {
   readonly contiguous: boolean;
 }
 
-let loading: Promise<unknown> | undefined;
-
 /** Loads the module, once. After a failed attempt, the next call tries again. */
-export function loadCore(): Promise<unknown> {
-  loading ??= load().catch((error: unknown) => {
-    loading = undefined;
-    throw error;
-  });
-  return loading;
-}
-
-async function load(): Promise<void> {
-  const url = new URL("./wasm/cotensor_bg.wasm", import.meta.url);
-  await init({ module_or_path: url.protocol === "file:" ? await readFile(url) : url });
-}
-
-/** Node's `fetch` does not read files. */
-async function readFile(url: URL): Promise<Uint8Array<ArrayBuffer>> {
-  // A variable, so that no bundler looks for the module.
-  const name = "node:fs/promises";
-  const files = (await import(name)) as { readFile(url: URL): Promise<Uint8Array<ArrayBuffer>> };
-  return files.readFile(url);
-}
+export const loadCore = moduleLoader(new URL("./wasm/cotensor_bg.wasm", import.meta.url), init);

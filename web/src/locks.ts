@@ -92,7 +92,7 @@ function take(queue: Queue, shared: boolean): void {
   queue.shared = shared;
 }
 
-/** Takes a lock that nobody else holds, and returns the function that releases it. */
+/** Takes a lock that is free, and returns the function that releases it. */
 export function holdLock(locks: Locks, name: string): Promise<() => void> {
   return new Promise((resolve, reject) => {
     const held = (lock: object | null): Promise<void> | undefined => {

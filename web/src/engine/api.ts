@@ -10,7 +10,7 @@ export interface Port {
   readonly shape: readonly (number | string | null)[];
 }
 
-/** An array of the program, as an input. Nobody writes to it until the run ends. */
+/** An array of the program, as an input. The program does not write to it until the run ends. */
 export interface HostArray {
   readonly data: ArrayBufferView<ArrayBuffer>;
   /** Dimensions, in elements. */

@@ -105,7 +105,7 @@ export class OrtGraph implements Graph {
     try {
       await feeds.add(given);
       await this.#compute(feeds.feeds, shapes, ports, results);
-      // A result that is kept has the time until it was there; for others nobody waits.
+      // A result that is kept has the time until it was there; other results are given before the device is done.
       if (results.isCached) await this.target.gpu?.queue.onSubmittedWorkDone();
       this.hooks.check();
       const milliseconds = performance.now() - start;

@@ -1,5 +1,6 @@
 // The second WebAssembly module: families, graphs, keys, preprocessing and the rules of decoding. It is loaded when the first model is.
 import type { HostArray } from "../engine/api.js";
+import { moduleLoader } from "../module.js";
 import type { StageHashes } from "../stage/keys.js";
 import type { DType, Kind } from "../types.js";
 import type { Hasher } from "../weights/hash.js";
@@ -112,29 +113,8 @@ export interface TimedSegments {
   readonly next: number | null;
 }
 
-let loading: Promise<unknown> | undefined;
-
 /** Loads the module, once. After a failed attempt, the next call tries again. Everything else here works after it. */
-export function loadModels(): Promise<unknown> {
-  loading ??= load().catch((error: unknown) => {
-    loading = undefined;
-    throw error;
-  });
-  return loading;
-}
-
-async function load(): Promise<void> {
-  const url = new URL("./cotensor_models_bg.wasm", import.meta.url);
-  await init({ module_or_path: url.protocol === "file:" ? await readFile(url) : url });
-}
-
-/** Node's `fetch` does not read files. */
-async function readFile(url: URL): Promise<Uint8Array<ArrayBuffer>> {
-  // A variable, so that no bundler looks for the module.
-  const name = "node:fs/promises";
-  const files = (await import(name)) as { readFile(url: URL): Promise<Uint8Array<ArrayBuffer>> };
-  return files.readFile(url);
-}
+export const loadModels = moduleLoader(new URL("./cotensor_models_bg.wasm", import.meta.url), init);
 
 /** Reads a graph's file and the files beside it, whose locations are relative to it. The arrays must not change while the graph is used. */
 export async function openGraph(file: string, bytes: Uint8Array, external: (location: string) => Promise<Uint8Array>): Promise<GraphFile> {

@@ -53,10 +53,6 @@ export class Run {
     return made;
   }
 
-  value(source: string): Input | undefined {
-    return this.#values.get(source);
-  }
-
   setValue(source: string, value: Input): void {
     this.#values.set(source, value);
     if (value instanceof Tensor) this.#leases.push(value);

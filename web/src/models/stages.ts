@@ -49,7 +49,7 @@ export class ModelStage {
     }
   }
 
-  /** Runs the graph once, for results that nobody else reads. */
+  /** Runs the graph once, for results that only the caller reads. */
   async runAlone(inputs: Readonly<Record<string, Input>>, outputs: readonly string[], holder: string): Promise<Tensor[]> {
     const describe = (output: string): { name: string; private: true } => ({ name: `${this.role}.${output}`, private: true });
     return (await this.graph.run(inputs, outputs, { holder, describe })).outputs;

@@ -43,7 +43,7 @@ export class Computations {
    * The result of a key. The first caller computes it with `compute`, which publishes the names; others wait for it. After a
    * failed computation, and after one whose result stays private, the next caller computes.
    *
-   * If the configuration of sharing refuses the kind, nobody waits: the result would stay private.
+   * If the configuration of sharing refuses the kind, no caller waits: the result would stay private.
    */
   async once(claim: Claim, compute: () => Promise<RunResult>): Promise<Claimed> {
     if (this.#refuses(claim.kind)) return { outputs: (await compute()).outputs, computed: true };
