@@ -142,3 +142,24 @@ for (const browser of BROWSERS) {
     });
   }
 }
+
+test("webnn: tensors of models stay in WebNN, and the answers are those of the Rust library", async () => {
+  const site = await openBrowser("webnn");
+  try {
+    const seen = await withBackend(site, "webnn", async ({ backend, createBertModel, createVitModel }) => {
+      const image = await (await fetch("/fixtures/media/photo.png")).blob();
+      const vit = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+      const bert = createBertModel(backend, { modelId: "bert-base-uncased" });
+      const results = { vit: await vit.process({ image }), bert: await bert.process("a photo of a cat") };
+      const outputs = Object.fromEntries(Object.entries(results).map(([name, { outputs }]) => [name, [...outputs[0].values]]));
+      return { devices: [backend.device, vit.getSharedTensor("vision_embedding").device, bert.getSharedTensor("text_embedding").device], outputs };
+    });
+    assert.deepEqual(seen.devices, ["webnn", "webnn", "webnn"]);
+    for (const [name, values] of Object.entries(seen.outputs)) {
+      const [expected] = Object.values(ANSWERS[name]);
+      assert.ok(relativeError(values, expected) <= ERROR_MAX, name);
+    }
+  } finally {
+    await site.close();
+  }
+});
