@@ -80,6 +80,6 @@ export function elements(dtype: DType, bytes: Uint8Array<ArrayBuffer>): TypedArr
 }
 
 /** The bytes of `array`, without a copy. */
-export function bytesOf(array: ArrayBufferView<ArrayBuffer>): Uint8Array<ArrayBuffer> {
+export function bytesOf<Memory extends ArrayBufferLike>(array: ArrayBufferView<Memory>): Uint8Array<Memory> {
   return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }

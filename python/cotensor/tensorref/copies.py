@@ -81,7 +81,7 @@ class StreamCopies(Copies):
         with self.module.stream(self.stream):
             copy = torch.empty(source.numel(), dtype=source.dtype, device=device)
             if locked is not None:
-                # Sealed: nobody writes it while it is copied.
+                # Sealed: no process writes it while it is copied.
                 copy.copy_(locked, non_blocking=True)
                 return copy, Landing(self.stream.record_event())
             self.staged_bytes += source.nbytes

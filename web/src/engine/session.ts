@@ -1,5 +1,6 @@
 // One session of onnxruntime-web with its users.
 import { CotensorError } from "../errors.js";
+import { sha256 } from "../sha256.js";
 import type { OrtSession, OrtTensor } from "./ort.js";
 
 /** The files of a graph. */
@@ -96,15 +97,11 @@ export class SharedSession {
 
 /** A key of equal files: their SHA-256; nothing where the browser computes no hashes. */
 export async function contentKey({ graph, externalData = [] }: GraphFiles): Promise<string | undefined> {
-  const { subtle } = globalThis.crypto;
-  // Pages without https have no hashes.
-  if ((subtle as SubtleCrypto | undefined) === undefined) return undefined;
-  const digest = async (data: Uint8Array | Blob): Promise<string> => {
-    const bytes = data instanceof Blob ? await data.arrayBuffer() : data;
-    const hash = new Uint8Array(await subtle.digest("SHA-256", bytes as BufferSource));
-    return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  };
-  const parts = [["", await digest(graph)]];
-  for (const { path, data } of externalData) parts.push([path, await digest(data)]);
+  const parts: [string, string][] = [];
+  for (const { path, data } of [{ path: "", data: graph }, ...externalData]) {
+    const hash = await sha256(data);
+    if (hash === undefined) return undefined;
+    parts.push([path, hash]);
+  }
   return JSON.stringify(parts);
 }

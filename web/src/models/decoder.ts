@@ -2,7 +2,7 @@
 import type { HostArray, Input, Port } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import { Tensor } from "../tensor.js";
-import type { DecoderDef, StageDef } from "./definition.js";
+import { sourceOf, type DecoderDef, type StageDef } from "./definition.js";
 import type { Run } from "./run.js";
 import type { ModelStage } from "./stages.js";
 
@@ -73,7 +73,7 @@ export class Decoder {
 
   async #input(def: StageDef, port: Port, tokens: readonly number[]): Promise<Input> {
     if (port.name.startsWith(this.names.past)) return this.#cache.get(port.name) ?? emptyCache(port);
-    const source = def.inputs[port.name] ?? def.inputs_optional[port.name];
+    const source = sourceOf(def, port.name);
     const places = tokens.map((_, index) => this.#length + index);
     switch (source) {
       case "tokens.ids":

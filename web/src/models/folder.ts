@@ -105,6 +105,11 @@ export class ModelFolder {
   }
 }
 
+/** The file at `location`, which is relative to another file. */
+export function beside(file: string, location: string): string {
+  return file.slice(0, file.lastIndexOf("/") + 1) + location;
+}
+
 /** The folder of a model: a URL or a path as it is, a name in `models` or on the hub. */
 export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, revision = "main" }: ModelSources): URL {
   const base = (globalThis.location as Location | undefined)?.href;

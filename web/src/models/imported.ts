@@ -5,7 +5,7 @@ import { CotensorError } from "../errors.js";
 import type { PutBlob, WeightCache } from "../weights/cache.js";
 import type { BlobRef } from "../weights/manifest.js";
 import { openGraph, type GraphFile, type StageGraph, type StageGraphDescription } from "./core.js";
-import type { ModelFolder, Progress } from "./folder.js";
+import { beside, type ModelFolder, type Progress } from "./folder.js";
 
 /** Weights of this many bytes and more have a blob of their own, so that models share them. The smaller ones of a graph have one together. */
 const OWN_BLOB_BYTES = 1 << 16;
@@ -36,12 +36,11 @@ export async function importGraphs(folder: ModelFolder, file: string, key: strin
   const { cache } = folder;
   const version = await folder.version(file);
   if (version === undefined) throw new CotensorError("NotFound", `${folder.modelId}: it has no file ${file}`);
-  const near = file.slice(0, file.lastIndexOf("/") + 1);
   const build = async (put: PutBlob): Promise<ImportDocument> => {
     const external: Record<string, string | undefined> = {};
     const graphFile = await openGraph(file, await folder.bytes(file, progress), async (location) => {
-      external[location] = await folder.version(near + location);
-      return folder.bytes(near + location, progress);
+      external[location] = await folder.version(beside(file, location));
+      return folder.bytes(beside(file, location), progress);
     });
     try {
       return { external, graphs: await storeAll(await parts(graphFile), put) };
@@ -51,7 +50,7 @@ export async function importGraphs(folder: ModelFolder, file: string, key: strin
   };
   const name = `graph ${FORMAT} ${new URL(file, folder.url).href} ${version} ${key}`;
   const document = (await cache.once(name, build)).document as ImportDocument;
-  const isSame = async ([location, known]: [string, string | undefined]): Promise<boolean> => (await folder.version(near + location)) === known;
+  const isSame = async ([location, known]: [string, string | undefined]): Promise<boolean> => (await folder.version(beside(file, location))) === known;
   const same = await Promise.all(Object.entries(document.external).map(isSame));
   if (same.every(Boolean)) return document.graphs;
   await cache.remove(name);

@@ -3,6 +3,7 @@ import type { HostArray } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
 import type { RunResult } from "../engine/api.js";
 import { publishArray } from "../engine/results.js";
+import { bytesOf } from "../types.js";
 import { argmax } from "./answers.js";
 import {
   AudioProcessor,
@@ -203,8 +204,4 @@ function modulePaths(text: string): string[] {
   const paths = Array.isArray(modules) ? modules.map((each: { path?: unknown }) => each.path) : [];
   // The tokenizer's files are beside modules.json.
   return paths.filter((path): path is string => typeof path === "string" && /^[\w-]{1,100}$/.test(path));
-}
-
-function bytesOf(array: ArrayBufferView): Uint8Array {
-  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }

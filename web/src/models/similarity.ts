@@ -2,7 +2,7 @@
 import { CotensorError } from "../errors.js";
 import { CheckpointHeader, openGraph, scaleBeforeTraining, type ModelFamily } from "./core.js";
 import type { FamilyDescription } from "./definition.js";
-import type { ModelFolder } from "./folder.js";
+import { beside, type ModelFolder } from "./folder.js";
 
 /** `logit = cosine * scale + bias`. */
 export interface SimilarityScale {
@@ -24,8 +24,7 @@ export async function similarityScale(
   if (!similarity) throw new CotensorError("Unsupported", `${folder.modelId}: models of the family ${name} compare nothing`);
   const { probability } = similarity;
   if (whole_graph !== null) {
-    const near = whole_graph.slice(0, whole_graph.lastIndexOf("/") + 1);
-    const graph = await openGraph(whole_graph, await folder.bytes(whole_graph), (location) => folder.bytes(near + location));
+    const graph = await openGraph(whole_graph, await folder.bytes(whole_graph), (location) => folder.bytes(beside(whole_graph, location)));
     try {
       const [scale, bias] = graph.scaleAndBias(similarity.logits) ?? [];
       if (scale !== undefined && bias !== undefined) return { scale, bias, probability };

@@ -1,6 +1,7 @@
 // Sharing for pipelines of transformers.js: one session for equal graphs, one run for equal inputs.
 import type { RunResult } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
+import { sha256 } from "../sha256.js";
 import { Computations } from "../stage/computations.js";
 import { Store } from "../store.js";
 import type { DType, TypedArray } from "../types.js";
@@ -193,8 +194,9 @@ class SharedSession implements PipelineSession {
 
 async function keyOf(graph: number, feeds: Tensors): Promise<string> {
   const digest = async (bytes: ArrayBufferView): Promise<string> => {
-    const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes as BufferSource));
-    return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
+    const hash = await sha256(bytes);
+    if (hash === undefined) throw new CotensorError("Unsupported", "shareWith: the browser computes hashes on pages with https, and of 127.0.0.1, only");
+    return hash;
   };
   const inputs = Object.entries(feeds).sort(([a], [b]) => (a < b ? -1 : 1));
   const parts = await Promise.all(inputs.map(async ([name, { type, dims, data }]) => [name, type, dims, await digest(data)]));

@@ -28,7 +28,7 @@ export type PutBlob = (content: Content) => Promise<BlobRef>;
 
 /**
  * Writers of blobs share this lock. Blobs are removed by a holder that has it alone, so that no blob is removed before its manifest
- * is written. Nobody waits to have it alone: a writer that takes the lock twice would then wait for itself.
+ * is written. No caller waits to have it alone: a writer that takes the lock twice would then wait for itself.
  */
 const WRITING = "cotensor:weights";
 /** How exact the time of the last use is, in milliseconds. */

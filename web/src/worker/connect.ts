@@ -85,7 +85,7 @@ const LINKS: Record<Mode, (scope: string, options: ConnectOptions) => Promise<Li
     };
     const { port1, port2 } = new MessageChannel();
     running.worker.postMessage({}, [port2]);
-    // A worker that ended answers nobody: the next client starts another one.
+    // A worker that ended answers no client: the next client starts another one.
     const failed = failure(running.worker);
     failed.catch(() => pageWorkers.delete(key));
     return { mode: "dedicated", port: port1, failed, terminate };
@@ -133,7 +133,7 @@ function failure(worker: SharedWorker | Worker): Promise<never> {
       reject(new StartError("Unreachable", message));
     });
   });
-  // Nobody may be waiting for it.
+  // A rejection that no caller awaits is no error.
   failed.catch(() => undefined);
   return failed;
 }

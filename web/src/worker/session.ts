@@ -74,7 +74,7 @@ export class Session {
   }
 }
 
-/** Nobody waits for this end, so its errors go to the console. */
+/** No caller awaits this end, so its errors go to the console. */
 function dispose(object: Owned): void {
   const report = (error: unknown): void => console.error("cotensor: an object of a client could not be disposed:", error);
   try {
