@@ -1,8 +1,8 @@
-//! Planning a period of 10,000 operations. Target: at most 50 ms.
+//! Planning a period of 10,000 operations, alone and with Flow's comparison. Target: at most 50 ms.
 #![allow(missing_docs, reason = "criterion's macros make public functions")]
 #![allow(clippy::unwrap_used)]
 
-use cotensor_placement::{Device, Operation, Planner, Tensor, Trace};
+use cotensor_placement::{Device, Faults, Flow, Operation, Planner, Simulator, Tensor, Trace};
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 
@@ -25,13 +25,19 @@ fn planning(criterion: &mut Criterion) {
     for (operations, on_host) in [(100, false), (1000, false), (10_000, false), (1000, true), (10_000, true)] {
         let trace = trace(operations, on_host);
         let total: u64 = trace.sizes().iter().sum();
-        let planner = Planner::new(Device::new(total / 2, 12_000_000_000, 10_000).unwrap());
-        criterion.bench_function(
-            &format!("plan {operations} operations{}", if on_host { " with times on the host" } else { "" }),
-            |bencher| {
-                bencher.iter(|| planner.plan_trace(black_box(&trace)).unwrap());
-            },
-        );
+        let device = Device::new(total / 2, 12_000_000_000, 10_000).unwrap();
+        let planner = Planner::new(device);
+        let name = format!("{operations} operations{}", if on_host { " with times on the host" } else { "" });
+        criterion.bench_function(&format!("plan {name}"), |bencher| {
+            bencher.iter(|| planner.plan_trace(black_box(&trace)).unwrap());
+        });
+        // The first operation of an announced period.
+        criterion.bench_function(&format!("flow {name}"), |bencher| {
+            bencher.iter(|| {
+                let mut flow = Flow::new(device).with_forecast(trace.operations().to_vec());
+                Simulator::new(&trace, &device, Faults::default()).run(0..1, &mut flow).unwrap();
+            });
+        });
     }
 }
 

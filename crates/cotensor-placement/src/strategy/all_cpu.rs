@@ -2,7 +2,7 @@ use super::strategy::{Move, Place, Strategy, View};
 use crate::trace::Operation;
 
 /// Runs every operation on the host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AllCpu;
 
 impl Strategy for AllCpu {

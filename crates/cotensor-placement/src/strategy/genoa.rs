@@ -4,7 +4,7 @@ use crate::trace::{Operation, TensorIndex};
 
 /// Copies tensors just before each operation and frees them right after it: the least memory and the most copies. Named
 /// by torch.TensorRef.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Genoa {
     leaving: Vec<TensorIndex>,
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Evicts the tensor that was not used for the longest time, and copies the tensors of the next operation while one
 /// runs: the next is the one that followed the last time.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Lru {
     uses: u64,
     /// Last use of the tensors that may be on the device.

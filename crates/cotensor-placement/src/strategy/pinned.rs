@@ -10,7 +10,7 @@ const OPERATIONS_MAX: usize = 1 << 16;
 /// operation before it runs, and freed after its use.
 ///
 /// The default value learns the operations as they arrive. It streams all tensors until an operation arrives again.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Pinned {
     pinned: Vec<bool>,
     /// The known operations, in the order of their first arrival, and their keys.

@@ -25,14 +25,15 @@ pub enum FlowState {
     Unknown,
     /// Operations are recorded until they repeat.
     Record,
-    /// A plan is followed.
+    /// A plan is followed, or a strategy without one that takes less time.
     Planned,
     /// An operation was not the expected one.
     Resync,
 }
 
 /// Records the operations of a program until they repeat, plans, and follows the plan. A program may have several phases
-/// that recur, each with a plan of its own. Operations that no plan expects are served by a TinyLFU cache.
+/// that recur, each with a plan of its own. Genoa, LRU and the others are simulated beside a plan, and the fastest is followed.
+/// Operations that no plan expects are served by a TinyLFU cache.
 ///
 /// Where the data chooses operations, such as the experts of a mixture, the plan covers the operations that recur in every
 /// pass. The tensors of the others have a share of the budget, in which a [`Blend`](crate::Blend) keeps the most valuable.
@@ -85,12 +86,13 @@ impl Flow {
         self.state
     }
 
-    /// The plan that is followed.
+    /// The plan that is followed; nothing while a strategy without a plan takes less time.
     pub fn plan(&self) -> Option<&Plan> {
-        self.following.as_ref().map(|follower| &self.phases.all[follower.phase].plan)
+        let follower = self.following.as_ref().filter(|follower| follower.is_planned())?;
+        Some(&self.phases.all[follower.phase].plan)
     }
 
-    /// The next `count` operations with their tensors and moves; nothing while no plan is followed.
+    /// The next `count` operations with their tensors and the moves of the plan; nothing while nothing repeats.
     pub fn forecast(&self, count: usize) -> Vec<Expected> {
         let forecast = |follower: &Follower| follower.forecast(&self.phases.all[follower.phase], count);
         self.following.as_ref().map(forecast).unwrap_or_default()
@@ -223,14 +225,13 @@ impl Strategy for Flow {
             self.recognise(key, view);
         }
         operation.uses.iter().for_each(|&tensor| self.off_plan.used(tensor, view.sizes().len()));
-        let Some(follower) = self.following.as_ref().filter(|_| self.on_plan) else {
-            return Place::Device;
-        };
-        if follower.step % self.phases.all[follower.phase].operations.len() == 0 {
+        let is_first =
+            |follower: &Follower| follower.step.is_multiple_of(self.phases.all[follower.phase].operations.len());
+        if self.on_plan && self.following.as_ref().is_some_and(is_first) {
             self.begin_period(view);
         }
-        let place = |follower: &Follower| follower.place(&self.phases.all[follower.phase]);
-        let place = self.following.as_ref().map_or(Place::Device, place);
+        let Some(follower) = &mut self.following else { return Place::Device };
+        let place = follower.arrive(&self.phases.all[follower.phase], operation, self.on_plan, view);
         if operation.cpu_ns.is_some() { place } else { Place::Device }
     }
 
@@ -250,14 +251,14 @@ impl Strategy for Flow {
     }
 
     fn finished(&mut self, operation: &Operation, elapsed_ns: Nanos, view: &View<'_>) {
-        if self.on_plan {
-            if let Some(follower) = &mut self.following {
-                let phase = &mut self.phases.all[follower.phase];
-                let step = follower.step_of_cycle(phase);
-                follower.finished(phase);
+        if let Some(follower) = &mut self.following {
+            let phase = &mut self.phases.all[follower.phase];
+            let step = follower.step_of_cycle(phase);
+            follower.finished(phase, operation, elapsed_ns, self.on_plan, view);
+            if self.on_plan {
                 phase.measured(step, elapsed_ns);
+                return;
             }
-            return;
         }
         self.recorder.push(Operation { compute_ns: elapsed_ns, ..operation.clone() });
         if self.following.is_none() {

@@ -1,9 +1,11 @@
+use super::alternative::Alternative;
 use super::phase::Phase;
 use super::varying::Varying;
 use crate::strategy::{Expected, Move, Place, View};
-use crate::trace::TensorIndex;
+use crate::time::Nanos;
+use crate::trace::{Operation, TensorIndex};
 
-/// A position in a phase, and the moves that its plan wants there.
+/// A position in a phase, and the moves that its plan, or its alternative, wants there.
 #[derive(Debug)]
 pub(super) struct Follower {
     /// The phase among those that are known.
@@ -15,6 +17,7 @@ pub(super) struct Follower {
     leaving: Vec<TensorIndex>,
     /// Tensors on the device that the plan does not expect there; the last leaves first.
     strays: Vec<TensorIndex>,
+    alternative: Option<Alternative>,
 }
 
 impl Follower {
@@ -25,11 +28,19 @@ impl Follower {
         let is_stray = |&tensor: &TensorIndex| !(held[tensor] || phase.gap > 0 && varying.contains(tensor));
         let mut strays: Vec<TensorIndex> = view.on_device().filter(is_stray).collect();
         strays.sort_by_key(|&tensor| phase.distance(tensor, step));
-        Self { phase: number, step, prefetch: phase.first_prefetch(step), leaving: Vec::new(), strays }
+        // An alternative starts with an empty device.
+        let alternative = phase.alternative.clone();
+        let leaving = if alternative.is_some() { view.on_device().collect() } else { Vec::new() };
+        Self { phase: number, step, prefetch: phase.first_prefetch(step), leaving, strays, alternative }
     }
 
-    pub(super) fn place(&self, phase: &Phase) -> Place {
-        if phase.is_on_cpu(self.step) { Place::Cpu } else { Place::Device }
+    /// An operation arrives, `on_plan` if it is the one of the current step.
+    pub(super) fn arrive(&mut self, phase: &Phase, operation: &Operation, on_plan: bool, view: &View<'_>) -> Place {
+        match &mut self.alternative {
+            Some(alternative) => alternative.strategy().arrive(operation, view),
+            None if on_plan && phase.is_on_cpu(self.step) => Place::Cpu,
+            None => Place::Device,
+        }
     }
 
     /// The step within the cycle.
@@ -37,17 +48,35 @@ impl Follower {
         self.step % phase.plan.steps()
     }
 
-    /// The current step has ended.
-    pub(super) fn finished(&mut self, phase: &Phase) {
-        // The last of `leaving` leaves first.
-        self.leaving.extend(phase.evicted_after(self.step_of_cycle(phase)).rev());
-        self.step += 1;
+    /// An operation has ended, `on_plan` if it was the one of the current step.
+    pub(super) fn finished(
+        &mut self,
+        phase: &Phase,
+        operation: &Operation,
+        elapsed_ns: Nanos,
+        on_plan: bool,
+        view: &View<'_>,
+    ) {
+        if let Some(alternative) = &mut self.alternative {
+            alternative.strategy().finished(operation, elapsed_ns, view);
+        } else if on_plan {
+            // The last of `leaving` leaves first.
+            self.leaving.extend(phase.evicted_after(self.step_of_cycle(phase)).rev());
+        }
+        self.step += usize::from(on_plan);
     }
 
     pub(super) fn next_move(&mut self, phase: &Phase, varying: &Varying, view: &View<'_>) -> Option<Move> {
         while let Some(tensor) = self.leaving.pop() {
             if view.is_on_device(tensor) && !view.is_needed_now(tensor) {
                 return Some(Move::Evict(tensor));
+            }
+        }
+        if let Some(alternative) = &mut self.alternative {
+            // After a change of the budget, it may not know the tensors that are in the way.
+            let wanted = alternative.strategy().next_move(view);
+            if wanted.is_some() || view.short_bytes() == 0 {
+                return wanted;
             }
         }
         if view.short_bytes() > 0 {
@@ -106,6 +135,9 @@ impl Follower {
 
     /// The device had no memory: something leaves before the next attempt.
     pub(super) fn out_of_memory(&mut self, phase: &Phase, varying: &Varying, view: &View<'_>) {
+        if let Some(alternative) = &mut self.alternative {
+            alternative.strategy().out_of_memory(view);
+        }
         let victim = self.victim(phase, varying, view);
         self.leaving.extend(victim);
     }
@@ -119,18 +151,29 @@ impl Follower {
         None
     }
 
-    /// The next `count` operations.
+    /// Whether the plan is followed, and not its alternative.
+    pub(super) fn is_planned(&self) -> bool {
+        self.alternative.is_none()
+    }
+
+    /// The next `count` operations. The moves of an alternative are not known.
     pub(super) fn forecast(&self, phase: &Phase, count: usize) -> Vec<Expected> {
         let expected = |step: usize| {
             let step = step % phase.plan.steps();
             let operation = &phase.operations[step % phase.operations.len()];
-            let copies = phase.first_prefetch(step)..phase.first_prefetch(step + 1);
+            let copies = &phase.plan.prefetches[phase.first_prefetch(step)..phase.first_prefetch(step + 1)];
+            let (place, moves) = match &self.alternative {
+                None if phase.is_on_cpu(step) => (Place::Cpu, true),
+                None => (Place::Device, true),
+                Some(Alternative::AllCpu(_)) => (Place::Cpu, false),
+                Some(_) => (Place::Device, false),
+            };
             Expected {
                 name: operation.name.clone(),
                 uses: operation.uses.clone(),
-                place: if phase.is_on_cpu(step) { Place::Cpu } else { Place::Device },
-                copied: phase.plan.prefetches[copies].iter().map(|copy| copy.tensor).collect(),
-                evicted: phase.evicted_after(step).collect(),
+                place,
+                copied: copies.iter().map(|copy| copy.tensor).filter(|_| moves).collect(),
+                evicted: phase.evicted_after(step).filter(|_| moves).collect(),
             }
         };
         (self.step..self.step + count).map(expected).collect()

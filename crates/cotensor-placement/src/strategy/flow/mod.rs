@@ -1,5 +1,7 @@
 //! The strategy that plans.
 
+mod alternative;
+mod faster;
 mod flow;
 mod follow;
 mod phase;

@@ -1,3 +1,4 @@
+use super::alternative::Alternative;
 use crate::plan::Plan;
 use crate::time::Nanos;
 use crate::trace::{Operation, TensorIndex};
@@ -11,11 +12,13 @@ const PASS_WEIGHT: f32 = 1.0 / 8.0;
 const LEFT_OUT_MAX: f32 = 0.3;
 
 /// A part of a program that recurs, such as one pass over the layers, and its plan.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Phase {
     pub(super) operations: Vec<Operation>,
     pub(super) keys: Vec<u64>,
     pub(super) plan: Plan,
+    /// Followed instead of the plan, if it takes less time.
+    pub(super) alternative: Option<Alternative>,
     /// The budget for which the plan was made, in bytes, with the share of tensors whose use varies.
     pub(super) budget: u64,
     /// The most operations that were seen between two of these. With 0, none is chosen by data.
@@ -60,6 +63,7 @@ impl Phase {
             left_out: vec![0.0; operations.len()],
             operations,
             plan,
+            alternative: None,
             budget,
         }
     }

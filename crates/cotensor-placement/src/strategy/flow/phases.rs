@@ -1,3 +1,4 @@
+use super::faster::faster;
 use super::follow::Follower;
 use super::phase::Phase;
 use super::spine::Spine;
@@ -66,7 +67,7 @@ impl Phases {
         Some((self.add(operations, gap.max(1), view)?, next))
     }
 
-    /// The phase with the plan and the share that together take the least time.
+    /// The phase with the plan and the share that together take the least time, or with a faster alternative to the plan.
     pub(super) fn plan(&mut self, operations: Vec<Operation>, gap: usize, view: &View<'_>) -> Option<Phase> {
         let (budget, sizes) = (view.budget_bytes(), view.sizes());
         operations.iter().flat_map(|operation| &operation.uses).for_each(|&tensor| self.varying.planned(tensor));
@@ -84,7 +85,11 @@ impl Phases {
             let (_, share, plan) = divided.min_by(|left, right| left.0.total_cmp(&right.0))?;
             (share, plan)
         };
-        Some(Phase::new(operations, gap, plan, budget, share))
+        let mut phase = Phase::new(operations, gap, plan, budget, share);
+        if gap == 0 {
+            phase.alternative = faster(&phase, sizes, &self.device.with_budget(budget));
+        }
+        Some(phase)
     }
 
     /// Follows a phase from `step` on. The tensors whose use varies get its share.

@@ -3,7 +3,7 @@
 use super::all;
 use crate::simulator::{Faults, Simulator, Theft};
 use crate::strategy::{Expected, Flow, FlowState, Move, Pinned, Place, Strategy, View};
-use crate::trace::{Operation, cyclic};
+use crate::trace::{Operation, Tensor, Trace, cyclic};
 use crate::{Device, measure};
 
 #[test]
@@ -79,6 +79,36 @@ fn forecasts_come_true_and_can_be_given() {
     let cycle = flow.forecast(flow.plan().unwrap().steps());
     let moved = |of: fn(&Expected) -> &Vec<usize>| cycle.iter().map(|expected| of(expected).len()).sum::<usize>();
     assert_eq!(moved(|expected| &expected.copied), moved(|expected| &expected.evicted));
+}
+
+#[test]
+fn flow_follows_a_strategy_without_a_plan_that_is_faster() {
+    // The planner expects that the copies back delay less than they do.
+    let tensor = |(id, size_bytes): (usize, u64)| Tensor { id: id.to_string(), size_bytes };
+    let operation = |(name, uses, writes): (&str, Vec<usize>, Vec<usize>)| Operation {
+        name: name.to_owned(),
+        uses,
+        writes,
+        compute_ns: 1000,
+        cpu_ns: None,
+        workspace_bytes: 0,
+    };
+    let operations = [("a", vec![0, 1], vec![0]), ("b", vec![2], vec![2]), ("c", vec![1], vec![])].map(operation);
+    let tensors = [1000, 2000, 1000].into_iter().enumerate().map(tensor).collect();
+    let trace = Trace::new(tensors, operations.to_vec(), 1).unwrap();
+    let device = Device::new(3100, 1_000_000_000, 0).unwrap();
+    let mut flow = Flow::new(device).with_forecast(trace.operations().to_vec());
+    let pinned = measure(&trace, &device, &mut Pinned::new(&trace, &device)).unwrap();
+    assert_eq!(measure(&trace, &device, &mut flow).unwrap().time_ns, pinned.time_ns);
+    assert_eq!((flow.state(), flow.plan()), (FlowState::Planned, None));
+    assert!(flow.forecast(3).iter().all(|expected| expected.copied.is_empty() && expected.evicted.is_empty()));
+    // The program leaves operations out, starts with a full device, and loses memory.
+    let faults = Faults { thefts: vec![Theft { at_ns: 100_000, bytes: 100 }], ..Faults::default() };
+    let mut simulator = Simulator::new(&trace, &device, faults);
+    let mut flow = Flow::new(device);
+    simulator.run((0..3).chain(0..3).chain(0..3).chain(2..3).chain(1..3), &mut flow).unwrap();
+    simulator.run_periods(30, &mut flow).unwrap();
+    assert!(simulator.take_outcome().peak_bytes <= device.budget_bytes());
 }
 
 #[test]

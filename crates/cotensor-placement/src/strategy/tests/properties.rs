@@ -103,9 +103,6 @@ proptest! {
 
     #[test]
     fn flow_is_never_slower_than_the_others((trace, device) in setting()) {
-        // Without changes: when changed tensors have been copied back is only estimated by the planner.
-        let unchanged = trace.operations().iter().map(|operation| Operation { writes: Vec::new(), ..operation.clone() });
-        let trace = Trace::new(trace.tensors().to_vec(), unchanged.collect(), 1).unwrap();
         let comparison = compare(&trace, &[device]).unwrap();
         let flow = &comparison.strategies[0];
         prop_assert!(flow.time_ns >= comparison.bound_ns * 0.999 - 1.0, "{comparison:?}");

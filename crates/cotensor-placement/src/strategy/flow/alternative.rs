@@ -1,0 +1,23 @@
+use crate::strategy::{AllCpu, Genoa, Lru, Pinned, Strategy};
+
+/// A strategy without a plan, which [`Flow`](super::Flow) follows in a phase where it takes less time than the plan.
+///
+/// The planner only estimates the copies back, and it does not try all holds that a cache may end up with.
+#[derive(Clone, Debug)]
+pub(super) enum Alternative {
+    Genoa(Genoa),
+    Lru(Lru),
+    Pinned(Pinned),
+    AllCpu(AllCpu),
+}
+
+impl Alternative {
+    pub(super) fn strategy(&mut self) -> &mut dyn Strategy {
+        match self {
+            Self::Genoa(strategy) => strategy,
+            Self::Lru(strategy) => strategy,
+            Self::Pinned(strategy) => strategy,
+            Self::AllCpu(strategy) => strategy,
+        }
+    }
+}
