@@ -90,6 +90,35 @@ def test_failed_pass_ends(store: cotensor.Store, error: type) -> None:
     assert ct.refresh(module) and module() == (4, 4)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_interrupted_pass_of_another_thread_ends(store: cotensor.Store, nested: bool) -> None:
+    module = follower(store)
+    interrupted, go_on, kept = threading.Event(), threading.Event(), []
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            module(fail)
+        # Keeps the traceback with the frames of the pass.
+        kept.append(raised)
+        interrupted.set()
+        go_on.wait(TIMEOUT_S)
+
+    thread = threading.Thread(target=(lambda: module(run)) if nested else run)
+    thread.start()
+    assert interrupted.wait(TIMEOUT_S)
+    # Inside another pass, only the interrupted one has ended.
+    assert gate_of(module)._is_busy() is nested
+    ct.publish(TwoWeights(2), "weighed", store)
+    if not nested:
+        assert ct.refresh(module) and module() == (2, 2)
+    go_on.set()
+    thread.join()
+    assert module() == (2, 2) and len(kept) == 1
+
+
 def test_overlapping_passes_switch_to_a_newer_version(store: cotensor.Store, monkeypatch: Any) -> None:
     monkeypatch.setattr("cotensor.torch.weights.follow.PASS_TIMEOUT", TIMEOUT_S)
     module = follower(store)

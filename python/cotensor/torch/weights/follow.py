@@ -150,13 +150,10 @@ class Gate:
 
     def _forget_ended(self) -> None:
         """Removes passes that ended without their hook."""
-        stacks = sys._current_frames() if self._inside else {}
         for thread, passes in list(self._inside.items()):
-            running = _stack(stacks.get(thread))
-            if running is not None:
-                passes[:] = [frame for frame in passes if frame in running]
-                if not passes:
-                    del self._inside[thread]
+            passes[:] = [frame for frame in passes if not _has_ended(frame)]
+            if not passes:
+                del self._inside[thread]
 
     def _is_busy(self) -> bool:
         """Whether a thread runs a pass or has a pin."""
@@ -248,15 +245,16 @@ def _pass() -> FrameType:
     return frame or hook
 
 
-def _stack(frame: Optional[FrameType]) -> "Optional[set[FrameType]]":
-    """This frame and its callers; ``None`` if a generator that was suspended meanwhile cuts the chain."""
-    found = set()
-    last = frame
-    while frame is not None:
-        found.add(frame)
-        last, frame = frame, frame.f_back
-    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    return None if last is not None and last.f_code.co_flags & suspends else found
+def _has_ended(frame: FrameType) -> bool:
+    """Whether the call of this frame has returned or raised. If so, this releases its variables, which only debuggers read.
+
+    The stacks of other threads are not read: they change meanwhile, which once crashed the interpreter.
+    """
+    try:
+        frame.clear()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _forked() -> None:
