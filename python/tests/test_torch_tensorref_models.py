@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from cotensor.tensorref import offload, simulated_device  # noqa: E402
+from cotensor.tensorref import Middleware, offload, simulated_device  # noqa: E402
 
 TEXT = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 3], [11, 4, 2, 9, 10, 12]])
@@ -191,6 +191,62 @@ def test_training_is_equal(make, strategy, optimizer, memory):
         assert torch.equal(one, other)
         target = one if one.grad is not None else target
     assert target is not None and target.grad.device.type == "cpu"
+
+
+def compiled_layers(make):
+    """A model whose layers are compiled, as many as possible of one class."""
+    model, inputs = made(make)
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    for layer in max(lists, key=len):
+        layer.compile(backend="aot_eager")
+    return model, inputs
+
+
+class CompiledOnly(Middleware):
+    def __init__(self):
+        self.calls = 0
+
+    def after_operation(self, operation, place, elapsed_ns):
+        self.calls += operation.name.startswith("compiled") and place == "device"
+
+
+@pytest.mark.parametrize("make", [llama, bert, vit, mixtral, unet])
+def test_compiled_layers_compute_and_train(make, memory):
+    torch._dynamo.reset()
+    plain, inputs = made(make)
+    model, _ = compiled_layers(make)
+
+    def step(trained):
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.05)
+        outputs = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            outputs.append(first(trained(**inputs)))
+            outputs[-1].square().mean().backward()
+            optimizer.step()
+        return [output.detach().cpu() for output in outputs]
+
+    expected, compiled = step(plain), CompiledOnly()
+    with offload(model, "simulated") as session:
+        session.use(compiled)
+        for output, other in zip(step(model), expected):
+            torch.testing.assert_close(output, other, rtol=1e-6, atol=1e-6)
+    assert compiled.calls > 0
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_compiled_layers_generate(memory):
+    torch._dynamo.reset()
+    plain, inputs = made(llama)
+    model, _ = compiled_layers(llama)
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    limit = memory.allocated_bytes + size_of(model) * 2 // 3
+    memory.limit_bytes, compiled = limit, CompiledOnly()
+    with offload(model, "simulated", memory=limit) as session:
+        session.use(compiled)
+        assert torch.equal(model.generate(**inputs, **options).cpu(), plain.generate(**inputs, **options))
+    assert compiled.calls == 8 * len(model.model.layers)
 
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
-from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device
+from .arguments import Args, Kwargs, collect, replace, replace_values, tensors, to_device
 from .division import Division
 from .events import Hooks, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
@@ -93,6 +93,23 @@ class Computing(TorchFunctionMode):
         with self.lock:
             return self._managed(func, args, kwargs, on_host, found, weights)
 
+    def operation(self, func: Any, args: Args) -> Any:
+        """Runs a function that is none of PyTorch's as one operation."""
+        self._handlers[func] = self._compute, name_of(func)
+        return self._compute(func, args, {})
+
+    def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors of the host fit on each device together, beside activations."""
+        weights, others = set(), 0
+        for tensor in tensors:
+            weight = self.weights.find(tensor)
+            if weight is None:
+                others += tensor.nbytes
+            else:
+                weights.add(weight)
+        size_bytes = others + sum([weight.size_bytes for weight in weights])
+        return all([size_bytes <= mover.placement.budget for mover in self.movers])
+
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Manages a tensor of the host on all devices."""
         for mover in self.movers:
@@ -155,7 +172,7 @@ class Computing(TorchFunctionMode):
                     raise
                 copies.clear()
                 self._free(mover)
-        statistics = [argument(args, kwargs, position, name) for position, name in written_by(func, args, kwargs)]
+        statistics = written_by(func, args, kwargs)
         for tensor, version in zip(on_host, versions):
             copy = copies[id(tensor)]
             if any(tensor is one for one in statistics):

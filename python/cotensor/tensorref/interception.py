@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, ContextManager, Optional
 
 import torch
 from torch.overrides import _pop_mode, _push_mode
@@ -15,8 +15,13 @@ from .simulated import memory as simulated
 class Interception(Computing):
     """Shows the weights as tensors of the device, where only their copies are."""
 
+    def inside(self, model: torch.nn.Module) -> ContextManager[bool]:
+        """A call of a module, in the session if that is entered. Yields whether it is."""
+        raise NotImplementedError
+
     def _device(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        tensor = args[0]
+        # ``torch.device`` has no tensor.
+        tensor = args[0] if args else None
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu and self.belongs(tensor)):
             return func(*args, **kwargs)
         name = self._handlers[func][1]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+from .arguments import Args, Kwargs, argument
 
 
 class Kind(enum.Enum):
@@ -72,13 +76,18 @@ def name_of(func: Any) -> str:
     return str(name)
 
 
-def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tuple[Tuple[int, str], ...]:
-    """The statistics that a call writes."""
+def written_by(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
+    """The statistics that a call writes without a new version."""
+    own = getattr(func, "written", None)
+    if own is not None:
+        return list(own(*args))
     name = getattr(func, "__name__", "")
     if name not in _NORMALIZING or not (args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))):
-        return ()
+        return []
     module = getattr(func, "__module__", None)
-    return WRITES.get((module if module == "torch.nn.functional" else "torch", name), ())
+    places = WRITES.get((module if module == "torch.nn.functional" else "torch", name), ())
+    found = [argument(args, kwargs, position, name) for position, name in places]
+    return [tensor for tensor in found if tensor is not None]
 
 
 def kind_of(func: Any) -> Kind:

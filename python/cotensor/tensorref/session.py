@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -15,7 +16,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 
 from ..errors import InvalidError
 from . import broker as brokers
-from . import threads
+from . import compiled, threads
 from .arguments import to_device
 from .events import Hooks, Middleware
 from .gradients import SavedOnHost, SavedWeight
@@ -52,6 +53,9 @@ class _Hook:
         self._name = name
 
     def __call__(self, *args: Any) -> None:
+        if torch.compiler.is_compiling():
+            # The compiled method is in the session.
+            return
         session = None if self._session is None else self._session()
         if session is not None:
             getattr(session, self._name)(*args)
@@ -103,6 +107,7 @@ class Offload(Interception):
         self._entries = threading.Lock()
         self._handles: List[Any] = []
         self._stance: Any = None
+        self._compiled: List[compiled.CompiledMethod] = []
         self._broker = None in limits if broker is None else broker
         self._share_required = broker is True
         self._shares: List[brokers.Share] = []
@@ -217,7 +222,8 @@ class Offload(Interception):
             self._handles.append(model.register_forward_pre_hook(_Hook(self, "_before_forward"), prepend=True))
             self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
         if hasattr(torch.compiler, "set_stance"):
-            # Compiled functions run as they were written: their operations have to be intercepted.
+            self._compiled = compiled.install(self, self.models)
+            # Other compiled functions run as they were written: their operations have to be intercepted.
             self._stance = torch.compiler.set_stance("force_eager")
         # Optimizers work where the parameters and the gradients are.
         self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.paused.add(threading.get_ident())))
@@ -229,6 +235,9 @@ class Offload(Interception):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for method in self._compiled:
+            method.remove()
+        self._compiled.clear()
         if self._stance is not None:
             self._stance.__exit__(None, None, None)
             self._stance = None
@@ -254,6 +263,15 @@ class Offload(Interception):
     def _pop(self) -> None:
         _pop_mode()  # type: ignore[no-untyped-call]
         self._local.stack.pop().__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def inside(self, model: torch.nn.Module) -> Iterator[bool]:
+        """A call of a module, in the session if that is entered. Yields whether it is."""
+        self._before_forward(model, ())
+        try:
+            yield self.is_entered
+        finally:
+            self._after_forward(model, (), None)
 
     def _before_forward(self, model: torch.nn.Module, args: Any) -> None:
         # An optimizer that failed has not resumed this thread.

@@ -11,7 +11,7 @@ import threading
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence
 
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 
 class _Session(Protocol):
@@ -70,6 +70,23 @@ def end(session: _Session) -> None:
         # Another library may have replaced the function as well.
         if not _sessions and threading.Thread.start is _start_inside:
             threading.Thread.start = _start  # type: ignore[method-assign,assignment]
+
+
+@contextlib.contextmanager
+def outside(session: object) -> Iterator[None]:
+    """Functions are not intercepted by a session that this thread is in."""
+    popped: List[Any] = []
+    while not popped or session not in (popped[-1], getattr(popped[-1], "session", None)):
+        popped.append(_pop_mode())  # type: ignore[no-untyped-call]
+    for mode in reversed(popped[:-1]):
+        _push_mode(mode)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for _ in popped[:-1]:
+            _pop_mode()  # type: ignore[no-untyped-call]
+        for mode in reversed(popped):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import threading
 from typing import Any, List, Optional, Union
 
 import torch
+from torch.nn.modules import module
 
 from ... import _checks
 from ...errors import ConflictError
@@ -114,9 +115,9 @@ def _register() -> None:
     global _registered
     if _registered:
         return
-    name = torch._C._get_privateuse1_backend_name()
-    if name != "privateuseone":
-        raise ConflictError(f"the backend {name!r} uses the place of the simulated device in this process")
+    backend = torch._C._get_privateuse1_backend_name()
+    if backend != "privateuseone":
+        raise ConflictError(f"the backend {backend!r} uses the place of the simulated device in this process")
     # Since PyTorch 2.10.
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
 
@@ -136,6 +137,11 @@ def _register() -> None:
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                       pin_memory: Any = None) -> torch.Tensor:
         return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), index_of(device))
+
+    # ``Module.to`` gives a parameter new data, as for GPUs. It would replace parameters that torch.compile can take apart.
+    name = "is_traceable_wrapper_subclass"
+    traceable = getattr(module, name)
+    setattr(module, name, lambda value: not isinstance(value, SimulatedTensor) and traceable(value))
 
     autocast.register(_libraries)
 

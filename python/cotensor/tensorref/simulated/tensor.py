@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch.utils._pytree import tree_map
@@ -35,7 +35,7 @@ class SimulatedTensor(torch.Tensor):
     def __new__(cls, raw: torch.Tensor, index: int) -> "SimulatedTensor":
         if index >= len(MEMORIES):
             raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
-        buffer = MEMORIES[index].buffer_of(raw)
+        buffer = MEMORIES[index].buffer_of(raw) if has_memory(raw) else None
         # In inference mode, views of other tensors are no inference tensors.
         with torch.inference_mode(raw.is_inference()):
             tensor = torch.Tensor._make_wrapper_subclass(
@@ -65,6 +65,13 @@ class SimulatedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
         return dispatch(func, args, dict(kwargs or {}))
+
+    def __tensor_flatten__(self) -> Tuple[List[str], int]:
+        return ["raw"], self.device.index
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Mapping[str, torch.Tensor], index: int, size: Any, stride: Any) -> "SimulatedTensor":
+        return SimulatedTensor(inner["raw"], index)
 
     def numpy(self, *, force: bool = False) -> Any:
         """An error, as on other accelerators, unless ``force``."""
@@ -97,13 +104,20 @@ class SimulatedTensor(torch.Tensor):
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Runs an operation on the elements, which are on the host."""
-    wrapped = {}
-    on_host = []
+    wrapped: Dict[int, torch.Tensor] = {}
+    on_host: List[torch.Tensor] = []
+    # Made by compiled code, which torch.compile traces without this class: they are copied.
+    traced: List[Tuple[torch.Tensor, torch.Tensor]] = []
 
     def raw_of(value: Any) -> Any:
         if isinstance(value, SimulatedTensor):
             wrapped[id(value.raw)] = value
             return value.raw
+        if isinstance(value, torch.Tensor) and value.device.type == "simulated":
+            raw = value.to("cpu")
+            wrapped[id(raw)] = value
+            traced.append((value, raw))
+            return raw
         if isinstance(value, torch.Tensor):
             on_host.append(value)
         return value
@@ -111,7 +125,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     raw_args, raw_kwargs = tree_map(raw_of, (list(args), kwargs))
     if func in _COPIES:
         return copy(func, args, raw_args, raw_kwargs)
-    if func in _INDEXING:
+    if func in _INDEXING or func is aten.copy.default:
         on_host.clear()
     devices = {tensor.device: None for tensor in [*wrapped.values(), *on_host] if tensor.dim() > 0}
     if len(devices) > 1:
@@ -121,7 +135,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     index = next(iter(wrapped.values())).device.index if wrapped else 0
     index = next((tensor.device.index for tensor in wrapped.values() if tensor.dim() > 0), index)
     named = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-    to_host = named is not None and named.type != "simulated"
+    to_host = (named is not None and named.type != "simulated") or (func is aten.copy.default and args[0].is_cpu)
     if "device" in kwargs and not to_host:
         raw_kwargs["device"] = torch.device("cpu")
         if named is not None and named.index is not None:
@@ -132,7 +146,10 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     results = func(*raw_args, **raw_kwargs)
     if func._schema.is_mutable:
         for tensor in wrapped.values():
-            follow(tensor)
+            if isinstance(tensor, SimulatedTensor):
+                follow(tensor)
+        for tensor, raw in traced:
+            tensor.copy_(raw)
     if to_host:
         return results
 
@@ -151,20 +168,25 @@ def copy(func: Any, args: Sequence[Any], raw_args: Any, raw_kwargs: Any) -> Any:
         raw_kwargs["device"] = torch.device("cpu") if named.type == "simulated" else named
         raw_kwargs.pop("pin_memory", None)
         result = func(*raw_args, **raw_kwargs)
-        count_copy(args[0].device, named, result.nbytes)
+        count_copy(args[0].device, named, result)
         return SimulatedTensor(result, named.index or 0) if named.type == "simulated" else result
     func(*raw_args, **raw_kwargs)
     target, source = args[:2] if func is aten.copy_.default else (args[1], args[0])
-    count_copy(source.device, target.device, target.nbytes)
+    count_copy(source.device, target.device, raw_args[0])
     return target
 
 
-def count_copy(source: torch.device, target: torch.device, size_bytes: int) -> None:
-    """Counts a copy where it leaves a simulated device and where it arrives."""
-    if source != target:
+def count_copy(source: torch.device, target: torch.device, raw: torch.Tensor) -> None:
+    """Counts a copy of the size of ``raw`` where it leaves a simulated device and where it arrives."""
+    if source != target and has_memory(raw):
         for device, to_device in ((source, False), (target, True)):
             if device.type == "simulated":
-                MEMORIES[device.index or 0].copied(size_bytes, to_device)
+                MEMORIES[device.index or 0].copied(raw.nbytes, to_device)
+
+
+def has_memory(raw: torch.Tensor) -> bool:
+    """Whether a tensor of the host has elements; those that torch.compile traces have none."""
+    return type(raw) in (torch.Tensor, torch.nn.Parameter)
 
 
 def follow(tensor: SimulatedTensor) -> None:
