@@ -117,6 +117,16 @@ def test_times_on_the_host_are_recorded(tmp_path):
         assert operation["cpu_us"] == operation["compute_us"]
 
 
+def test_compiled_code_is_recorded():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    compiled = torch.compile(model, backend="eager")
+    with Recorder() as recorder:
+        for _ in range(3):
+            compiled(torch.ones(2, 4))
+    trace = recorder.trace()
+    assert [operation["name"] for operation in trace["operations"]] == ["linear", "linear"] and trace["periods"] == 3
+
+
 def test_views_of_parameters_are_uses():
     layer = torch.nn.Linear(16, 16)
     with torch.no_grad(), Recorder() as recorder:

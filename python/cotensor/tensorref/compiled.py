@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -124,10 +124,18 @@ def _places(module: torch.nn.Module) -> Iterator[_Place]:
                     yield where, name, tensor
 
 
+def uncompiled() -> ContextManager[Any]:
+    """From now on, until the context ends, compiled functions run as they were written; since PyTorch 2.6."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return contextlib.nullcontext() if set_stance is None else set_stance("force_eager")  # type: ignore[no-any-return]
+
+
 def install(session: Interception, models: Iterable[torch.nn.Module]) -> List[CompiledMethod]:
     """Takes the places of all compiled methods of models: those of ``torch.compile(module)``, ``module.compile()`` and
-    ``torch.compile(module.forward)``, and those of classes.
+    ``torch.compile(module.forward)``, and those of classes. None before PyTorch 2.6.
     """
+    if not hasattr(torch.compiler, "set_stance"):
+        return []
     found: Dict[Tuple[int, str], CompiledMethod] = {}
     for model in models:
         for name, holder in model.named_modules():

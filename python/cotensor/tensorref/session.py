@@ -221,10 +221,9 @@ class Offload(Interception):
         for model in self.models:
             self._handles.append(model.register_forward_pre_hook(_Hook(self, "_before_forward"), prepend=True))
             self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
-        if hasattr(torch.compiler, "set_stance"):
-            self._compiled = compiled.install(self, self.models)
-            # Other compiled functions run as they were written: their operations have to be intercepted.
-            self._stance = torch.compiler.set_stance("force_eager")
+        self._compiled = compiled.install(self, self.models)
+        # The operations of other compiled functions have to be intercepted.
+        self._stance = compiled.uncompiled()
         # Optimizers work where the parameters and the gradients are.
         self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.paused.add(threading.get_ident())))
         self._handles.append(register_optimizer_step_post_hook(lambda *_: self.paused.discard(threading.get_ident())))
