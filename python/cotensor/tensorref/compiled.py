@@ -127,7 +127,7 @@ def _places(module: torch.nn.Module) -> Iterator[_Place]:
 def uncompiled() -> ContextManager[Any]:
     """From now on, until the context ends, compiled functions run as they were written; since PyTorch 2.6."""
     set_stance = getattr(torch.compiler, "set_stance", None)
-    return contextlib.nullcontext() if set_stance is None else set_stance("force_eager")  # type: ignore[no-any-return]
+    return contextlib.nullcontext() if set_stance is None else set_stance("force_eager")
 
 
 def install(session: Interception, models: Iterable[torch.nn.Module]) -> List[CompiledMethod]:
