@@ -9,6 +9,10 @@ source "$venv/bin/activate"
 # The extension uses Python's stable ABI, so that the second environment installs what the first one compiled.
 maturin develop --quiet --manifest-path python/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}"
 cd python
+# Idle threads of torch must not occupy a core.
+export OMP_WAIT_POLICY=passive
+# Two processes, each with whole files, because the tests of a file share its daemon. Files start in the given order.
+run_tests() { python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=5 "$@"; }
 case $kind in
   numpy)
     ruff check .
@@ -19,11 +23,11 @@ case $kind in
     # Only this environment has all packages that the Python package imports.
     mypy
     # A process of their own: PyTorch counts devices at its first backward pass, before which the simulated one must be there.
-    python -m pytest -q --durations=5 tests/test_torch_tensorref*.py
-    # The numpy part skips the documents that need torch, and runs the examples of --help.
-    mapfile -t tests < <(find tests -name 'test_torch*.py' ! -name 'test_torch_tensorref*' | sort)
-    tests+=(tests/test_documents.py::test_document)
+    run_tests tests/test_torch_tensorref*.py
+    # The numpy part skips the documents that need torch, and runs the examples of --help. The slowest files are first.
+    tests=(tests/test_torch_recipes.py tests/test_documents.py::test_document)
+    mapfile -t -O 2 tests < <(find tests -name 'test_torch*.py' ! -name 'test_torch_tensorref*' ! -name test_torch_recipes.py | sort)
     ;;
 esac
 # pytest fails when it finds no test (exit code 5).
-python -m pytest -q --durations=5 "${tests[@]}"
+run_tests "${tests[@]}"
