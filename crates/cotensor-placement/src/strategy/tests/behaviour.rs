@@ -47,6 +47,34 @@ fn flow_records_plans_and_resynchronises() {
 }
 
 #[test]
+fn flow_shrinks_at_once_and_grows_when_a_period_begins() {
+    let trace = cyclic(20, 1000, 500).unwrap();
+    let device = Device::new(10_000, 1_000_000_000, 0).unwrap();
+    let mut flow = Flow::new(device).with_forecast(trace.operations().to_vec());
+    let mut simulator = Simulator::new(&trace, &device, Faults::default());
+    simulator.run_periods(1, &mut flow).unwrap();
+    let period_ns = simulator.take_outcome().elapsed_ns;
+    let thefts = [(3 * period_ns / 2, 5000), (13 * period_ns / 2, 0)].map(|(at_ns, bytes)| Theft { at_ns, bytes });
+    let mut flow = Flow::new(device).with_forecast(trace.operations().to_vec());
+    let mut simulator = Simulator::new(&trace, &device, Faults { thefts: thefts.to_vec(), ..Faults::default() });
+    let (mut now_ns, mut hash) = (0, None);
+    // The steps after which the plan was another one, and those in which the budget changed.
+    let (mut planned, mut changed) = (Vec::new(), Vec::new());
+    for at in 0..400 {
+        simulator.run([at % 20], &mut flow).unwrap();
+        let before_ns = now_ns;
+        now_ns += simulator.take_outcome().elapsed_ns;
+        changed.extend(thefts.iter().filter(|theft| (before_ns..now_ns).contains(&theft.at_ns)).map(|_| at));
+        let now = flow.plan().map(crate::Plan::hash);
+        if std::mem::replace(&mut hash, now) != now {
+            planned.push(at);
+        }
+    }
+    assert!(changed.iter().all(|at| at % 20 > 0), "{changed:?}");
+    assert_eq!(planned, [0, changed[0], changed[1].next_multiple_of(20)]);
+}
+
+#[test]
 fn each_phase_gets_its_own_plan() {
     // Prefill: operations 0 to 11; decoding: 12 to 19, on some of the same tensors.
     let trace = cyclic(20, 1000, 500).unwrap();
