@@ -12,4 +12,4 @@ scripts/transformers_js.sh
 cd web
 # The published types, as a program of a user sees them.
 node_modules/.bin/tsc -p tests
-exec node --test --test-reporter=spec --test-concurrency=1 --test-timeout=600000 tests/*.test.mjs
+exec node --test --test-reporter=spec --test-concurrency=2 --test-timeout=600000 tests/*.test.mjs
