@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import signal
@@ -142,3 +143,22 @@ def client(daemon: Daemon, provider: Program) -> Iterator[SharedTensorClient]:
     # Other tests of this process may have imported torch, which changes the default of `tensors`.
     with SharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as opened:
         yield opened
+
+
+@pytest.fixture
+def memory():
+    """The memory of the simulated accelerator, without a limit and with new counters."""
+    from cotensor.tensorref import simulated_device
+
+    # Tensors of earlier tests would count.
+    gc.collect()
+    memory = simulated_device().memory
+    yield memory
+    memory.limit_bytes = None
+    memory.fail(0)
+
+
+@pytest.fixture(params=["genoa", "flow", "lru", "pinned"])
+def strategy(request, memory):
+    """The strategies of `cotensor.tensorref`."""
+    return request.param

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 
 import pytest
@@ -17,18 +16,8 @@ X = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH)
 
 
 @pytest.fixture(autouse=True)
-def memory():
+def compiled_anew(memory):
     torch._dynamo.reset()
-    gc.collect()
-    memory = simulated_device().memory
-    yield memory
-    memory.limit_bytes = None
-    memory.fail(0)
-
-
-@pytest.fixture(params=["genoa", "flow", "lru", "pinned"])
-def strategy(request):
-    return request.param
 
 
 class Block(torch.nn.Module):

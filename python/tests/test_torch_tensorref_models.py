@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 
 import pytest
@@ -13,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from cotensor.tensorref import Middleware, offload, simulated_device  # noqa: E402
+from cotensor.tensorref import Middleware, offload  # noqa: E402
 
 TEXT = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 3], [11, 4, 2, 9, 10, 12]])
@@ -76,15 +75,6 @@ def unet():
 
 MODELS = [llama, gpt2, t5, bert, vit, whisper, mixtral, unet]
 GENERATING = [llama, gpt2, t5, whisper, mixtral]
-
-
-@pytest.fixture
-def memory():
-    # Tensors of earlier tests would count.
-    gc.collect()
-    memory = simulated_device().memory
-    yield memory
-    memory.limit_bytes = None
 
 
 @pytest.fixture(autouse=True)

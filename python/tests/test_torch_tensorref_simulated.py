@@ -19,17 +19,6 @@ from cotensor.tensorref import offload  # noqa: E402
 from cotensor.tensorref.simulated import simulated_device  # noqa: E402
 
 
-@pytest.fixture
-def memory():
-    """The memory of the device, without a limit and with new counters."""
-    # Tensors of earlier tests would count.
-    gc.collect()
-    memory = simulated_device().memory
-    yield memory
-    memory.limit_bytes = None
-    memory.fail(0)
-
-
 def equal(a, b):
     assert a.device.type == "simulated" and b.device.type == "cpu"
     assert torch.equal(a.cpu(), b)

@@ -1,0 +1,192 @@
+"""Sessions: threads, models without a block, several modules, copies of models and of their states."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tensorref_common import X, check, mlp  # noqa: E402
+
+from cotensor.errors import InvalidError  # noqa: E402
+from cotensor.tensorref import Strategy, disable, enable, offload  # noqa: E402
+
+
+def test_threads_of_the_block_are_inside(strategy):
+    model, found = mlp(2), {}
+    start = threading.Thread.start
+
+    def program(name):
+        # Outside of the model: both devices mix only inside of the session.
+        found[name] = model[0].weight.device.type, (model(X) + X.to(model[0].weight.device)).detach().cpu()
+
+    with ThreadPoolExecutor(1) as before, ThreadPoolExecutor(1) as pool:
+        before.submit(int).result()
+        with offload(model, "simulated", strategy=strategy):
+            threads = [threading.Thread(target=program, args=(name,)) for name in "ab"]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            pool.submit(program, "pool").result()
+            assert before.submit(lambda: model[0].weight.device.type).result() == "cpu"
+            assert all("run" not in vars(thread) for thread in threads)
+        # The pool's thread goes on after the block.
+        pool.submit(program, "after").result()
+        with offload(model, "simulated", strategy=strategy):
+            pool.submit(lambda: model(X).sum().backward()).result()
+    assert found.pop("after")[0] == "cpu"
+    assert len(found) == 3 and all(device == "simulated" for device, _ in found.values())
+    expected = model(X) + X
+    for _, result in found.values():
+        torch.testing.assert_close(result, expected.detach(), rtol=1e-6, atol=1e-6)
+    assert model[0].weight.grad is not None and threading.Thread.start is start
+
+
+def test_other_threads(strategy):
+    model = mlp(3)
+    results = []
+    with offload(model, "simulated", strategy=strategy) as session:
+
+        def call():
+            results.append(model(X))
+            with session:
+                results.append(model(X).relu())
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(results) == 6
+    for y in results[::1]:
+        assert y.shape == (3, 16)
+    check(model, results[0])
+
+
+def test_enable_without_a_block(strategy):
+    model = mlp(2)
+    enable(model, "simulated", strategy=strategy)
+    try:
+        y = model(X)
+        assert model[0].weight.device.type == "simulated"
+    finally:
+        disable(model)
+    assert model[0].weight.device.type == "cpu" and not model._forward_hooks
+    check(model, y)
+
+
+def test_wrong_arguments(memory):
+    with pytest.raises(InvalidError, match='strategy: "best" is none of "flow", "genoa", "lru", "pinned", "cpu"'):
+        offload(mlp(1), "simulated", strategy="best")
+    for wrong in (Strategy, None, 3):
+        with pytest.raises(InvalidError, match="strategy: pass a name or an object"):
+            offload(mlp(1), "simulated", strategy=wrong)
+    with pytest.raises(InvalidError, match="device"):
+        offload(mlp(1), "cpu")
+    with pytest.raises(InvalidError, match="model"):
+        offload(3, "simulated")
+    with pytest.raises(InvalidError, match="memory"):
+        offload(mlp(1), "simulated", memory="lots")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_functions_run_uncompiled(strategy, backend):
+    model, plain = mlp(3), mlp(3)
+    compiled, activation = torch.compile(model, backend=backend), torch.compile(torch.relu, backend=backend)
+    for call_before in (False, True):
+        if call_before:
+            compiled(X)
+        with offload(model, "simulated", strategy=strategy) as session:
+            y = activation(compiled(X))
+            y.sum().backward()
+            assert session.stats()["copies"] >= 6 and y.device.type == "simulated"
+    torch.relu(plain(X)).sum().backward()
+    check(torch.nn.Sequential(plain, torch.nn.ReLU()), y)
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one.grad, 2 * other.grad, rtol=1e-6, atol=1e-6)
+
+
+def test_pipelines_and_lists_of_modules(strategy):
+    class Pipeline:
+        def __init__(self):
+            self.components = {"first": mlp(2), "scheduler": object(), "second": mlp(2, seed=1)}
+
+        def __call__(self, x):
+            return self.components["second"](self.components["first"](x))
+
+    pipeline = Pipeline()
+    for models in (pipeline, [pipeline.components["first"], pipeline.components["second"]]):
+        with offload(models, "simulated", strategy=strategy) as session:
+            y = pipeline(X)
+            assert session.stats()["copies"] == 8
+        check(pipeline, y)
+
+
+def test_attached_weights_stay_shared(strategy):
+    import cotensor
+    import cotensor.torch
+
+    source = mlp(3)
+    with cotensor.Store() as store:
+        cotensor.torch.publish(source, "mlp", store=store)
+        with cotensor.torch.on_meta():
+            model = mlp(3)
+        cotensor.torch.attach(model, "mlp", store=store)
+        addresses = [parameter.data_ptr() for parameter in model.parameters()]
+        with offload(model, "simulated", strategy=strategy, memory=6000) as session, torch.no_grad():
+            for _ in range(3):
+                y = model(X)
+            assert session.stats()["copies"] > 0
+        assert addresses == [parameter.data_ptr() for parameter in model.parameters()]
+        check(source, y)
+        del model
+
+
+def test_a_session_can_be_entered_again(strategy):
+    model = mlp(2)
+    session = offload(model, "simulated", strategy=strategy)
+    with session:
+        model(X)
+    model[0].weight.data = torch.full((16, 16), 0.5)
+    with torch.no_grad():
+        model[1].weight.mul_(3)
+    model[1].register_buffer("late", torch.ones(3))
+    with session:
+        y = model(X)
+        late = model[1].late.device
+    check(model, y)
+    assert late.type == "simulated"
+    model.double()
+    with session:
+        z = model(X.double())
+    check(model, z, X.double())
+
+
+def test_copies_of_a_model_are_models(strategy):
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        model(X)
+        # As of a model on a device.
+        copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        y = copied(X)
+        assert y.device.type == "simulated"
+        copied[0].weight.mul_(2)
+    check(model, y)
+    with torch.no_grad():
+        copied = copied.cpu()
+        assert copied(X).is_cpu and not torch.equal(copied(X), model(X))
+        assert torch.equal(pickled(X), model(X))
+
+
+def test_state_dicts_are_saved_and_loaded(strategy, tmp_path):
+    model, other = mlp(2), mlp(2, seed=1)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        model(X)
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        model.load_state_dict(other.state_dict())
+        y = model(X)
+    check(other, y)
+    loaded = torch.load(tmp_path / "model.pt")
+    assert all(torch.equal(value, mlp(2).state_dict()[name]) and value.is_cpu for name, value in loaded.items())
