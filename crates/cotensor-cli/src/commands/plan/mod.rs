@@ -6,7 +6,7 @@ use crate::args::PlanArgs;
 use crate::output::{ReportFile, print, print_json};
 use crate::table::Table;
 use cotensor::core::{Error, Result, size};
-use cotensor_placement::{Comparison, Device, Plan, Planner, Trace, compare, micros, part};
+use cotensor_placement::{Comparison, Device, Faults, Flow, Plan, Simulator, Trace, compare, micros, part};
 use serde::Serialize;
 use std::fmt::Write;
 use std::fs::File;
@@ -140,10 +140,14 @@ fn summary(trace: &Trace, devices: &[Device], comparison: &Comparison) -> Result
         milliseconds(comparison.resident_ns as f64)
     ));
     for (number, device) in devices.iter().enumerate() {
-        let plan = Planner::new(*device).plan_trace(&part(trace, &comparison.places, number)?)?;
+        let part = part(trace, &comparison.places, number)?;
+        // Flow plans, and chooses, when the first operation arrives.
+        let mut flow = Flow::new(*device).with_forecast(part.operations().to_vec());
+        Simulator::new(&part, device, Faults::default()).run(0..1, &mut flow)?;
         let operations = comparison.places.iter().filter(|&&place| place == number).count();
         let of = if devices.len() > 1 { format!("device {number}: {operations} operations, ") } else { String::new() };
-        lines.push(of + &sentence(&plan));
+        let without = |name: &str| format!("flow follows {name:?}, which takes less time than the plan");
+        lines.extend(flow.plan().map(sentence).or_else(|| flow.alternative().map(without)).map(|line| of + &line));
     }
     Ok(lines)
 }

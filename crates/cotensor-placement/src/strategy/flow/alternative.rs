@@ -12,6 +12,15 @@ pub(super) enum Alternative {
 }
 
 impl Alternative {
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Genoa(strategy) => strategy.name(),
+            Self::Lru(strategy) => strategy.name(),
+            Self::Pinned(strategy) => strategy.name(),
+            Self::AllCpu(strategy) => strategy.name(),
+        }
+    }
+
     pub(super) fn strategy(&mut self) -> &mut dyn Strategy {
         match self {
             Self::Genoa(strategy) => strategy,

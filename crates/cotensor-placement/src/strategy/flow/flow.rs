@@ -88,8 +88,13 @@ impl Flow {
 
     /// The plan that is followed; nothing while a strategy without a plan takes less time.
     pub fn plan(&self) -> Option<&Plan> {
-        let follower = self.following.as_ref().filter(|follower| follower.is_planned())?;
+        let follower = self.following.as_ref().filter(|follower| follower.alternative().is_none())?;
         Some(&self.phases.all[follower.phase].plan)
+    }
+
+    /// The name of the strategy without a plan that is followed, because it takes less time than the plan.
+    pub fn alternative(&self) -> Option<&str> {
+        Some(self.following.as_ref()?.alternative()?.name())
     }
 
     /// The next `count` operations with their tensors and the moves of the plan; nothing while nothing repeats.

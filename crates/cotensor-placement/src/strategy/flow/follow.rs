@@ -151,9 +151,9 @@ impl Follower {
         None
     }
 
-    /// Whether the plan is followed, and not its alternative.
-    pub(super) fn is_planned(&self) -> bool {
-        self.alternative.is_none()
+    /// What is followed instead of the plan.
+    pub(super) fn alternative(&self) -> Option<&Alternative> {
+        self.alternative.as_ref()
     }
 
     /// The next `count` operations. The moves of an alternative are not known.

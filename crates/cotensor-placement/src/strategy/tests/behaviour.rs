@@ -128,7 +128,7 @@ fn flow_follows_a_strategy_without_a_plan_that_is_faster() {
     let mut flow = Flow::new(device).with_forecast(trace.operations().to_vec());
     let pinned = measure(&trace, &device, &mut Pinned::new(&trace, &device)).unwrap();
     assert_eq!(measure(&trace, &device, &mut flow).unwrap().time_ns, pinned.time_ns);
-    assert_eq!((flow.state(), flow.plan()), (FlowState::Planned, None));
+    assert_eq!((flow.state(), flow.plan(), flow.alternative()), (FlowState::Planned, None, Some("pinned")));
     assert!(flow.forecast(3).iter().all(|expected| expected.copied.is_empty() && expected.evicted.is_empty()));
     // The program leaves operations out, starts with a full device, and loses memory.
     let faults = Faults { thefts: vec![Theft { at_ns: 100_000, bytes: 100 }], ..Faults::default() };
