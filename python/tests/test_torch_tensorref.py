@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import weakref
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from tensorref_common import X, check, mlp  # noqa: E402
 
-from cotensor.tensorref import offload  # noqa: E402
+from cotensor.tensorref import Middleware, offload  # noqa: E402
 
 
 def test_tensors_show_the_device(strategy):
@@ -100,6 +101,23 @@ def test_batch_norm_trains_and_updates_its_statistics(strategy):
         torch.testing.assert_close(one, other)
     for one, other in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_statistics_that_the_host_updates_reach_the_device(strategy):
+    class Place(Middleware):
+        place = None
+
+        def before_operation(self, operation):
+            return self.place
+
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 16))
+    plain, middleware = copy.deepcopy(model), Place()
+    with offload(model, "simulated", strategy=strategy) as session:
+        session.use(middleware)
+        for middleware.place in (None, "host", None, "host", None):
+            model(X)
+    [plain(X) for _ in range(5)]
+    torch.testing.assert_close(model[0].running_mean, plain[0].running_mean)
 
 
 def test_a_weight_changed_before_backward_is_an_error(strategy):

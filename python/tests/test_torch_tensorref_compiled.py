@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cotensor.tensorref import Middleware, offload, simulated_device  # noqa: E402
+from cotensor.tensorref import Middleware, disable, enable, offload, simulated_device  # noqa: E402
 
 WIDTH = 16
 X = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH)
@@ -169,20 +171,84 @@ def test_code_whose_weights_do_not_fit_runs_uncompiled():
     torch.testing.assert_close(output.cpu(), plain.eval()(X), rtol=1e-6, atol=1e-6)
 
 
-def test_compiled_code_on_the_host_and_without_memory(memory):
+def test_code_that_a_middleware_sends_to_the_host_runs_uncompiled():
     model, plain = blocks(2).eval(), blocks(2).eval()
     backend, names = Backend(), Names("host")
     for block in model:
         block.compile(backend=backend)
     with torch.no_grad(), offload(model, "simulated") as session:
-        remove = session.use(names)
+        session.use(names)
         output = model(X)
-        assert output.device.type == "simulated"
-        assert names.seen == [("compiled 0", "host"), ("compiled 1", "host")] and backend.devices == {"cpu"}
-        remove()
-        memory.fail(1)
-        torch.testing.assert_close(model(X).cpu(), output.cpu(), rtol=1e-6, atol=1e-6)
-        assert session.stats()["out_of_memory"] >= 1
+        assert output.device.type == "simulated" and set(dict(names.seen).values()) == {"host"}
+    assert backend.calls == 0
+    torch.testing.assert_close(output.cpu(), plain(X), rtol=1e-6, atol=1e-6)
+
+
+class Steps(torch.nn.Module):
+    """Writes a buffer, then computes; three graphs."""
+
+    def __init__(self, fails=False):
+        super().__init__()
+        self.weight, self.norm = torch.nn.Parameter(torch.ones(WIDTH)), torch.nn.BatchNorm1d(WIDTH)
+        self.register_buffer("count", torch.zeros(1))
+        self.fails = fails
+
+    def forward(self, x):
+        self.count.add_(1)
+        x = self.norm(x)
+        torch._dynamo.graph_break()
+        if self.fails:
+            raise ValueError("later")
+        y = x * self.weight
+        torch._dynamo.graph_break()
+        return y * 2 + y * 3
+
+
+@pytest.mark.parametrize("backend, after", [("eager", 0), ("eager", 2), ("eager", 5), ("aot_eager", 0), ("aot_eager", 2)])
+def test_a_second_attempt_starts_with_the_weights_of_the_first(backend, after, memory):
+    model, plain = Steps(), Steps()
+    model.compile(backend=backend)
+    with torch.no_grad(), offload(model, "simulated") as session:
+        outputs = [model(X).cpu()]
+        memory.fail(1, after=after)
+        outputs.append(model(X).cpu())
+        failed = session.stats()["out_of_memory"]
+        memory.fail(0)
+    assert failed == 1
+    with torch.no_grad():
+        torch.testing.assert_close(outputs, [plain(X), plain(X)], rtol=1e-6, atol=1e-6)
+    check(model, plain)
+
+
+def test_an_exception_keeps_what_the_code_wrote_before_it():
+    model = Steps()
+    model.compile(backend="eager")
+    with torch.no_grad(), offload(model, "simulated"):
+        model(X)
+        model.fails = True
+        with pytest.raises(ValueError, match="later"):
+            model(X)
+        assert model.count.item() == 2 and model.norm.num_batches_tracked.item() == 2
+        model.fails = False
+        model(X)
+    assert model.count.item() == 3
+
+
+def test_gradients_inside_of_compiled_code():
+    class Energy(Block):
+        def forward(self, x):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                energy = self.down(torch.relu(self.up(x))).square().sum()
+                torch._dynamo.graph_break()
+                return torch.autograd.grad(energy, x)[0]
+
+    torch.manual_seed(0)
+    model = Energy()
+    plain = copy.deepcopy(model)
+    model.compile(backend="eager")
+    with offload(model, "simulated"):
+        output = model(X)
     torch.testing.assert_close(output.cpu(), plain(X), rtol=1e-6, atol=1e-6)
 
 
@@ -290,3 +356,102 @@ def test_errors_of_compiled_code_leave_the_module_as_it_was():
         output = model(X)
     torch.testing.assert_close(output.detach().cpu(), blocks(1)(X).detach(), rtol=1e-6, atol=1e-6)
     assert copy.deepcopy(model)[0].up.weight.is_cpu
+
+
+def test_threads_call_one_compiled_module_at_once():
+    backend, outputs, failures = Backend(), [], []
+    model, plain = blocks(2).eval(), blocks(2).eval()
+    for block in model:
+        block.compile(backend=backend)
+
+    @torch.no_grad()
+    def run():
+        try:
+            outputs.extend(model(X).cpu() for _ in range(25))
+        except Exception as failure:
+            failures.append(failure)
+
+    with torch.no_grad(), offload(model, "simulated"):
+        model(X)
+        threads = [threading.Thread(target=run) for _ in range(3)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert not failures and backend.calls == 2 + 75 * 2
+    torch.testing.assert_close(outputs, [plain(X)] * 75, rtol=1e-6, atol=1e-6)
+
+
+def test_sessions_end_in_any_order():
+    backend = Backend()
+    first, second = blocks(1), blocks(1)
+    function = torch.compile(torch.relu, backend=backend)
+    for model in (first, second):
+        model.compile(backend=backend)
+        enable(model, "simulated")
+    disable(first)
+    function(X)
+    assert backend.calls == 0
+    second(X)
+    assert backend.calls == 1
+    disable(second)
+    function(X)
+    assert backend.calls == 2
+
+
+def test_programs_see_signatures_and_what_code_puts_into_containers():
+    class Collecting(Block):
+        def forward(self, x, found, named, *, given):
+            y = super().forward(x + given["by"])
+            found.append(y)
+            named["y"] = y
+            return y
+
+    torch.manual_seed(0)
+    model = Collecting().eval()
+    model.forward = torch.compile(model.forward, backend="eager")
+    found, named = [], {}
+    with torch.no_grad(), offload(model, "simulated"):
+        assert list(inspect.signature(model.forward).parameters) == ["x", "found", "named", "given"]
+        y = model(X, found, named, given=Given(by=torch.ones(WIDTH)))
+    assert found[0] is y and named["y"] is y and y.device.type == "simulated"
+
+
+@dataclasses.dataclass
+class Given:
+    by: torch.Tensor
+
+    def __getitem__(self, name):
+        return getattr(self, name)
+
+
+@pytest.mark.parametrize("compile_", [compile_in_place, compile_class, compile_forward])
+def test_copies_of_compiled_models_inside_of_the_block(compile_):
+    model = compile_(Decorated(), "eager").eval()
+    expected = Decorated().eval()(X)
+    with torch.no_grad(), offload(model, "simulated"):
+        copied = copy.deepcopy(model)
+        torch.testing.assert_close(copied(X).cpu(), expected, rtol=1e-6, atol=1e-6)
+    assert isinstance(copied, Decorated)
+
+
+class Overriding(torch.nn.Module):
+    def forward(self, x):
+        return super().forward(x) * torch.ones(WIDTH)
+
+
+def test_lazy_modules_and_overridden_methods_run_uncompiled():
+    backend = Backend()
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(WIDTH), torch.nn.ReLU())
+    lazy.compile(backend=backend)
+    with offload(lazy, "simulated"):
+        lazy(X)
+        assert backend.calls == 0
+        lazy(X)
+        assert backend.calls == 1
+
+    model = Decorated().eval()
+    compile_class(model, backend)
+    model.__class__ = type("Overriding", (Overriding, type(model)), {})
+    with torch.no_grad(), offload(model, "simulated"):
+        output = model(X)
+    assert backend.calls == 1
+    torch.testing.assert_close(output.cpu(), Decorated().eval()(X), rtol=1e-6, atol=1e-6)

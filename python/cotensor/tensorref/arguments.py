@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
@@ -50,6 +52,48 @@ def replace(values: Any, copies: Dict[int, torch.Tensor]) -> Any:
 def replace_values(kwargs: Kwargs, copies: Dict[int, torch.Tensor]) -> Dict[str, Any]:
     """:func:`replace` for named arguments."""
     return dict(zip(kwargs, replace(kwargs.values(), copies)))
+
+
+def nested(value: Any) -> List[torch.Tensor]:
+    """The tensors in lists, tuples, dictionaries and data classes."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for part in _parts(value) for tensor in nested(part)]
+
+
+def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
+    """The value with copies in the places of tensors, by their ids.
+
+    A container in which nothing is replaced stays the same object, so that the program sees what a function puts into it.
+    """
+    if isinstance(value, torch.Tensor):
+        return copies.get(id(value), value)
+    before = _parts(value)
+    after = [with_copies(part, copies) for part in before]
+    if all([one is other for one, other in zip(before, after)]):
+        return value
+    if isinstance(value, tuple):
+        return tuple(after) if type(value) is tuple else type(value)(*after)
+    replaced = copy.copy(value)
+    if isinstance(value, list):
+        replaced[:] = after
+    elif isinstance(value, dict):
+        replaced.update(zip(value, after))
+    else:
+        for field, part in zip(dataclasses.fields(value), after):
+            object.__setattr__(replaced, field.name, part)
+    return replaced
+
+
+def _parts(value: Any) -> List[Any]:
+    """What a container holds."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if isinstance(value, dict):
+        return list(value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return []
 
 
 def argument(args: Args, kwargs: Kwargs, position: int, name: str) -> Optional[torch.Tensor]:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Sequence, Tuple
+import functools
+import inspect
+import threading
+import types
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from . import threads
+from . import stance, threads
+from .arguments import nested, with_copies
 from .interception import Interception
 
 _STATISTICS = ("running_mean", "running_var")
 #: A dictionary of a module, the name of a tensor in it, and the tensor.
 _Place = Tuple[Dict[str, Any], str, torch.Tensor]
+
+_this_thread = threading.local()
+
+
+class _OnHost(Exception):
+    """The session wants to run the operation on the host."""
 
 
 class CompiledMethod:
@@ -23,16 +33,15 @@ class CompiledMethod:
     in the module. Otherwise it runs uncompiled, so that each of its operations gets its own weights.
     """
 
-    def __init__(
-        self, session: Interception, name: str, holder: torch.nn.Module, attribute: str, module: torch.nn.Module
-    ) -> None:
+    def __init__(self, session: Interception, name: str, holder: torch.nn.Module, attribute: str, found: "_Method") -> None:
         #: The module whose weights the code uses.
-        self.module = module
+        self.module, self._compiled, self._uncompiled = found
         self._session = session
         self._holder, self._attribute = holder, attribute
-        self._compiled: Callable[..., Any] = getattr(holder, attribute)
-        self._operation = _Operation(f"compiled {name}".rstrip(), self._compiled)
         self._is_own = attribute in vars(holder)
+        self._operation = _Operation(f"compiled {name}".rstrip(), self._compiled)
+        # Programs read the signature.
+        functools.update_wrapper(self, self._compiled, updated=())
 
     def install(self) -> None:
         """Takes the place of the compiled method."""
@@ -47,12 +56,10 @@ class CompiledMethod:
         else:
             del vars(self._holder)[self._attribute]
 
-    def contain(self, others: Iterable["CompiledMethod"]) -> None:
-        """Compiled methods of the modules inside of this one are parts of its code."""
-        inside = set(self.module.modules())
-        self._operation.inner = [other for other in others if other.module in inside]
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or getattr(_this_thread, "runs_code", False):
+            # A part of the code of another compiled method.
+            return self._compiled(*args, **kwargs)
         session = self._session
         with session.inside(self.module) as inside:
             # Another thread must not see the copies.
@@ -60,18 +67,31 @@ class CompiledMethod:
                 places = list(_places(self.module))
                 weights = list({id(tensor): tensor for _, _, tensor in places}.values())
                 if inside and session.fit(weights):
-                    leaves, tree = tree_flatten((args, kwargs))
-                    call = _Call(self.module, tree, places, weights)
-                    with threads.outside(session):
-                        return session.operation(self._operation, (leaves, weights, call))
-            return self._compiled(*args, **kwargs)
+                    call = _Call(self.module, args, kwargs, places, weights)
+                    with threads.outside(session), contextlib.suppress(_OnHost):
+                        return session.operation(self._operation, (call.tensors, weights, call))
+            return self._uncompiled(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        if self._is_own:
+            return self._compiled
+        return types.MethodType(self._compiled.__func__, memo.get(id(self._holder), self._holder))  # type: ignore[attr-defined]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._is_own:
+            return self._compiled.__reduce_ex__(protocol)
+        return getattr, (self._holder, self._attribute)
 
 
 class _Call:
-    """What a call has besides tensors."""
+    """A call of a compiled method."""
 
-    def __init__(self, module: torch.nn.Module, tree: Any, places: List[_Place], weights: List[torch.Tensor]) -> None:
-        self.tree, self.places, self.weights = tree, places, weights
+    def __init__(
+        self, module: torch.nn.Module, args: Any, kwargs: Any, places: List[_Place], weights: List[torch.Tensor]
+    ) -> None:
+        self.args, self.kwargs, self.places, self.weights = args, kwargs, places, weights
+        #: The tensors of the arguments.
+        self.tensors = nested((args, kwargs))
         training = [one for one in module.modules() if one.training]
         found = [one._buffers.get(name) for one in training for name in _STATISTICS]
         self.statistics = [tensor for tensor in found if tensor is not None]
@@ -83,35 +103,35 @@ class _Operation:
     def __init__(self, name: str, compiled: Callable[..., Any]) -> None:
         self.__name__ = name
         self._compiled = compiled
-        self.inner: List[CompiledMethod] = []
 
-    def written(self, leaves: Sequence[Any], weights: Sequence[torch.Tensor], call: _Call) -> List[torch.Tensor]:
+    def written(self, tensors: Sequence[Any], weights: Sequence[torch.Tensor], call: _Call) -> List[torch.Tensor]:
         """The tensors that the code may write without a new version: the statistics of layers that normalize."""
         return call.statistics
 
-    def __call__(self, leaves: Sequence[Any], weights: Sequence[torch.Tensor], call: _Call) -> Any:
-        args, kwargs = tree_unflatten(list(leaves), call.tree)
-        copies = {id(weight): copy for weight, copy in zip(call.weights, weights)}
-        with contextlib.ExitStack() as stack:
-            for inner in self.inner:
-                inner.remove()
-                stack.callback(inner.install)
-            stack.enter_context(_in_places([(where, name, copies[id(tensor)]) for where, name, tensor in call.places]))
-            stack.enter_context(torch.compiler.set_stance("default"))
-            return self._compiled(*args, **kwargs)
+    def __call__(self, tensors: Sequence[Any], weights: Sequence[torch.Tensor], call: _Call) -> Any:
+        if any([one.is_cpu for one in weights]):
+            raise _OnHost
+        copies = {id(before): after for before, after in zip([*call.tensors, *call.weights], [*tensors, *weights])}
+        args, kwargs = with_copies((call.args, call.kwargs), copies)
+        with _in_places([(where, name, copies[id(tensor)]) for where, name, tensor in call.places]), stance.compiled():
+            _this_thread.runs_code = True
+            try:
+                return self._compiled(*args, **kwargs)
+            finally:
+                _this_thread.runs_code = False
 
 
 @contextlib.contextmanager
 def _in_places(copies: Sequence[_Place]) -> Iterator[None]:
     """Puts copies into modules, and the weights back afterwards. What the module itself has put there stays."""
     weights = [where[name] for where, name, _ in copies]
-    for where, name, copy in copies:
-        where[name] = copy
+    for where, name, one in copies:
+        where[name] = one
     try:
         yield
     finally:
-        for (where, name, copy), weight in zip(copies, weights):
-            if where.get(name) is copy:
+        for (where, name, one), weight in zip(copies, weights):
+            if where.get(name) is one:
                 where[name] = weight
 
 
@@ -124,10 +144,8 @@ def _places(module: torch.nn.Module) -> Iterator[_Place]:
                     yield where, name, tensor
 
 
-def uncompiled() -> ContextManager[Any]:
-    """From now on, until the context ends, compiled functions run as they were written; since PyTorch 2.6."""
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    return contextlib.nullcontext() if set_stance is None else set_stance("force_eager")
+#: A module, its compiled method, and the same as it was written.
+_Method = Tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any]]
 
 
 def install(session: Interception, models: Iterable[torch.nn.Module]) -> List[CompiledMethod]:
@@ -139,23 +157,34 @@ def install(session: Interception, models: Iterable[torch.nn.Module]) -> List[Co
     found: Dict[Tuple[int, str], CompiledMethod] = {}
     for model in models:
         for name, holder in model.named_modules():
-            for attribute, module in _methods(holder):
-                method = CompiledMethod(session, name.replace("_orig_mod", "").strip("."), holder, attribute, module)
-                found.setdefault((id(holder), attribute), method)
-    methods = list(found.values())
-    for method in methods:
-        method.contain(methods)
-        method.install()
-    return methods
+            name = name.replace("_orig_mod", "").strip(".")
+            for attribute, method in _methods(holder):
+                found.setdefault((id(holder), attribute), CompiledMethod(session, name, holder, attribute, method))
+    for one in found.values():
+        one.install()
+    return list(found.values())
 
 
-def _methods(holder: torch.nn.Module) -> Iterator[Tuple[str, torch.nn.Module]]:
-    """The compiled methods of a module, and the modules that they belong to."""
+def _methods(holder: torch.nn.Module) -> Iterator[Tuple[str, _Method]]:
+    """The compiled methods of a module, of which each belongs to that or to another one, by their names."""
     for attribute, value in vars(holder).items():
-        owner = getattr(getattr(value, "_torchdynamo_orig_callable", None), "__self__", None)
+        written = getattr(value, "_torchdynamo_orig_callable", None)
+        owner = _owner(written)
+        if written is not None and owner is not None:
+            yield attribute, (owner, value, written)
+    for attribute in {attribute: None for kind in type(holder).__mro__ for attribute in vars(kind)}:
+        # A class may override a compiled method.
+        value = inspect.getattr_static(type(holder), attribute)
+        written = getattr(value, "_torchdynamo_orig_callable", None)
+        if written is not None and isinstance(value, types.FunctionType) and attribute not in vars(holder):
+            yield attribute, (holder, types.MethodType(value, holder), types.MethodType(written, holder))
+
+
+def _owner(method: Any) -> Optional[torch.nn.Module]:
+    """The module of a method, which other functions may wrap, as torch.compile does with modules of PyTorch."""
+    while method is not None:
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, torch.nn.Module):
-            yield attribute, owner
-    for kind in type(holder).__mro__:
-        for attribute, value in vars(kind).items():
-            if hasattr(value, "_torchdynamo_orig_callable") and attribute not in vars(holder):
-                yield attribute, holder
+            return owner
+        method = getattr(method, "__wrapped__", None)
+    return None

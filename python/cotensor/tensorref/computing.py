@@ -22,6 +22,9 @@ from .operations import kind_of, name_of, written_by
 from .weights import Weight
 
 _Found = Dict[int, Weight]
+_Copies = Dict[int, torch.Tensor]
+#: Tensors of the host with their copies.
+_Written = List[Tuple[torch.Tensor, torch.Tensor]]
 _Handler = Callable[[Any, Args, Kwargs], Any]
 #: Times of an operation that are measured with a synchronized device.
 _MEASURED = 3
@@ -47,6 +50,8 @@ class Computing(TorchFunctionMode):
         self.paused: Set[int] = set()
         #: Errors of saved tensors: an exception of their hooks would end the process in a thread of the device.
         self.failures: List[Exception] = []
+        #: Whether the thread that has the lock runs the code of several operations.
+        self.runs_code = False
         #: Results on the host that belong to the device, by id.
         self._marked: Dict[int, "weakref.ref[torch.Tensor]"] = {}
         self._handlers: Dict[Any, Tuple[_Handler, str]] = {}
@@ -94,14 +99,20 @@ class Computing(TorchFunctionMode):
             return self._managed(func, args, kwargs, on_host, found, weights)
 
     def operation(self, func: Any, args: Args) -> Any:
-        """Runs a function that is none of PyTorch's as one operation."""
+        """Runs the code of several operations as one."""
         self._handlers[func] = self._compute, name_of(func)
-        return self._compute(func, args, {})
+        self.runs_code = True
+        try:
+            return self._compute(func, args, {})
+        finally:
+            self.runs_code = False
 
     def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether tensors of the host fit on each device together, beside activations."""
         weights, others = set(), 0
         for tensor in tensors:
+            if torch.nn.parameter.is_lazy(tensor):
+                return False
             weight = self.weights.find(tensor)
             if weight is None:
                 others += tensor.nbytes
@@ -141,6 +152,8 @@ class Computing(TorchFunctionMode):
         started = time.perf_counter_ns()
         if not on_device:
             result = self._on_host(func, args, kwargs, mover)
+            for tensor in written_by(func, args, kwargs):
+                self._changed(tensor, None)
         else:
             result = self._substituted(func, args, kwargs, on_host, found, mover)
         elapsed = time.perf_counter_ns() - started
@@ -159,8 +172,10 @@ class Computing(TorchFunctionMode):
         self, func: Any, args: Args, kwargs: Kwargs, on_host: List[torch.Tensor], found: _Found, mover: Mover
     ) -> Any:
         """Runs an operation with copies on the device instead of tensors of the host."""
+        statistics = written_by(func, args, kwargs)
         for attempt in range(2):
-            copies: Dict[int, torch.Tensor] = {}
+            copies: _Copies = {}
+            versions: List[Optional[int]] = []
             try:
                 for tensor in on_host:
                     copies[id(tensor)] = self._copy(tensor, found.get(id(tensor)), mover.device)
@@ -170,24 +185,48 @@ class Computing(TorchFunctionMode):
             except torch.OutOfMemoryError:
                 if attempt:
                     raise
+                # Code of several operations may have written copies before it failed.
+                for tensor, copy in self._written(on_host, copies, versions, statistics):
+                    with torch.no_grad():
+                        copy.detach().copy_(tensor.detach())
                 copies.clear()
                 self._free(mover)
-        statistics = written_by(func, args, kwargs)
-        for tensor, version in zip(on_host, versions):
-            copy = copies[id(tensor)]
+            except BaseException:
+                self._write_back(self._written(on_host, copies, versions, statistics), found, statistics, mover)
+                raise
+        changed = self._written(on_host, copies, versions, statistics)
+        if changed:
+            self._write_back(changed, found, statistics, mover)
+        return self._home(result) if self.results_on_host else result
+
+    @staticmethod
+    def _written(
+        on_host: List[torch.Tensor], copies: _Copies, versions: List[Optional[int]], statistics: List[torch.Tensor]
+    ) -> _Written:
+        """The tensors of the host whose copies an operation has written, or may have, and these copies."""
+        pairs = [(tensor, copies[id(tensor)], version) for tensor, version in zip(on_host, versions)]
+        return [
+            (tensor, copy)
+            for tensor, copy, version in pairs
+            if (version is not None and copy._version != version) or any(tensor is one for one in statistics)
+        ]
+
+    def _write_back(
+        self, written: _Written, found: _Found, statistics: List[torch.Tensor], mover: Mover
+    ) -> None:
+        """Copies to the host what an operation has written."""
+        for tensor, copy in written:
+            weight = found.get(id(tensor))
             if any(tensor is one for one in statistics):
                 # As in PyTorch, the version of the tensor stays.
                 with torch.no_grad():
                     tensor.data.copy_(copy.detach())
                 self._changed(tensor, mover)
-            elif version is not None and copy._version != version:
-                weight = found.get(id(tensor))
-                if weight is not None:
-                    weight.write_back(tensor)
-                else:
-                    with torch.no_grad():
-                        tensor.detach().copy_(copy.detach())
-        return self._home(result) if self.results_on_host else result
+            elif weight is not None:
+                weight.write_back(tensor)
+            else:
+                with torch.no_grad():
+                    tensor.detach().copy_(copy.detach())
 
     def _changed(self, tensor: torch.Tensor, by: Optional[Mover]) -> None:
         """A tensor of the host was written without a new version; the copy of ``by`` was, too."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import InvalidError
-from .compiled import uncompiled
+from . import stance
 from .operations import Kind, kind_of, name_of
 
 #: Operations that are recorded; the program goes on.
@@ -75,7 +75,8 @@ class Recorder(TorchFunctionMode):
     def __enter__(self) -> "Recorder":
         self._handle = register_module_forward_pre_hook(self._name)
         # The operations of compiled functions are recorded, too.
-        self._stance = uncompiled()
+        self._stance = stance.uncompiled()
+        self._stance.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

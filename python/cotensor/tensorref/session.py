@@ -12,11 +12,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import _get_current_function_mode_stack, _push_mode
 
 from ..errors import InvalidError
 from . import broker as brokers
-from . import compiled, threads
+from . import compiled, stance, threads
 from .arguments import to_device
 from .events import Hooks, Middleware
 from .gradients import SavedOnHost, SavedWeight
@@ -223,7 +223,8 @@ class Offload(Interception):
             self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
         self._compiled = compiled.install(self, self.models)
         # The operations of other compiled functions have to be intercepted.
-        self._stance = compiled.uncompiled()
+        self._stance = stance.uncompiled()
+        self._stance.__enter__()
         # Optimizers work where the parameters and the gradients are.
         self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.paused.add(threading.get_ident())))
         self._handles.append(register_optimizer_step_post_hook(lambda *_: self.paused.discard(threading.get_ident())))
@@ -260,7 +261,7 @@ class Offload(Interception):
         _push_mode(self)  # type: ignore[no-untyped-call]
 
     def _pop(self) -> None:
-        _pop_mode()  # type: ignore[no-untyped-call]
+        threads.leave(self)
         self._local.stack.pop().__exit__(None, None, None)
 
     @contextlib.contextmanager
@@ -313,6 +314,10 @@ class Offload(Interception):
                 # The backward pass goes on, and the failure is raised at its end.
                 self.failures.append(saved.changed())
             try:
+                if self.runs_code:
+                    # Compiled code that waits for this pass has the lock.
+                    part = weight.source.as_strided(saved.size, saved.stride, saved.offset - weight.start)
+                    return to_device(part, saved.mover.device)
                 with self.lock:
                     return saved.mover.need(weight, saved.size, saved.stride, saved.offset)
             except torch.OutOfMemoryError as failure:
@@ -324,8 +329,9 @@ class Offload(Interception):
             try:
                 return to_device(saved.tensor, saved.device)
             except torch.OutOfMemoryError as failure:
-                with self.lock:
-                    self.mover_of(saved.device).no_memory()
+                if not self.runs_code:
+                    with self.lock:
+                        self.mover_of(saved.device).no_memory()
                 if attempt:
                     self.failures.append(failure)
         return saved.tensor

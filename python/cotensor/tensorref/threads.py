@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
@@ -75,18 +75,28 @@ def end(session: _Session) -> None:
 @contextlib.contextmanager
 def outside(session: object) -> Iterator[None]:
     """Functions are not intercepted by a session that this thread is in."""
-    popped: List[Any] = []
-    while not popped or session not in (popped[-1], getattr(popped[-1], "session", None)):
-        popped.append(_pop_mode())  # type: ignore[no-untyped-call]
-    for mode in reversed(popped[:-1]):
-        _push_mode(mode)  # type: ignore[no-untyped-call]
+    later, own = leave(session)
     try:
         yield
     finally:
-        for _ in popped[:-1]:
+        for _ in later:
             _pop_mode()  # type: ignore[no-untyped-call]
-        for mode in reversed(popped):
+        for mode in [*own, *later]:
             _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def leave(session: object) -> Tuple[List[Any], List[Any]]:
+    """Takes the last entry of a session out of this thread's modes. Returns the modes that were entered later, and the entry."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    entries = [at for at, mode in enumerate(modes) if session in (mode, getattr(mode, "session", None))]
+    if not entries:
+        return [], []
+    for _ in modes[entries[-1] :]:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    later = list(modes[entries[-1] + 1 :])
+    for mode in later:
+        _push_mode(mode)  # type: ignore[no-untyped-call]
+    return later, [modes[entries[-1]]]
 
 
 @contextlib.contextmanager
