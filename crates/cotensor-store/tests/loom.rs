@@ -3,7 +3,7 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_core::{DType, HeapMemory, Layout, Memory};
+use cotensor_core::{DType, HeapMemory, Memory};
 use cotensor_store::backend::{Budget, LeaseBackend, Record, RecordParts};
 use cotensor_store::{CopyReason, Holder, Lease, TensorId, TensorSpec, VersionWord, VersionWords, WordTable};
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
