@@ -124,18 +124,17 @@ demo:
 valgrind:
 	scripts/valgrind.sh
 
-# Fuzzes the parsers of untrusted bytes, each for SECONDS_EACH, FUZZ_JOBS at a time. RUSTC_BOOTSTRAP=1 makes a stable compiler accept
-# the flags of cargo-fuzz.
+# Fuzzes the parsers of untrusted bytes, each for SECONDS_EACH. RUSTC_BOOTSTRAP=1 makes a stable compiler accept cargo-fuzz's flags.
 FUZZ_TARGETS := onnx pack pipeline image wav frame rpc tensor files journal
 SECONDS_EACH ?= 600
-FUZZ_JOBS ?= $(shell nproc)
 FUZZ_LENGTH ?= -max_total_time=$(SECONDS_EACH)
 fuzz: export RUSTC_BOOTSTRAP := 1
 fuzz:
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
 	$(CARGO) fuzz build --sanitizer none
-	printf '%s\n' $(FUZZ_TARGETS) | \
-	  xargs -P $(FUZZ_JOBS) -I '{}' $(CARGO) fuzz run --sanitizer none '{}' -- $(FUZZ_LENGTH) -rss_limit_mb=4096
+	for target in $(FUZZ_TARGETS); do \
+	  $(CARGO) fuzz run --sanitizer none $$target -- $(FUZZ_LENGTH) -rss_limit_mb=4096; \
+	done
 
 # A fixed seed and number of inputs, so that the result of CI does not depend on chance.
 fuzz-short:
