@@ -7,19 +7,26 @@ import functools
 import inspect
 import threading
 import types
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 
 from . import stance, threads
 from .arguments import nested, with_copies
-from .interception import Interception
 
 _STATISTICS = ("running_mean", "running_var")
 #: A dictionary of a module, the name of a tensor in it, and the tensor.
 _Place = Tuple[Dict[str, Any], str, torch.Tensor]
 
 _this_thread = threading.local()
+
+
+class _Session(Protocol):
+    lock: Any
+
+    def inside(self, model: torch.nn.Module) -> ContextManager[bool]: ...
+    def fit(self, tensors: Sequence[torch.Tensor]) -> bool: ...
+    def operation(self, func: Any, args: Sequence[Any]) -> Any: ...
 
 
 class _OnHost(Exception):
@@ -33,7 +40,7 @@ class CompiledMethod:
     in the module. Otherwise it runs uncompiled, so that each of its operations gets its own weights.
     """
 
-    def __init__(self, session: Interception, name: str, holder: torch.nn.Module, attribute: str, found: "_Method") -> None:
+    def __init__(self, session: _Session, name: str, holder: torch.nn.Module, attribute: str, found: "_Method") -> None:
         #: The module whose weights the code uses.
         self.module, self._compiled, self._uncompiled = found
         self._session = session
@@ -148,7 +155,7 @@ def _places(module: torch.nn.Module) -> Iterator[_Place]:
 _Method = Tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any]]
 
 
-def install(session: Interception, models: Iterable[torch.nn.Module]) -> List[CompiledMethod]:
+def install(session: _Session, models: Iterable[torch.nn.Module]) -> List[CompiledMethod]:
     """Takes the places of all compiled methods of models: those of ``torch.compile(module)``, ``module.compile()`` and
     ``torch.compile(module.forward)``, and those of classes. None before PyTorch 2.6.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Optional
+from typing import Any, Optional
 
 import torch
 from torch.overrides import _pop_mode, _push_mode
@@ -14,10 +14,6 @@ from .simulated import memory as simulated
 
 class Interception(Computing):
     """Shows the weights as tensors of the device, where only their copies are."""
-
-    def inside(self, model: torch.nn.Module) -> ContextManager[bool]:
-        """A call of a module, in the session if that is entered. Yields whether it is."""
-        raise NotImplementedError
 
     def _device(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         # ``torch.device`` has no tensor.
