@@ -400,7 +400,7 @@ def test_sessions_end_in_any_order():
 def test_programs_see_signatures_and_what_code_puts_into_containers():
     class Collecting(Block):
         def forward(self, x, found, named, *, given):
-            y = super().forward(x + given["by"])
+            y = super().forward(x + given.by)
             found.append(y)
             named["y"] = y
             return y
@@ -418,9 +418,6 @@ def test_programs_see_signatures_and_what_code_puts_into_containers():
 @dataclasses.dataclass
 class Given:
     by: torch.Tensor
-
-    def __getitem__(self, name):
-        return getattr(self, name)
 
 
 @pytest.mark.parametrize("compile_", [compile_in_place, compile_class, compile_forward])

@@ -211,9 +211,7 @@ class Computing(TorchFunctionMode):
             if (version is not None and copy._version != version) or any(tensor is one for one in statistics)
         ]
 
-    def _write_back(
-        self, written: _Written, found: _Found, statistics: List[torch.Tensor], mover: Mover
-    ) -> None:
+    def _write_back(self, written: _Written, found: _Found, statistics: List[torch.Tensor], mover: Mover) -> None:
         """Copies to the host what an operation has written."""
         for tensor, copy in written:
             weight = found.get(id(tensor))

@@ -68,21 +68,19 @@ class Recorder(TorchFunctionMode):
         self.operations: List[Recorded] = []
         self._kinds: Dict[Any, Tuple[Kind, str]] = {}
         self._handle: Any = None
-        self._stance: Any = None
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._waits = accelerator is not None and accelerator.type != "simulated"
 
     def __enter__(self) -> "Recorder":
         self._handle = register_module_forward_pre_hook(self._name)
         # The operations of compiled functions are recorded, too.
-        self._stance = stance.uncompiled()
-        self._stance.__enter__()
+        stance.begin()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *failure: Any) -> None:
         super().__exit__(*failure)  # type: ignore[no-untyped-call]
-        self._stance.__exit__(None, None, None)
+        stance.end()
         self._handle.remove()
 
     def __torch_function__(

@@ -106,7 +106,6 @@ class Offload(Interception):
         self._entered = 0
         self._entries = threading.Lock()
         self._handles: List[Any] = []
-        self._stance: Any = None
         self._compiled: List[compiled.CompiledMethod] = []
         self._broker = None in limits if broker is None else broker
         self._share_required = broker is True
@@ -223,8 +222,7 @@ class Offload(Interception):
             self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
         self._compiled = compiled.install(self, self.models)
         # The operations of other compiled functions have to be intercepted.
-        self._stance = stance.uncompiled()
-        self._stance.__enter__()
+        stance.begin()
         # Optimizers work where the parameters and the gradients are.
         self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.paused.add(threading.get_ident())))
         self._handles.append(register_optimizer_step_post_hook(lambda *_: self.paused.discard(threading.get_ident())))
@@ -238,9 +236,7 @@ class Offload(Interception):
         for method in self._compiled:
             method.remove()
         self._compiled.clear()
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
+        stance.end()
         self.paused.clear()
         self.invalidate()
         for mover in self.movers:
@@ -278,8 +274,7 @@ class Offload(Interception):
         self.paused.discard(threading.get_ident())
         # Threads of the backward pass have the modes of the thread that called it.
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        sessions = [mode.session if isinstance(mode, threads.Inherited) else mode for mode in modes]
-        entered = self.is_entered and not any([session is self for session in sessions])
+        entered = self.is_entered and not any([threads.session_of(mode) is self for mode in modes])
         self._local.__dict__.setdefault("forwards", []).append(entered)
         if entered:
             self._push()

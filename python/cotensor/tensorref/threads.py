@@ -46,10 +46,15 @@ _sessions: List[_Session] = []
 _start: Callable[[threading.Thread], None] = threading.Thread.start
 
 
+def session_of(mode: Any) -> Any:
+    """The session of a mode, if it is the mode of one."""
+    return mode.session if isinstance(mode, Inherited) else mode
+
+
 def entered() -> List[_Session]:
     """The sessions of this thread, the first one first."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    found = [mode.session if isinstance(mode, Inherited) else mode for mode in modes]
+    found = [session_of(mode) for mode in modes]
     return [session for session in found if any(session is other for other in _sessions)]
 
 
@@ -88,7 +93,7 @@ def outside(session: object) -> Iterator[None]:
 def leave(session: object) -> Tuple[List[Any], List[Any]]:
     """Takes the last entry of a session out of this thread's modes. Returns the modes that were entered later, and the entry."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    entries = [at for at, mode in enumerate(modes) if session in (mode, getattr(mode, "session", None))]
+    entries = [at for at, mode in enumerate(modes) if session_of(mode) is session]
     if not entries:
         return [], []
     for _ in modes[entries[-1] :]:

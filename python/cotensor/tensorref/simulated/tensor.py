@@ -12,7 +12,7 @@ from .memory import MEMORIES
 aten = torch.ops.aten
 
 #: Operations with tensors of both devices.
-_COPIES = {aten.copy_.default, aten._to_copy.default, aten._copy_from.default}
+_COPIES = {aten.copy.default, aten.copy_.default, aten._to_copy.default, aten._copy_from.default}
 #: As on GPUs, tensors of indices may be on the host.
 _INDEXING = {
     aten.index.Tensor,
@@ -125,7 +125,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     raw_args, raw_kwargs = tree_map(raw_of, (list(args), kwargs))
     if func in _COPIES:
         return copy(func, args, raw_args, raw_kwargs)
-    if func in _INDEXING or func is aten.copy.default:
+    if func in _INDEXING:
         on_host.clear()
     devices = {tensor.device: None for tensor in [*wrapped.values(), *on_host] if tensor.dim() > 0}
     if len(devices) > 1:
@@ -135,7 +135,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     index = next(iter(wrapped.values())).device.index if wrapped else 0
     index = next((tensor.device.index for tensor in wrapped.values() if tensor.dim() > 0), index)
     named = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-    to_host = (named is not None and named.type != "simulated") or (func is aten.copy.default and args[0].is_cpu)
+    to_host = named is not None and named.type != "simulated"
     if "device" in kwargs and not to_host:
         raw_kwargs["device"] = torch.device("cpu")
         if named is not None and named.index is not None:
@@ -170,6 +170,11 @@ def copy(func: Any, args: Sequence[Any], raw_args: Any, raw_kwargs: Any) -> Any:
         result = func(*raw_args, **raw_kwargs)
         count_copy(args[0].device, named, result)
         return SimulatedTensor(result, named.index or 0) if named.type == "simulated" else result
+    if func is aten.copy.default:
+        # Compiled code has it for ``copy_``.
+        result = func(*raw_args, **raw_kwargs)
+        count_copy(args[1].device, args[0].device, result)
+        return result if args[0].is_cpu else SimulatedTensor(result, args[0].device.index or 0)
     func(*raw_args, **raw_kwargs)
     target, source = args[:2] if func is aten.copy_.default else (args[1], args[0])
     count_copy(source.device, target.device, raw_args[0])

@@ -162,18 +162,17 @@ impl Follower {
             let step = step % phase.plan.steps();
             let operation = &phase.operations[step % phase.operations.len()];
             let copies = &phase.plan.prefetches[phase.first_prefetch(step)..phase.first_prefetch(step + 1)];
-            let (place, moves) = match &self.alternative {
-                None if phase.is_on_cpu(step) => (Place::Cpu, true),
-                None => (Place::Device, true),
-                Some(Alternative::AllCpu(_)) => (Place::Cpu, false),
-                Some(_) => (Place::Device, false),
+            let is_planned = self.alternative.is_none();
+            let on_cpu = match &self.alternative {
+                None => phase.is_on_cpu(step),
+                Some(alternative) => matches!(alternative, Alternative::AllCpu(_)),
             };
             Expected {
                 name: operation.name.clone(),
                 uses: operation.uses.clone(),
-                place,
-                copied: copies.iter().map(|copy| copy.tensor).filter(|_| moves).collect(),
-                evicted: phase.evicted_after(step).filter(|_| moves).collect(),
+                place: if on_cpu { Place::Cpu } else { Place::Device },
+                copied: copies.iter().map(|copy| copy.tensor).filter(|_| is_planned).collect(),
+                evicted: phase.evicted_after(step).filter(|_| is_planned).collect(),
             }
         };
         (self.step..self.step + count).map(expected).collect()
