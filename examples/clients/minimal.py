@@ -6,6 +6,9 @@ import fcntl, json, math, mmap, os, socket, struct, sys
 
 PROTOCOL = 3
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+LINUX = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
+# Sandboxes refuse memfds without MFD_NOEXEC_SEAL, which is 8. Linux before 6.3 does not have it.
+MEMFD = os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC | (8 if LINUX >= (6, 3) else 0)
 
 
 class Failed(Exception):
@@ -61,7 +64,7 @@ class Daemon(Connection):
         """Publishes bytes as a tensor and returns its id, leased to this session."""
         spec = {"name": name, "dtype": dtype, "shape": shape}
         reserved, _ = self.call("tensor.reserve", {"spec": spec, "holder": ""})
-        fd = os.memfd_create(name, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, MEMFD)
         with open(fd, "wb") as memory:
             memory.write(data)
             memory.flush()

@@ -3,6 +3,7 @@
 use cotensor_attacks::{Raw, Target, assert_no_secrets, content, put, spec};
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ErrorKind, Memory};
+use cotensor_memory::process::create_memfd;
 use cotensor_memory::{MemfdMemory, Slab};
 use cotensor_store::{Lease, TensorStore};
 use rustix::fs::{
@@ -27,7 +28,7 @@ fn size_seals() -> SealFlags {
 
 /// A memfd of `len` bytes, of which the first `backed` are allocated.
 fn memfd(len: u64, backed: u64, seals: SealFlags) -> OwnedFd {
-    let fd = memfd_create("attack", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    let fd = create_memfd("attack").unwrap();
     ftruncate(&fd, len).unwrap();
     if backed > 0 {
         fallocate(&fd, FallocateFlags::KEEP_SIZE, 0, backed).unwrap();
@@ -50,6 +51,7 @@ fn reopened(fd: &OwnedFd, flags: OFlags) -> OwnedFd {
 }
 
 /// Descriptors that are not immutable memory of [`BYTES`] bytes, with their descriptions.
+#[expect(clippy::disallowed_methods, reason = "memfds that Cotensor does not create")]
 fn wrong() -> Vec<(&'static str, OwnedFd)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");

@@ -3,9 +3,10 @@
 
 use super::Sealed;
 use cotensor_core::{Error, Layout, Result};
+use cotensor_memory::process::create_memfd;
 use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, StoreReports, TensorSpec};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -29,10 +30,9 @@ impl Upload {
     /// An empty upload of `len` bytes. `charge` counts no bytes yet.
     ///
     /// # Errors
-    /// `Io` when no more descriptors may be open.
+    /// `OverBudget` when no more descriptors may be open; `Io`.
     pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>) -> Result<Self> {
-        let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|error| Error::io("making shared memory", &error.into()))?;
+        let fd = create_memfd("cotensor")?;
         Ok(Self { name: name.to_owned(), file: fd.into(), len, filled: 0, charge })
     }
 

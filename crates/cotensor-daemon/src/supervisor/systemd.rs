@@ -8,8 +8,8 @@ use super::channel::{HandoverHeader, Sockets};
 use super::journal::{Event, Journal};
 use crate::socket::Listening;
 use cotensor_core::{Error, Result};
-use cotensor_memory::process::listen_fds_with_names;
-use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use cotensor_memory::process::{create_memfd, listen_fds_with_names};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::cell::Cell;
@@ -264,6 +264,5 @@ impl Manager {
 }
 
 fn memfd() -> Result<File> {
-    let fd = memfd_create("cotensor journal", MemfdFlags::CLOEXEC);
-    Ok(fd.map_err(|error| Error::io("making the journal", &error.into()))?.into())
+    Ok(create_memfd("cotensor journal").map_err(|error| error.prefixed("journal"))?.into())
 }

@@ -21,6 +21,7 @@ mod models;
 mod namespaces;
 mod protocol;
 mod reconnection;
+mod sandbox;
 mod sharing;
 mod signals;
 mod slabs;

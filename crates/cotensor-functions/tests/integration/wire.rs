@@ -4,6 +4,7 @@ use cotensor_client::protocol::{self as p, provider};
 use cotensor_daemon::testing::Running;
 use cotensor_functions::{Options, Provider, Value};
 use cotensor_memory::Slab;
+use cotensor_memory::process::create_memfd;
 use cotensor_rpc::{Decoder, Frame, send_all};
 use serde_json::{Value as Json, json};
 use std::os::fd::{AsFd, OwnedFd};
@@ -181,7 +182,7 @@ fn arena_accepts_only_sealed_slabs_and_ranges_within_them() {
     let _provider = echoing(&running);
     let (mut raw, _) = Raw::connect(&running);
     let slab = |bytes| Slab::create(bytes).unwrap().fd().try_clone_to_owned().unwrap();
-    let unsealed = || rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    let unsealed = || create_memfd("unsealed").unwrap();
     for (bytes, fds, names) in [
         (4096, Vec::new(), "descriptor"),
         (0, vec![unsealed()], "seals"),

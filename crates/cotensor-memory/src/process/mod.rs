@@ -7,6 +7,7 @@ mod heap;
 mod limits;
 mod listen_fds;
 mod mappings;
+mod memfd;
 mod procfs;
 mod random;
 mod signals;
@@ -14,8 +15,8 @@ mod status;
 mod usage;
 
 pub use credentials::{PeerCredentials, peer_credentials};
+pub(crate) use descriptors::move_above_select;
 pub use descriptors::{duplicate_fd, fd_limit_error, raise_fd_limit};
-pub(crate) use descriptors::{fd_error, move_above_select};
 pub use detach::detach;
 pub use heap::trim_heap;
 pub(crate) use limits::available_with_swap_bytes;
@@ -24,6 +25,7 @@ pub use listen_fds::listen_fds_with_names;
 #[cfg(test)]
 pub(crate) use mappings::range_at;
 pub use mappings::{MappedRange, RangeUsage, mapped_ranges, range_usage};
+pub use memfd::create_memfd;
 pub use random::random_bytes;
 pub use signals::{ignore_sigxfsz, is_signal_ignored};
 pub use status::{children, parent, state};

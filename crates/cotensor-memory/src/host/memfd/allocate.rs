@@ -2,9 +2,9 @@
 
 use crate::host::parallel_copy::part_bytes;
 use crate::mapping::{Access, Mapping, OnFork, huge_page_bytes};
-use crate::process::{available_with_swap_bytes, fd_error, move_above_select};
+use crate::process::{available_with_swap_bytes, create_memfd, move_above_select};
 use cotensor_core::{Error, ErrorKind, Result, padded, size};
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -23,9 +23,7 @@ pub(crate) fn allocate(len: usize, on_fork: OnFork) -> Result<(OwnedFd, Mapping)
     check_available(len)?;
     let io =
         |what: &str, error: Errno| Error::io(format!("{what} {} of shared memory", size(len as u64)), &error.into());
-    let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|error| fd_error(&format!("cannot create {} of shared memory", size(len as u64)), error))?;
-    let fd = move_above_select(fd);
+    let fd = move_above_select(create_memfd("cotensor")?);
     ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
     let map = Mapping::new(fd.as_fd(), len, Access::Write)?;
     map.set_on_fork(on_fork)?;

@@ -1,10 +1,11 @@
 //! Seals of memfds: what the kernel guarantees about a memfd to every process that has a descriptor of it.
 
 use crate::mapping::huge_page_bytes;
+use crate::process::create_memfd;
 use cotensor_core::{Error, ErrorKind, Result, padded};
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat,
-    fstatfs, ftruncate, memfd_create,
+    FallocateFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, fstatfs,
+    ftruncate,
 };
 use rustix::io::{Errno, retry_on_intr};
 use rustix::param::page_size;
@@ -147,7 +148,7 @@ fn expected_page_bytes(len: usize) -> usize {
 
 /// The least memory of a memfd: a huge page when the system's setting gives huge pages to all shared memory.
 fn smallest_page_bytes() -> usize {
-    let backed = memfd_create("cotensor", MemfdFlags::CLOEXEC).map_err(fstat_error).and_then(|fd| {
+    let backed = create_memfd("cotensor").and_then(|fd| {
         ftruncate(&fd, 1).map_err(fstat_error)?;
         fallocate(&fd, FallocateFlags::empty(), 0, 1).map_err(fstat_error)?;
         backed_bytes(&fd)

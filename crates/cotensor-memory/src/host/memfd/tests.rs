@@ -1,10 +1,10 @@
 use super::seal::seal_with_retry;
 use super::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd};
 use crate::mapping::{Access, Mapping};
-use crate::process::{fd_count, mapping_count, range_at};
+use crate::process::{create_memfd, fd_count, mapping_count, range_at};
 use crate::{MemfdPool, PrivateMapping};
 use cotensor_core::{ErrorKind, Memory, MemoryKind, Segment, SegmentMut, TENSOR_BYTES_MAX};
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create, open};
+use rustix::fs::{Mode, OFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, open};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -146,7 +146,7 @@ fn open_refuses_unsealed_sparse_and_foreign_files() {
         assert!(error.to_string().contains(reason), "{error}");
     };
     let memfd = |len: usize, seals| {
-        let fd = memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
+        let fd = create_memfd("x").unwrap();
         ftruncate(&fd, len as u64).unwrap();
         fcntl_add_seals(&fd, seals).unwrap();
         fd
@@ -182,7 +182,7 @@ fn sealing_fails_while_another_mapping_can_write() {
 /// As when a forked child starts another program.
 #[test]
 fn sealing_succeeds_once_the_other_mapping_is_unmapped() {
-    let fd = memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
+    let fd = create_memfd("x").unwrap();
     ftruncate(&fd, 4096).unwrap();
     let mut other = Some(Mapping::new(fd.as_fd(), 4096, Access::Write).unwrap());
     let mut waits = 0;

@@ -1,7 +1,8 @@
 //! A device without hardware whose memory processes share.
 
+use crate::process::create_memfd;
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
-use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::fs::fstat;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const SEGMENT_BYTES_MAX: usize = 1 << 30;
 
 /// The memory of [`Device::Fake`], for several processes. A segment is a file without a name that no process maps: the
-/// host cannot address its bytes. As with the memory of a GPU, its descriptor cannot be sealed.
+/// host cannot address its bytes. As with the memory of a GPU, its descriptor is not sealed.
 ///
 /// It counts the bytes of this process's live segments, so that tests find leaks.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +54,7 @@ impl Memory for SharedFakeDevice {
             return Err(Error::invalid(format!("{len} bytes; the fake device has {SEGMENT_BYTES_MAX}")));
         }
         let io = |error: std::io::Error| Error::io("cannot reserve memory of the fake device", &error);
-        let file = File::from(memfd_create("fake device", MemfdFlags::CLOEXEC).map_err(|error| io(error.into()))?);
+        let file = File::from(create_memfd("fake device")?);
         file.set_len(len as u64).map_err(io)?;
         Ok(Box::new(self.segment(file, len)))
     }
