@@ -3,7 +3,7 @@
 
 use super::Sealed;
 use cotensor_core::{Error, Layout, Result};
-use cotensor_memory::process::create_memfd;
+use cotensor_memory::process::{check_memory, create_memfd};
 use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, StoreReports, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_add_seals};
@@ -30,8 +30,10 @@ impl Upload {
     /// An empty upload of `len` bytes. `charge` counts no bytes yet.
     ///
     /// # Errors
-    /// `OverBudget` when no more descriptors may be open; `Io`.
+    /// `OverBudget` when no more descriptors may be open, or when the system or a control group has less memory left; `Io`.
     pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>) -> Result<Self> {
+        // All of it, so that an upload that cannot fit is refused before it is sent.
+        drop(check_memory(usize::try_from(len).unwrap_or(usize::MAX))?);
         let fd = create_memfd("cotensor")?;
         Ok(Self { name: name.to_owned(), file: fd.into(), len, filled: 0, charge })
     }
@@ -57,6 +59,7 @@ impl Upload {
             let step = step.min(self.len - self.charge.bytes());
             self.charge = store.grant_more(self.charge, step).map_err(|error| error.in_field(self.name.as_str()))?;
         }
+        let _pending = check_memory(part.len())?;
         // Without memory this fails, whereas writing to a mapping would end the process.
         self.file.write_all_at(part, self.filled).map_err(|error| Error::io("filling shared memory", &error))?;
         self.filled = end;

@@ -8,6 +8,7 @@ mod blobs;
 mod broker;
 mod clients_die;
 mod conformance;
+mod control_groups;
 mod descriptors;
 mod devices;
 mod foreground;

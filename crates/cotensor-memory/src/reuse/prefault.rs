@@ -4,7 +4,7 @@
 
 use super::free_blocks::{Block, FreeBlocks};
 use crate::host::MemfdMut;
-use crate::process::{available_bytes, cgroup_memory_limit};
+use crate::process::left_without_swap_bytes;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -181,19 +181,12 @@ impl Prefaulter {
 
 /// Adds a prefaulted memfd to the pool, unless one is free or memory is short.
 fn prefault(free: &FreeBlocks, capacity: usize) -> bool {
-    let enough = left_bytes().is_none_or(|left| left / AVAILABLE_FACTOR_MIN >= capacity as u64);
+    let enough = left_without_swap_bytes().is_none_or(|left| left / AVAILABLE_FACTOR_MIN >= capacity as u64);
     if free.contains(capacity) || !enough {
         return false;
     }
     let created = MemfdMut::create(capacity).and_then(|memfd| memfd.prefault().map(|()| memfd));
     created.is_ok_and(|memfd| free.put(Block { memfd, stale: 0 }))
-}
-
-/// Bytes that can be allocated without swapping and without reaching the control group's limit, as far as they are
-/// known.
-fn left_bytes() -> Option<u64> {
-    let in_group = cgroup_memory_limit().map(|(limit, used)| limit.saturating_sub(used));
-    available_bytes().into_iter().chain(in_group).min()
 }
 
 #[cfg(test)]

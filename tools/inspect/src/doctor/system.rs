@@ -116,17 +116,21 @@ fn huge_pages() -> Option<Finding> {
 }
 
 fn cgroup() -> Finding {
-    match process::cgroup_memory_limit() {
-        None => Finding::ok("memory limit", "none"),
-        Some((max, used)) if max.saturating_sub(used) < MEMORY_MIN_BYTES => Finding::new(
-            "memory limit",
-            Severity::Slow,
-            format!("{} of {} used", mib(used), mib(max)),
-            "shared memory is charged to the cgroup of the process that created it until it is freed; above the limit the kernel \
-             kills a process; set `cotensor serve --max-memory` below the limit",
-        ),
-        Some((max, used)) => Finding::ok("memory limit", format!("{} of {} used", mib(used), mib(max))),
+    let Some(group) = process::memory_groups(None).into_iter().min_by_key(|group| group.left_bytes(0)) else {
+        return Finding::ok("memory limit", "none");
+    };
+    let left = group.left_bytes(0);
+    let found = format!("{} left of {} in {}", mib(left), mib(group.limit_bytes), group.folder.display());
+    if left >= MEMORY_MIN_BYTES {
+        return Finding::ok("memory limit", found);
     }
+    Finding::new(
+        "memory limit",
+        Severity::Slow,
+        found,
+        "shared memory counts in the control group of the process that wrote it first, until it is freed; tensors that do not fit \
+         are refused; raise the limit of the group",
+    )
 }
 
 fn available() -> Finding {

@@ -2,25 +2,25 @@
 
 use crate::host::parallel_copy::part_bytes;
 use crate::mapping::{Access, Mapping, OnFork, huge_page_bytes};
-use crate::process::{available_with_swap_bytes, create_memfd, move_above_select};
-use cotensor_core::{Error, ErrorKind, Result, padded, size};
+use crate::process::{check_memory, create_memfd, move_above_select};
+use cotensor_core::{Error, Result, padded, size};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
-
-/// From this length on, the system's free memory is checked first.
-const CHECKED_BYTES_MIN: usize = 64 << 20;
 
 /// Creates a sealable memfd of `len` zeroed bytes, reserves all of its pages and maps it for writing.
 ///
 /// Huge pages make sealing, the first read and freeing several times cheaper. They are created before the first write,
 /// which would otherwise create small pages to be copied.
 ///
+/// The kernel kills a process instead of refusing the last pages of the system or of a control group, so they are checked
+/// first.
+///
 /// With [`OnFork::Exclude`], a child that is forked meanwhile cannot write the memfd, so it cannot keep it from being
 /// sealed.
 pub(crate) fn allocate(len: usize, on_fork: OnFork) -> Result<(OwnedFd, Mapping)> {
     padded(len)?;
-    check_available(len)?;
+    let _pending = check_memory(len)?;
     let io =
         |what: &str, error: Errno| Error::io(format!("{what} {} of shared memory", size(len as u64)), &error.into());
     let fd = move_above_select(create_memfd("cotensor")?);
@@ -33,22 +33,6 @@ pub(crate) fn allocate(len: usize, on_fork: OnFork) -> Result<(OwnedFd, Mapping)
         fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| io("cannot reserve", error))?;
     }
     Ok((fd, map))
-}
-
-/// Refuses a length that the system cannot back: for the last pages of the system, the kernel kills a process instead
-/// of refusing them.
-fn check_available(len: usize) -> Result<()> {
-    if len < CHECKED_BYTES_MIN {
-        return Ok(());
-    }
-    match available_with_swap_bytes() {
-        Some(left) if (len as u64) > left => {
-            let message =
-                format!("{} do not fit the {} of memory that the system has left", size(len as u64), size(left));
-            Err(Error::new(ErrorKind::OverBudget, message))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Collapses all whole huge pages of a new mapping, on several threads.
