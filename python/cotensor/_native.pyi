@@ -25,7 +25,6 @@ __all__ = [
     "CompletionQueue",
     "DeviceShare",
     "TensorBuilder",
-    "Embedded",
     "Functions",
     "NameChange",
     "Placement",
@@ -45,12 +44,12 @@ __all__ = [
     "Watch",
     "__version__",
     "reset_functions",
-    "connect_or_embed",
     "divide_operations",
     "content_hash",
     "default_port",
-    "default_socket",
-    "named_socket",
+    "own_socket",
+    "port_of_rank",
+    "start_daemon",
     "encode_manifest",
     "stop_functions",
     "main",
@@ -58,7 +57,6 @@ __all__ = [
     "shared_pages",
     "read_manifest",
     "save_file",
-    "socket_of",
     "as_tensor",
 ]
 
@@ -112,22 +110,13 @@ def encode_manifest(
 def content_hash(*parts: Union[str, _Array]) -> str: ...
 def published_at(address: int, nbytes: int) -> Optional[tuple[Tensor, int]]: ...
 def shared_pages(address: int, nbytes: int) -> Optional[tuple[Tensor, int, int, int]]: ...
-def connect_or_embed(
-    socket: Optional[_Path] = None,
-    *,
-    listen: Optional[str] = None,
-    token_file: Optional[_Path] = None,
-    hosts: Optional[Sequence[str]] = None,
-    client: Optional[str] = None,
-    max_memory_mb: Optional[int] = None,
-) -> tuple[Store, Optional[Embedded]]: ...
 def save_file(tensors: Union[Mapping[str, _Array], _Array], path: _Path) -> None: ...
 def default_port() -> int: ...
-def default_socket() -> Path: ...
-def named_socket() -> Optional[Path]: ...
+def own_socket(socket: Optional[_Path] = None, port: Optional[int] = None) -> Path: ...
+def port_of_rank() -> Optional[int]: ...
+def start_daemon(socket: _Path, arguments: Sequence[_Path]) -> None: ...
 def reset_functions() -> None: ...
 def stop_functions(seconds: float) -> bool: ...
-def socket_of(address: str) -> Path: ...
 
 @final
 class Store:
@@ -144,6 +133,7 @@ class Store:
     def connect(
         socket: Optional[_Path] = None,
         *,
+        port: Optional[int] = None,
         client: Optional[str] = None,
         timeout: Optional[float] = None,
         autostart: bool = True,
@@ -154,6 +144,7 @@ class Store:
     def client(self) -> Optional[str]: ...
     @property
     def epoch(self) -> Optional[int]: ...
+    def listen_http(self, port: Optional[int] = None) -> tuple[str, Path]: ...
     def start_models(self) -> tuple[Path, int]: ...
     def get(self, name: str, holder: Optional[str] = None) -> Tensor: ...
     def lease(self, id: tuple[int, int], holder: Optional[str] = None) -> Tensor: ...
@@ -593,14 +584,6 @@ class SoundBytes:
     def rate(self) -> Optional[int]: ...
     def push(self, data: bytes) -> bytes: ...
     def finish(self) -> None: ...
-
-@final
-class Embedded:
-    @property
-    def http(self) -> Optional[str]: ...
-    @property
-    def token_file(self) -> Optional[Path]: ...
-    def close(self) -> None: ...
 
 @final
 class Provider:

@@ -42,7 +42,7 @@ mod _native {
     #[pymodule_export]
     use super::store::change_queue::ChangeQueue;
     #[pymodule_export]
-    use super::store::embedded::{Embedded, connect_or_embed, default_port, default_socket, named_socket, socket_of};
+    use super::store::daemon::{default_port, own_socket, port_of_rank, start_daemon};
     #[pymodule_export]
     use super::store::key::content_hash;
     #[pymodule_export]

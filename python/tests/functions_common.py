@@ -120,6 +120,15 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def stop_daemons(folder: Path) -> None:
+    """Ends the daemons whose sockets are in this folder."""
+    from conftest import command  # which imports this module
+
+    for path in folder.iterdir():
+        if path.is_socket():
+            subprocess.run([*command(), "stop", "--socket", str(path)], check=True, capture_output=True, timeout=60)
+
+
 def free_port() -> int:
     """A port at which no program listens."""
     import socket

@@ -20,8 +20,9 @@ from typing import Iterator
 import numpy as np
 import pytest
 from conftest import command
-from functions_common import SERVE, Program, environment, free_port, program, run, until
+from functions_common import SERVE, Program, environment, free_port, program, run, stop_daemons, until
 
+import cotensor
 from cotensor import ConflictError, InvalidError, NotFoundError
 from cotensor.client import SharedTensorClient
 from cotensor.provider import SharedTensorProvider
@@ -61,8 +62,10 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
+    """A folder for sockets. The daemons in it end with the test."""
     with tempfile.TemporaryDirectory(prefix="cot-") as name:
         yield Path(name)
+        stop_daemons(Path(name))
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def module(folder) -> Path:
 def serving(folder: Path, *arguments: str, **more: str) -> Program:
     """Starts the command, with sockets in `folder`."""
     command = [sys.executable, "-m", "cotensor.server", *arguments]
-    return Program("", command=command, cwd=folder, env=environment(XDG_RUNTIME_DIR=str(folder), **more))
+    return Program("", command=command, cwd=folder, env=environment(COTENSOR_RUNTIME_DIR=str(folder), **more))
 
 
 def health(port: int) -> dict:
@@ -120,8 +123,6 @@ def test_server_in_this_process(folder):
             server.start()
         with pytest.raises(ConflictError, match="a server already runs at port"):
             SharedTensorServer(port=server.port, socket=folder / "s").start()
-        port = server.port
-    assert not is_up(port)
     server.stop()
     with pytest.raises(ConflictError, match="stopped"):
         server.start()
@@ -170,6 +171,7 @@ def test_server_time_limit_applies_to_functions_without_one(folder, module):
     [
         ({"port": 70000}, "port"),
         ({"port": "2537"}, "port"),
+        ({"host": "no.such.host"}, "host"),
         ({"max_workers": 0}, "max_workers"),
         ({"timeout": -1}, "timeout"),
         ({"tensors": "x"}, "tensors"),
@@ -208,10 +210,10 @@ def test_url_is_set_while_the_server_listens(folder, monkeypatch):
     with server:
         with urllib.request.urlopen(f"{server.url}/health", timeout=10) as answer:
             assert answer.status == 200
-        # A server for another port uses the daemon at the socket.
+        # A server of another rank uses the daemon at the socket, with the HTTP that it has.
         monkeypatch.setenv("RANK", "7")
         with SharedTensorServer(socket=folder / "s") as joined:
-            assert joined.url is None and joined.socket == server.socket
+            assert joined.socket == server.socket and (joined.url, joined.token_file) == (server.url, server.token_file)
         elsewhere = SharedTensorServer(port=free_port(), socket=folder / "s")
         with pytest.raises(ConflictError, match="does not have this option") as raised:
             elsewhere.start()
@@ -219,7 +221,7 @@ def test_url_is_set_while_the_server_listens(folder, monkeypatch):
 
 
 def test_server_joins_the_daemon_of_its_port(folder, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("COTENSOR_RUNTIME_DIR", str(folder))
     monkeypatch.delenv("COTENSOR_SOCKET", raising=False)
     port = free_port()
     socket_path = folder / f"cotensor-{port}.sock"
@@ -227,7 +229,7 @@ def test_server_joins_the_daemon_of_its_port(folder, monkeypatch):
     try:
         until(socket_path.exists)
         with SharedTensorServer(port=port) as joined:
-            assert joined.url is None and joined.socket == str(socket_path)
+            assert joined.url == f"http://127.0.0.1:{port}" and joined.socket == str(socket_path)
             joined.share(name="by.port")(lambda: 7)
             with SharedTensorClient(server_port=port) as client:
                 assert client.call_function("by.port") == 7
@@ -250,24 +252,78 @@ def test_port_depends_on_the_rank(monkeypatch):
         SharedTensorClient()
 
 
-def test_port_of_another_program_is_refused(folder):
+def test_port_of_another_program_is_refused(folder, monkeypatch):
     import http.server
     import threading
 
+    monkeypatch.setenv("COTENSOR_RUNTIME_DIR", str(folder))
+    monkeypatch.delenv("COTENSOR_SOCKET", raising=False)
+    monkeypatch.delenv("COTENSOR_AUTOSTART", raising=False)
     other = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     threading.Thread(target=other.serve_forever, daemon=True).start()
     try:
         port = other.server_port
-        with pytest.raises(ConflictError, match="another program"):
+        with pytest.raises(ConflictError, match="not available") as raised:
             SharedTensorServer(port=port).start()
-        with (
-            pytest.raises(ConflictError, match="another program"),
-            SharedTensorClient(server_port=port, retry_count=0) as client,
-        ):
-            client.add(1, 2)
+        assert raised.value.field == "port"
     finally:
         other.shutdown()
         other.server_close()
+
+
+def test_stranger_at_a_named_port_is_not_believed(folder, monkeypatch):
+    import http.server
+    import threading
+
+    monkeypatch.setenv("COTENSOR_RUNTIME_DIR", str(folder))
+    monkeypatch.delenv("COTENSOR_SOCKET", raising=False)
+    monkeypatch.setenv("COTENSOR_AUTOSTART", "1")
+    place = folder / "elsewhere" / "precious.sock"
+
+    class Stranger(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps({"status": "ok", "version": "1", "protocol": 3, "socket": str(place)}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    other = http.server.HTTPServer(("127.0.0.1", 0), Stranger)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    try:
+        port = other.server_port
+        with (
+            pytest.raises(ConflictError, match="not a daemon of this user"),
+            SharedTensorClient(server_port=port, retry_count=0) as client,
+        ):
+            client.add(1, 2)
+        # A provider starts the daemon at the own socket of the port, whatever runs at the port. It opens no port.
+        with SharedTensorProvider(server_port=port) as provider:
+            provider.share(name="add")(lambda a, b: a + b)
+            assert provider.store.socket == folder / f"cotensor-{port}.sock"
+            with SharedTensorClient(server_port=port, retry_count=0) as client:
+                assert client.add(1, 2) == 3
+        assert not place.parent.exists()
+    finally:
+        other.shutdown()
+        other.server_close()
+
+
+def test_default_daemon_is_the_same_for_all(folder, monkeypatch):
+    monkeypatch.setenv("COTENSOR_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("COTENSOR_AUTOSTART", "1")
+    for name in ("COTENSOR_SOCKET", "RANK", "GPUS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    with cotensor.connect() as store, SharedTensorProvider() as provider, SharedTensorClient() as client:
+        provider.share(name="add")(lambda a, b: a + b)
+        assert client.add(1, 2) == 3
+        assert store.socket == provider.store.socket == client.store.socket == folder / "cotensor.sock"
+        assert store.epoch == provider.store.epoch == client.store.epoch
+        shown = [*command(), "status", "--json", "--socket", str(store.socket)]
+        assert json.loads(subprocess.check_output(shown, timeout=60))["http"] is None, "TCP is off"
 
 
 def test_bound_port_is_refused(folder):
@@ -278,7 +334,6 @@ def test_bound_port_is_refused(folder):
         port = silent.getsockname()[1]
         with pytest.raises(ConflictError, match="not available"):
             SharedTensorServer(port=port, socket=folder / "s").start()
-    assert not (folder / "s").exists()
 
 
 # -- as a command ------------------------------------------------------
@@ -295,7 +350,7 @@ def test_command_serves_a_file_until_sigterm(folder, module):
             assert mode == "server" and pid == server.process.pid
             names = [each["name"] for each in client.list_functions()]
             assert names == ["add_numbers", "mode", f"server/{port}", "sleepy", "stamp"]
-        assert daemon_process(port) == server.process.pid
+        assert daemon_process(port) != server.process.pid
         second = serving(folder, "my_functions.py", "--port", str(port))
         out, errors = second.finish()
         assert second.process.returncode == 2 and f"a server already runs at port {port}" in errors
@@ -303,7 +358,9 @@ def test_command_serves_a_file_until_sigterm(folder, module):
         out, errors = server.finish()
         assert server.process.returncode == 0, errors
         assert "4 functions: add_numbers, mode, sleepy, stamp" in errors
-        assert not is_up(port)
+        assert is_up(port), "the daemon has the tensors of other programs"
+        with SharedTensorClient(server_port=port, retry_count=0) as client, pytest.raises(NotFoundError):
+            client.call_function("add_numbers", [1, 2])
     finally:
         server.end()
 
@@ -325,7 +382,7 @@ try:
 except (OSError, cotensor.errors.CancelledError) as error:
     print("ended")
 """
-        with program(code, env=environment(XDG_RUNTIME_DIR=str(folder))) as calling:
+        with program(code, env=environment(COTENSOR_RUNTIME_DIR=str(folder))) as calling:
             assert calling.line() == "calling"
             assert server.line() == "sleeping"
             server.signal(number)
@@ -349,7 +406,7 @@ def test_command_ends_while_modules_load(folder):
         server.end()
 
 
-def test_command_without_modules_is_a_daemon(folder):
+def test_command_without_modules_starts_a_daemon(folder):
     port = free_port()
     server = serving(folder, "--port", str(port))
     try:
@@ -359,12 +416,12 @@ from cotensor.provider import SharedTensorProvider
 provider = SharedTensorProvider(server_port={port})
 @provider.share(name="beside")
 def beside():
-    return provider.embedded
+    return str(provider.store.socket)
 """
-        with program(provider_code + SERVE, env=environment(XDG_RUNTIME_DIR=str(folder))) as beside:
+        with program(provider_code + SERVE, env=environment(COTENSOR_RUNTIME_DIR=str(folder))) as beside:
             assert beside.line() == "ready"
             with SharedTensorClient(server_port=port, retry_count=0) as client:
-                assert client.beside() is False
+                assert client.beside() == str(folder / f"cotensor-{port}.sock")
             beside.signal(signal.SIGINT)
             beside.finish()
             assert beside.process.returncode == 0
@@ -379,7 +436,7 @@ def test_command_reports_errors(folder):
         (["--port", "99999"], 2, "port"),
         (["--workers", "0"], 2, "max_workers"),
         (["--frobnicate"], 2, "unrecognized"),
-        (["--host", "no.such.host"], 2, "listen"),
+        (["--host", "no.such.host"], 2, "host"),
     ):
         more = [] if "--port" in arguments else ["--port", str(free_port())]
         wrong = serving(folder, *arguments, *more)
@@ -414,7 +471,7 @@ def test_http_needs_the_token(folder, host):
 from cotensor.client import SharedTensorClient
 print(SharedTensorClient(server_port={port}).ping())
 """,
-            env=environment(XDG_RUNTIME_DIR=str(folder)),
+            env=environment(COTENSOR_RUNTIME_DIR=str(folder)),
         )
         assert out == "True\n"
         server.signal(signal.SIGTERM)
@@ -424,7 +481,7 @@ print(SharedTensorClient(server_port={port}).ping())
         server.end()
 
 
-def test_each_rank_has_a_server(folder, module):
+def test_each_rank_has_a_server(folder, monkeypatch):
     script = folder / "rank.py"
     script.write_text(
         """
@@ -440,10 +497,12 @@ provider.serve()
 """
     )
     first = free_port()
+    monkeypatch.setenv("COTENSOR_RUNTIME_DIR", str(folder))
+    monkeypatch.delenv("COTENSOR_SOCKET", raising=False)
     programs = []
     try:
         for rank in (0, 1):
-            env = environment(XDG_RUNTIME_DIR=str(folder), RANK=str(rank), FIRST=str(first))
+            env = environment(COTENSOR_RUNTIME_DIR=str(folder), COTENSOR_AUTOSTART="1", RANK=str(rank), FIRST=str(first))
             programs.append(Program("", command=[sys.executable, str(script)], env=env))
             assert programs[-1].line() == "ready"
         for rank in (0, 1):
@@ -454,7 +513,7 @@ provider.serve()
             each.end()
 
 
-def test_provider_embeds_the_daemon_if_none_runs(folder):
+def test_provider_starts_the_daemon_if_none_runs(folder):
     port = free_port()
     code = f"""
 from cotensor.provider import SharedTensorProvider
@@ -462,17 +521,18 @@ provider = SharedTensorProvider(server_port={port})
 @provider.share
 def add(a, b):
     return a + b
-assert provider.embedded
 """
-    env = environment(XDG_RUNTIME_DIR=str(folder))
-    with program(code + SERVE, env=env) as first:
+    socket_path = folder / f"cotensor-{port}.sock"
+    with program(code + SERVE, env=environment(COTENSOR_RUNTIME_DIR=str(folder), COTENSOR_AUTOSTART="1")) as first:
         assert first.line() == "ready"
-        assert daemon_process(port) == first.process.pid
-        with SharedTensorClient(server_port=port) as client:
-            assert client.add(1, 2) == 3
-        first.signal(signal.SIGTERM)
-        first.finish()
-        assert first.process.returncode == 0 and not is_up(port)
+        with cotensor.connect(socket_path, autostart=False) as store:
+            store.put("x", np.arange(5))
+            with SharedTensorClient(socket=socket_path) as client:
+                assert client.add(1, 2) == 3
+            first.signal(signal.SIGTERM)
+            first.finish()
+            assert first.process.returncode == 0 and not is_up(port)
+            assert store.get("x").numpy().tolist() == [0, 1, 2, 3, 4], "tensors outlive the provider"
 
 
 def test_client_retries_until_the_server_has_started(folder, module):
@@ -483,7 +543,7 @@ client = SharedTensorClient(server_port={port}, retry_count=9)
 print("calling", flush=True)
 print(client.call_function("add_numbers", [1, 2]))
 """
-    with program(code, env=environment(XDG_RUNTIME_DIR=str(folder))) as calling:
+    with program(code, env=environment(COTENSOR_RUNTIME_DIR=str(folder))) as calling:
         assert calling.line() == "calling"
         server = serving(folder, "my_functions.py", "--port", str(port))
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 import pytest
-from functions_common import environment, free_port, program, until
+from functions_common import environment, free_port, program, stop_daemons, until
 from snippets_common import SNIPPETS, listed, marked
 
 from cotensor.client import SharedTensorClient
@@ -28,6 +28,7 @@ def test_every_snippet_is_listed():
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cot-") as name:
         yield Path(name)
+        stop_daemons(Path(name))
 
 
 def test_shared_functions_of_snippets_are_called():
@@ -57,7 +58,7 @@ def names_in(module: str) -> List[str]:
 @pytest.mark.parametrize("snippet", [marked(each) for each in LISTED])
 def test_snippet(snippet, folder):
     with ExitStack() as stack:
-        env = environment(COTENSOR_SOCKET=str(folder / "s"), PYTHONPATH=str(SNIPPETS / "c"))
+        env = environment(COTENSOR_SOCKET=str(folder / "s"), COTENSOR_AUTOSTART="1", PYTHONPATH=str(SNIPPETS / "c"))
         if "served_by" in snippet:
             env = stack.enter_context(served(snippet["served_by"], folder, "add_numbers"))
         running = stack.enter_context(program("", command=[sys.executable, str(SNIPPETS / snippet["file"])], env=env))

@@ -2,10 +2,16 @@
 //! tests print a line and pass.
 
 use cotensor_attacks::{Target, Web, assert_no_secrets, fd_count, until};
+use cotensor_client::ClientStore;
+use cotensor_client::protocol::PROTOCOL;
+use cotensor_core::ErrorKind;
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_res_uid;
+use std::fs::Permissions;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 
 /// The user id of `nobody`, which every system has.
 const OTHER: u32 = 65534;
@@ -132,4 +138,27 @@ fn configured_token_is_accepted_for_another_user() {
     assert_eq!((ask(), as_another_user(ask).unwrap_or(200)), (200, 200));
     drop(web);
     target.assert_unharmed();
+}
+
+#[test]
+fn program_of_another_user_at_a_port_cannot_name_a_socket() {
+    let theirs = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(theirs.path(), Permissions::from_mode(0o1777)).unwrap();
+    let socket = theirs.path().join("cotensor.sock");
+    // The kernel keeps the user of a socket from the time when it listens.
+    let Some((_listening, web)) =
+        as_another_user(|| (UnixListener::bind(&socket).unwrap(), TcpListener::bind("127.0.0.1:0").unwrap()))
+    else {
+        return;
+    };
+    let port = web.local_addr().unwrap().port();
+    let answer = std::thread::spawn(move || {
+        let (mut stream, _) = web.accept().unwrap();
+        drop(stream.read(&mut [0; 4096]));
+        let body = format!("{{\"status\":\"ok\",\"protocol\":{PROTOCOL},\"socket\":{socket:?}}}");
+        stream.write_all(format!("HTTP/1.1 200 OK\r\n\r\n{body}").as_bytes()).unwrap();
+    });
+    let error = ClientStore::builder("victim").port(port).connect().err().unwrap();
+    answer.join().unwrap();
+    assert!(error.kind() == ErrorKind::Conflict && error.message().contains("another user"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! The settings as `cotensor help env` and docs/environment.md show them.
 
-use cotensor_client::settings::{CONFIG, SETTINGS, Setting};
+use cotensor_client::settings::{CONFIG, RUNTIME_DIR, SETTINGS, Setting};
 use std::fmt::Write;
 
 /// The table as shown by `cotensor help env`.
@@ -27,6 +27,8 @@ pub(crate) fn markdown() -> String {
          running daemon keeps its settings. Rust programs read `socket`, `autostart` and `idle_exit`. Errors name the file, the line \
          and the key. `cotensor config` lists all settings with their values and where the values come from; `cotensor config set \
          KEY VALUE` changes the file.\n\n\
+         `{RUNTIME_DIR}` names another folder than `/tmp/cotensor-UID` for the default socket and the sockets of ports, where `/tmp` is \
+         not the same folder for all programs of a user. Set it for all of them.\n\n\
          | variable | argument | key in the file | default | meaning |\n|---|---|---|---|---|\n",
     );
     for setting in SETTINGS {

@@ -1,10 +1,10 @@
 //! Connecting to the daemon of this user.
 
+use crate::short_path::connect_unix;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::peer_credentials;
 use cotensor_rpc::{Connection, OnNotification};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 /// Connects to the daemon that listens at `socket`.
@@ -13,7 +13,7 @@ use std::path::Path;
 /// `Unreachable` when no process listens there, `Refused` when the daemon or the socket's folder belongs to another user, else
 /// `Io`.
 pub fn connect(socket: &Path, on_notification: OnNotification) -> Result<Connection> {
-    let stream = UnixStream::connect(socket).map_err(|error| unconnected(&error).in_file(socket))?;
+    let stream = connect_unix(socket).map_err(|error| unconnected(&error).in_file(socket))?;
     let peer =
         peer_credentials(stream.as_fd()).map_err(|error| Error::io("reading the daemon's credentials", &error))?;
     if !peer.is_own_user() {
@@ -23,7 +23,7 @@ pub fn connect(socket: &Path, on_notification: OnNotification) -> Result<Connect
 }
 
 fn unconnected(error: &std::io::Error) -> Error {
-    use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
+    use std::io::ErrorKind::{ConnectionRefused, InvalidInput, NotFound, PermissionDenied};
     match error.kind() {
         NotFound | ConnectionRefused => {
             Error::new(ErrorKind::Unreachable, format!("no daemon answers here ({error}); `cotensor serve` starts one"))
@@ -33,6 +33,7 @@ fn unconnected(error: &std::io::Error) -> Error {
                 "the socket or its folder is another user's; --socket and COTENSOR_SOCKET name another socket";
             Error::new(ErrorKind::Refused, message)
         }
+        InvalidInput => Error::invalid(error.to_string()),
         _ => Error::new(ErrorKind::Io, format!("no daemon answers here ({error})")),
     }
 }

@@ -1,50 +1,95 @@
-//! The default path of the daemon's socket, and its folder.
+//! The sockets of this user's daemons, and their folder.
 
+use crate::port::PORT;
 use crate::private_folder::{Others, private_folder};
-use crate::settings::{SOCKET, configured};
+use crate::settings::{RUNTIME_DIR, SOCKET, configured};
 use cotensor_core::Result;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// The default socket, in the folder of all sockets.
+const NAME: &str = "cotensor.sock";
 
 /// The socket in `COTENSOR_SOCKET`, else in the configuration file, else as [`default_socket`].
 ///
 /// # Errors
 /// As [`ConfigFile::load`](crate::settings::ConfigFile::load).
 pub fn configured_socket() -> Result<PathBuf> {
-    Ok(configured(&SOCKET)?.map_or_else(default_socket, PathBuf::from))
+    own_socket(None, None)
 }
 
-/// `COTENSOR_SOCKET` if it is set, else `cotensor.sock` in the user's runtime folder if that exists, else in
-/// [`fallback_folder`]. The configuration file is not read.
+/// The socket of the daemon that a program names: `socket`, else [`configured_socket`]'s, else that of `port`
+/// ([`socket_of_port`]), else [`default_socket`].
+///
+/// # Errors
+/// As [`configured_socket`].
+pub fn own_socket(socket: Option<&Path>, port: Option<u16>) -> Result<PathBuf> {
+    if let Some(socket) = socket {
+        return Ok(socket.to_path_buf());
+    }
+    Ok(match (configured(&SOCKET)?, port) {
+        (Some(socket), _) => socket.into(),
+        (None, Some(port)) => socket_of_port(port),
+        (None, None) => default_socket(),
+    })
+}
+
+/// `COTENSOR_SOCKET` if it is set, else `cotensor.sock` in [`runtime_folder`]. The configuration file is not read.
 pub fn default_socket() -> PathBuf {
-    if let Some(socket) = std::env::var_os(SOCKET.variable).filter(|socket| !socket.is_empty()) {
-        return socket.into();
-    }
-    match runtime_folder() {
-        Some(folder) => folder.join("cotensor.sock"),
-        None => fallback_folder().join("cotensor.sock"),
+    match std::env::var_os(SOCKET.variable).filter(|socket| !socket.is_empty()) {
+        Some(socket) => socket.into(),
+        None => runtime_folder().join(NAME),
     }
 }
 
-/// The user's folder of this login: `XDG_RUNTIME_DIR`, or the folder that the system gives every user. Programs that start others with few
-/// variables leave the variable out.
-fn runtime_folder() -> Option<PathBuf> {
-    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
-    named.or_else(|| own_folder_in(Path::new("/run/user")))
+/// The socket of the daemon of a port, in [`runtime_folder`]: each rank has a port, and so a daemon, of its own. The daemon of
+/// port 2537 is the default one.
+pub fn socket_of_port(port: u16) -> PathBuf {
+    let folder = runtime_folder();
+    if port == PORT { folder.join(NAME) } else { folder.join(format!("cotensor-{port}.sock")) }
 }
 
-/// The folder of this user's number, if other users cannot open it.
-fn own_folder_in(parent: &Path) -> Option<PathBuf> {
-    use std::os::unix::fs::MetadataExt;
-    let user = rustix::process::geteuid().as_raw();
+/// The folder of the sockets of this user's daemons: `COTENSOR_RUNTIME_DIR` if it is set, else `/tmp/cotensor-UID`. If another
+/// user has made that one, the folder that the system makes for each login, `/run/user/UID`, if it exists.
+///
+/// Nothing else decides: a login, cron, `sudo` and a container have other variables, and all programs of a user need the same
+/// daemon.
+pub fn runtime_folder() -> PathBuf {
+    match std::env::var_os(RUNTIME_DIR).filter(|folder| !folder.is_empty()) {
+        Some(folder) => folder.into(),
+        None => usual_folder(),
+    }
+}
+
+fn usual_folder() -> PathBuf {
+    folder_in(Path::new("/tmp"), Path::new("/run/user"))
+}
+
+fn folder_in(temp: &Path, logins: &Path) -> PathBuf {
+    let own = rustix::process::geteuid().as_raw();
+    let user = user_outside(own, &std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default());
+    let usual = temp.join(format!("cotensor-{user}"));
+    let is_others = std::fs::symlink_metadata(&usual).is_ok_and(|found| found.uid() != own);
+    if is_others && let Some(folder) = own_folder_in(logins, user, own) { folder } else { usual }
+}
+
+/// The number that a user has outside of this process's user namespace, by the lines of its map: the first number inside, the
+/// first one outside, and their count. A program that `unshare --map-root-user` runs has the daemon of its user.
+fn user_outside(user: u32, map: &str) -> u32 {
+    let outside = |line: &str| {
+        let mut numbers = line.split_ascii_whitespace().map(|number| number.parse::<u32>().ok());
+        let (inside, outside, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let offset = user.checked_sub(inside).filter(|offset| *offset < count)?;
+        outside.checked_add(offset)
+    };
+    map.lines().find_map(outside).unwrap_or(user)
+}
+
+/// The folder of the user's number, if it is the user's and others cannot open it.
+fn own_folder_in(parent: &Path, user: u32, own: u32) -> Option<PathBuf> {
     let folder = parent.join(user.to_string());
     let found = std::fs::symlink_metadata(&folder).ok()?;
-    (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
-}
-
-/// The socket's folder when the user has no runtime folder, below `/tmp`. Any user can create a folder of this name, so
-/// a daemon uses it only if this user owns it and other users cannot access it.
-pub fn fallback_folder() -> PathBuf {
-    PathBuf::from(format!("/tmp/cotensor-{}", rustix::process::geteuid().as_raw()))
+    (found.is_dir() && found.uid() == own && found.mode() & 0o077 == 0).then_some(folder)
 }
 
 /// Creates the folder of the socket at `path` with mode 0700 if it is missing, and checks that other users cannot replace
@@ -54,8 +99,8 @@ pub fn fallback_folder() -> PathBuf {
 /// `Refused` for a folder that other users can change; `Io`.
 pub fn make_socket_folder(path: &Path) -> Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
-    // Another user may have created this folder in the temp folder.
-    let others = if folder == fallback_folder() { Others::None } else { Others::Harmless };
+    // Another user may have created a folder with the name of this user's.
+    let others = if folder == usual_folder() { Others::None } else { Others::Harmless };
     private_folder(folder, others)
 }
 
@@ -63,20 +108,44 @@ pub fn make_socket_folder(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
     use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
-    fn folder_that_others_can_open_is_not_used() {
-        let parent = tempfile::tempdir().unwrap();
-        assert_eq!(own_folder_in(parent.path()), None);
-        let folder = parent.path().join(rustix::process::geteuid().as_raw().to_string());
-        std::fs::create_dir(&folder).unwrap();
-        for (mode, is_used) in [(0o700, true), (0o755, false), (0o770, false)] {
-            std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
-            assert_eq!(own_folder_in(parent.path()).is_some(), is_used, "{mode:o}");
+    fn folder_depends_on_the_user_alone() {
+        let (temp, logins) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let own = rustix::process::geteuid().as_raw();
+        let usual = temp.path().join(format!("cotensor-{own}"));
+        let login = logins.path().join(own.to_string());
+        let folder = || folder_in(temp.path(), logins.path());
+        assert_eq!(folder(), usual);
+        std::fs::create_dir(&login).unwrap();
+        std::fs::set_permissions(&login, Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(folder(), usual, "a login does not move the daemon");
+        std::fs::create_dir(&usual).unwrap();
+        assert_eq!(folder(), usual);
+        // Only root can give a folder to another user.
+        if own == 0 {
+            chown(&usual, Some(own + 1), None).unwrap();
+            assert_eq!(folder(), login, "another user has taken the name");
+            for mode in [0o755, 0o770] {
+                std::fs::set_permissions(&login, Permissions::from_mode(mode)).unwrap();
+                assert_eq!(folder(), usual, "{mode:o}");
+            }
+            std::fs::remove_dir(&login).unwrap();
+            symlink(temp.path(), &login).unwrap();
+            assert_eq!(folder(), usual);
         }
-        std::fs::remove_dir(&folder).unwrap();
-        std::os::unix::fs::symlink(parent.path(), &folder).unwrap();
-        assert_eq!(own_folder_in(parent.path()), None);
+    }
+
+    #[test]
+    fn user_of_a_namespace_has_the_number_outside() {
+        let all = "         0          0 4294967295\n";
+        assert_eq!((user_outside(0, all), user_outside(1000, all)), (0, 1000));
+        assert_eq!(user_outside(0, "0 1000 1\n"), 1000);
+        let several = "0 1000 1\n1 100000 65536\n";
+        assert_eq!((user_outside(0, several), user_outside(33, several)), (1000, 100_032));
+        for without in ["", "0 1000\n", "x y z\n", "0 4294967295 2\n", "5 7 1\n"] {
+            assert_eq!(user_outside(1, without), 1, "{without:?}");
+        }
     }
 }

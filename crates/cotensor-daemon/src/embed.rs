@@ -5,17 +5,13 @@ use crate::daemon::Daemon;
 use crate::http::HttpListening;
 use crate::service::Service;
 use crate::socket::Listening;
-use cotensor_client::ClientStore;
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Error, Result};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// The time in which two processes agree on which of them runs the daemon.
-const STARTUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Threads of an embedded daemon.
 const WORKERS: usize = 2;
 
@@ -95,39 +91,6 @@ impl Drop for Embedded {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
-        }
-    }
-}
-
-/// Connects to the daemon at `config.socket`, or starts one in this process with that configuration and connects to it.
-/// Of several processes that do this at the same time, one starts the daemon. The daemon serves until [`Embedded`] is
-/// dropped.
-///
-/// # Errors
-/// As [`ClientStore::connect`] and [`Embedded::start`].
-pub fn connect_or_embed(config: &Config, client: &str) -> Result<(Arc<ClientStore>, Option<Embedded>)> {
-    connect_or_serve(&Service { config: config.clone(), http: None }, client)
-}
-
-/// As [`connect_or_embed`], with HTTP if `service` has it.
-///
-/// # Errors
-/// As [`ClientStore::connect`] and [`Embedded::serve`].
-pub fn connect_or_serve(service: &Service, client: &str) -> Result<(Arc<ClientStore>, Option<Embedded>)> {
-    let config = &service.config;
-    let start = Instant::now();
-    loop {
-        match ClientStore::connect(Some(&config.socket), client) {
-            Err(error) if error.kind() == ErrorKind::Unreachable => {}
-            outcome => return Ok((outcome?, None)),
-        }
-        match Embedded::serve(service.clone()) {
-            Ok(embedded) => return Ok((ClientStore::connect(Some(&config.socket), client)?, Some(embedded))),
-            // Another process has the lock: it listens soon, or has just stopped.
-            Err(error) if error.kind() == ErrorKind::Conflict && start.elapsed() < STARTUP_TIMEOUT => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Err(error) => return Err(error),
         }
     }
 }

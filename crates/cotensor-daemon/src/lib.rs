@@ -30,7 +30,7 @@ pub mod testing;
 
 pub use config::{Config, METADATA_BYTES, default_socket};
 pub use daemon::Daemon;
-pub use embed::{Embedded, connect_or_embed, connect_or_serve};
+pub use embed::Embedded;
 pub use models::ModelsConfig;
 pub use service::{Ready, Service};
 pub use socket::Listening;

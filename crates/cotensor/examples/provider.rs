@@ -1,4 +1,5 @@
-//! Provides functions to other processes until its standard input ends. Starts a daemon in this process if none runs.
+//! Provides functions to other processes until its standard input ends. Starts a daemon if none runs.
+//! Build the command first, which runs the daemon: `cargo build`.
 //!
 //! ```sh
 //! cargo run --example provider    # in one terminal
@@ -6,18 +7,16 @@
 //! cotensor call mean @x.npy       # the same from the command line
 //! ```
 
-use cotensor::client::configured_socket;
+use cotensor::client::ClientStore;
 use cotensor::functions::{Failure, Managed, Object, Options, Provider, Value};
 use cotensor::{DType, Lease, Result};
-use cotensor_daemon::{Config, connect_or_embed};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 fn main() -> Result<()> {
-    let socket = std::env::args_os().nth(1).map_or_else(configured_socket, |path| Ok(path.into()))?;
-    let config = Config { socket, ..Config::default() };
-    // A daemon that was started here serves all processes until this variable is dropped.
-    let (store, daemon) = connect_or_embed(&config, "provider")?;
+    let socket = std::env::args_os().nth(1).map(PathBuf::from);
+    let store = ClientStore::connect_or_start(socket.as_deref(), "provider")?;
 
     let _provider = Provider::builder(store)
         .function("mean", Options::new("The mean of a tensor's numbers."), |arguments, _| {
@@ -46,7 +45,7 @@ fn main() -> Result<()> {
             Ok(Object::new(Counter(AtomicI64::new(0))).into())
         })
         .start()?;
-    println!("ready{}", if daemon.is_some() { ", and the daemon" } else { "" });
+    println!("ready");
     drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     Ok(())
 }

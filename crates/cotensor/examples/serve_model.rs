@@ -1,5 +1,6 @@
 //! A served model: this process opens it, and another process runs it by a call. The command `cotensor serve-models`
-//! does the same. The example starts a daemon if none runs.
+//! does the same. The example starts a daemon if none runs. Build the
+//! command first, which runs it: `cargo build`.
 //!
 //! `cargo run --example serve_model`
 
@@ -7,7 +8,6 @@ use cotensor::client::{ClientStore, configured_socket};
 use cotensor::functions::{Arguments, CallError, Functions, Provider};
 use cotensor::serving::{LoadedModels, ServingOptions, model_functions};
 use cotensor::{Error, Runtime};
-use cotensor_daemon::{Config, connect_or_embed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -21,8 +21,7 @@ fn main() -> Result<(), CallError> {
     if arguments.next().is_some_and(|part| part == CALLER) {
         return call(ClientStore::connect(Some(&socket), CALLER)?);
     }
-    let config = Config { socket: socket.clone(), ..Config::default() };
-    let (store, _daemon) = connect_or_embed(&config, "models")?;
+    let store = ClientStore::connect_or_start(Some(&socket), "models")?;
     let runtime = Runtime::over(Arc::clone(&store) as Arc<_>, Some(1));
     let models = LoadedModels::new(runtime, ServingOptions::default())?;
     let _provider = model_functions(Provider::builder(store), models).start()?;

@@ -1,12 +1,11 @@
 //! One tensor and one model for two processes, through the daemon: the second process maps the tensor and reuses the
-//! results of the first. The example starts a daemon if none runs.
+//! results of the first. The example starts a daemon if none runs. Build the command first, which runs it: `cargo build`.
 //!
 //! `cargo run --example share_processes`
 
 use cotensor::client::{ClientStore, configured_socket};
 use cotensor::store::{CopyReason, Retention, TensorSpec};
 use cotensor::{DType, Error, Inputs, Kind, Pipeline, Result, Runtime, TensorStore, run_user};
-use cotensor_daemon::{Config, connect_or_embed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ fn main() -> Result<()> {
         );
         return embed(SECOND, store);
     }
-    let (store, _daemon) = connect_or_embed(&Config { socket: socket.clone(), ..Config::default() }, "first")?;
+    let store = ClientStore::connect_or_start(Some(&socket), "first")?;
     let spec = TensorSpec {
         device: cotensor_core::Device::Cpu,
         name: "page".to_owned(),

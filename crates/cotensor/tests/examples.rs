@@ -1,5 +1,6 @@
 //! Runs the programs in examples/ and checks their output.
 
+use cotensor_daemon::{Config, Embedded};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -29,10 +30,18 @@ fn output_of(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The output of an example that starts a daemon at the socket of its argument.
+/// A daemon at `socket`. The examples start one themselves if the command `cotensor` is built.
+fn daemon(socket: &Path) -> Embedded {
+    Embedded::start(Config { socket: socket.to_path_buf(), ..Config::default() })
+        .expect("no other daemon has the socket")
+}
+
+/// The output of an example that uses the daemon at the socket of its argument.
 fn output_with_daemon(name: &str) -> String {
     let folder = tempfile::tempdir().expect("a folder");
-    output_of(Command::new(program(name)).arg(folder.path().join("cotensor.sock")))
+    let socket = folder.path().join("cotensor.sock");
+    let _daemon = daemon(&socket);
+    output_of(Command::new(program(name)).arg(socket))
 }
 
 fn folder(name: &str) -> PathBuf {
@@ -90,13 +99,14 @@ fn tensor_view_shares_memory() {
 fn caller_uses_functions_of_the_provider() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("cotensor.sock");
+    let _daemon = daemon(&socket);
     let mut provider = Command::new(program("provider"));
     provider.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut provider = provider.spawn().expect("the example can be run");
     let mut ready = String::new();
     let mut lines = BufReader::new(provider.stdout.take().expect("piped"));
     lines.read_line(&mut ready).expect("a line");
-    assert_eq!(ready, "ready, and the daemon\n");
+    assert_eq!(ready, "ready\n");
     let output = output_of(Command::new(program("caller")).arg(&socket));
     for line in [
         "mean: 3\n",

@@ -46,8 +46,8 @@ def not_called(error: BaseException) -> bool:
 class SharedTensorClient:
     """Calls functions of other processes by name.
 
-    The daemon is the one of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one with HTTP at ``server_port``, by
-    default 2537 + ``RANK``. The client connects on first use.
+    The daemon is the one of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else that of ``server_port`` or ``RANK``, else
+    the default one, which :func:`cotensor.connect` uses. The client connects on first use.
 
     ``timeout`` is the default time limit of a call in seconds, from the look-up of the function to the answer; ``None`` means no
     limit. After it the provider stops the call, and the caller gets a :class:`~cotensor.errors.TimedOutError` that names the
@@ -74,6 +74,7 @@ class SharedTensorClient:
         name: Optional[str] = None,
     ) -> None:
         self.server_port = discovery.port_of(server_port)
+        self._port = discovery.named_port(server_port)
         self.timeout = _checks.seconds(timeout, "timeout")
         self.retry_count = _checks.count(retry_count, "retry_count")
         self._socket = _checks.path(socket, "socket")
@@ -99,7 +100,7 @@ class SharedTensorClient:
                 raise ConflictError("this client is closed")
             if self._native is None:
                 self._store = self._given or discovery.connect(
-                    self.server_port, self._socket, self._name, self.timeout if timeout is None else timeout
+                    self._port, self._socket, self._name, self.timeout if timeout is None else timeout
                 )
                 self._native = _native.Functions(self._store, timeout=self.timeout, **self._values)
                 lifecycle.opened(self)

@@ -1,22 +1,15 @@
-"""Finds the daemon of a port or a socket."""
+"""Which daemon a provider, a client or a server uses."""
 
 from __future__ import annotations
 
-import logging
 import os
-from pathlib import Path
-from typing import List, Optional, Tuple, Union
+from typing import Optional, Union
 
 from .. import _native
-from .._native import Embedded, Store
-from ..errors import ConflictError, CorruptError, InvalidError, IoError, NoDaemonError, NotFoundError, RefusedError
-
-log = logging.getLogger("cotensor")
+from .._native import Store
+from ..errors import InvalidError, NoDaemonError
 
 Socket = Union[str, "os.PathLike[str]"]
-
-#: The HTTP port of rank 0.
-PORT = 2537
 
 
 def port_of(server_port: Optional[int], field: str = "server_port") -> int:
@@ -28,85 +21,26 @@ def port_of(server_port: Optional[int], field: str = "server_port") -> int:
     return server_port
 
 
-def socket_for(port: int) -> Path:
-    """The default socket of a port. Every port has its own, so every rank has its own daemon."""
-    usual = Path(_native.default_socket())
-    return usual if port == PORT else usual.with_name(f"cotensor-{port}.sock")
-
-
-def named(socket: Optional[Socket]) -> Optional[Path]:
-    """The socket of the argument, of ``COTENSOR_SOCKET`` or of the configuration file; ``None`` without any."""
-    path = socket if socket is not None else _native.named_socket()
-    return None if path is None else Path(path)
-
-
-def answering(port: int) -> Optional[Path]:
-    """The socket of the daemon with HTTP at this port of this machine; ``None`` without one, or if it refuses."""
-    if port == 0:
-        return None
-    try:
-        return Path(_native.socket_of(f"127.0.0.1:{port}"))
-    except (NotFoundError, RefusedError):
-        return None  # the caller may still know its socket
-    except CorruptError as error:
-        raise ConflictError(f"port {port} is in use by another program: choose another port", field="server_port") from error
+def named_port(server_port: Optional[int]) -> Optional[int]:
+    """The port that the program or ``RANK`` names; ``None`` without either, and for 0, which is any port."""
+    port = _native.port_of_rank() if server_port is None else server_port
+    return port or None
 
 
 def connect(
-    port: int, socket: Optional[Socket], client: Optional[str], timeout: Optional[float] = None
+    port: Optional[int], socket: Optional[Socket], client: Optional[str], timeout: Optional[float] = None
 ) -> Store:
-    """Connects to the daemon: at ``socket``, at ``COTENSOR_SOCKET``, with HTTP at the port, or at the port's default socket. It
-    has to answer within ``timeout`` seconds.
+    """Connects to the daemon at ``socket``, at ``COTENSOR_SOCKET``, of ``port``, or at the default socket. It has to answer
+    within ``timeout`` seconds.
 
     Raises :class:`NoDaemonError` without one.
     """
-    given = named(socket)
-    if given is not None:
-        return Store.connect(given, client=client, timeout=timeout)
-    found = answering(port)
-    if found is not None:
-        return Store.connect(found, client=client, timeout=timeout)
     try:
-        return Store.connect(socket_for(port), client=client, timeout=timeout)
+        return Store.connect(socket, port=port, client=client, timeout=timeout, autostart=False)
     except NoDaemonError as error:
-        message = (
-            f"no daemon answers at port {port}, nor at {socket_for(port)}: start a provider, or shared-tensor-server"
-        )
-        raise NoDaemonError(message, field="server_port") from error
+        raise NoDaemonError(f"{error}: start a provider, or shared-tensor-server", field="server_port") from error
 
 
-def connect_or_embed(
-    port: int,
-    socket: Optional[Socket],
-    client: Optional[str],
-    *,
-    host: Optional[str] = None,
-    token_file: Optional[Socket] = None,
-    hosts: Optional[List[str]] = None,
-    max_memory_mb: Optional[int] = None,
-) -> Tuple[Store, Optional[Embedded]]:
-    """As :func:`connect`; without a daemon, this process runs one.
-
-    That daemon has HTTP at ``host`` and the port, by default at 127.0.0.1. With an explicit socket and no ``host`` it has no
-    HTTP, because another daemon may use the port.
-    """
-    given = named(socket)
-    found = answering(port) if given is None else None
-    if found is not None:
-        return Store.connect(found, client=client), None
-    path = given or (socket_for(port) if port else socket_for(port).with_name(f"cotensor-{os.getpid()}.sock"))
-    if host is None and given is None:
-        host = "127.0.0.1"
-    address = None if host is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        store, embedded = _native.connect_or_embed(
-            path, listen=address, token_file=token_file, hosts=hosts, client=client, max_memory_mb=max_memory_mb
-        )
-    except IoError as error:
-        if error.field != "listen":
-            raise
-        # For example another user's daemon, which does not answer this user.
-        raise ConflictError(f"port {port} is not available: {error}", field="server_port") from error
-    if embedded is not None:
-        log.info("this process is the daemon at %s, HTTP at %s", path, embedded.http)
-    return store, embedded
+def connect_or_start(port: Optional[int], socket: Optional[Socket], client: Optional[str]) -> Store:
+    """As :func:`connect`; starts a daemon in the background if none answers, as :func:`cotensor.connect` does."""
+    return Store.connect(socket, port=port, client=client)

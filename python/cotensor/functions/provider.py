@@ -27,7 +27,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional, TypeVar, Union, overload
 
 from .. import _checks
-from .._native import Embedded, Provider, Store
+from .._native import Provider, Store
 from ..errors import ConflictError, InvalidError
 from . import discovery, handlers, lifecycle, server_context
 from .call_context import check_cancelled, current_call
@@ -76,8 +76,9 @@ def _cached(cache: Union[bool, Mapping[str, Any]]) -> Dict[str, Any]:
 class SharedTensorProvider:
     """Provides functions of this process, which other processes call by name.
 
-    A daemon connects callers and providers: the one of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one with
-    HTTP at ``server_port``, by default 2537 + ``RANK``. Without a daemon, this process runs one at that port.
+    A daemon connects callers and providers: the one of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else that of
+    ``server_port`` or ``RANK``, else the default one, which :func:`cotensor.connect` uses. If none runs, the provider starts it
+    in the background; it outlives the provider.
 
     ``execution_mode`` is the mode of :meth:`share`:
 
@@ -123,6 +124,7 @@ class SharedTensorProvider:
             "server" if execution_mode == "auto" and (is_server_process or server_context.current is not None) else execution_mode
         )
         self.server_port = discovery.port_of(server_port)
+        self._port = discovery.named_port(server_port)
         self._socket = _checks.path(socket, "socket")
         self._given = store
         self._name = _checks.named(name)
@@ -140,7 +142,6 @@ class SharedTensorProvider:
         self._registered_functions: Dict[str, Shared] = {}
         self._lock = threading.RLock()
         self._store: Optional[Store] = None
-        self._embedded: Optional[Embedded] = None
         self._provider: Optional[Provider] = None
         self._client: Optional["SharedTensorClient"] = None
         self._caching = True
@@ -257,7 +258,7 @@ class SharedTensorProvider:
         with self._lock:
             if self._client is None:
                 self._client = SharedTensorClient(
-                    self.server_port, store=self._given, socket=self._socket, timeout=self._timeout, **self._values
+                    self._port, store=self._given, socket=self._socket, timeout=self._timeout, **self._values
                 )
             return self._client
 
@@ -275,15 +276,13 @@ class SharedTensorProvider:
                 if self._given is not None:
                     self._store = self._given
                 else:
-                    self._store, self._embedded = discovery.connect_or_embed(
-                        self.server_port, self._socket, self._name
-                    )
+                    self._store = discovery.connect_or_start(self._port, self._socket, self._name)
                 self._provider = Provider(self._store, workers=workers, **self._limits, **self._values)
                 lifecycle.opened(self)
             return self._provider
 
     def start(self) -> "SharedTensorProvider":
-        """Connects to the daemon, or runs one, and provides every function that is not provided yet."""
+        """Connects to the daemon, or starts one, and provides every function that is not provided yet."""
         if self.execution_mode in ("client", "local"):
             message = f"a provider in {self.execution_mode} mode provides nothing: use execution_mode='server'"
             raise ConflictError(message, field="execution_mode")
@@ -323,10 +322,9 @@ class SharedTensorProvider:
             )
 
     def close(self) -> None:
-        """Withdraws every function, and stops the daemon if this process runs it. Does not wait for running functions."""
+        """Withdraws every function. Does not wait for running functions."""
         with self._lock:
             provider, client = self._provider, self._client
-            embedded, self._embedded = self._embedded, None
             store, self._client = self._store, None
         if provider is not None:
             provider.close()
@@ -334,8 +332,6 @@ class SharedTensorProvider:
             client.close()
         if store is not None and store is not self._given:
             store.close()
-        if embedded is not None:
-            embedded.close()
         lifecycle.closed(self)
 
     def remove(self, name: str) -> None:
@@ -369,11 +365,6 @@ class SharedTensorProvider:
     def running(self) -> bool:
         """Whether this provider provides its functions."""
         return self._provider is not None and not self._provider.closed
-
-    @property
-    def embedded(self) -> bool:
-        """Whether this process runs the daemon."""
-        return self._embedded is not None
 
     def list_functions(self) -> "list[str]":
         """The sorted names of the functions of this provider."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import ipaddress
 import logging
 import os
 import signal
@@ -20,11 +21,11 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from .. import __version__, _checks
-from .._native import Embedded, Provider, Store
-from ..errors import ConflictError, CotensorError, InvalidError, NotFoundError
+from .. import __version__, _checks, _native
+from .._native import Provider, Store
+from ..errors import ConflictError, CotensorError, InvalidError, NoDaemonError, NotFoundError
 from . import discovery, lifecycle
 from .discovery import Socket
 from .provider import WORKERS_MAX, SharedTensorProvider, wait_for_signal
@@ -34,12 +35,13 @@ log = logging.getLogger("cotensor.server")
 
 
 class SharedTensorServer:
-    """A daemon with HTTP at ``host`` and ``port``, and functions.
+    """Functions, and the daemon's HTTP at ``host`` and ``port``.
 
-    The server joins the daemon at that port, at ``socket`` or at ``COTENSOR_SOCKET``. Without a daemon, this process runs one.
-    ``port`` is 2537 + ``RANK`` by default, or 2537 if ``GPUS_PER_NODE`` is set, because all ranks then share one server. HTTP
-    clients need the token in :attr:`token_file`. A second server at a port raises :class:`~cotensor.errors.ConflictError`, and so
-    does a ``port`` at which the daemon of an explicit socket does not answer.
+    The server uses the daemon at ``socket`` or at ``COTENSOR_SOCKET``, else that of ``port``. If none runs, it starts one in the
+    background, which outlives the server. ``port`` is 2537 + ``RANK`` by default, or 2537 if ``GPUS_PER_NODE`` is set, because
+    all ranks then share one server. HTTP clients need the token in :attr:`token_file`. A second server at a port raises
+    :class:`~cotensor.errors.ConflictError`, and so do a ``port`` that another program has, and options that differ from those of
+    a daemon that runs already.
 
     ``timeout`` is the default time limit of one run of a function in seconds; ``None`` means no limit. At most ``max_workers``
     functions of a provider run at a time. With ``enable_cache=False`` no function caches results.
@@ -64,18 +66,20 @@ class SharedTensorServer:
         tensors: str = "auto",
         name: Optional[str] = None,
     ) -> None:
-        self.host = "127.0.0.1" if host == "localhost" else host
+        self.host = _address(host)
         self.port = discovery.port_of(port, "port")
         self.timeout = _checks.seconds(timeout, "timeout")
         self.max_workers = _checks.count(max_workers, "max_workers", 1, WORKERS_MAX)
         self.enable_cache = _checks.truth(enable_cache, "enable_cache")
         self.debug = debug
         self._socket = _checks.path(socket, "socket")
-        # With an explicit socket, the daemon at that socket has to have HTTP at the port. 0 accepts any port.
-        self._explicit_port = bool(port) and discovery.named(self._socket) is not None
-        self._embedding: Dict[str, Any] = {
-            "token_file": token_file,
-            "hosts": allow_hosts,
+        # Whether the program named the port; 0 accepts any.
+        self._is_port_named = bool(port)
+        self._port = discovery.named_port(self.port)
+        # Options of a new daemon.
+        self._options: Dict[str, Any] = {
+            "token_file": None if token_file is None else os.path.abspath(token_file),
+            "allow_hosts": allow_hosts,
             "max_memory_mb": max_memory_mb,
         }
         self._name = name or "shared-tensor-server"
@@ -91,11 +95,11 @@ class SharedTensorServer:
         self.provider._caching = enable_cache
         self._lock = threading.RLock()
         self._store: Optional[Store] = None
-        self._embedded: Optional[Embedded] = None
         self._marker: Optional[Provider] = None
         self._loaded: List[SharedTensorProvider] = []
         self._stopped = False
-        self._answers = False
+        # Address and token file of the daemon's HTTP.
+        self._http: Optional[Tuple[str, str]] = None
         if debug:
             logging.getLogger("cotensor").setLevel(logging.DEBUG)
 
@@ -113,23 +117,15 @@ class SharedTensorServer:
                 raise ConflictError(f"this server already runs at port {self.port}", field="port")
             if self._stopped:
                 raise ConflictError("this server was stopped: create another one")
-            store, embedded = discovery.connect_or_embed(
-                self.port, self._socket, self._name, host=self.host, **self._embedding
-            )
+            store, is_new = self._connect()
             try:
-                self._answers = embedded is not None or self._is_answered_by(store)
-                if embedded is None:
-                    self._refuse_options_of_a_daemon(store)
-                elif embedded.http is not None:
-                    self.port = int(embedded.http.rsplit(":", 1)[1])
+                self._http = self._listening(store, is_new)
                 marker = self._register(store)
             except BaseException:
-                self._answers = False
+                self._http = None
                 store.close()
-                if embedded is not None:
-                    embedded.close()
                 raise
-            self._store, self._embedded, self._marker = store, embedded, marker
+            self._store, self._marker = store, marker
             lifecycle.opened(self)
             self.provider._given, self.provider._attended = store, True
             self.provider.execution_mode = "server"
@@ -140,28 +136,55 @@ class SharedTensorServer:
                 raise
         return self
 
-    def _refuse_options_of_a_daemon(self, store: Store) -> None:
-        """Raises for options that have no effect on a running daemon."""
-        given = {
-            "host": None if self.host == "127.0.0.1" else self.host,
-            "port": self.port if self._explicit_port and not self._answers else None,
-            **self._embedding,
-        }
-        names = {"hosts": "allow_hosts"}
-        for field, value in given.items():
-            if value is not None:
-                field = names.get(field, field)
-                message = (
-                    f"{field}: the running daemon at {store.socket} does not have this option: stop that daemon, or omit "
-                    "the option"
-                )
-                raise ConflictError(message, field=field)
-
-    def _is_answered_by(self, store: Store) -> bool:
+    def _connect(self) -> Tuple[Store, bool]:
+        """The daemon's store, and whether this server started the daemon."""
         try:
-            return str(discovery.answering(self.port)) == str(store.socket)
-        except CotensorError:
-            return False  # another program uses the port
+            return Store.connect(self._socket, port=self._port, client=self._name, autostart=False), False
+        except ConflictError as error:
+            raise self._taken(error) from error
+        except NoDaemonError:
+            socket = _native.own_socket(self._socket, self._port)
+        _native.start_daemon(socket, self._arguments())
+        return Store.connect(socket, client=self._name, autostart=False), True
+
+    def _arguments(self) -> List[str]:
+        """The arguments of a new daemon. HTTP on loopback is turned on later, so that its errors are those of a running one."""
+        options, arguments = self._options, []
+        if self.host != "127.0.0.1" or options["token_file"] or options["allow_hosts"]:
+            arguments += ["--listen", f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"]
+        if options["token_file"]:
+            arguments += ["--token-file", options["token_file"]]
+        for host in options["allow_hosts"] or []:
+            arguments += ["--allow-host", host]
+        if options["max_memory_mb"] is not None:
+            arguments += ["--max-memory", f"{options['max_memory_mb']}MiB"]
+        return arguments
+
+    def _listening(self, store: Store, is_new: bool) -> Tuple[str, str]:
+        """Turns the daemon's HTTP on; its address and token file. Refuses a running daemon with other options."""
+        try:
+            address, token_file = store.listen_http(self.port)
+        except ConflictError as error:
+            raise self._taken(error) from error
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        differing = {
+            "host": self.host not in ("127.0.0.1", host),
+            "port": self._is_port_named and self.port != int(port),
+            "token_file": self._options["token_file"] not in (None, str(token_file)),
+            "allow_hosts": self._options["allow_hosts"] is not None and not is_new,
+            "max_memory_mb": self._options["max_memory_mb"] is not None and not is_new,
+        }
+        for field in (field for field, differs in differing.items() if differs):
+            message = (
+                f"{field}: the running daemon at {store.socket} does not have this option: stop that daemon, or omit the option"
+            )
+            raise ConflictError(message, field=field)
+        self.port = self.port or int(port)
+        return address, str(token_file)
+
+    def _taken(self, error: ConflictError) -> ConflictError:
+        return ConflictError(f"port {self.port} is not available: {error}", field="port")
 
     def _register(self, store: Store) -> Provider:
         # The daemon accepts a name once, so a port has one server.
@@ -207,21 +230,18 @@ class SharedTensorServer:
             self.stop()
 
     def stop(self) -> None:
-        """Withdraws the functions, and stops the daemon if this process runs it. Does not wait for running functions."""
+        """Withdraws the functions. Does not wait for running functions. The daemon ends when it is idle."""
         with self._lock:
             store, self._store = self._store, None
-            embedded, self._embedded = self._embedded, None
             marker, self._marker = self._marker, None
             self._stopped = self._stopped or store is not None
-            self._answers = False
+            self._http = None
         for provider in (*reversed(self._loaded), self.provider):
             provider.close()
         if marker is not None:
             marker.close()
         if store is not None:
             store.close()
-        if embedded is not None:
-            embedded.close()
         lifecycle.closed(self)
 
     close = stop
@@ -238,10 +258,8 @@ class SharedTensorServer:
 
     @property
     def url(self) -> Optional[str]:
-        """The URL of the daemon's HTTP; ``None`` while the server is stopped, or if a joined daemon has none at the port."""
-        if not self._answers:
-            return None
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        """The URL of the daemon's HTTP; ``None`` while the server is stopped."""
+        return None if self._http is None else f"http://{self._http[0]}"
 
     @property
     def socket(self) -> Optional[str]:
@@ -250,8 +268,8 @@ class SharedTensorServer:
 
     @property
     def token_file(self) -> Optional[str]:
-        """The file with the token for HTTP clients; ``None`` if another process runs the daemon."""
-        return None if self._embedded is None or self._embedded.token_file is None else str(self._embedded.token_file)
+        """The file with the token for HTTP clients; ``None`` while the server is stopped."""
+        return None if self._http is None else self._http[1]
 
     def list_functions(self) -> List[str]:
         """The sorted names of the functions of this server."""
@@ -269,6 +287,13 @@ class SharedTensorServer:
 
     def __repr__(self) -> str:
         return f"<SharedTensorServer port {self.port}, {'running' if self.running else 'not running'}>"
+
+
+def _address(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    except ValueError as error:
+        raise InvalidError(f"host: {host!r} is not an address such as 127.0.0.1 or ::1", field="host") from error
 
 
 def _import(module: str) -> ModuleType:
@@ -305,7 +330,7 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address of the HTTP server")
     parser.add_argument("--port", type=int, help="the HTTP port (default: 2537 + RANK)")
-    parser.add_argument("--socket", help="the Unix socket of the daemon to join or to run (default: COTENSOR_SOCKET)")
+    parser.add_argument("--socket", help="the Unix socket of the daemon (default: COTENSOR_SOCKET)")
     parser.add_argument(
         "--workers", "--max-workers", type=int, default=4, help="the most functions that run at a time (default: 4)"
     )
@@ -314,7 +339,7 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-cache", action="store_true", help="disable the result caches of all functions")
     parser.add_argument(
-        "--max-memory", type=int, metavar="MIB", help="the memory limit of all tensors, if this process runs the daemon"
+        "--max-memory", type=int, metavar="MIB", help="the memory limit of all tensors, if this command starts the daemon"
     )
     parser.add_argument("--token-file", help="the file with the token for HTTP clients")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a host name that HTTP clients may use")
@@ -361,7 +386,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             if names:
                 log.info("%d functions: %s", len(names), ", ".join(names))
             elif not options.modules:
-                log.info("no functions: this is a daemon for providers in other processes")
+                log.info("no functions: the daemon serves providers in other processes")
             server.serve_forever()
     except CotensorError as error:
         print(f"error: {error}", file=sys.stderr)

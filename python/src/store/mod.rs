@@ -4,7 +4,7 @@ pub(crate) mod backend;
 pub(crate) mod builder;
 pub(crate) mod change_queue;
 mod claim;
-pub(crate) mod embedded;
+pub(crate) mod daemon;
 mod group;
 pub(crate) mod holder;
 mod index;

@@ -150,13 +150,16 @@ impl Store {
     }
 
     /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the
-    /// configuration file's, else the default path. ``client`` names this process in reports. The daemon has to answer within ``timeout`` seconds.
-    /// If none answers, starts one in the background, unless ``autostart``, ``COTENSOR_AUTOSTART`` or the file forbids it.
+    /// configuration file's, else the one of ``port``, else the default path. Without a daemon at the port's socket, this user's
+    /// daemon that serves HTTP at ``port`` is taken. ``client`` names this process in reports. The daemon has to answer within
+    /// ``timeout`` seconds. If none answers, starts one in the background, unless ``autostart``, ``COTENSOR_AUTOSTART`` or the
+    /// file forbids it.
     #[staticmethod]
-    #[pyo3(signature = (socket=None, *, client=None, timeout=None, autostart=true))]
+    #[pyo3(signature = (socket=None, *, port=None, client=None, timeout=None, autostart=true))]
     fn connect(
         py: Python<'_>,
         #[pyo3(from_py_with = args::socket)] socket: Option<PathBuf>,
+        port: Option<u16>,
         #[pyo3(from_py_with = args::client)] client: Option<String>,
         #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
         autostart: bool,
@@ -166,6 +169,9 @@ impl Store {
         let mut builder = ClientStore::builder(&client).timeout(timeout);
         if let Some(socket) = socket {
             builder = builder.socket(socket);
+        }
+        if let Some(port) = port {
+            builder = builder.port(port);
         }
         if autostart {
             builder = builder.start(daemon(py)?);
@@ -210,6 +216,17 @@ impl Store {
         };
         let endpoint = py.detach(|| store.request::<p::StartModels>(&p::Empty {})).or_raise(py)?;
         Ok((endpoint.socket, endpoint.pid))
+    }
+
+    /// Turns the daemon's HTTP on, at ``port`` of 127.0.0.1, unless it is on already. Returns its address and the file of its
+    /// token. Without a port it is 2537 + ``RANK``, or a free one if another program has that one; 0 means a free one.
+    #[pyo3(signature = (port=None))]
+    fn listen_http(&self, py: Python<'_>, port: Option<u16>) -> PyResult<(String, PathBuf)> {
+        let Backend::Client(store) = self.backend(py)? else {
+            return Err(raise(py, &Error::unsupported("only the daemon's store has HTTP")));
+        };
+        let endpoint = py.detach(|| store.request::<p::HttpListen>(&p::HttpListenParams { port })).or_raise(py)?;
+        Ok((endpoint.address.to_string(), endpoint.token_file))
     }
 
     /// Pickles a handle for other processes of this user. A process that opens it makes its own connection.

@@ -15,7 +15,7 @@ const SIZE: &str = "SIZE";
 /// Options of every command that connects to the daemon.
 #[derive(Args)]
 pub(crate) struct Client {
-    /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /run/user/UID or /tmp/cotensor-UID].
+    /// Unix socket of the daemon [default: cotensor.sock in /tmp/cotensor-UID].
     #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Whether to start a daemon when none answers.
@@ -44,8 +44,7 @@ pub(crate) struct Client {
 /// connected, and the next `cotensor serve` takes over. `cotensor service install` lets systemd run it.
 #[derive(Args)]
 pub(crate) struct ServeArgs {
-    /// Unix socket to listen on, created with mode 0600 [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /run/user/UID or
-    /// /tmp/cotensor-UID].
+    /// Unix socket to listen on, created with mode 0600 [default: cotensor.sock in /tmp/cotensor-UID].
     #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Memory budget of all tensors, such as 4GiB, without a unit in MiB; each tensor counts 1 KiB more than its size [default: none]. When the
@@ -235,7 +234,7 @@ pub(crate) struct GetArgs {
 /// Options of the commands for the daemon itself, which start none.
 #[derive(Args)]
 pub(crate) struct DaemonOptions {
-    /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /run/user/UID or /tmp/cotensor-UID].
+    /// Unix socket of the daemon [default: cotensor.sock in /tmp/cotensor-UID].
     #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print one JSON object on standard output and nothing else.
@@ -262,7 +261,7 @@ pub(crate) struct StopArgs {
 /// A daemon in the foreground logs to its standard error, one under systemd to the journal (`journalctl --user -u cotensor`).
 #[derive(Args)]
 pub(crate) struct LogsArgs {
-    /// Unix socket of the daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /run/user/UID or /tmp/cotensor-UID].
+    /// Unix socket of the daemon [default: cotensor.sock in /tmp/cotensor-UID].
     #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print further lines as they are written, until Ctrl-C.

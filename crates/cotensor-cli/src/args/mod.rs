@@ -118,8 +118,7 @@ pub(crate) struct PlaceArgs {
     /// folder keeps only weights in the layout of an engine's kernels.
     #[arg(long)]
     pub(crate) daemon: bool,
-    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /run/user/UID or
-    /// /tmp/cotensor-UID].
+    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in /tmp/cotensor-UID].
     // Not read from COTENSOR_SOCKET here: the variable alone must not require --daemon. The client reads it.
     #[arg(long, value_name = "PATH", requires = "daemon")]
     pub(crate) socket: Option<PathBuf>,

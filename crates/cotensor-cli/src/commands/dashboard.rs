@@ -3,7 +3,7 @@ use crate::args::{DashboardArgs, TokenArgs};
 use crate::launch::Program;
 use crate::output::{print, print_json};
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor_client::protocol::{Empty, HttpAddress, HttpDashboard, HttpListen};
+use cotensor_client::protocol::{Empty, HttpAddress, HttpDashboard, HttpListen, HttpListenParams};
 use cotensor_client::token::read_token;
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -43,7 +43,7 @@ struct Opened {
 /// listens on the port gets no code.
 pub(crate) fn dashboard(args: &DashboardArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor dashboard")?;
-    let http = store.request::<HttpListen>(&Empty {})?;
+    let http = store.request::<HttpListen>(&HttpListenParams::default())?;
     let file = store.request::<HttpDashboard>(&Empty {})?.file;
     let opened = !args.no_open && open(&file)?;
     if args.client.json {

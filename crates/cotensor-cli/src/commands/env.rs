@@ -5,7 +5,7 @@ use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result};
-use cotensor_client::protocol::{Empty, HttpListen};
+use cotensor_client::protocol::{HttpListen, HttpListenParams};
 use cotensor_client::settings::{SETTINGS, Setting};
 use cotensor_client::token::read_token;
 use serde::Serialize;
@@ -45,7 +45,7 @@ pub(crate) fn env(args: &EnvArgs, program: &Program) -> Result<()> {
 /// Prints the variables of clients of OpenAI's API. The address is received over the Unix socket, so that another program that
 /// listens on the port gets no key.
 fn openai(args: &EnvArgs, program: &Program) -> Result<()> {
-    let http = connect(&args.client, program, "cotensor env")?.request::<HttpListen>(&Empty {})?;
+    let http = connect(&args.client, program, "cotensor env")?.request::<HttpListen>(&HttpListenParams::default())?;
     let file = http.v1_token_file.ok_or_else(|| {
         Error::unsupported("this daemon serves no models; end it, and this command starts one that does")
     })?;

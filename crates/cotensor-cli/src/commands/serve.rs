@@ -4,12 +4,12 @@ use crate::log::Log;
 use crate::output::print_json;
 use crate::terminal::takes_colours;
 use cotensor::core::{Error, ErrorKind, Result};
+use cotensor_client::connect_unix;
 use cotensor_daemon::http::{HttpConfig, default_port};
 use cotensor_daemon::supervisor::{self, Role};
 use cotensor_daemon::{Config, ModelsConfig, Ready, Service, default_socket};
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -89,7 +89,7 @@ fn models(args: &ServeArgs, program: &Program) -> Result<ModelsConfig> {
 /// Runs the same command in the background, and shows its status.
 fn detach(args: &ServeArgs, program: &Program) -> Result<()> {
     let socket = args.socket.clone().unwrap_or_else(default_socket);
-    if UnixStream::connect(&socket).is_ok() {
+    if connect_unix(&socket).is_ok() {
         return Err(Error::new(ErrorKind::Conflict, "another daemon is running here").in_file(&socket));
     }
     let mut arguments = program.arguments.clone();

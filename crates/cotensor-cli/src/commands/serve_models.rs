@@ -10,6 +10,7 @@ use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
 use cotensor::memory::process::trim_heap;
+use cotensor_client::bind_unix;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
 use serde::Serialize;
@@ -17,7 +18,6 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use std::fs::Permissions;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -105,7 +105,7 @@ impl Endpoints {
         }
         let new_path = path.with_added_extension(std::process::id().to_string());
         drop(std::fs::remove_file(&new_path));
-        let listener = UnixListener::bind(&new_path).map_err(io)?;
+        let listener = bind_unix(&new_path).map_err(io)?;
         let named = std::fs::set_permissions(&new_path, Permissions::from_mode(0o600))
             .and_then(|()| std::fs::rename(&new_path, path))
             .and_then(|()| std::fs::symlink_metadata(path));

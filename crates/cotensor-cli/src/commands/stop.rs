@@ -6,13 +6,12 @@ use crate::output::{count, print, print_json, report};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::process::peer_credentials;
 use cotensor::store::{Stats, StoreReports};
-use cotensor_client::default_socket;
 use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, Stop};
+use cotensor_client::{connect_unix, default_socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -67,7 +66,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<()> {
 /// # Errors
 /// `refused` when the daemon's process has no number here, as in another container, or is a program that has a daemon within it.
 fn stop_by_signal(socket: &Path, json: bool, refused: Error) -> Result<()> {
-    let pid = UnixStream::connect(socket).and_then(|stream| peer_credentials(stream.as_fd()));
+    let pid = connect_unix(socket).and_then(|stream| peer_credentials(stream.as_fd()));
     let pid = pid.ok().filter(|peer| peer.is_own_user()).and_then(|peer| Pid::from_raw(peer.pid?));
     let pid = pid.filter(|pid| is_daemon(*pid)).ok_or(refused)?;
     let io = |error: rustix::io::Errno| Error::io("ending the daemon", &error.into()).in_file(socket);
@@ -89,7 +88,7 @@ fn is_daemon(pid: Pid) -> bool {
 /// The daemon's processes: supervisor, server and model process. Empty when their numbers mean nothing here, as for a daemon of
 /// another container: then neither of the first two listens on the socket by its number.
 fn processes(socket: &Path, status: &DaemonStatus) -> Vec<OwnedFd> {
-    let listening = UnixStream::connect(socket).and_then(|stream| peer_credentials(stream.as_fd()));
+    let listening = connect_unix(socket).and_then(|stream| peer_credentials(stream.as_fd()));
     let listening = listening.ok().and_then(|peer| u32::try_from(peer.pid?).ok());
     if listening.is_none() || ![status.supervisor, Some(status.server)].contains(&listening) {
         return Vec::new();
@@ -103,7 +102,7 @@ fn processes(socket: &Path, status: &DaemonStatus) -> Vec<OwnedFd> {
 fn wait_for_end(socket: &Path, processes: &[OwnedFd]) -> Result<()> {
     let until = Instant::now() + STOP_TIMEOUT;
     let late = || Error::new(ErrorKind::TimedOut, "the daemon does not end").in_file(socket);
-    while UnixStream::connect(socket).is_ok() {
+    while connect_unix(socket).is_ok() {
         if Instant::now() > until {
             return Err(late());
         }

@@ -24,7 +24,7 @@ fn units_are_installed_and_removed() {
     let units: Vec<&str> = installed["units"].as_array().unwrap().iter().map(|unit| unit.as_str().unwrap()).collect();
     assert_eq!(units.len(), 2);
     let text = std::fs::read_to_string(units[0]).unwrap();
-    let start = format!("ExecStart={} serve --socket %t/cotensor.sock\n", env!("CARGO_BIN_EXE_cotensor"));
+    let start = format!("ExecStart={} serve --socket /tmp/cotensor-%U/cotensor.sock\n", env!("CARGO_BIN_EXE_cotensor"));
     assert!(text.contains(&start), "{text}");
     // Where systemd is installed, it accepts the units.
     if Path::new(ANALYZE).exists() {

@@ -131,7 +131,7 @@ methods! { METHODS:
     HttpAddress "http.address": Empty => HttpEndpoint;
     /// Turns HTTP on, on loopback only, and returns its address as `http.address` does. The port is the default one, or a free
     /// one if another program has it.
-    HttpListen "http.listen": Empty => HttpEndpoint;
+    HttpListen "http.listen": HttpListenParams => HttpEndpoint;
     /// Starts the process that runs models, unless it runs, and returns its address.
     StartModels "models.start": Empty => ModelEndpoint;
     /// Creates a file that opens the daemon's page in a browser.

@@ -60,6 +60,14 @@ pub struct DaemonStatus {
     pub models: Option<u32>,
 }
 
+/// The HTTP that a client wants.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct HttpListenParams {
+    /// The port on loopback. None for 2537 plus `RANK`, or a free port where another program has that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+}
+
 /// The daemon's HTTP endpoint.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct HttpEndpoint {

@@ -3,6 +3,8 @@
 
 /// The variable that names the configuration file.
 pub const CONFIG: &str = "COTENSOR_CONFIG";
+/// The variable that names the folder of the default sockets.
+pub const RUNTIME_DIR: &str = "COTENSOR_RUNTIME_DIR";
 /// The beginning of the names of variables.
 const PREFIX: &str = "COTENSOR_";
 
@@ -58,7 +60,7 @@ settings! {
     MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "no limit" "Memory that one client of the daemon may lease and reserve, such as 4GiB.";
     SPILL "COTENSOR_SPILL" "--spill" "unleased tensors are evicted" "Folder for tensors that the daemon spills when memory is needed.";
     MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "the free disk space" "Maximum size of the spilled files, such as 40GiB.";
-    SOCKET "COTENSOR_SOCKET" "--socket" "cotensor.sock in $XDG_RUNTIME_DIR, else in /run/user/UID or /tmp/cotensor-UID" "Unix socket of the daemon.";
+    SOCKET "COTENSOR_SOCKET" "--socket" "cotensor.sock in /tmp/cotensor-UID" "Unix socket of the daemon.";
     LISTEN "COTENSOR_LISTEN" "--listen" "no HTTP" "Address of the daemon's HTTP server, such as 127.0.0.1:2537; empty for loopback and port 2537 + RANK.";
     TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "generated beside the socket" "File with the token that HTTP clients of the daemon need.";
     ALLOW_HOST "COTENSOR_ALLOW_HOST" "--allow-host" "IP addresses and localhost" "Host names by which HTTP clients may address the daemon, separated by commas.";

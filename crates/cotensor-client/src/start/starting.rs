@@ -1,3 +1,4 @@
+use crate::short_path::connect_unix;
 use crate::socket_path::make_socket_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::detach;
@@ -6,7 +7,6 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use std::fs::File;
 use std::io::{PipeReader, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub(super) fn start(
     let until = Instant::now() + timeout;
     make_socket_folder(socket)?;
     let _starting = take_lock(socket, until)?;
-    if UnixStream::connect(socket).is_ok() {
+    if connect_unix(socket).is_ok() {
         return Ok(());
     }
     match run(socket, program, command(in_scope), until) {
@@ -55,7 +55,7 @@ fn run(socket: &Path, program: &Path, mut command: Command, until: Instant) -> R
     // Closes this end of the pipe.
     drop(command);
     // Another daemon may have been started in another way.
-    if is_ready(ready, until)? || UnixStream::connect(socket).is_ok() {
+    if is_ready(ready, until)? || connect_unix(socket).is_ok() {
         return Ok(());
     }
     let message = format!("the daemon did not start: {}", last_line(&log));

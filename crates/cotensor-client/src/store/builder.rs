@@ -9,10 +9,11 @@ use super::reconnect::{self, Reconnector};
 use super::session::ANSWER_TIMEOUT;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
+use crate::health::connect_at_port;
 use crate::settings::{IDLE_EXIT, configured};
-use crate::socket_path::configured_socket;
+use crate::socket_path::{own_socket, socket_of_port};
 use crate::start::{DaemonProgram, autostart_allowed};
-use cotensor_core::{ErrorKind, Memory, Result};
+use cotensor_core::{Error, ErrorKind, Memory, Result};
 use cotensor_memory::process::raise_fd_limit;
 use cotensor_store::SharingConfig;
 use cotensor_store::backend::Budget;
@@ -29,16 +30,25 @@ const IDLE_EXIT_SECONDS: &str = "600";
 pub struct ClientStoreBuilder {
     client: String,
     socket: Option<PathBuf>,
+    port: Option<u16>,
     timeout: Duration,
     memories: Vec<Arc<dyn Memory>>,
     program: Option<DaemonProgram>,
 }
 
 impl ClientStoreBuilder {
-    /// The daemon's socket. [`configured_socket`] without it.
+    /// The daemon's socket. [`configured_socket`](crate::configured_socket) without it.
     #[must_use]
     pub fn socket(mut self, socket: impl Into<PathBuf>) -> Self {
         self.socket = Some(socket.into());
+        self
+    }
+
+    /// The daemon of a port, unless a socket is named: the one at [`socket_of_port`], else the one of this user that serves
+    /// HTTP at the port.
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = Some(port);
         self
     }
 
@@ -69,12 +79,47 @@ impl ClientStoreBuilder {
     ///
     /// # Errors
     /// `Unreachable` when no daemon answers at the socket, or when the one that was started ended; `Unsupported` when its
-    /// protocol version differs, `Refused` when it belongs to another user, `TimedOut` when it does not answer in time.
+    /// protocol version differs, `Refused` when it belongs to another user, `TimedOut` when it does not answer in time;
+    /// `Conflict` when only another program answers at the port, and none is to be started.
     pub fn connect(self) -> Result<Arc<ClientStore>> {
-        let Self { client, socket, timeout, memories, program } = self;
+        let (socket, port) = self.place()?;
+        let Some(port) = port else { return self.connect_at(socket) };
+        // The own socket first. Only without a daemon there, the program at the port is asked, and believed once the daemon
+        // itself has confirmed it.
+        let starting = self.program.is_some() && autostart_allowed()?;
+        let (client, timeout, began) = (self.client.clone(), self.timeout, Instant::now());
+        let left = || timeout.saturating_sub(began.elapsed());
+        let own = Self { program: None, ..self.clone() };
+        match own.connect_at(socket.clone()) {
+            Err(error) if error.kind() == ErrorKind::Unreachable => {}
+            outcome => return outcome,
+        }
+        match connect_at_port(port, &client, left()) {
+            Ok(store) => return Ok(store),
+            // A daemon is started at the own socket, whatever runs at the port.
+            Err(_) if starting => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let message =
+                    format!("no daemon answers at port {port}, nor at its socket; `cotensor serve` starts one");
+                return Err(Error::new(ErrorKind::Unreachable, message).in_file(socket));
+            }
+            Err(error) => return Err(error),
+        }
+        let timeout = left();
+        Self { timeout, ..self }.connect_at(socket)
+    }
+
+    /// The socket at which the daemon is expected, and the port at which it is searched if no socket is named.
+    fn place(&self) -> Result<(PathBuf, Option<u16>)> {
+        let socket = own_socket(self.socket.as_deref(), self.port)?;
+        let by_port = self.port.filter(|port| socket == socket_of_port(*port) && self.socket.is_none());
+        Ok((socket, by_port))
+    }
+
+    fn connect_at(self, socket: PathBuf) -> Result<Arc<ClientStore>> {
+        let Self { client, timeout, memories, program, .. } = self;
         let began = Instant::now();
         raise_fd_limit();
-        let socket = socket.map_or_else(configured_socket, Ok)?;
         let (slabs, memories) = (Slabs::default(), Arc::new(Memories::new(memories)));
         let greet = || {
             let left = timeout.saturating_sub(began.elapsed());
@@ -82,7 +127,12 @@ impl ClientStoreBuilder {
         };
         let greeted = match (greet(), program) {
             (Err(error), Some(program)) if error.kind() == ErrorKind::Unreachable && autostart_allowed()? => {
-                program.start(&socket, &serve(&socket)?, Path::new("/"), timeout.saturating_sub(began.elapsed()))?;
+                program.start(
+                    &socket,
+                    &serve_arguments(&socket)?,
+                    Path::new("/"),
+                    timeout.saturating_sub(began.elapsed()),
+                )?;
                 greet()?
             }
             (outcome, _) => outcome?,
@@ -119,13 +169,14 @@ impl ClientStore {
         ClientStoreBuilder {
             client: client.to_owned(),
             socket: None,
+            port: None,
             timeout: ANSWER_TIMEOUT,
             memories: Vec::new(),
             program: None,
         }
     }
 
-    /// Connects to the daemon at `socket`, or at [`configured_socket`]; starts the command `cotensor` beside this executable
+    /// Connects to the daemon at `socket`, or at [`configured_socket`](crate::configured_socket); starts the command `cotensor` beside this executable
     /// ([`DaemonProgram::beside_this_executable`]) as daemon when none answers.
     ///
     /// # Errors
@@ -137,7 +188,7 @@ impl ClientStore {
         builder.connect()
     }
 
-    /// Connects to the daemon at `socket`, or at [`configured_socket`]. `client` names this process for display.
+    /// Connects to the daemon at `socket`, or at [`configured_socket`](crate::configured_socket). `client` names this process for display.
     ///
     /// # Errors
     /// As [`ClientStoreBuilder::connect`].
@@ -155,8 +206,11 @@ impl ClientStore {
     }
 }
 
-/// The arguments of a daemon that a client starts.
-fn serve(socket: &Path) -> Result<Vec<OsString>> {
+/// The arguments of a daemon that a client starts at `socket`.
+///
+/// # Errors
+/// As [`ConfigFile::load`](crate::settings::ConfigFile::load).
+pub fn serve_arguments(socket: &Path) -> Result<Vec<OsString>> {
     // The daemon's working directory is another one.
     let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
     let mut arguments = vec!["serve".into(), "--detached".into(), "--json".into(), "--socket".into(), socket.into()];

@@ -4,7 +4,8 @@ use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
 use crate::supervisor::stop_this_process;
 use cotensor_client::protocol::{
-    DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, ModelEndpoint, SessionList, openrpc_with,
+    DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, HttpListenParams, ModelEndpoint, SessionList,
+    openrpc_with,
 };
 use cotensor_core::{Error, ErrorKind};
 use cotensor_store::StoreReports;
@@ -51,11 +52,11 @@ fn endpoint(caller: &Caller) -> Answer<HttpEndpoint> {
     Ok(HttpEndpoint { address: dashboard.address, token_file: dashboard.token_file.clone(), v1_token_file }.into())
 }
 
-pub(super) async fn listen(caller: Caller, _: Empty) -> Answer<HttpEndpoint> {
+pub(super) async fn listen(caller: Caller, params: HttpListenParams) -> Answer<HttpEndpoint> {
     if caller.outbox().is_none() {
         return endpoint(&caller);
     }
-    caller.daemon.start_http().await?;
+    caller.daemon.start_http(params.port).await?;
     endpoint(&caller)
 }
 

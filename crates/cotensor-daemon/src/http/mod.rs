@@ -36,7 +36,8 @@ mod tests;
 mod token;
 mod v1;
 
-pub use config::{HttpConfig, PORT, default_port};
+pub use config::HttpConfig;
+pub use cotensor_client::{PORT, default_port};
 pub use listening::HttpListening;
 
 pub(crate) use dashboard::Dashboard;

@@ -1,19 +1,21 @@
 //! HTTP of a daemon that was started without it, at the request of a client on the Unix socket.
 
-use super::config::{HttpConfig, default_port};
+use super::config::HttpConfig;
 use super::listening::HttpListening;
 use crate::daemon::Daemon;
+use cotensor_client::default_port;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
 impl Daemon {
-    /// Serves HTTP on loopback until the daemon stops, unless it does so already. The port is the default one, or a free one
-    /// if another program has it. The next server of this daemon continues.
+    /// Serves HTTP on loopback until the daemon stops, unless it does so already. Without a `port` it is the default one, or a
+    /// free one if another program has that. The next server of this daemon continues.
     ///
     /// # Errors
-    /// `Refused` for a daemon that is a part of another program; `Io`; those of the token files.
-    pub(crate) async fn start_http(self: &Arc<Self>) -> Result<()> {
+    /// `Refused` for a daemon that is a part of another program; `Conflict` when another program has `port`; `Io`; those of
+    /// the token files.
+    pub(crate) async fn start_http(self: &Arc<Self>, port: Option<u16>) -> Result<()> {
         let _one = self.http_start.lock().await;
         if self.dashboard().is_ok() {
             return Ok(());
@@ -23,12 +25,21 @@ impl Daemon {
                 "this daemon is a part of a program that starts it without HTTP: start it with an HTTP address";
             return Err(Error::new(ErrorKind::Refused, message));
         };
-        let config = HttpConfig { listen: (Ipv4Addr::LOCALHOST, default_port()?).into(), ..HttpConfig::default() };
-        let listener = TcpListener::bind(config.listen).or_else(|error| match error.kind() {
-            std::io::ErrorKind::AddrInUse => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)),
-            _ => Err(error),
-        });
-        let listener = listener.map_err(|error| Error::io("listening on loopback", &error))?;
+        let listen = (Ipv4Addr::LOCALHOST, port.map_or_else(default_port, Ok)?).into();
+        let config = HttpConfig { listen, ..HttpConfig::default() };
+        let listener = match TcpListener::bind(listen) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && port.is_none() => {
+                TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            }
+            outcome => outcome,
+        };
+        let listener = listener.map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                let message = format!("another program has {listen}: name another port");
+                Error::new(ErrorKind::Conflict, message).in_field("port")
+            }
+            _ => Error::io("listening on loopback", &error).in_field(listen.to_string()),
+        })?;
         let listening = HttpListening::on(listener, config, &self.config.socket)?;
         link.started_http(&listening.listener)?;
         tracing::info!("HTTP on http://{} at the request of a client", listening.address());

@@ -1,5 +1,6 @@
 //! The model process of a former server, which was killed: it is ended before another one starts.
 
+use cotensor_client::ShortPath;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::peer_credentials;
 use rustix::process::{Pid, Signal, kill_process};
@@ -47,7 +48,11 @@ pub(super) async fn end_former(path: &Path) -> Result<()> {
 /// A connection to the process that listens at `path`; none if no process does.
 async fn connect(path: &Path) -> Result<Option<UnixStream>> {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
-    match UnixStream::connect(path).await {
+    let connected = match ShortPath::of(path) {
+        Ok(short) => UnixStream::connect(short).await,
+        Err(error) => Err(error),
+    };
+    match connected {
         Ok(connection) => Ok(Some(connection)),
         Err(error) if matches!(error.kind(), ConnectionRefused | NotFound) => Ok(None),
         Err(error) => Err(Error::io("searching a former model process", &error).in_file(path)),

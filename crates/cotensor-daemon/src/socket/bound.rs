@@ -1,5 +1,6 @@
 //! A listening Unix socket and its file, which a program or a user may remove or replace.
 
+use cotensor_client::{ShortPath, bind_unix};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::fs::{Mode, OFlags, fstat, lstat, open};
 use rustix::io::Errno;
@@ -33,7 +34,7 @@ impl Bound {
         new_path.push(format!(".{}", std::process::id()));
         let new_path = PathBuf::from(new_path);
         drop(std::fs::remove_file(&new_path));
-        let listener = UnixListener::bind(&new_path).map_err(io)?;
+        let listener = bind_unix(&new_path).map_err(io)?;
         let ready = || -> std::io::Result<OwnedFd> {
             std::fs::set_permissions(&new_path, std::fs::Permissions::from_mode(0o600))?;
             let file = open_path(&new_path)?;
@@ -119,10 +120,12 @@ pub(super) fn clear(path: &Path) -> Result<()> {
 
 /// Whether a process listens on the socket at `path`. Does not block when its backlog is full.
 fn is_listened_on(path: &Path) -> bool {
+    // No process can listen at such a path.
+    let Ok(short) = ShortPath::of(path) else { return false };
     let connected = || -> rustix::io::Result<()> {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
-        connect(&socket, &SocketAddrUnix::new(path)?)
+        connect(&socket, &SocketAddrUnix::new(&*short)?)
     };
     !matches!(connected(), Err(Errno::CONNREFUSED | Errno::NOENT))
 }

@@ -3,6 +3,7 @@
 
 use super::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
 use crate::socket::Bound;
+use cotensor_client::connect_unix;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::peer_credentials;
 use std::os::fd::AsFd;
@@ -80,7 +81,7 @@ pub(super) fn inherit<P>(
     socket: &Path,
     prepare: impl FnOnce(&mut Sockets) -> Result<P>,
 ) -> Result<Option<(Handover, P)>> {
-    let Ok(stream) = UnixStream::connect(beside(socket)) else { return Ok(None) };
+    let Ok(stream) = connect_unix(&beside(socket)) else { return Ok(None) };
     if !is_own(&stream) {
         return Ok(None);
     }

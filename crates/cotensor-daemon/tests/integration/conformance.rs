@@ -3,7 +3,7 @@
 use crate::support::Running;
 use cotensor_client::ClientStore;
 use cotensor_core::Device;
-use cotensor_daemon::{Config, connect_or_embed};
+use cotensor_daemon::{Config, Embedded};
 use cotensor_memory::testing::SharedFakeDevice;
 use cotensor_store::Store;
 use cotensor_store::testing::{conformance, device_conformance};
@@ -34,12 +34,11 @@ fn store_of_an_embedded_daemon_conforms() {
     conformance(&|max_bytes| {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cotensor.sock");
-        let config = Config { socket, max_memory_bytes: max_bytes, ..Config::default() };
-        let (first, embedded) = connect_or_embed(&config, "first").unwrap();
-        assert!(embedded.is_some());
+        let config = Config { socket: socket.clone(), max_memory_bytes: max_bytes, ..Config::default() };
+        let embedded = Embedded::start(config).unwrap();
         Box::new(move || {
-            let _alive = (&folder, &embedded, &first);
-            connect_or_embed(&config, "user").unwrap().0 as Arc<dyn Store>
+            let _alive = (&folder, &embedded);
+            ClientStore::connect(Some(&socket), "user").unwrap() as Arc<dyn Store>
         })
     });
 }

@@ -2,7 +2,7 @@
 
 use crate::support::http::{receive, send};
 use crate::support::processes::Processes;
-use cotensor_client::protocol::{Empty, HttpEndpoint, HttpListen};
+use cotensor_client::protocol::{HttpEndpoint, HttpListen, HttpListenParams};
 use cotensor_core::DType;
 use cotensor_functions::{Arguments, Context, Failure, Managed, Object, Options, Provider, Value};
 use cotensor_store::{CopyReason, StoreReports, TensorSpec, TensorStore};
@@ -33,7 +33,7 @@ impl Managed for Kept {
 impl Served {
     pub(crate) fn start() -> Self {
         let processes = Processes::start();
-        let http = processes.connect("test").request::<HttpListen>(&Empty {}).unwrap();
+        let http = processes.connect("test").request::<HttpListen>(&HttpListenParams::default()).unwrap();
         let token = std::fs::read_to_string(&http.token_file).unwrap().trim().to_owned();
         let cancelled = Arc::new(AtomicBool::new(false));
         let started = Arc::new(AtomicBool::new(false));

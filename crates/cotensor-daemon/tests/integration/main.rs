@@ -11,6 +11,7 @@ mod conformance;
 mod control_groups;
 mod descriptors;
 mod devices;
+mod discovery;
 mod foreground;
 mod functions_by_name;
 mod functions_memory;

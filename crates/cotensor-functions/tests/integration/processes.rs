@@ -5,7 +5,7 @@ use crate::support::{Tracked, int, none, until};
 use cotensor_client::ClientStore;
 use cotensor_core::{DType, ErrorKind};
 use cotensor_daemon::testing::{Running, spec};
-use cotensor_daemon::{Config, Embedded, connect_or_embed};
+use cotensor_daemon::{Config, Embedded};
 use cotensor_functions::{
     Arguments, CallError, Completion, Context, Failure, Functions, Object, Options, Provider, Value,
 };
@@ -244,12 +244,26 @@ fn caller_is_killed_during_a_call() {
     }
 }
 
+/// Connects to the daemon, or runs one in this process where none listens.
 fn connected(socket: &Path) -> (Arc<ClientStore>, Option<Embedded>) {
-    connect_or_embed(&Config { socket: socket.to_path_buf(), ..Config::default() }, "embedding").unwrap()
+    loop {
+        let embedded = match ClientStore::connect(Some(socket), "embedding") {
+            Ok(store) => return (store, None),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                Embedded::start(Config { socket: socket.to_path_buf(), ..Config::default() })
+            }
+        };
+        match embedded {
+            Ok(embedded) => return (ClientStore::connect(Some(socket), "embedding").unwrap(), Some(embedded)),
+            // Another process has the lock: it listens soon, or has just stopped.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Conflict, "{error}"),
+        }
+    }
 }
 
 #[test]
-fn provider_embeds_a_daemon_when_none_runs() {
+fn provider_registers_its_functions_with_the_next_daemon() {
     if let Some(socket) = other_process() {
         let (store, embedded) = connected(&socket);
         let _provider = Provider::builder(store)
@@ -261,7 +275,7 @@ fn provider_embeds_a_daemon_when_none_runs() {
     }
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("cotensor.sock");
-    let mut first = Other::start("provider_embeds_a_daemon_when_none_runs", &socket);
+    let mut first = Other::start("provider_registers_its_functions_with_the_next_daemon", &socket);
     first.wait_for("embedded");
     // A connected provider starts the next daemon when the first ends, and registers its functions there.
     let embedded = Arc::new(std::sync::Mutex::new(None));

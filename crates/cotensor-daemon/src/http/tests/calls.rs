@@ -156,8 +156,6 @@ fn health_openrpc_page_and_unknown_paths() {
     let health = running.get("/health").json();
     assert_eq!(health["status"], "ok");
     assert_eq!(health["socket"], running.daemon.config.socket.to_str().unwrap());
-    let socket = cotensor_client::health::socket_of(running.address).unwrap();
-    assert_eq!(socket, running.daemon.config.socket, "the port leads to the socket");
     let document = running.get("/openrpc.json").json();
     assert_eq!(document, running.call(&[], "rpc.discover", json!({})).unwrap());
     assert_eq!(document["openrpc"], "1.3.2");
@@ -172,24 +170,6 @@ fn health_openrpc_page_and_unknown_paths() {
         let answer = running.get(path);
         assert_eq!((answer.status, answer.json()["error"]["data"]["kind"].as_str()), (status, Some(kind)), "{path}");
     }
-}
-
-#[test]
-fn socket_is_found_by_the_port_of_a_local_daemon() {
-    use cotensor_client::health::socket_of;
-    use cotensor_core::ErrorKind;
-    let error = socket_of("192.0.2.1:2537".parse().unwrap()).unwrap_err();
-    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("192.0.2.1"), "{error}");
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let other = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        std::io::Write::write_all(&mut stream, b"HTTP/1.0 200 OK\r\n\r\n<html>").unwrap();
-    });
-    let kind = socket_of(address).unwrap_err().kind();
-    assert!(kind == ErrorKind::Corrupt || kind == ErrorKind::Io, "{kind:?}: another server");
-    other.join().unwrap();
-    assert_eq!(socket_of(address).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 /// Whether a name is valid in the [text format](https://prometheus.io/docs/instrumenting/exposition_formats/).

@@ -1,5 +1,6 @@
 //! Connections to the model process, which are used again.
 
+use cotensor_client::ShortPath;
 use cotensor_core::sync::lock;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -54,7 +55,7 @@ impl Connections {
             }
         }
         let connected = async {
-            let stream = UnixStream::connect(path).await?;
+            let stream = UnixStream::connect(ShortPath::of(path)?).await?;
             let socket = stream.as_fd().try_clone_to_owned()?;
             Ok::<_, std::io::Error>((stream, socket))
         };

@@ -2,7 +2,7 @@ use super::fake::Fake;
 use super::{Served, is_running};
 use crate::support::processes::{Processes, signal};
 use crate::support::{Running, until};
-use cotensor_client::protocol::{Empty, HttpListen, StartModels};
+use cotensor_client::protocol::{Empty, HttpListen, HttpListenParams, StartModels};
 use cotensor_core::ErrorKind;
 use cotensor_daemon::ModelsConfig;
 use cotensor_daemon::supervisor::Launch;
@@ -94,7 +94,7 @@ fn one_process_serves_after_a_takeover_and_http_continues() {
         served.processes.kill_server();
         served.processes.connect("second");
         assert_eq!(
-            served.processes.connect("test").request::<HttpListen>(&Empty {}).unwrap().address,
+            served.processes.connect("test").request::<HttpListen>(&HttpListenParams::default()).unwrap().address,
             served.http.address
         );
         let second = served.pid();
@@ -111,7 +111,7 @@ fn daemon_without_models_says_so() {
     let store = processes.connect("test");
     let error = store.request::<StartModels>(&Empty {}).unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.message().contains("cotensor serve"), "{error}");
-    let http = store.request::<HttpListen>(&Empty {}).unwrap();
+    let http = store.request::<HttpListen>(&HttpListenParams::default()).unwrap();
     assert_eq!(http.v1_token_file, None);
     let token = super::read(&http.token_file);
     let answer = super::receive(super::send(http.address, "GET /v1/models", &token, "", b""));
@@ -128,7 +128,7 @@ fn model_process_does_not_keep_an_idle_daemon() {
     });
     let store = running.connect("test");
     assert_eq!(
-        store.request::<HttpListen>(&Empty {}).unwrap_err().kind(),
+        store.request::<HttpListen>(&HttpListenParams::default()).unwrap_err().kind(),
         ErrorKind::Refused,
         "a part of this program"
     );

@@ -8,7 +8,7 @@ mod lifetime;
 
 use crate::support::http::{Answer, receive, send};
 use crate::support::processes::Processes;
-use cotensor_client::protocol::{Empty, HttpEndpoint, HttpListen, ModelEndpoint, StartModels};
+use cotensor_client::protocol::{Empty, HttpEndpoint, HttpListen, HttpListenParams, ModelEndpoint, StartModels};
 use cotensor_core::Result;
 use fake::Fake;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,7 +32,7 @@ impl Served {
             let fake = fake.insert(Fake::in_folder(folder));
             vec![format!("--models={}", fake.program().display()).into()]
         });
-        let http = processes.connect("test").request::<HttpListen>(&Empty {}).unwrap();
+        let http = processes.connect("test").request::<HttpListen>(&HttpListenParams::default()).unwrap();
         let (token, key) = (read(&http.token_file), read(http.v1_token_file.as_ref().unwrap()));
         Self { processes, fake: fake.unwrap(), http, token, key }
     }
