@@ -4,7 +4,7 @@ use crate::support::http::{receive, send};
 use crate::support::processes::{Processes, content, put};
 use crate::support::spec;
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{Empty, HttpListen};
+use cotensor_client::protocol::{HttpListen, HttpListenParams};
 use cotensor_core::ErrorKind;
 use cotensor_memory::process::charged_group;
 use cotensor_store::{CopyReason, Lease, Retention, TensorStore};
@@ -86,7 +86,7 @@ fn inside() {
     let aliased = store.reserve_aliased(spec("empty", TOO_LARGE_BYTES), &store.holder(""));
     assert_eq!(aliased.err().unwrap().kind(), ErrorKind::OverBudget);
 
-    let http = store.request::<HttpListen>(&Empty {}).unwrap();
+    let http = store.request::<HttpListen>(&HttpListenParams::default()).unwrap();
     let token = fs::read_to_string(&http.token_file).unwrap();
     let request = format!("PUT /tensors/upload?dtype=uint8&shape={TOO_LARGE_BYTES}");
     let answer = receive(send(http.address, &request, token.trim(), "", &zeros));

@@ -2,7 +2,7 @@
 
 use crate::support::http::{receive, send};
 use crate::support::processes::{Processes, content, put};
-use cotensor_client::protocol::{Empty, HttpListen};
+use cotensor_client::protocol::{HttpListen, HttpListenParams};
 use cotensor_memory::testing::refuse_executable_memfds;
 use cotensor_store::{Retention, TensorStore};
 
@@ -17,7 +17,7 @@ fn tensors_are_published_where_executable_memfds_are_refused() {
     assert_eq!(refused.err(), Some(rustix::io::Errno::ACCESS));
     let processes = Processes::start();
     let producer = processes.connect("producer");
-    let http = producer.request::<HttpListen>(&Empty {}).unwrap();
+    let http = producer.request::<HttpListen>(&HttpListenParams::default()).unwrap();
     let token = std::fs::read_to_string(&http.token_file).unwrap();
     let sizes = [100, 1 << 20];
     let _held = sizes.map(|bytes| put(&producer, &format!("put {bytes}"), &content(1, bytes), Retention::WhileLeased));
