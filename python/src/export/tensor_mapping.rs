@@ -1,17 +1,14 @@
 //! Private copy-on-write mappings of published tensors, for readers that may write in place.
 
 use crate::store::lease::HeldLease;
+use cotensor::ErrorKind;
 use cotensor::core::Segment;
-use cotensor::{Error, ErrorKind};
 use cotensor_core::Result;
 use cotensor_memory::PrivateMapping;
 use cotensor_store::CopyReason;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-
-/// The largest tensor in bytes that is copied when the process has reached its limit of mappings.
-const COPIED_BYTES_MAX: usize = 256 << 10;
 
 /// The bytes of a tensor for a reader that may write in place. The first write to a page makes a private copy of it,
 /// which is counted.
@@ -38,7 +35,7 @@ impl TensorMapping {
     /// Maps the bytes that the lease's layout spans in its segment.
     ///
     /// # Errors
-    /// `Io` when the kernel refuses the mapping and the tensor is too large to copy.
+    /// `OverBudget` at the process's limit of mappings, `Io` when the kernel refuses the mapping.
     pub(super) fn new(held: &Arc<HeldLease>) -> Result<Arc<Self>> {
         let lease = held.lease();
         let range = lease.layout().byte_range();
@@ -49,7 +46,7 @@ impl TensorMapping {
                 let address = mapping.address();
                 (Memory::Mapped(mapping), address)
             }
-            Err(error) if must_copy(&error, len) => {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
                 let mut words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
                 segment.read_at(range.start, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
                 if let Some(store) = held.store() {
@@ -83,14 +80,6 @@ impl TensorMapping {
     /// Whether the bytes still equal the tensor's. False for a copy, whose writes the kernel does not report.
     fn is_unwritten(&self) -> bool {
         matches!(&self.memory, Some(Memory::Mapped(mapping)) if mapping.dirty_bytes().is_ok_and(|bytes| bytes == 0))
-    }
-}
-
-fn must_copy(error: &Error, len: usize) -> bool {
-    match error.kind() {
-        ErrorKind::Unsupported => true,
-        ErrorKind::Io => len <= COPIED_BYTES_MAX,
-        _ => false,
     }
 }
 

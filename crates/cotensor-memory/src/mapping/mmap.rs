@@ -1,7 +1,8 @@
 //! One mapping of a file, unmapped on drop.
 
+use super::count::Counted;
 use super::huge_pages::huge_page_bytes;
-use cotensor_core::{ALIGNMENT, Error, Result, size};
+use cotensor_core::{ALIGNMENT, Error, ErrorKind, Result, size};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::param::page_size;
@@ -19,7 +20,9 @@ pub(crate) enum Access {
     Read,
     /// Reading and writing the file.
     Write,
-    /// Reading the file, and writing to a private copy of each written page.
+    /// Reading the file, and writing to a private copy of each written page. Without a reservation of swap: else each
+    /// reader would add the whole length to the committed memory of the system. Linux ignores that where
+    /// `vm.overcommit_memory` is 2.
     CopyOnWrite,
 }
 
@@ -28,7 +31,7 @@ impl Access {
         match self {
             Access::Read => (ProtFlags::READ, MapFlags::PRIVATE),
             Access::Write => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
-            Access::CopyOnWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE),
+            Access::CopyOnWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE),
         }
     }
 }
@@ -46,12 +49,14 @@ pub(crate) enum OnFork {
 ///
 /// - **M1**: `start .. start + len` is mapped and readable while the `Mapping` lives.
 /// - **M2**: the range is writable unless `access` is `Read`. This process then writes it only through
-///   [`bytes_mut`](Self::bytes_mut). Exceptions are the mappings of a slab, which only the slab's segments access, and
-///   of a shared index, which only its atomics access: nothing calls `bytes` or `bytes_mut` of these.
+///   [`bytes_mut`](Self::bytes_mut). Exceptions are the mappings of a slab, which only the slab's segments access, the
+///   windows of a slab, which only their parts access, and the mapping of a shared index, which only its atomics
+///   access: nothing calls `bytes` or `bytes_mut` of these.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
     access: Access,
+    _counted: Option<Counted>,
 }
 
 // SAFETY: a mapping belongs to the process and not to a thread. Reading borrows the `Mapping`, and writing borrows it
@@ -70,8 +75,9 @@ impl Mapping {
     pub(crate) fn with_offset(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<Self> {
         if len == 0 {
             let aligned = NonZero::new(ALIGNMENT).map_or(NonNull::dangling(), NonNull::without_provenance);
-            return Ok(Self { start: aligned, len, access });
+            return Ok(Self { start: aligned, len, access, _counted: None });
         }
+        let counted = Counted::new()?;
         let (protection, flags) = access.flags();
         let map = |address: *mut c_void, flags| {
             // SAFETY: without MAP_FIXED, the kernel chooses an unused range. With MAP_FIXED, `address` is the start of
@@ -86,9 +92,9 @@ impl Mapping {
             }
             _ => map(std::ptr::null_mut(), flags),
         };
-        let start = start.map_err(|error| Error::io(format!("cannot map {}", size(len as u64)), &error.into()))?;
+        let start = start.map_err(|error| map_error(len, error))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| Error::unsupported("the system mapped address zero"))?;
-        Ok(Self { start, len, access })
+        Ok(Self { start, len, access, _counted: Some(counted) })
     }
 
     /// Replaces a mapping of the start of `fd` by a private one of its first `len` bytes, at the same address. Later
@@ -105,8 +111,8 @@ impl Mapping {
             if let Err(error) = outcome {
                 // The kernel may have unmapped the range, and another mapping may have it by now: it is not unmapped
                 // again.
-                std::mem::forget(self);
-                return Err(Error::io("cannot map privately", &error.into()));
+                let len = std::mem::take(&mut self.len);
+                return Err(map_error(len, error));
             }
         }
         self.access = access;
@@ -169,6 +175,18 @@ impl Mapping {
         let _ = unsafe { libc::madvise(self.start.as_ptr().add(range.start).cast(), range.len(), libc::MADV_COLLAPSE) };
     }
 
+    /// Drops the private copies of the whole pages `range`, which show the file again (`MADV_DONTNEED`). No code reads
+    /// or writes these pages meanwhile.
+    pub(super) fn drop_copies(&self, range: Range<usize>) -> Result<(), Errno> {
+        debug_assert!(range.end <= self.len.next_multiple_of(page_size()) && self.access == Access::CopyOnWrite);
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: M1: the range is inside this mapping, which `&self` keeps. No reference to these bytes exists: their
+        // last reader is being dropped. A failure leaves the copies.
+        unsafe { madvise(self.start.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxDontNeed) }
+    }
+
     /// The first address.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
@@ -201,6 +219,22 @@ impl Drop for Mapping {
             // it mapped, which is harmless.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
+    }
+}
+
+/// The error of a mapping of `len` bytes. The kernel has one error for several limits.
+fn map_error(len: usize, error: Errno) -> Error {
+    let what = format!("cannot map {}", size(len as u64));
+    match error {
+        Errno::NOMEM => {
+            let limits =
+                "address space (`ulimit -v`), mappings (vm.max_map_count) or committed memory (vm.overcommit_memory)";
+            let message = format!(
+                "{what}: this process or the system has reached a limit of {limits}: release tensors or raise it"
+            );
+            Error::new(ErrorKind::OverBudget, message)
+        }
+        error => Error::io(what, &error.into()),
     }
 }
 

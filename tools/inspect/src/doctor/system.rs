@@ -72,7 +72,8 @@ fn mappings() -> Finding {
             "mappings",
             Severity::Slow,
             few.to_string(),
-            "a process needs one for every open tensor above 256 KiB; raise /proc/sys/vm/max_map_count",
+            "a process needs one or two for every open tensor above 256 KiB, of three quarters of them; raise \
+             /proc/sys/vm/max_map_count",
         ),
         Some(count) => Finding::ok("mappings", count.to_string()),
         None => Finding::new("mappings", Severity::Note, "unknown", "/proc/sys/vm/max_map_count cannot be read"),
@@ -88,7 +89,8 @@ fn overcommit() -> Option<Finding> {
             "overcommit",
             Severity::Note,
             format!("2 (strict){swappiness}"),
-            "shared memory counts against the commit limit at its creation; publishing can fail while memory is free",
+            "shared memory counts against the commit limit at its creation, and each array of it does so again; publishing and \
+             reading can fail while memory is free",
         ),
         mode => Finding::ok("overcommit", format!("{mode}{swappiness}")),
     })

@@ -1,7 +1,7 @@
 //! Sealed memfds and parts of them.
 
 use super::seal::{Guarantee, check_sealed};
-use crate::mapping::{Access, AliasedMapping, Mapping, MappingCache};
+use crate::mapping::{Access, AliasedMapping, Mapping, MappingCache, Windows};
 use crate::process::move_above_select;
 use cotensor_core::{ALIGNMENT, Device, Error, MemoryKind, Result, Segment, range_within};
 use rustix::fs::fstat;
@@ -21,6 +21,8 @@ pub struct SealedMemfd {
     fd: OwnedFd,
     guarantee: Guarantee,
     mapping_cache: Arc<MappingCache>,
+    /// For readers of parts, if it is a slab.
+    windows: Windows,
     /// Keeps the address at which the producer wrote mapped as long as the segment.
     _aliased: Option<AliasedMapping>,
     registration: Option<Registration>,
@@ -82,7 +84,15 @@ impl SealedMemfd {
     }
 
     pub(super) fn new(map: Mapping, fd: OwnedFd, guarantee: Guarantee) -> Self {
-        Self { map, fd, guarantee, mapping_cache: Arc::default(), _aliased: None, registration: None }
+        Self {
+            map,
+            fd,
+            guarantee,
+            mapping_cache: Arc::default(),
+            windows: Windows::default(),
+            _aliased: None,
+            registration: None,
+        }
     }
 
     pub(super) fn with_aliased(self, aliased: AliasedMapping) -> Self {
@@ -103,6 +113,11 @@ impl SealedMemfd {
 
     pub(crate) fn mapping_cache(&self) -> &Arc<MappingCache> {
         &self.mapping_cache
+    }
+
+    /// The windows and the length in bytes of a slab; `None` for other memory.
+    pub(crate) fn windows(&self) -> Option<(&Windows, usize)> {
+        (self.guarantee == Guarantee::ProducerOnly).then_some((&self.windows, self.map.len()))
     }
 
     /// The guarantee that the seals give.
@@ -169,8 +184,8 @@ pub(crate) struct MemfdSlice {
 }
 
 impl MemfdSlice {
-    pub(crate) fn mapping_cache(&self) -> &Arc<MappingCache> {
-        &self.whole.mapping_cache
+    pub(crate) fn whole(&self) -> &SealedMemfd {
+        &self.whole
     }
 }
 

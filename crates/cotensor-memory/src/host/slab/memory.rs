@@ -5,7 +5,7 @@ use super::segment::SlabSegment;
 use super::shared::{Ranges, SlabShared};
 use crate::host::memfd::{Guarantee, allocate, seal};
 use crate::host::parallel_copy::copy_parallel;
-use crate::mapping::{Access, Mapping, OnFork};
+use crate::mapping::{Access, Mapping, OnFork, Windows};
 use cotensor_core::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, SegmentMut, padded};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
@@ -45,7 +45,7 @@ impl Slab {
             fd,
             owner: std::process::id(),
             ranges: Mutex::new(ranges),
-            mapping_cache: Arc::default(),
+            windows: Windows::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }

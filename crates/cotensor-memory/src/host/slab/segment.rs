@@ -2,7 +2,7 @@
 
 use super::shared::SlabShared;
 use crate::host::parallel_copy::copy_parallel;
-use crate::mapping::MappingCache;
+use crate::mapping::Windows;
 use cotensor_core::{ALIGNMENT, Device, MemoryKind, Result, Segment, SegmentMut, range_within};
 use std::any::Any;
 use std::ops::Range;
@@ -20,8 +20,9 @@ pub(crate) struct SlabSegment {
 }
 
 impl SlabSegment {
-    pub(crate) fn mapping_cache(&self) -> &Arc<MappingCache> {
-        &self.slab.mapping_cache
+    /// The windows and the length in bytes of the slab.
+    pub(crate) fn windows(&self) -> (&Windows, usize) {
+        (&self.slab.windows, self.slab.readable.len())
     }
 
     fn readable(&self) -> &[u8] {

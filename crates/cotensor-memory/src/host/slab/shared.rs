@@ -1,10 +1,10 @@
 //! What a slab and its segments share.
 
 use super::free_list::FreeList;
-use crate::mapping::{Mapping, MappingCache};
+use crate::mapping::{Mapping, Windows};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(super) struct SlabShared {
     /// Only for filling segments; forked children do not inherit it.
@@ -15,7 +15,8 @@ pub(super) struct SlabShared {
     /// allocate ranges that the parent allocates too.
     pub(super) owner: u32,
     pub(super) ranges: Mutex<Ranges>,
-    pub(super) mapping_cache: Arc<MappingCache>,
+    /// The private mappings of readers in this process.
+    pub(super) windows: Windows,
 }
 
 pub(super) struct Ranges {
