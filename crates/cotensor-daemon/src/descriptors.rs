@@ -1,18 +1,59 @@
-//! Limits the descriptors of tensors, so that some remain for connections and answers.
+//! Limits the descriptors of tensors and connections, so that some remain for connections, answers and a takeover.
 
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::EmbeddedStore;
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// One in this many descriptors is for connections and answers.
+/// One in this many descriptors is for connections, answers and a takeover.
 const RESERVED: u64 = 8;
+/// The least number of those descriptors.
+const RESERVED_MIN: u64 = 32;
+/// The descriptors that connections leave for a takeover. The process that hands over opens a socket pair, a pipe to the
+/// new process, an index, duplicates of four sockets, and [`HANDOVER_FDS`].
+const TAKEOVER: u64 = 20;
+const _: () = assert!(TAKEOVER >= 2 + 2 + 2 + 4 + HANDOVER_FDS as u64);
+/// The most descriptors of segments in one message of a handover, each a duplicate until the message is sent.
+pub(crate) const HANDOVER_FDS: usize = 8;
+/// An idle server has 21 descriptors, and a supervisor 17.
+const IDLE: u64 = 24;
+/// A daemon with a lower limit could keep few tensors or none.
+const LIMIT_MIN: u64 = RESERVED_MIN + IDLE + 8;
 /// When the tensors' descriptors are exhausted, one in this many is freed.
 const SHED: u64 = 128;
 
+/// How many of `limit` descriptors no tensor takes.
+fn reserve(limit: u64) -> u64 {
+    (limit / RESERVED).max(RESERVED_MIN)
+}
+
 /// The number of descriptors for tensors.
 fn for_tensors() -> u64 {
-    getrlimit(Resource::Nofile).current.map_or(u64::MAX, |max| max - max / RESERVED)
+    getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| limit.saturating_sub(reserve(limit)))
+}
+
+/// Checks that the limit of this process suffices for a daemon.
+///
+/// # Errors
+/// `Unsupported` for a limit that is too low.
+pub(crate) fn check_limit() -> Result<()> {
+    check(getrlimit(Resource::Nofile).current)
+}
+
+fn check(limit: Option<u64>) -> Result<()> {
+    match limit {
+        Some(limit) if limit < LIMIT_MIN => Err(Error::unsupported(format!(
+            "the limit of open descriptors (RLIMIT_NOFILE) is {limit}, and a daemon needs at least {LIMIT_MIN}: raise it (`ulimit \
+             -n`, LimitNOFILE= of a systemd unit)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a connection with this descriptor would leave too few for a takeover.
+pub(crate) fn are_for_takeover(newest: impl AsFd) -> bool {
+    let limit = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| limit.saturating_sub(TAKEOVER));
+    u64::try_from(newest.as_fd().as_raw_fd()).is_ok_and(|number| number >= limit)
 }
 
 /// Whether the tensors' descriptors are exhausted with this one: the system assigns the lowest free number.
@@ -46,4 +87,28 @@ pub(crate) fn room_for(store: &EmbeddedStore, fd: OwnedFd) -> Result<OwnedFd> {
         Err(error) => Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", none_left().message())),
         Ok(_) => none_left(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserve_suffices_for_a_takeover_at_any_limit() {
+        for limit in LIMIT_MIN..5000 {
+            let tensors = limit - reserve(limit) - IDLE;
+            assert!(tensors > 0 && check(Some(limit)).is_ok());
+            // The process that hands over, and connections beside the tensors.
+            assert!(tensors + IDLE + TAKEOVER < limit, "{limit}");
+            assert!(reserve(limit) >= limit / RESERVED && reserve(limit) > TAKEOVER);
+        }
+        assert_eq!([64, 128, 256, 400, 512, 1 << 20].map(reserve), [32, 32, 32, 50, 64, 1 << 17]);
+    }
+
+    #[test]
+    fn limit_that_is_too_low_is_named() {
+        let error = check(Some(LIMIT_MIN - 1)).unwrap_err().to_string();
+        assert!(error.contains("RLIMIT_NOFILE") && error.contains("63") && error.contains("64"), "{error}");
+        assert!(check(None).is_ok());
+    }
 }

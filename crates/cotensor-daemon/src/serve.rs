@@ -3,6 +3,7 @@
 use crate::config::SOCKET_CHECK_INTERVAL;
 use crate::connection;
 use crate::daemon::Daemon;
+use crate::descriptors::{are_for_takeover, none_left};
 use crate::idle::IdleTimer;
 use crate::refusals::Refusals;
 use crate::socket::Listening;
@@ -113,6 +114,9 @@ impl Daemon {
         let full = |_| Error::new(ErrorKind::Conflict, format!("{} are open", self.config.connections_max));
         let place = Arc::clone(open).try_acquire_owned().map_err(full)?;
         let io = |error: std::io::Error| Error::io("accepting", &error);
+        if are_for_takeover(&stream) {
+            return Err(none_left());
+        }
         let stream = stream.into_std().map_err(io)?;
         stream.set_nonblocking(false).map_err(io)?;
         connection::serve(Arc::clone(self), stream, place)

@@ -5,12 +5,13 @@ use super::process::{self, Launch, Server};
 use super::role::Role;
 use super::state::SupervisorState;
 use super::{server, successor, systemd};
+use crate::descriptors;
 use crate::http::{HttpConfig, HttpListening};
 use crate::service::{Ready, Service};
 use crate::socket::Listening;
 use crate::spill::{Files, folder_of};
 use cotensor_core::{ErrorKind, Result};
-use cotensor_memory::process::ignore_sigxfsz;
+use cotensor_memory::process::{ignore_sigxfsz, raise_fd_limit};
 use std::net::TcpListener;
 use std::path::PathBuf;
 
@@ -22,8 +23,9 @@ use std::path::PathBuf;
 ///
 /// # Errors
 /// `Conflict` while another daemon is running. If its first supervisor was killed, this one takes its tensors over
-/// instead. `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for what the system refuses, and
-/// when no server could be started for a minute.
+/// instead. `Refused` or `Invalid` for a folder or a token file that will not do; `Unsupported` for a limit of
+/// descriptors that is too low; `Io` for what the system refuses, and when no server could be started for a minute and
+/// there are no tensors.
 pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
     run_as(Launch::this_program()?, role, service, ready)
 }
@@ -44,6 +46,9 @@ pub fn run_as(launch: Launch, role: Role, service: Service, ready: impl FnOnce(R
 
 fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
     let config = &service.config;
+    // Before a takeover, which a limit that is too low would lose.
+    raise_fd_limit();
+    descriptors::check_limit()?;
     let (mut manager, held) = systemd::Manager::find()?;
     let activated = manager.as_mut().and_then(|manager| manager.activated.take());
     let is_activated = activated.is_some();

@@ -10,18 +10,25 @@ use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::raise_fd_limit;
 use std::time::{Duration, Instant};
 
-/// The supervisor gives up after this time without a server that served.
+/// A supervisor without tensors gives up after this time without a server that served.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// The delay after a server that failed to start. It doubles with each attempt.
 const RESTART_DELAY_MIN: Duration = Duration::from_millis(20);
 const RESTART_DELAY_MAX: Duration = Duration::from_millis(500);
+/// The first time to report that no server starts. It doubles with each report.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
+
+/// Whether the supervisor ends after `waited` without a server that served. Its end would lose the tensors.
+fn gives_up(waited: Duration, tensors: usize) -> bool {
+    tensors == 0 && waited > RESTART_TIMEOUT
+}
 
 impl SupervisorState {
     /// Runs servers, beginning with `first` if it is running already, until a signal stops this process or the server,
     /// or a successor takes over. Calls `ready` for each server that serves, with its epoch and its process.
     ///
     /// # Errors
-    /// `Io` when the first server cannot be started, or none for a minute.
+    /// `Io` when the first server cannot be started, or none for a minute and there are no tensors.
     pub(super) fn run_servers(
         mut self,
         launch: &Launch,
@@ -36,6 +43,7 @@ impl SupervisorState {
         // When a server last served. A daemon that has no state yet may fail at once.
         let mut served = (serving || self.tensors() > 0).then(Instant::now);
         let (mut next, mut delay, mut image) = (first, RESTART_DELAY_MIN, Image::default());
+        let mut report_after = REPORT_AFTER;
         runtime.block_on(async {
             let mut stop = StopSignals::new()?;
             loop {
@@ -51,7 +59,7 @@ impl SupervisorState {
                     Err(error) => Err(error),
                 };
                 if std::mem::take(&mut serving) {
-                    served = Some(Instant::now());
+                    (served, report_after) = (Some(Instant::now()), REPORT_AFTER);
                 }
                 match outcome {
                     Ok(End::Stopped) => {
@@ -71,9 +79,16 @@ impl SupervisorState {
                     Err(error) if served.is_none() => return Err(error),
                     Err(error) => tracing::error!("the server failed: {error}"),
                 }
-                if served.is_some_and(|served| served.elapsed() > RESTART_TIMEOUT) {
-                    let message = format!("no server can be started; {} tensors are lost", self.tensors());
-                    return Err(Error::new(ErrorKind::Io, message));
+                let waited = served.map_or(Duration::ZERO, |served| served.elapsed());
+                if gives_up(waited, self.tensors()) {
+                    return Err(Error::new(ErrorKind::Io, "no server can be started"));
+                }
+                if waited > report_after {
+                    let (seconds, tensors) = (waited.as_secs(), self.tensors());
+                    tracing::error!(
+                        "no server could be started for {seconds} s: {tensors} tensors are kept, trying again"
+                    );
+                    report_after *= 2;
                 }
                 let was_stable = began.elapsed() >= STABLE_UPTIME;
                 image = image.next(was_stable);
@@ -113,5 +128,16 @@ impl SupervisorState {
             }
         }
         end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn supervisor_with_tensors_never_gives_up() {
+        assert!(gives_up(RESTART_TIMEOUT * 2, 0) && !gives_up(RESTART_TIMEOUT, 0));
+        assert!(!gives_up(Duration::MAX, 1));
     }
 }

@@ -1,8 +1,9 @@
 //! More tensors than the process may have descriptors.
 
 use crate::support::Running;
-use crate::support::processes::{content, put};
-use cotensor_store::{Retention, StoreReports, TensorStore};
+use crate::support::processes::{PROGRAM, Processes, content, put};
+use cotensor_core::ErrorKind;
+use cotensor_store::{CopyReason, Retention, StoreReports, TensorSpec, TensorStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;
 
@@ -33,4 +34,72 @@ fn descriptor_limit_spills_tensors_instead_of_losing_them() {
     // Other clients can still connect.
     assert_eq!(running.connect("two").stats().evictions, 0);
     setrlimit(Resource::Nofile, before).unwrap();
+}
+
+/// A daemon with a hard limit of descriptors.
+fn limited(limit: u64) -> Vec<std::ffi::OsString> {
+    ["sh", "-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\""), PROGRAM].map(Into::into).into()
+}
+
+/// Fills a daemon until it refuses a tensor, and kills the server three times.
+fn takeovers_keep_all_tensors(limit: u64) {
+    const BYTES: usize = 300 << 10;
+    let processes = Processes::start_by(|_| limited(limit), |_| Vec::new());
+    let store = processes.connect("one");
+    let mut held = Vec::new();
+    let refused = loop {
+        let number = held.len() as u64;
+        let spec = TensorSpec {
+            retention: Retention::Cached { recompute: Duration::ZERO },
+            ..crate::support::spec(&number.to_string(), BYTES)
+        };
+        let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
+        reservation.write(&content(number, BYTES), CopyReason::Put).unwrap();
+        match reservation.publish() {
+            Ok(lease) => held.push(lease),
+            Err(error) => break error,
+        }
+        assert!(number < limit, "no tensor was refused");
+    };
+    assert_eq!(refused.kind(), ErrorKind::OverBudget, "{refused}");
+    assert!(!held.is_empty(), "{limit} descriptors suffice for a tensor");
+    for turn in 0..3 {
+        processes.kill_server();
+        let reader = processes.connect("reader");
+        for number in 0..held.len() as u64 {
+            let lease = reader.get(&number.to_string(), &reader.holder("")).unwrap();
+            assert!(lease.bytes().unwrap() == content(number, BYTES), "{number} of limit {limit}, turn {turn}");
+        }
+    }
+}
+
+#[test]
+fn takeovers_with_64_descriptors_keep_all_tensors() {
+    takeovers_keep_all_tensors(64);
+}
+
+#[test]
+fn takeovers_with_128_descriptors_keep_all_tensors() {
+    takeovers_keep_all_tensors(128);
+}
+
+#[test]
+fn takeovers_with_256_descriptors_keep_all_tensors() {
+    takeovers_keep_all_tensors(256);
+}
+
+#[test]
+fn takeovers_with_400_descriptors_keep_all_tensors() {
+    takeovers_keep_all_tensors(400);
+}
+
+#[test]
+fn limit_that_is_too_low_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = limited(40);
+    let mut daemon = std::process::Command::new(&command[0]);
+    let output = daemon.args(&command[1..]).arg(folder.path().join("socket")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("RLIMIT_NOFILE") && said.contains("40") && said.contains("64"), "{said}");
 }

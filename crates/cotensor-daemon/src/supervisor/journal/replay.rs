@@ -3,8 +3,8 @@
 use super::block::{Block, Item, Items};
 use super::event::Event;
 use super::table::{Journal, Segment, at, id_of, shared};
+use crate::descriptors::HANDOVER_FDS;
 use cotensor_core::{Error, Result};
-use cotensor_rpc::FRAME_FDS_MAX;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
@@ -45,7 +45,7 @@ impl Journal {
         send_event: impl FnMut(Event) -> Result<()>,
     ) -> Result<()> {
         let (mut filling, mut fds, mut sent) = (Block::new(), Vec::new(), HashSet::new());
-        let is_full = |filling: &Block, fds: &[OwnedFd]| filling.len() >= BLOCK_BYTES || fds.len() == FRAME_FDS_MAX;
+        let is_full = |filling: &Block, fds: &[OwnedFd]| filling.len() >= BLOCK_BYTES || fds.len() == HANDOVER_FDS;
         let mut send = |filling: &mut Block, fds: &mut Vec<OwnedFd>| {
             block(std::mem::replace(filling, Block::new()).into_bytes(), std::mem::take(fds))
         };

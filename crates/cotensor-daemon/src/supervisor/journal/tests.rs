@@ -1,11 +1,11 @@
 use super::event::{Entry, Event, SessionClient};
 use super::replay::BLOCK_BYTES;
 use super::table::{Journal, NOTES_BYTES_MAX};
+use crate::descriptors::HANDOVER_FDS;
 use crate::spill::SpillFile;
 use cotensor_client::protocol::Keep;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_core::{ContentHash, Device};
-use cotensor_rpc::FRAME_FDS_MAX;
 use cotensor_store::backend::VersionState;
 use std::os::fd::OwnedFd;
 
@@ -155,7 +155,7 @@ fn large_handover_is_sent_in_blocks() {
         Ok(())
     };
     journal.hand_over(block, |_| Ok(())).unwrap();
-    assert!(sizes.len() > 3 && sizes.iter().all(|(len, fds)| *len < 2 * BLOCK_BYTES && *fds <= FRAME_FDS_MAX));
+    assert!(sizes.len() > 3 && sizes.iter().all(|(len, fds)| *len < 2 * BLOCK_BYTES && *fds <= HANDOVER_FDS));
     assert_eq!(sizes.iter().map(|(_, fds)| fds).sum::<usize>(), 150);
     let other = successor(&journal);
     assert_eq!((other.len(), other.segments().count(), other.name_ids()), (9000, 150, 9000));
