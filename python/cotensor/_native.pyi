@@ -137,6 +137,7 @@ class Store:
         client: Optional[str] = None,
         timeout: Optional[float] = None,
         autostart: bool = True,
+        restart: bool = False,
     ) -> Store: ...
     @property
     def socket(self) -> Optional[Path]: ...

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, List, Optional, Union
 
 from ._native import Functions, Store
-from .errors import InvalidError, NotFoundError, UnsupportedError
+from .errors import InvalidError, IoError, NotFoundError, RemoteError, UnsupportedError
 from .functions.client import not_called
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ class Embedder:
         arguments = {"model": self.model, "texts": texts, "prompt_name": prompt_name or self.prompt_name}
         try:
             result = self._functions.call(FUNCTION, kwargs=arguments)
-        except NotFoundError as error:
-            if not not_called(error):
+        except (NotFoundError, IoError) as error:
+            # No model process runs, or it ended before it answered. A call has no effect but its result, so it is repeated once.
+            if isinstance(error, RemoteError) or (isinstance(error, NotFoundError) and not not_called(error)):
                 raise
             self.store.start_models()
             result = self._functions.call(FUNCTION, kwargs=arguments)

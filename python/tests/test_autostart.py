@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,9 +13,11 @@ from typing import Iterator
 
 import numpy as np
 import pytest
-from conftest import command
+from conftest import REPOSITORY, command
 
 import cotensor
+from cotensor.client import SharedTensorClient
+from cotensor.provider import SharedTensorProvider
 
 PROGRAM = """
 import sys, cotensor, numpy
@@ -70,3 +73,56 @@ def test_autostart_can_be_forbidden(socket: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(cotensor.NoDaemonError):
         cotensor.connect()
     assert not socket.exists()
+
+
+#: Connects while a signal is handled every millisecond, and while another thread collects the status of every child.
+INTERRUPTED = """
+import os, signal, sys, threading, cotensor, numpy
+if sys.argv[1] == "signals":
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+elif sys.argv[1] == "ignored":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+elif sys.argv[1] == "reaper":
+    def reap():
+        while True:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                pass
+    threading.Thread(target=reap, daemon=True).start()
+store = cotensor.connect()
+store.put("x", numpy.array([1.0, 2.0]))
+assert store.get("x").numpy().tolist() == [1.0, 2.0]
+"""
+
+
+@pytest.mark.parametrize("kind", ["signals", "ignored", "reaper"])
+def test_signals_and_reapers_of_the_starter_do_not_disturb(socket: Path, kind: str) -> None:
+    subprocess.run([sys.executable, "-c", INTERRUPTED, kind], check=True, timeout=60)
+    assert status(socket)["tensors"] == 1
+
+
+def test_running_programs_start_the_next_daemon(socket: Path) -> None:
+    """Providers, clients and stores of functions go on after `cotensor stop`."""
+    store = cotensor.connect()
+    with SharedTensorProvider() as provider, SharedTensorClient(retry_count=8) as client:
+        provider.share(name="add")(lambda a, b: a + b)
+        assert client.add(1, 2) == 3
+        for _ in range(2):
+            subprocess.run([*command(), "stop"], check=True, capture_output=True)
+            assert client.call_function("add", [1, 2]) == 3
+            store.put("x", np.array([1.0, 2.0]))
+            assert store.get("x").numpy().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill model process"])
+def test_embedder_goes_on_after_the_end_of_its_processes(socket: Path, end: str) -> None:
+    embedder = cotensor.Embedder(REPOSITORY / "fixtures" / "tiny" / "bert")
+    rows = embedder.embed(["a text", "another"])
+    for _ in range(2):
+        if end == "stop":
+            subprocess.run([*command(), "stop"], check=True, capture_output=True)
+        else:
+            os.kill(int(str(status(socket)["models"])), signal.SIGKILL)
+        assert np.array_equal(embedder.embed(["a text", "another"]), rows)

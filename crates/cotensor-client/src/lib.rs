@@ -23,5 +23,5 @@ pub use short_path::{SOCKET_PATH_BYTES_MAX, ShortPath, bind_unix, connect_unix};
 pub use socket_path::{
     configured_socket, default_socket, make_socket_folder, own_socket, runtime_folder, socket_of_port,
 };
-pub use start::{DaemonProgram, autostart_allowed, log_path};
-pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder, serve_arguments};
+pub use start::{DaemonProgram, autostart_allowed, log_path, serve_arguments};
+pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder};

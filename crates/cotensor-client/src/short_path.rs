@@ -47,7 +47,14 @@ impl ShortPath {
 /// # Errors
 /// Those of [`ShortPath::of`] and of connecting.
 pub fn connect_unix(path: &Path) -> Result<UnixStream> {
-    UnixStream::connect(ShortPath::of(path)?)
+    let short = ShortPath::of(path)?;
+    loop {
+        match UnixStream::connect(&short) {
+            // A signal that this program handles, while the listener's queue is full.
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Listens at a path of any length.

@@ -36,7 +36,7 @@ def connect(
     Raises :class:`NoDaemonError` without one.
     """
     try:
-        return Store.connect(socket, port=port, client=client, timeout=timeout, autostart=False)
+        return Store.connect(socket, port=port, client=client, timeout=timeout, autostart=False, restart=True)
     except NoDaemonError as error:
         raise NoDaemonError(f"{error}: start a provider, or shared-tensor-server", field="server_port") from error
 

@@ -153,9 +153,9 @@ impl Store {
     /// configuration file's, else the one of ``port``, else the default path. Without a daemon at the port's socket, this user's
     /// daemon that serves HTTP at ``port`` is taken. ``client`` names this process in reports. The daemon has to answer within
     /// ``timeout`` seconds. If none answers, starts one in the background, unless ``autostart``, ``COTENSOR_AUTOSTART`` or the
-    /// file forbids it.
+    /// file forbids it. With ``restart``, only a later call starts one, after the daemon has ended.
     #[staticmethod]
-    #[pyo3(signature = (socket=None, *, port=None, client=None, timeout=None, autostart=true))]
+    #[pyo3(signature = (socket=None, *, port=None, client=None, timeout=None, autostart=true, restart=false))]
     fn connect(
         py: Python<'_>,
         #[pyo3(from_py_with = args::socket)] socket: Option<PathBuf>,
@@ -163,6 +163,7 @@ impl Store {
         #[pyo3(from_py_with = args::client)] client: Option<String>,
         #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
         autostart: bool,
+        restart: bool,
     ) -> PyResult<Self> {
         let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
         let client = client.unwrap_or_else(|| program(py));
@@ -175,6 +176,8 @@ impl Store {
         }
         if autostart {
             builder = builder.start(daemon(py)?);
+        } else if restart {
+            builder = builder.start_again(daemon(py)?);
         }
         let store = py.detach(|| builder.connect()).or_raise(py)?;
         Ok(Self::new(Backend::Client(store)))
@@ -214,7 +217,7 @@ impl Store {
         let Backend::Client(store) = self.backend(py)? else {
             return Err(raise(py, &Error::unsupported("only the daemon's store has a process that runs models")));
         };
-        let endpoint = py.detach(|| store.request::<p::StartModels>(&p::Empty {})).or_raise(py)?;
+        let endpoint = py.detach(|| store.start_models()).or_raise(py)?;
         Ok((endpoint.socket, endpoint.pid))
     }
 

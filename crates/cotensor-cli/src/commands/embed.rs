@@ -8,7 +8,6 @@ use crate::output::{Steps, json_line, print_json, write_out};
 use cotensor::core::{DType, Error, Result};
 use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{Empty, StartModels};
 use cotensor_demo::Progress;
 use cotensor_formats::file_error;
 use cotensor_formats::{Format, write};
@@ -68,12 +67,11 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
         false => &args.texts,
     };
     let model = &*model_name(&args.model)?;
-    let store = connect(&args.client, program, "cotensor embed")?;
-    let functions = model_functions(store, FUNCTION)?;
+    let models = ModelFunctions::new(connect(&args.client, program, "cotensor embed")?);
     let mut rows = Rows::default();
     let steps = (texts.len() > CALL_TEXTS_MAX).then(Steps::new);
     for part in texts.chunks(CALL_TEXTS_MAX) {
-        rows.add(&functions, model, part, args.prompt_name.as_deref())?;
+        rows.add(&models, model, part, args.prompt_name.as_deref())?;
         if let Some(steps) = &steps {
             steps.step(rows.tokens.len() as u64, texts.len() as u64, "embedding");
         }
@@ -103,16 +101,25 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// The functions of the model process, which the daemon starts unless a process offers `name`.
-///
-/// # Errors
-/// As `models.start` of the daemon.
-pub(super) fn model_functions(store: Arc<ClientStore>, name: &str) -> Result<Functions> {
-    let functions = Functions::new(Arc::clone(&store));
-    if functions.list(name)?.is_empty() {
-        store.request::<StartModels>(&Empty {})?;
+/// The functions of the model process, which the daemon starts at the first call, and again after its end.
+pub(super) struct ModelFunctions {
+    store: Arc<ClientStore>,
+    functions: Functions,
+}
+
+impl ModelFunctions {
+    pub(super) fn new(store: Arc<ClientStore>) -> Self {
+        Self { functions: Functions::new(Arc::clone(&store)), store }
     }
-    Ok(functions)
+
+    /// Calls a function that has no effect but its result.
+    ///
+    /// # Errors
+    /// As `models.start` of the daemon; the function's.
+    pub(super) fn call(&self, name: &str, arguments: &Arguments) -> Result<Value> {
+        let start = || self.store.start_models().map(drop);
+        self.functions.call_starting(name, arguments, &start).map_err(|error| model_error(error, name))
+    }
 }
 
 /// The name of a model for another process: the absolute path of a folder, or a name on the hub.
@@ -185,13 +192,13 @@ fn lines() -> Result<Vec<String>> {
 
 impl Rows {
     /// Embeds further texts.
-    fn add(&mut self, functions: &Functions, model: &str, texts: &[String], prompt_name: Option<&str>) -> Result<()> {
+    fn add(&mut self, models: &ModelFunctions, model: &str, texts: &[String], prompt_name: Option<&str>) -> Result<()> {
         let list: Vec<Value> = texts.iter().map(|text| text.as_str().into()).collect();
         let mut arguments = Arguments::new().named("model", model).named("texts", list);
         if let Some(name) = prompt_name {
             arguments = arguments.named("prompt_name", name);
         }
-        let answer = functions.call(FUNCTION, &arguments).map_err(|error| model_error(error, FUNCTION))?;
+        let answer = models.call(FUNCTION, &arguments)?;
         let answer = answer.as_map()?;
         let corrupt = || Error::corrupt("the answer of the model process has no embeddings");
         let lease = answer.get("embeddings").ok_or_else(corrupt)?.as_tensor()?;

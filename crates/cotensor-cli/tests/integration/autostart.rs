@@ -1,6 +1,9 @@
 //! Daemons that commands start in the background.
 
 use crate::support::Daemon;
+use cotensor::core::{DType, ErrorKind};
+use cotensor::store::{CopyReason, TensorSpec, TensorStore};
+use cotensor_client::{ClientStore, ClientStoreBuilder, DaemonProgram};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -97,6 +100,107 @@ fn first_command_starts_a_daemon_that_has_nothing_of_it() {
     let stopped = place.command(&["status"]).output().unwrap();
     assert_eq!(stopped.status.code(), Some(1), "{}", error(&stopped));
     assert!(place.command(&["stop"]).output().unwrap().status.success(), "nothing is left to do");
+}
+
+/// Gives itself attributes that a daemon must not inherit, and runs its arguments.
+const STARTER: &str = r#"
+import os, resource, signal, sys
+for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+os.nice(7)
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+open("/proc/self/oom_score_adj", "w").write("500")
+os.umask(0)
+for limit in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
+    resource.setrlimit(limit, (1 << 34, resource.getrlimit(limit)[1]))
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execv(sys.argv[1], sys.argv[1:])
+"#;
+
+#[test]
+fn shared_processes_inherit_no_attribute_of_the_starter() {
+    let place = Place::new();
+    let mut put = Command::new("python3");
+    put.args(["-c", STARTER, env!("CARGO_BIN_EXE_cotensor")]);
+    let like = place.put("x");
+    put.args(like.get_args()).current_dir(like.get_current_dir().unwrap());
+    put.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = put.output().unwrap();
+    assert!(output.status.success(), "{}", error(&output));
+    place.ok(&["models", "load", concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny/bert")]);
+    let status = place.status();
+    let line = |pid: &Value, file: &str, name: &str| {
+        let text = String::from_utf8(read(pid, file)).unwrap();
+        text.lines().find(|line| line.starts_with(name)).unwrap().to_owned()
+    };
+    for process in ["supervisor", "server", "models"] {
+        let pid = &status[process];
+        assert!(pid.is_u64(), "{process}: {status}");
+        let ignored =
+            u64::from_str_radix(line(pid, "status", "SigIgn").split_whitespace().nth(1).unwrap(), 16).unwrap();
+        // The daemon itself ignores SIGPIPE (13) and SIGXFSZ (25), and the C library's posix_spawn its own 32 and 33.
+        assert_eq!(ignored & !(1 << 12 | 1 << 24 | 3 << 31), 0, "{process}: {ignored:x}");
+        assert_eq!(line(pid, "status", "SigBlk"), "SigBlk:\t0000000000000000", "{process}");
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        let cpus = own.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap().to_owned();
+        assert_eq!(line(pid, "status", "Cpus_allowed:"), cpus, "{process}");
+        let stat = String::from_utf8(read(pid, "stat")).unwrap();
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        // proc_pid_stat(5): nice is field 19, the policy field 41; these begin with field 3.
+        assert_eq!((fields[16], fields[38]), ("0", "0"), "{process}: nice and policy");
+        assert_eq!(read(pid, "oom_score_adj"), b"0\n", "{process}");
+        for limit in ["Max cpu time", "Max address space", "Max data size", "Max file size"] {
+            let found = line(pid, "limits", limit);
+            assert!(!found.contains("17179869184"), "{process}: {found}");
+        }
+    }
+    // Signals reach it.
+    let supervisor = status["supervisor"].to_string();
+    assert!(Command::new("kill").arg(&supervisor).status().unwrap().success());
+    place.wait_for_end();
+}
+
+#[test]
+fn client_whose_daemon_was_stopped_starts_the_next_one_when_it_calls() {
+    let place = Place::new();
+    let program = DaemonProgram::new(env!("CARGO_BIN_EXE_cotensor"), Vec::new());
+    let socket = place.0.socket();
+    let connect = |builder: ClientStoreBuilder| builder.socket(&socket).start(program.clone()).connect().unwrap();
+    let store = connect(ClientStore::builder("one"));
+    let idle = connect(ClientStore::builder("idle"));
+    let reserve = |name: &str| {
+        let mut reserved = store.reserve(TensorSpec::new(name, DType::U8, &[4]), &store.holder("")).unwrap();
+        reserved.write(&[1, 2, 3, 4], CopyReason::Put).unwrap();
+        reserved
+    };
+    let before = reserve("before").publish().unwrap();
+    // A tensor between two daemons: its range is in a slab that the second one does not know.
+    let between = reserve("between");
+    let first = store.epoch();
+    place.ok(&["stop"]);
+    assert!(!socket.exists(), "idle clients start no daemon");
+    let _between = between.publish().unwrap();
+    assert_ne!(store.epoch(), first);
+    assert_eq!(store.get("between", &store.holder("")).unwrap().bytes(), Some(&[1, 2, 3, 4][..]));
+    assert_eq!(before.bytes(), Some(&[1, 2, 3, 4][..]), "mappings outlive the daemon");
+    assert_eq!(store.get("before", &store.holder("")).unwrap_err().kind(), ErrorKind::NotFound);
+    // An idle client finds the next daemon by itself.
+    let start = Instant::now();
+    while idle.epoch() != store.epoch() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the idle client does not reconnect");
+        std::thread::yield_now();
+    }
+    // Both processes die at once.
+    let status = place.status();
+    let kill = |process: &str| Command::new("kill").args(["-9", &status[process].to_string()]).status().unwrap();
+    assert!(kill("supervisor").success() && kill("server").success());
+    let _after = reserve("after").publish().unwrap();
+    assert_eq!(idle.get("after", &idle.holder("")).unwrap().bytes(), Some(&[1, 2, 3, 4][..]));
+    // A client that may start none says so.
+    place.ok(&["stop"]);
+    let error = ClientStore::connect(Some(&socket), "other").err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Starting a daemon when none answers.
 
 mod program;
+mod starter;
 mod starting;
 
 pub use program::DaemonProgram;
+pub(crate) use starter::Starter;
+pub use starter::serve_arguments;
 pub use starting::log_path;
 
 use crate::settings::{AUTOSTART, configured};

@@ -1,9 +1,10 @@
 use crate::short_path::connect_unix;
 use crate::socket_path::make_socket_folder;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::process::detach;
+use cotensor_memory::process::{detach, wait_for_end};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{PipeReader, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
@@ -51,7 +52,7 @@ fn run(socket: &Path, program: &Path, mut command: Command, until: Instant) -> R
     command.stdin(Stdio::null()).stdout(theirs).stderr(open_log(&log)?);
     detach(&mut command);
     // This process ends at once; the daemon is its child.
-    command.spawn().and_then(|mut between| between.wait()).map_err(failed)?;
+    command.spawn().and_then(wait_for_end).map_err(failed)?;
     // Closes this end of the pipe.
     drop(command);
     // Another daemon may have been started in another way.
@@ -65,14 +66,14 @@ fn run(socket: &Path, program: &Path, mut command: Command, until: Instant) -> R
 /// Locks the file that one starting process has.
 fn take_lock(socket: &Path, until: Instant) -> Result<OwnedFd> {
     let path = socket.with_extension("start");
-    let io = |error: rustix::io::Errno| Error::io("locking the start of a daemon", &error.into()).in_file(&path);
+    let io = |error: Errno| Error::io("locking the start of a daemon", &error.into()).in_file(&path);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(io)?;
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(lock),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_RETRY_INTERVAL),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_RETRY_INTERVAL),
+            Err(Errno::WOULDBLOCK) => {
                 let message = "another process starts a daemon and does not finish";
                 return Err(Error::new(ErrorKind::TimedOut, message).in_file(path));
             }
@@ -92,14 +93,21 @@ fn open_log(path: &Path) -> Result<File> {
     Ok(log.map_err(|error| Error::io("opening the daemon's log", &error.into()).in_file(path))?.into())
 }
 
-/// Waits until the daemon writes to its standard output, which means that it answers. False when it ends before.
+/// Waits until the daemon writes to its standard output, which means that it answers. False when it ends before. Signals of
+/// the caller do not end the wait.
 fn is_ready(mut ready: PipeReader, until: Instant) -> Result<bool> {
-    let left = until.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).map_err(|_| Error::invalid("too long a timeout"))?;
-    let count = poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&left));
-    match count.map_err(|error| Error::io("waiting for the daemon", &error.into()))? {
-        0 => Err(Error::new(ErrorKind::TimedOut, "the daemon was started and is not ready")),
-        _ => Ok(ready.read(&mut [0; 512]).is_ok_and(|count| count > 0)),
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_| Error::invalid("too long a timeout"))?;
+        match poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&left)) {
+            Ok(0) => return Err(Error::new(ErrorKind::TimedOut, "the daemon was started and is not ready")),
+            Ok(_) => match ready.read(&mut [0; 512]) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                read => return Ok(read.is_ok_and(|count| count > 0)),
+            },
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::io("waiting for the daemon", &error.into())),
+        }
     }
 }
 

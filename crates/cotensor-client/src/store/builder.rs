@@ -10,20 +10,18 @@ use super::session::ANSWER_TIMEOUT;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
 use crate::health::connect_at_port;
-use crate::settings::{IDLE_EXIT, configured};
 use crate::socket_path::{own_socket, socket_of_port};
-use crate::start::{DaemonProgram, autostart_allowed};
+use crate::start::{DaemonProgram, Starter, autostart_allowed};
 use cotensor_core::{Error, ErrorKind, Memory, Result};
 use cotensor_memory::process::raise_fd_limit;
 use cotensor_store::SharingConfig;
 use cotensor_store::backend::Budget;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A daemon that a client started ends after this many seconds without clients and tensors, unless [`IDLE_EXIT`] is set.
-const IDLE_EXIT_SECONDS: &str = "600";
+/// The most attempts to connect, while daemons end before they answer.
+const ATTEMPTS_MAX: u32 = 10;
 
 /// Builds a [`ClientStore`].
 #[derive(Clone)]
@@ -34,6 +32,8 @@ pub struct ClientStoreBuilder {
     timeout: Duration,
     memories: Vec<Arc<dyn Memory>>,
     program: Option<DaemonProgram>,
+    /// Whether the program is only started after a first daemon has ended.
+    only_again: bool,
 }
 
 impl ClientStoreBuilder {
@@ -58,6 +58,13 @@ impl ClientStoreBuilder {
     pub fn start(mut self, program: DaemonProgram) -> Self {
         self.program = Some(program);
         self
+    }
+
+    /// As [`start`](Self::start), but only calls of the connected client start the program, once its daemon has ended.
+    #[must_use]
+    pub fn start_again(mut self, program: DaemonProgram) -> Self {
+        self.only_again = true;
+        self.start(program)
     }
 
     /// The time in which the daemon starts, and answers the first call; 30 s by default, which is the most.
@@ -86,10 +93,10 @@ impl ClientStoreBuilder {
         let Some(port) = port else { return self.connect_at(socket) };
         // The own socket first. Only without a daemon there, the program at the port is asked, and believed once the daemon
         // itself has confirmed it.
-        let starting = self.program.is_some() && autostart_allowed()?;
+        let starting = self.program.is_some() && !self.only_again && autostart_allowed()?;
         let (client, timeout, began) = (self.client.clone(), self.timeout, Instant::now());
         let left = || timeout.saturating_sub(began.elapsed());
-        let own = Self { program: None, ..self.clone() };
+        let own = Self { only_again: true, ..self.clone() };
         match own.connect_at(socket.clone()) {
             Err(error) if error.kind() == ErrorKind::Unreachable => {}
             outcome => return outcome,
@@ -117,7 +124,7 @@ impl ClientStoreBuilder {
     }
 
     fn connect_at(self, socket: PathBuf) -> Result<Arc<ClientStore>> {
-        let Self { client, timeout, memories, program, .. } = self;
+        let Self { client, timeout, memories, program, only_again, .. } = self;
         let began = Instant::now();
         raise_fd_limit();
         let (slabs, memories) = (Slabs::default(), Arc::new(Memories::new(memories)));
@@ -125,22 +132,26 @@ impl ClientStoreBuilder {
             let left = timeout.saturating_sub(began.elapsed());
             DaemonConnection::greet_first(&socket, &client, &slabs.freed(), left)
         };
-        let greeted = match (greet(), program) {
-            (Err(error), Some(program)) if error.kind() == ErrorKind::Unreachable && autostart_allowed()? => {
-                program.start(
-                    &socket,
-                    &serve_arguments(&socket)?,
-                    Path::new("/"),
-                    timeout.saturating_sub(began.elapsed()),
-                )?;
-                greet()?
+        let program = if autostart_allowed()? { program } else { None };
+        let starter = program.map(|program| Starter { program, socket: socket.clone() });
+        let mut attempts = 0;
+        let greeted = loop {
+            attempts += 1;
+            match (greet(), &starter) {
+                (Ok(greeted), _) => break greeted,
+                (Err(error), Some(starter)) if attempts < ATTEMPTS_MAX && !only_again => match error.kind() {
+                    ErrorKind::Unreachable => starter.start(timeout.saturating_sub(began.elapsed()))?,
+                    // The daemon ended before it answered.
+                    ErrorKind::Io => {}
+                    _ => return Err(error),
+                },
+                (Err(error), _) => return Err(error),
             }
-            (outcome, _) => outcome?,
         };
         let hello = greeted.hello.clone();
         let connection = Arc::new(DaemonConnection::new(&socket, &client, slabs.freed(), greeted.into_session(0)));
         let leases = LeaseTable::new(Arc::clone(&connection), Arc::clone(&memories));
-        let daemon = Reconnector { connection, leases, memories, slabs, tickets: Tickets::default() };
+        let daemon = Reconnector { connection, leases, memories, slabs, tickets: Tickets::default(), starter };
         let kinds =
             hello.sharing.allowed_types.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect());
         let config = SharingConfig {
@@ -173,6 +184,7 @@ impl ClientStore {
             timeout: ANSWER_TIMEOUT,
             memories: Vec::new(),
             program: None,
+            only_again: false,
         }
     }
 
@@ -204,18 +216,4 @@ impl ClientStore {
         let builder = Self::builder(client).timeout(timeout);
         socket.iter().fold(builder, |builder, socket| builder.socket(*socket)).connect()
     }
-}
-
-/// The arguments of a daemon that a client starts at `socket`.
-///
-/// # Errors
-/// As [`ConfigFile::load`](crate::settings::ConfigFile::load).
-pub fn serve_arguments(socket: &Path) -> Result<Vec<OsString>> {
-    // The daemon's working directory is another one.
-    let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
-    let mut arguments = vec!["serve".into(), "--detached".into(), "--json".into(), "--socket".into(), socket.into()];
-    if configured(&IDLE_EXIT)?.is_none() {
-        arguments.extend(["--idle-exit".into(), IDLE_EXIT_SECONDS.into()]);
-    }
-    Ok(arguments)
 }

@@ -94,16 +94,25 @@ impl ClientStore {
         (memory_of(own.segment()) == Some(there) && own.layout() == lease.layout()).then_some(own)
     }
 
-    /// Calls a method of the daemon once.
+    /// Calls a method of the daemon once: with the next daemon if this client's has ended before, and not again if it ends
+    /// meanwhile.
     ///
     /// # Errors
     /// The daemon's; `Io` when it ends meanwhile.
     pub fn request<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
         let session = self.session();
-        if session.connection.closed().is_some() && !self.daemon.connection.is_closed() {
-            self.daemon.reconnect(&session)?;
+        if session.connection.has_ended() && !self.daemon.connection.is_closed() {
+            self.daemon.reconnect_or_start(&session)?;
         }
         Ok(self.session().call::<M>(params, Vec::new())?.0)
+    }
+
+    /// Starts the daemon's model process, unless it runs.
+    ///
+    /// # Errors
+    /// `Unsupported` for a daemon without one; `Unreachable` when the process ends at its start; those of [`request`](Self::request).
+    pub fn start_models(&self) -> Result<p::ModelEndpoint> {
+        Ok(self.daemon.call::<p::StartModels>(&p::Empty {})?.0)
     }
 
     /// Calls an idempotent method whose answer has no lease. A late answer is dropped.

@@ -15,6 +15,6 @@ mod session;
 mod slabs;
 mod tickets;
 
-pub use builder::{ClientStoreBuilder, serve_arguments};
+pub use builder::ClientStoreBuilder;
 pub use change_queue::ChangeQueue;
 pub use client_store::ClientStore;

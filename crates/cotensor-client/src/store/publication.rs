@@ -105,7 +105,7 @@ impl Placement {
             }
             Self::Slab(own) => {
                 let freed = slabs.freed();
-                let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, *own)?);
+                let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, *own, &**segment)?);
                 // Before the call: the daemon may report at once that the range has no leases.
                 freed.keep(*own, offset, segment);
                 let params = p::PublishSlabParams { slab, offset, spec: described, holder, ticket, copies };

@@ -3,10 +3,11 @@
 use super::connection::DaemonConnection;
 use super::lease_table::LeaseTable;
 use super::memories::Memories;
-use super::session::Session;
+use super::session::{ANSWER_TIMEOUT, Session};
 use super::slabs::Slabs;
 use super::tickets::Tickets;
 use crate::protocol::{self as p, Method};
+use crate::start::Starter;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::Deadline;
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 const ATTEMPTS_MAX: u32 = 10;
 /// How long no daemon may listen. With a supervisor, the socket always exists, and hello waits for the next server.
 const MISSING_TIMEOUT: Duration = Duration::from_secs(1);
+/// The most daemons that one call starts, while each is stopped before it answers.
+const STARTS_MAX: u32 = 3;
 const RETRY_INTERVAL_MIN: Duration = Duration::from_millis(5);
 const RETRY_INTERVAL_MAX: Duration = Duration::from_millis(100);
 /// How often an idle client looks for a new daemon.
@@ -30,6 +33,8 @@ pub(super) struct Reconnector {
     pub(super) memories: Arc<Memories>,
     pub(super) slabs: Slabs,
     pub(super) tickets: Tickets,
+    /// Starts the next daemon for a call, after all processes of one have ended.
+    pub(super) starter: Option<Starter>,
 }
 
 impl Reconnector {
@@ -41,7 +46,7 @@ impl Reconnector {
             let session = self.connection.session();
             let lost = |session: &Session| session.connection.closed().is_some() || !self.is_current(session);
             if lost(&session) && !self.connection.is_closed() {
-                self.reconnect(&session)?;
+                self.reconnect_or_start(&session)?;
                 continue;
             }
             let error = match op(&session) {
@@ -75,11 +80,23 @@ impl Reconnector {
         self.connection.session().generation == session.generation
     }
 
-    /// Replaces a lost session.
+    /// Replaces a lost session. Starts a daemon if none has appeared within a second.
     ///
     /// # Errors
-    /// `Io` when no daemon appears within a second, the daemon's errors, `Conflict` for a closed client.
+    /// As [`reconnect`](Self::reconnect); those of [`Starter::start`].
+    pub(super) fn reconnect_or_start(&self, lost: &Session) -> Result<()> {
+        self.replace(lost, self.starter.as_ref())
+    }
+
+    /// Replaces a lost session, for a client that is idle: a daemon that the user has stopped stays away until it is needed.
+    ///
+    /// # Errors
+    /// `Unreachable` when no daemon appears within a second, the daemon's errors, `Conflict` for a closed client.
     pub(super) fn reconnect(&self, lost: &Session) -> Result<()> {
+        self.replace(lost, None)
+    }
+
+    fn replace(&self, lost: &Session, starter: Option<&Starter>) -> Result<()> {
         let _guard = lock(&self.connection.reconnecting);
         if !self.is_current(lost) {
             return Ok(());
@@ -87,7 +104,7 @@ impl Reconnector {
         lost.connection.close();
         self.leases.forget_names();
         let (start, mut delay) = (Instant::now(), RETRY_INTERVAL_MIN);
-        let mut generation = lost.generation;
+        let (mut generation, mut starts) = (lost.generation, 0);
         for _ in 0..ATTEMPTS_MAX {
             loop {
                 if self.connection.is_closed() {
@@ -98,6 +115,12 @@ impl Reconnector {
                     Ok(()) => return Ok(()),
                     Err(error) if error.kind() == ErrorKind::Io => break,
                     Err(error) if error.kind() == ErrorKind::Unreachable && start.elapsed() < MISSING_TIMEOUT => {}
+                    Err(error) if error.kind() == ErrorKind::Unreachable && starts < STARTS_MAX => {
+                        let Some(starter) = starter else { return Err(error) };
+                        starts += 1;
+                        starter.start(ANSWER_TIMEOUT)?;
+                        continue;
+                    }
                     Err(error) => return Err(error),
                 }
                 std::thread::sleep(delay);

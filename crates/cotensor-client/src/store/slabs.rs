@@ -1,5 +1,6 @@
 //! Slabs: host memory of small tensors that this process publishes.
 
+use super::publication::descriptor_of;
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
@@ -92,14 +93,24 @@ impl FreedRanges {
         drop(part);
     }
 
-    /// The session's number of a slab.
-    pub(super) fn number(&self, session: &Session, slab: u64) -> Result<u64> {
-        let published = lock(&self.0);
-        if published.generation != session.generation {
-            return Err(session.replaced());
+    /// The session's number of the slab in which `range` lies. A slab that was retired with the last daemon is opened again for
+    /// a range that was not published yet.
+    pub(super) fn number(&self, session: &Session, slab: u64, range: &dyn Segment) -> Result<u64> {
+        {
+            let published = lock(&self.0);
+            if published.generation != session.generation {
+                return Err(session.replaced());
+            }
+            if let Some((number, _)) = published.slabs.iter().find(|(_, own)| **own == slab) {
+                return Ok(*number);
+            }
         }
-        let number = published.slabs.iter().find(|(_, own)| **own == slab).map(|(number, _)| *number);
-        number.ok_or_else(|| Error::new(ErrorKind::Conflict, "the daemon did not take this slab over"))
+        let whole = descriptor_of(range)?;
+        let stat = rustix::fs::fstat(&whole).map_err(|error| Error::io("reading a slab's length", &error.into()))?;
+        let params = p::SlabParams { bytes: stat.st_size.unsigned_abs(), device: range.device() };
+        let opened = session.call_long::<p::OpenSlab>(&params, vec![whole])?.0;
+        self.opened(slab, opened.slab, &opened.live);
+        Ok(opened.slab)
     }
 }
 

@@ -1,10 +1,12 @@
 //! The model process of a former server, which was killed: it is ended before another one starts.
 
+use super::process::V1_FLAG;
 use cotensor_client::ShortPath;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::peer_credentials;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -14,10 +16,10 @@ use tokio::time::Instant;
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Ends the process that listens at `path`, if there is one, and removes the socket's file.
+/// Ends the model process that listens at `path`, if there is one, and removes the socket's file.
 ///
 /// # Errors
-/// `Refused` for a process of another user; `Conflict` for a process that does not end and for a file that is no socket;
+/// `Refused` for another process, which gets no signal; `Conflict` for a process that does not end and for a file that is no socket;
 /// `Io`.
 pub(super) async fn end_former(path: &Path) -> Result<()> {
     for signal in [Signal::TERM, Signal::KILL] {
@@ -63,10 +65,18 @@ fn listener_of(connection: &UnixStream, path: &Path) -> Result<Pid> {
     let peer = peer_credentials(connection.as_fd());
     let peer = peer.map_err(|error| Error::io("searching a former model process", &error).in_file(path))?;
     let pid = peer.pid.filter(|_| peer.is_own_user()).and_then(Pid::from_raw);
-    pid.filter(|pid| *pid != rustix::process::getpid()).ok_or_else(|| {
-        let message = "a process that is no model process of this daemon listens here; end it";
+    pid.filter(|pid| serves_models_at(*pid, path)).ok_or_else(|| {
+        let process = peer.pid.map_or_else(|| "a process".to_owned(), |pid| format!("process {pid}"));
+        let message = format!("{process}, which is no model process of this daemon, listens here: end it");
         Error::new(ErrorKind::Refused, message).in_file(path)
     })
+}
+
+/// Whether a process was started to serve models at `path`, by its arguments.
+fn serves_models_at(pid: Pid, path: &Path) -> bool {
+    let arguments = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    let arguments: Vec<_> = arguments.split(|byte| *byte == 0).collect();
+    arguments.windows(2).any(|pair| pair == [V1_FLAG.as_bytes(), path.as_os_str().as_bytes()])
 }
 
 /// Removes the socket of a process that ended.

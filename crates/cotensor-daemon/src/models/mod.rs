@@ -10,4 +10,5 @@ mod process;
 mod service;
 
 pub use config::ModelsConfig;
+pub(crate) use process::ModelProcess;
 pub(crate) use service::Models;

@@ -11,6 +11,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
+/// The argument before the path of the process's socket.
+pub(super) const V1_FLAG: &str = "--v1";
 /// The time for the process to end after SIGTERM when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 /// The time for a process that closed its standard output to end.
@@ -39,7 +41,7 @@ impl ModelProcess {
     ) -> Result<Self> {
         let io = |error| Error::io("starting the model process", &error);
         let mut command = Command::from(config.launch.command(Image::Installed));
-        command.arg("--socket").arg(daemon).arg("--json").arg("--v1").arg(&path);
+        command.arg("--socket").arg(daemon).arg("--json").arg(V1_FLAG).arg(&path);
         // Its standard input ends when this process ends, also by SIGKILL.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().map_err(io)?;

@@ -119,7 +119,7 @@ pub(super) fn clear(path: &Path) -> Result<()> {
 }
 
 /// Whether a process listens on the socket at `path`. Does not block when its backlog is full.
-fn is_listened_on(path: &Path) -> bool {
+pub(super) fn is_listened_on(path: &Path) -> bool {
     // No process can listen at such a path.
     let Ok(short) = ShortPath::of(path) else { return false };
     let connected = || -> rustix::io::Result<()> {

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The time for a killed daemon to release its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for a daemon that has removed its socket to end and release its lock.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval between two attempts.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -28,6 +30,17 @@ fn locked(lock: &OwnedFd, timeout: Duration) -> bool {
             Err(_) => std::thread::sleep(LOCK_RETRY_INTERVAL),
         }
     }
+}
+
+/// Locks the file of a daemon that has removed its socket and is about to end. False for a daemon that listens.
+fn locked_after_stop(lock: &OwnedFd, path: &Path) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < STOP_TIMEOUT && !bound::is_listened_on(path) {
+        if locked(lock, LOCK_RETRY_INTERVAL) {
+            return true;
+        }
+    }
+    false
 }
 
 /// A listening socket and the lock that keeps a second daemon away from it.
@@ -196,7 +209,7 @@ fn take_lock(path: &Path, timeout: Duration) -> Result<OwnedFd> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR);
         let lock = lock.map_err(|error| Error::io("opening the socket's lock", &error.into()).in_file(path))?;
-        if !locked(&lock, timeout) {
+        if !locked(&lock, timeout) && (timeout.is_zero() || !locked_after_stop(&lock, path)) {
             let message = match holder(&lock) {
                 Some(pid) => format!("another daemon listens here: process {pid}"),
                 None => "another daemon listens here".to_owned(),

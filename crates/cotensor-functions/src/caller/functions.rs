@@ -94,6 +94,26 @@ impl Functions {
         self.at_provider(name, &deadline, |connection| connection.call(name, arguments, &deadline, None))
     }
 
+    /// Calls a function that has no effect but its result. If no process offers it, or its provider ends before the answer, calls
+    /// `start`, which starts a provider, and then the function once more.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); those of `start`.
+    pub fn call_starting(
+        &self,
+        name: &str,
+        arguments: &Arguments,
+        start: &dyn Fn() -> Result<()>,
+    ) -> Result<Value, CallError> {
+        match self.call(name, arguments) {
+            Err(CallError::NotCalled(error)) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io) => {
+                start()?;
+                self.call(name, arguments)
+            }
+            outcome => outcome,
+        }
+    }
+
     /// As [`call_within`](Self::call_within), while `wanted` returns true. It is checked periodically and after
     /// signals, so that users can interrupt the wait. The run is not cancelled.
     ///

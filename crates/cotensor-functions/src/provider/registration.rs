@@ -17,7 +17,7 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause between two attempts to connect to the next daemon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Connects to a daemon, or starts one in this process.
+/// Connects to a daemon, or starts one.
 pub(super) type Connector = Box<dyn Fn() -> Result<Arc<ClientStore>> + Send + Sync>;
 
 /// Opens a session and registers all functions. It resumes the last session, although no state of it is left: a daemon

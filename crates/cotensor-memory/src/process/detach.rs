@@ -1,14 +1,16 @@
 //! Starting a process that outlives its parent and shares nothing with it.
 
+use super::inherited::reset_inherited;
 use std::io::Error;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
 
 /// The first descriptor after the standard streams.
 const FIRST_FD: libc::c_uint = 3;
 
-/// Makes `command` start a process in a session of its own, with no descriptor but its standard streams. The process is not a
-/// child of the caller: `spawn` returns a process that ends at once, for which the caller waits.
+/// Makes `command` start a process in a session of its own, with no descriptor but its standard streams, and with the
+/// signals, priorities and limits of a process that the system starts ([`reset_inherited`]). The process is not a child of the
+/// caller: `spawn` returns a process that ends at once, for which the caller waits ([`wait_for_end`]).
 pub fn detach(command: &mut Command) {
     // SAFETY: the closure runs in a copy of this process before the new program. It makes system calls only, which are safe
     // there: it takes no lock, and allocates and changes no memory of the parent.
@@ -26,10 +28,25 @@ fn leave_parent() -> std::io::Result<()> {
         // Kernels before 5.11 lack this; descriptors of this library are closed in any case.
         libc::syscall(libc::SYS_close_range, FIRST_FD, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
         match libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) {
-            0 => Ok(()),
+            0 => {
+                reset_inherited();
+                Ok(())
+            }
             -1 => Err(Error::last_os_error()),
             _ => libc::_exit(0),
         }
+    }
+}
+
+/// Waits for the process that [`detach`]'s `spawn` returns. A program that ignores `SIGCHLD`, or that waits for all children
+/// elsewhere, has collected its status then; the process has ended in any case.
+///
+/// # Errors
+/// Those of waiting.
+pub fn wait_for_end(mut child: Child) -> std::io::Result<()> {
+    match child.wait() {
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(()),
+        outcome => outcome.map(drop),
     }
 }
 

@@ -4,6 +4,7 @@ mod credentials;
 mod descriptors;
 mod detach;
 mod heap;
+mod inherited;
 mod listen_fds;
 mod mappings;
 mod memfd;
@@ -17,7 +18,7 @@ mod usage;
 pub use credentials::{PeerCredentials, peer_credentials};
 pub(crate) use descriptors::move_above_select;
 pub use descriptors::{duplicate_fd, fd_limit_error, raise_fd_limit};
-pub use detach::detach;
+pub use detach::{detach, wait_for_end};
 pub use heap::trim_heap;
 pub use listen_fds::listen_fds_with_names;
 #[cfg(test)]

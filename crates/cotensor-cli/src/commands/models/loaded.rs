@@ -3,7 +3,7 @@
 use crate::args::{Client, LoadArgs};
 use crate::commands::call::{model_error, plain_json};
 use crate::commands::connection::{connect, running};
-use crate::commands::embed::{model_functions, model_name};
+use crate::commands::embed::{ModelFunctions, model_name};
 use crate::launch::Program;
 use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
@@ -11,7 +11,7 @@ use cotensor::core::{Error, Result, size};
 use cotensor::memory::process::pss_bytes;
 use cotensor_client::protocol::{Empty, GetStatus};
 use cotensor_client::{ClientStore, default_socket};
-use cotensor_functions::{Arguments, Functions};
+use cotensor_functions::{Arguments, Functions, Value};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ fn loaded(store: &Arc<ClientStore>) -> Result<Vec<Entry>> {
 
 pub(super) fn load(args: &LoadArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor models")?;
-    let functions = model_functions(store, LOAD)?;
+    let models = ModelFunctions::new(store);
     let mut arguments = Arguments::new().named("model", model_name(&args.model)?);
     if let Some(variant) = &args.variant {
         arguments = arguments.named("variant", variant.as_str());
@@ -117,7 +117,7 @@ pub(super) fn load(args: &LoadArgs, program: &Program) -> Result<()> {
     if args.pin {
         arguments = arguments.named("pinned", true);
     }
-    let loaded: Entry = call(&functions, LOAD, &arguments)?;
+    let loaded: Entry = parsed(&models.call(LOAD, &arguments)?, LOAD)?;
     if args.client.json {
         return print_json(&loaded);
     }
@@ -150,7 +150,10 @@ pub(super) fn unload(client: &Client, model: Option<&str>) -> Result<()> {
 }
 
 fn call<T: for<'de> Deserialize<'de>>(functions: &Functions, name: &str, arguments: &Arguments) -> Result<T> {
-    let answer = functions.call(name, arguments).map_err(|error| model_error(error, name))?;
+    parsed(&functions.call(name, arguments).map_err(|error| model_error(error, name))?, name)
+}
+
+fn parsed<T: for<'de> Deserialize<'de>>(answer: &Value, name: &str) -> Result<T> {
     let corrupt = |error: serde_json::Error| Error::corrupt(format!("the answer of {name}: {error}"));
-    serde_json::from_value(plain_json(&answer)).map_err(corrupt)
+    serde_json::from_value(plain_json(answer)).map_err(corrupt)
 }

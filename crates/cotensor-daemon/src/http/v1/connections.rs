@@ -1,7 +1,9 @@
 //! Connections to the model process, which are used again.
 
+use crate::models::ModelProcess;
 use cotensor_client::ShortPath;
 use cotensor_core::sync::lock;
+use cotensor_memory::process::peer_credentials;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -9,7 +11,6 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Mutex;
 use tokio::net::UnixStream;
 
@@ -32,40 +33,43 @@ impl Connection {
     }
 }
 
-/// A request that was not answered.
-pub(super) enum Failure {
-    /// The process received nothing of it.
-    NotSent(Box<Request<Full<Bytes>>>, String),
-    /// The connection ended before the answer.
-    Ended(String),
-}
-
 impl Connections {
-    /// Sends a request to the process that listens at `path`, and waits for the beginning of its answer. When the returned
+    /// Sends a request to the model process, and waits for the beginning of its answer. When the returned
     /// future or the answer is dropped, the connection ends.
-    pub(super) async fn send(&self, path: &Path, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Failure> {
+    ///
+    /// # Errors
+    /// The reason why there is no answer, after the process has ended.
+    pub(super) async fn send(
+        &self,
+        process: &ModelProcess,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, String> {
         let mut request = request;
         while let Some(mut connection) = self.idle() {
             match connection.sender.try_send_request(request).await {
                 Ok(response) => return Ok(self.answered(connection, response)),
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
-                    None => return Err(Failure::Ended(error.error().to_string())),
+                    None => return Err(error.error().to_string()),
                 },
             }
         }
         let connected = async {
-            let stream = UnixStream::connect(ShortPath::of(path)?).await?;
+            let stream = UnixStream::connect(ShortPath::of(&process.path)?).await?;
+            let peer = peer_credentials(stream.as_fd())?;
+            if !peer.is_own_user() || peer.pid.is_none_or(|pid| pid.unsigned_abs() != process.pid) {
+                return Err(std::io::Error::other("another process listens at its socket"));
+            }
             let socket = stream.as_fd().try_clone_to_owned()?;
             Ok::<_, std::io::Error>((stream, socket))
         };
         let (stream, socket) = match connected.await {
             Ok(connected) => connected,
-            Err(error) => return Err(Failure::NotSent(Box::new(request), error.to_string())),
+            Err(error) => return Err(error.to_string()),
         };
         let (mut sender, connection) = match handshake(TokioIo::new(stream)).await {
             Ok(connected) => connected,
-            Err(error) => return Err(Failure::NotSent(Box::new(request), error.to_string())),
+            Err(error) => return Err(error.to_string()),
         };
         // Ends when the sender is dropped, or the process closes the connection.
         tokio::spawn(async move {
@@ -73,16 +77,8 @@ impl Connections {
                 tracing::debug!("a connection to the model process ended: {error}");
             }
         });
-        match sender.try_send_request(request).await {
-            Ok(response) => Ok(self.answered(Connection { sender, socket }, response)),
-            Err(mut error) => {
-                let message = error.error().to_string();
-                Err(match error.take_message() {
-                    Some(unsent) => Failure::NotSent(Box::new(unsent), message),
-                    None => Failure::Ended(message),
-                })
-            }
-        }
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        Ok(self.answered(Connection { sender, socket }, response))
     }
 
     /// A connection without a request.

@@ -1,7 +1,6 @@
 //! Forwards requests to the model process, which makes the answers.
 
 use super::answer::openai_error;
-use super::connections::Failure;
 use crate::http::answer::Refusal;
 use crate::http::body::ReadBody;
 use crate::http::context::Http;
@@ -50,22 +49,21 @@ async fn try_forward(http: &Http, request: Request) -> Result<Response, Refusal>
     Ok(Response::from_parts(head, Body::new(body)))
 }
 
-/// Sends a request to the model process, which is started if none runs. A request that no process received is sent to the
-/// next one.
+/// Sends a request to the model process, which is started if none runs. If the process ends before it answers, the request is
+/// sent once to the next one: requests to models have no effect but their answers.
 async fn send(http: &Http, parts: &Parts, body: Bytes) -> Result<hyper::Response<hyper::body::Incoming>, Refusal> {
-    let mut request = rebuilt(parts, body)?;
     let mut repeated = false;
     loop {
         let process = http.daemon.models.ensure().await.map_err(|error| unavailable(&error))?;
-        match http.forwarder.connections.send(&process.path, request).await {
+        match http.forwarder.connections.send(&process, rebuilt(parts, body.clone())?).await {
             Ok(answer) => return Ok(answer),
-            Err(failure) => {
+            Err(reason) => {
                 // It ends just now. The next request goes to another process.
                 drop(tokio::time::timeout(END_TIMEOUT, process.ended()).await);
-                match failure {
-                    Failure::NotSent(unsent, _) if !repeated => (request, repeated) = (*unsent, true),
-                    Failure::NotSent(_, reason) | Failure::Ended(reason) => return Err(no_answer(&reason)),
+                if repeated {
+                    return Err(no_answer(&reason));
                 }
+                repeated = true;
             }
         }
     }
@@ -88,7 +86,8 @@ fn rebuilt(parts: &Parts, body: Bytes) -> Result<hyper::Request<Full<Bytes>>, Re
 }
 
 fn no_answer(reason: &str) -> Refusal {
-    let message = format!("the model process ended before it answered ({reason}); send the request again");
+    let message =
+        format!("the model process ended twice before it answered ({reason}); the daemon's log has the reason");
     Refusal::new(StatusCode::BAD_GATEWAY, message)
 }
 

@@ -123,6 +123,7 @@ fn answer(fake: &Fake, mut connection: &UnixStream, number: usize) -> Option<()>
     };
     match path {
         "/v1/die" => std::process::exit(9),
+        "/v1/die-first" if fake.count("start") == 1 => std::process::exit(9),
         "/v1/hang" => {
             fake.note("hang");
             while reader.read(&mut [0]).is_ok_and(|bytes| bytes > 0) {}
