@@ -94,6 +94,8 @@ elif sys.argv[1] == "reaper":
 store = cotensor.connect()
 store.put("x", numpy.array([1.0, 2.0]))
 assert store.get("x").numpy().tolist() == [1.0, 2.0]
+# Python's end restores the default, which ends the process.
+signal.setitimer(signal.ITIMER_REAL, 0)
 """
 
 
@@ -120,9 +122,8 @@ def test_running_programs_start_the_next_daemon(socket: Path) -> None:
 def test_embedder_goes_on_after_the_end_of_its_processes(socket: Path, end: str) -> None:
     embedder = cotensor.Embedder(REPOSITORY / "fixtures" / "tiny" / "bert")
     rows = embedder.embed(["a text", "another"])
-    for _ in range(2):
-        if end == "stop":
-            subprocess.run([*command(), "stop"], check=True, capture_output=True)
-        else:
-            os.kill(int(str(status(socket)["models"])), signal.SIGKILL)
-        assert np.array_equal(embedder.embed(["a text", "another"]), rows)
+    if end == "stop":
+        subprocess.run([*command(), "stop"], check=True, capture_output=True)
+    else:
+        os.kill(int(str(status(socket)["models"])), signal.SIGKILL)
+    assert np.array_equal(embedder.embed(["a text", "another"]), rows)

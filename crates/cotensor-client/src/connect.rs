@@ -23,7 +23,7 @@ pub fn connect(socket: &Path, on_notification: OnNotification) -> Result<Connect
 }
 
 fn unconnected(error: &std::io::Error) -> Error {
-    use std::io::ErrorKind::{ConnectionRefused, InvalidInput, NotFound, PermissionDenied};
+    use std::io::ErrorKind::{ConnectionRefused, InvalidInput, NotFound, PermissionDenied, TimedOut};
     match error.kind() {
         NotFound | ConnectionRefused => {
             Error::new(ErrorKind::Unreachable, format!("no daemon answers here ({error}); `cotensor serve` starts one"))
@@ -34,6 +34,7 @@ fn unconnected(error: &std::io::Error) -> Error {
             Error::new(ErrorKind::Refused, message)
         }
         InvalidInput => Error::invalid(error.to_string()),
+        TimedOut => Error::new(ErrorKind::TimedOut, error.to_string()),
         _ => Error::new(ErrorKind::Io, format!("no daemon answers here ({error})")),
     }
 }

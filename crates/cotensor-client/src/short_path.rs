@@ -1,15 +1,21 @@
 //! Unix sockets whose path is longer than an address of the kernel can be.
 
 use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io::{Error, ErrorKind, Result};
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The most bytes of a socket's path: `sun_path` of `sockaddr_un` has 108, the last of which is zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// How long a connection waits for a place in the listener's queue.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+const QUEUE_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// The descriptors of this process, as files.
 const DESCRIPTORS: &str = "/proc/self/fd";
 
@@ -45,14 +51,27 @@ impl ShortPath {
 /// Connects to the Unix socket at a path of any length.
 ///
 /// # Errors
-/// Those of [`ShortPath::of`] and of connecting.
+/// `TimedOut` when the listener's queue is full for ten seconds; those of [`ShortPath::of`] and of connecting.
 pub fn connect_unix(path: &Path) -> Result<UnixStream> {
     let short = ShortPath::of(path)?;
+    let address = SocketAddrUnix::new(&*short)?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let start = Instant::now();
     loop {
-        match UnixStream::connect(&short) {
-            // A signal that this program handles, while the listener's queue is full.
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            outcome => return outcome,
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &address) {
+            Ok(()) => {
+                let stream = UnixStream::from(socket);
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            // The queue is full. A blocking socket would wait without a limit, and a signal would end its wait.
+            Err(Errno::AGAIN) if start.elapsed() < QUEUE_TIMEOUT => std::thread::sleep(QUEUE_RETRY_INTERVAL),
+            Err(Errno::AGAIN) => {
+                let message = "the process that listens here accepts no connections: its queue is full";
+                return Err(Error::new(ErrorKind::TimedOut, message));
+            }
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -147,6 +147,11 @@ impl Listening {
         bound::is_at(self.lock.as_fd(), &lock_path(self.path()))
     }
 
+    /// Whether another process listens at this daemon's path.
+    pub(crate) fn is_displaced(&self) -> bool {
+        !self.socket.is_in_place() && bound::is_listened_on(self.path())
+    }
+
     /// Whether dropping this removes the socket.
     pub(crate) fn is_owner(&self) -> bool {
         self.owner
@@ -319,6 +324,19 @@ mod tests {
     }
 
     #[test]
+    fn file_in_the_place_of_the_socket_is_no_other_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cotensor.sock");
+        let mut listening = Listening::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "a file of the user's").unwrap();
+        assert_eq!(listening.mend().unwrap_err().kind(), ErrorKind::Conflict);
+        assert!(!listening.is_displaced(), "the daemon stays");
+        std::fs::remove_file(&path).unwrap();
+        assert!(listening.mend().unwrap());
+    }
+
+    #[test]
     fn replaced_daemon_removes_no_file_of_the_next_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cotensor.sock");
@@ -328,6 +346,7 @@ mod tests {
         }
         let second = Listening::bind(&path).unwrap();
         assert_eq!(first.mend().unwrap_err().kind(), ErrorKind::Conflict);
+        assert!(first.is_displaced());
         drop(first);
         UnixStream::connect(&path).unwrap();
         assert!(second.has_lock() && second.socket.is_in_place());
