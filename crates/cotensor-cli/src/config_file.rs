@@ -3,10 +3,11 @@
 use crate::args::Cli;
 use clap::builder::{OsStr, Resettable};
 use clap::{Arg, Command, CommandFactory};
-use cotensor::core::{Error, Result};
+use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::settings::{CONFIG, ConfigFile, Setting};
 use std::error::Error as _;
 use std::ffi::OsString;
+use std::path::Path;
 
 /// The command with the file's values as defaults.
 pub(crate) fn with_defaults(command: Command, file: &ConfigFile) -> Command {
@@ -41,13 +42,35 @@ pub(crate) fn variables(file: &ConfigFile) -> Vec<(OsString, OsString)> {
 /// # Errors
 /// `Invalid` with the file, the line and the key.
 pub(crate) fn check(file: &ConfigFile) -> Result<()> {
-    for found in &file.settings {
-        check_value(found.setting, &found.value).map_err(|error| {
-            let error = error.prefixed(format_args!("line {}", found.line));
-            file.path.iter().fold(error, |error, path| error.in_file(path))
-        })?;
-    }
-    Ok(())
+    wrong_values(file).next().map_or(Ok(()), Err)
+}
+
+/// The errors of the file's values.
+pub(crate) fn wrong_values(file: &ConfigFile) -> impl Iterator<Item = Error> {
+    file.settings.iter().filter_map(|found| {
+        let error = check_value(found.setting, &found.value).err()?.prefixed(format_args!("line {}", found.line));
+        Some(file.path.iter().fold(error, |error, path| error.in_file(path)))
+    })
+}
+
+/// The warnings about keys that are no setting's.
+pub(crate) fn warnings(file: &ConfigFile) -> impl Iterator<Item = String> {
+    let path = file.path.as_deref().unwrap_or(Path::new(""));
+    file.unknown.iter().map(|unknown| format!("{}: {}: {}", path.display(), unknown.key, unknown.message))
+}
+
+/// An error of the file with the commands that repair it.
+pub(crate) fn with_way_out(error: Error) -> Error {
+    let Some(key) = error.field().map(str::to_owned).filter(|_| error.kind() == ErrorKind::Invalid) else {
+        return error;
+    };
+    let message = format!(
+        "{}; `cotensor config set {key} VALUE` corrects it, `cotensor config unset {key}` removes it",
+        error.message()
+    );
+    let file = error.file().map(Path::to_path_buf);
+    let error = Error::invalid(message).in_field(key);
+    file.into_iter().fold(error, |error, file| error.in_file(file))
 }
 
 /// Checks a value by the argument that it sets.

@@ -13,6 +13,7 @@ mod parse;
 mod signals;
 mod table;
 mod terminal;
+mod waiting;
 mod watchdog;
 
 pub use launch::Launch;
@@ -62,16 +63,17 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -
     match outcome {
         Ok(()) => DONE,
         Err(error) => {
-            let line = format!("error: {}", output::bounded(&output::printable(&error.to_string())));
-            // A full pipe must not block the end of a daemon.
-            if is_daemon {
-                log::write_last(line)
-            } else {
-                output::report(&line)
-            }
+            complain("error", &error.to_string(), is_daemon);
             exit_code(&error)
         }
     }
+}
+
+/// Writes an error or a warning to standard error.
+fn complain(kind: &str, text: &str, is_daemon: bool) {
+    let line = format!("{kind}: {}", output::bounded(&output::printable(text)));
+    // A full pipe must not block a daemon.
+    if is_daemon { log::write_last(line) } else { output::report(&line) }
 }
 
 /// The command line with the configuration file's values as defaults; and the variables with which further processes of a daemon
@@ -84,11 +86,14 @@ fn configured(cli: Cli, arguments: &[OsString]) -> Result<(Cli, Vec<(OsString, O
     if matches!(cli.command, Command::Config(_) | Command::Version(_) | Command::Completions { .. }) {
         return Ok((cli, Vec::new()));
     }
-    let file = ConfigFile::load()?;
-    if file.settings.is_empty() {
+    let file = ConfigFile::load().map_err(config_file::with_way_out)?;
+    for warning in config_file::warnings(&file) {
+        complain("warning", &warning, matches!(cli.command, Command::Serve(_)));
+    }
+    if file.settings.is_empty() && file.unknown.is_empty() {
         return Ok((cli, Vec::new()));
     }
-    config_file::check(&file)?;
+    config_file::check(&file).map_err(config_file::with_way_out)?;
     let cli = parse::parse(arguments, &file).map_err(|error| Error::invalid(error.to_string()))?;
     Ok((cli, config_file::variables(&file)))
 }

@@ -1,12 +1,12 @@
 //! Parses the command line; environment variables set options.
 
 use crate::args::Cli;
-use crate::config_file::with_defaults;
+use crate::config_file::{check_value, with_defaults};
 use clap::builder::{OsStr, Resettable};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
-use cotensor_client::settings::ConfigFile;
+use cotensor_client::settings::{ConfigFile, SETTINGS, Setting};
 use std::ffi::OsString;
 
 /// Parses `arguments`, starting with the program's name. An empty variable counts as unset. The values of `file` are defaults.
@@ -17,8 +17,23 @@ pub(crate) fn parse(arguments: &[OsString], file: &ConfigFile) -> Result<Cli, cl
     parse_with(arguments, file, is_empty_variable).map_err(|error| {
         // The usage line of an error lists options that variables set. Errors that no variable causes are shown without
         // them.
-        parse_with(arguments, file, |_| true).err().unwrap_or(error)
+        match parse_with(arguments, file, |_| true) {
+            Err(without_variables) => without_variables,
+            Ok(_) => SETTINGS.iter().find_map(wrong_variable).unwrap_or(error),
+        }
     })
+}
+
+/// The error for the value of a setting's variable, if it is wrong. The arguments are right, so their usage would not help.
+fn wrong_variable(setting: &Setting) -> Option<clap::Error> {
+    let value = std::env::var_os(setting.variable).filter(|value| !value.is_empty())?;
+    let reason = match value.to_str() {
+        Some(text) => check_value(setting, text).err()?.message().to_owned(),
+        None => format!("{value:?} is not UTF-8 text"),
+    };
+    let Setting { variable, argument, .. } = setting;
+    let message = format!("the variable {variable} ({argument}): {reason}; correct the variable or unset it\n");
+    Some(clap::Error::raw(ErrorKind::ValueValidation, message))
 }
 
 /// Parses without the variables of the options for which `ignored` is true.

@@ -5,12 +5,15 @@ mod device_share;
 mod health;
 pub mod hex;
 mod port;
+mod port_owner;
 mod private_folder;
 pub mod protocol;
+mod regular_file;
 pub mod settings;
 mod short_path;
 mod socket_path;
 mod start;
+mod state_folder;
 mod store;
 pub mod token;
 
@@ -18,10 +21,13 @@ pub use connect::connect;
 pub use cotensor_rpc::{Connection, OnNotification};
 pub use device_share::{DeviceNeeds, DeviceShare};
 pub use port::{PORT, default_port, port_of_rank};
+pub use port_owner::port_owner;
 pub use private_folder::{Others, private_folder};
+pub use regular_file::{open_regular, open_regular_or_link};
 pub use short_path::{SOCKET_PATH_BYTES_MAX, ShortPath, bind_unix, connect_unix};
 pub use socket_path::{
     configured_socket, default_socket, make_socket_folder, own_socket, runtime_folder, socket_of_port,
 };
 pub use start::{DaemonProgram, autostart_allowed, log_path, serve_arguments};
+pub use state_folder::{kept_path, make_kept_folder, state_folder};
 pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder};

@@ -4,8 +4,9 @@
 //! address over the Unix socket ([`HttpAddress`](crate::protocol::HttpAddress)). At a port from another source, another
 //! user's program may listen and receive the token.
 
+use crate::regular_file::{open_regular, open_regular_or_link};
 use cotensor_core::{Error, ErrorKind, Result};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::OFlags;
 use std::fs::File;
 use std::io::Read;
 use std::ops::RangeInclusive;
@@ -21,15 +22,27 @@ const TOKEN_BYTES: RangeInclusive<usize> = 16..=4096;
 /// `Refused` for a file that other users can access, that another user owns, or that is not a regular file. `Invalid`
 /// unless the file has a token of 16 to 4096 visible ASCII characters. `NotFound` and `Io` from the system.
 pub fn read_token(path: &Path) -> Result<String> {
+    read(path, open_regular_or_link(path, OFlags::RDONLY))
+}
+
+/// As [`read_token`], for a file that the daemon has made: a link is refused.
+///
+/// # Errors
+/// As [`read_token`].
+pub fn read_generated_token(path: &Path) -> Result<String> {
+    read(path, open_regular(path, OFlags::RDONLY))
+}
+
+fn read(path: &Path, file: std::io::Result<File>) -> Result<String> {
     let io = |error: std::io::Error| Error::io("cannot read the token", &error).in_file(path);
     let refused = |message| Err(Error::new(ErrorKind::Refused, message).in_file(path));
-    // Opening a pipe would wait for its writer.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
+    let file = match file {
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+            return refused("the token's file is not a regular file; write the token into one");
+        }
+        file => file.map_err(io)?,
+    };
     let found = file.metadata().map_err(io)?;
-    if !found.is_file() {
-        return refused("the token's file is not a regular file; write the token into one");
-    }
     if found.mode() & 0o077 != 0 || found.uid() != rustix::process::geteuid().as_raw() {
         return refused(
             "other users can access the token's file, or own it; chown it to this user and chmod it to 600",
@@ -50,7 +63,7 @@ pub fn read_token(path: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{CWD, FileType, mknodat};
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -70,6 +83,18 @@ mod tests {
         }
         let missing = read_token(&folder.path().join("none")).unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn generated_token_is_not_read_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("token"), folder.path().join("link"));
+        std::fs::write(&file, "a-token-of-some-length").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read_generated_token(&file).unwrap(), "a-token-of-some-length");
+        assert_eq!(read_token(&link).unwrap(), "a-token-of-some-length");
+        assert_eq!(read_generated_token(&link).unwrap_err().kind(), ErrorKind::Refused);
     }
 
     #[test]

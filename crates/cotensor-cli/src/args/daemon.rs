@@ -73,7 +73,7 @@ pub(crate) struct ServeArgs {
     /// Serve HTTP: JSON-RPC, tensor bytes, health, metrics and the dashboard. Requests need the token that `cotensor
     /// token` prints; `cotensor dashboard` opens the dashboard [default without a value: 127.0.0.1, port 2537 +
     /// RANK].
-    #[arg(long, env = settings::LISTEN.variable, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]
+    #[arg(long, env = settings::LISTEN.variable, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "", value_parser = super::serve_values::listen_argument)]
     pub(crate) listen: Option<String>,
     /// Folder for spilled tensors. When memory is needed, unleased tensors are written to files of this daemon instead
     /// of being evicted; a lookup reads them back. The files are removed when the daemon stops.
@@ -84,7 +84,7 @@ pub(crate) struct ServeArgs {
     pub(crate) max_spill: Option<u64>,
     /// File that contains the token, readable only by its owner. Requests of every user with this token are served;
     /// with a generated token, requests over loopback must come from this user's processes [default: generated
-    /// beside the socket, as PATH.token].
+    /// in the user's state folder; beside a socket at another place than the default, as PATH.token].
     #[arg(long, env = settings::TOKEN_FILE.variable, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Host name by which HTTP clients may address the daemon, besides IP addresses and localhost; repeatable.
@@ -100,7 +100,7 @@ pub(crate) struct ServeArgs {
     pub(crate) allow_host: Vec<String>,
     /// Log level on standard error: off, error, warn, info, debug, trace, or a list such as
     /// `warn,cotensor_daemon=debug`.
-    #[arg(long, env = settings::LOG.variable, value_name = "LEVEL")]
+    #[arg(long, env = settings::LOG.variable, value_name = "LEVEL", value_parser = super::serve_values::log_argument)]
     pub(crate) log: Option<String>,
     /// Log every session and call; the same as --log debug.
     #[arg(long, short, conflicts_with = "log")]

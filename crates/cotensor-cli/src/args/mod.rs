@@ -9,6 +9,7 @@ mod embed;
 mod models;
 mod models_kept;
 mod placement;
+pub(crate) mod serve_values;
 mod service;
 mod sharing;
 mod sizes;

@@ -5,7 +5,8 @@ use clap::{Args, Subcommand};
 /// Install the daemon as a service of this user's systemd.
 ///
 /// systemd listens on the daemon's socket and starts the daemon at the first connection. The service keeps all tensors when the
-/// daemon's processes die.
+/// daemon's processes die. If the setting `listen` has an address (cotensor config set listen 127.0.0.1:2537), systemd listens there
+/// too, and an HTTP request alone starts the daemon.
 #[derive(Args)]
 pub(crate) struct ServiceArgs {
     #[command(subcommand)]

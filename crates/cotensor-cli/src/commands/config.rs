@@ -1,8 +1,8 @@
 //! `config`: all settings, and the configuration file.
 
 use crate::args::{ConfigArgs, ConfigCommand};
-use crate::config_file::{check, check_value};
-use crate::output::{print, print_json};
+use crate::config_file::{check_value, warnings, wrong_values};
+use crate::output::{print, print_json, printable, report};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result};
 use cotensor_client::settings::{ConfigFile, SETTINGS, Setting, change, config_path, of_key};
@@ -14,6 +14,8 @@ use std::path::PathBuf;
 struct Listing {
     /// The configuration file, whether it exists or not.
     file: Option<PathBuf>,
+    /// The mistakes in the file: unknown keys, and values that stop other commands.
+    problems: Vec<String>,
     settings: Vec<Entry>,
 }
 
@@ -94,14 +96,22 @@ fn entry(setting: &'static Setting, file: &ConfigFile) -> Entry {
     Entry { key: setting.key(), value, source, line, variable, argument, default, meaning }
 }
 
-fn load() -> Result<ConfigFile> {
-    let file = ConfigFile::load()?;
-    check(&file)?;
-    Ok(file)
+/// The settings that can be read, and the mistakes in the file.
+fn load() -> (ConfigFile, Vec<String>) {
+    let (file, errors) = ConfigFile::inspect();
+    let errors = errors.into_iter().chain(wrong_values(&file)).map(|error| format!("error: {error}"));
+    let problems = errors.chain(warnings(&file).map(|warning| format!("warning: {warning}"))).collect();
+    (file, problems)
+}
+
+fn report_all(problems: &[String]) {
+    problems.iter().for_each(|problem| report(&printable(problem)));
 }
 
 fn get(setting: &'static Setting, json: bool) -> Result<()> {
-    let entry = entry(setting, &load()?);
+    let (file, problems) = load();
+    let entry = entry(setting, &file);
+    report_all(&problems);
     if json {
         return print_json(&entry);
     }
@@ -109,8 +119,9 @@ fn get(setting: &'static Setting, json: bool) -> Result<()> {
 }
 
 fn list(json: bool) -> Result<()> {
-    let file = load()?;
-    let listing = Listing { settings: SETTINGS.iter().map(|setting| entry(setting, &file)).collect(), file: file.path };
+    let (file, problems) = load();
+    let settings = SETTINGS.iter().map(|setting| entry(setting, &file)).collect();
+    let listing = Listing { settings, file: file.path, problems };
     if json {
         return print_json(&listing);
     }
@@ -130,5 +141,6 @@ fn list(json: bool) -> Result<()> {
         (None, Some(file)) => format!("file: {} (missing)\n", plain(&file.display().to_string())),
         (None, None) => String::new(),
     };
+    report_all(&listing.problems);
     print(&format!("{}{file}", table.text()))
 }

@@ -1,8 +1,9 @@
 use super::connection::connect;
+use super::endpoint::Endpoint;
 use crate::args::{EnvArgs, EnvClients};
 use crate::environment::markdown;
 use crate::launch::Program;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, report};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result};
 use cotensor_client::protocol::{HttpListen, HttpListenParams};
@@ -33,6 +34,8 @@ struct OpenAi {
     base_url: String,
     #[serde(rename = "OPENAI_API_KEY")]
     api_key: String,
+    #[serde(flatten)]
+    endpoint: Endpoint,
 }
 
 pub(crate) fn env(args: &EnvArgs, program: &Program) -> Result<()> {
@@ -49,11 +52,15 @@ fn openai(args: &EnvArgs, program: &Program) -> Result<()> {
     let file = http.v1_token_file.ok_or_else(|| {
         Error::unsupported("this daemon serves no models; end it, and this command starts one that does")
     })?;
-    let openai = OpenAi { base_url: format!("http://{}/v1", local(http.address)), api_key: read_token(&file)? };
+    let endpoint = Endpoint::of(http.address, &file)?;
+    let openai =
+        OpenAi { base_url: format!("http://{}/v1", local(http.address)), api_key: read_token(&file)?, endpoint };
     if args.client.json {
         return print_json(&openai);
     }
-    let OpenAi { base_url, api_key } = openai;
+    let OpenAi { base_url, api_key, endpoint } = openai;
+    // Not on standard output, which a shell evaluates.
+    report(&endpoint.note);
     print(&format!("export OPENAI_BASE_URL={base_url}\nexport OPENAI_API_KEY={api_key}\n"))
 }
 

@@ -3,7 +3,8 @@
 use crate::args::LogsArgs;
 use crate::output::print;
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor_client::{default_socket, log_path};
+use cotensor_client::{default_socket, log_path, open_regular};
+use rustix::fs::OFlags;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -33,7 +34,7 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<()> {
     loop {
         std::thread::sleep(FOLLOW_INTERVAL);
         // The next daemon may begin another log.
-        if std::fs::metadata(&path).is_ok_and(|found| found.ino() != inode || found.len() < at) {
+        if std::fs::symlink_metadata(&path).is_ok_and(|found| found.ino() != inode || found.len() < at) {
             (file, inode) = open(&path)?;
             at = 0;
         }
@@ -47,7 +48,7 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<()> {
 
 fn open(path: &Path) -> Result<(File, u64)> {
     let missing = "no log: a daemon in the foreground writes to its standard error, one under systemd to the journal";
-    let file = File::open(path).map_err(|error| match error.kind() {
+    let file = open_regular(path, OFlags::RDONLY).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::new(ErrorKind::NotFound, missing).in_file(path),
         _ => Error::io("opening the log", &error).in_file(path),
     })?;

@@ -4,8 +4,10 @@ use crate::args::{ServiceAction, ServiceArgs};
 use crate::launch::Program;
 use crate::output::{print, print_json};
 use cotensor::core::{Error, ErrorKind, Result};
+use cotensor_client::settings::{LISTEN, configured};
 use serde::Serialize;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,6 +18,7 @@ const SYSTEMCTL: &str = "/usr/bin/systemctl";
 const SERVICE_UNIT: &str = include_str!("../../../../dist/cotensor.service");
 const SOCKET_UNIT: &str = include_str!("../../../../dist/cotensor.socket");
 const TEMPLATE_COMMAND: &str = "%h/.cargo/bin/cotensor";
+const SOCKET_LINE: &str = "ListenStream=/tmp/cotensor-%U/cotensor.sock\n";
 
 /// The JSON object of `service`.
 #[derive(Serialize)]
@@ -29,7 +32,8 @@ struct Outcome {
 }
 
 pub(crate) fn service(args: &ServiceArgs, program: &Program) -> Result<()> {
-    let units = [(SERVICE, service_unit(program)?), (SOCKET, SOCKET_UNIT.to_owned())];
+    let listen = listen_setting()?;
+    let units = [(SERVICE, service_unit(program, listen)?), (SOCKET, socket_unit(listen))];
     let outcome = match args.action {
         ServiceAction::Print => {
             if args.json {
@@ -55,11 +59,37 @@ pub(crate) fn service(args: &ServiceArgs, program: &Program) -> Result<()> {
     print(&text)
 }
 
+/// The address of HTTP in the setting `listen`, if it has a fixed port.
+fn listen_setting() -> Result<Option<SocketAddr>> {
+    let Some(text) = configured(&LISTEN)? else { return Ok(None) };
+    let text = text.to_str().ok_or_else(|| Error::invalid("not UTF-8 text").in_field(LISTEN.variable))?;
+    Ok(Some(crate::args::serve_values::address(text)?).filter(|address| address.port() != 0))
+}
+
+/// The socket, with that of HTTP.
+fn socket_unit(listen: Option<SocketAddr>) -> String {
+    let Some(listen) = listen else { return SOCKET_UNIT.to_owned() };
+    SOCKET_UNIT.replacen(SOCKET_LINE, &format!("{SOCKET_LINE}ListenStream={listen}\n"), 1)
+}
+
+/// Whether the installed socket of systemd listens for HTTP at `address`.
+pub(super) fn is_activated(address: SocketAddr) -> bool {
+    let unit = folder().ok().and_then(|folder| std::fs::read_to_string(folder.join(SOCKET)).ok()).unwrap_or_default();
+    unit.lines().any(|line| line.trim() == format!("ListenStream={address}"))
+}
+
 /// The service with the command of this installation.
-fn service_unit(program: &Program) -> Result<String> {
+fn service_unit(program: &Program, listen: Option<SocketAddr>) -> Result<String> {
     let (command, arguments) = program.command()?;
     let words = std::iter::once(command.into_os_string()).chain(arguments).map(quoted).collect::<Result<Vec<_>>>()?;
-    Ok(SERVICE_UNIT.replace(TEMPLATE_COMMAND, &words.join(" ")))
+    let unit = SERVICE_UNIT.replace(TEMPLATE_COMMAND, &words.join(" "));
+    let Some(listen) = listen else { return Ok(unit) };
+    // The daemon must use the socket for HTTP also when the setting changes later.
+    let with_http = |line: &str| match line.starts_with("ExecStart=") {
+        true => format!("{line} --listen {listen}\n"),
+        false => format!("{line}\n"),
+    };
+    Ok(unit.lines().map(with_http).collect())
 }
 
 /// A word of a command line in a unit: `systemd.service(5)`, "Command lines".
@@ -140,6 +170,6 @@ mod tests {
         assert_eq!(quoted("/opt/100%/$x"), "/opt/100%%/$$x");
         assert_eq!(quoted("-m"), "-m");
         assert!(super::quoted("a\nb".into()).is_err());
-        assert!(SERVICE_UNIT.contains(TEMPLATE_COMMAND));
+        assert!(SERVICE_UNIT.contains(TEMPLATE_COMMAND) && SOCKET_UNIT.contains(SOCKET_LINE));
     }
 }

@@ -254,6 +254,28 @@ fn daemon_that_cannot_start_says_why() {
 }
 
 #[test]
+fn log_and_lock_that_are_no_files_are_refused_without_a_wait() {
+    let place = Place::new();
+    for (name, words) in [("cotensor.log", "the daemon's log"), ("cotensor.start", "the lock of a start")] {
+        let path = place.0.path(name);
+        // The lock is there after the first round.
+        let _ = std::fs::remove_file(&path);
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let output = place.command(&["ls"]).output().unwrap();
+        assert!(error(&output).contains(words) && error(&output).contains("not a regular file"), "{output:?}");
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(place.0.path("other"), &path).unwrap();
+        let output = place.command(&["ls"]).output().unwrap();
+        assert!(error(&output).contains("not a regular file"), "{output:?}");
+        assert!(!place.0.path("other").exists());
+        std::fs::remove_file(&path).unwrap();
+    }
+    assert!(Command::new("mkfifo").arg(place.0.path("cotensor.log")).status().unwrap().success());
+    let output = place.command(&["logs"]).output().unwrap();
+    assert!(error(&output).contains("not a regular file"), "{output:?}");
+}
+
+#[test]
 fn serve_runs_in_the_background() {
     let place = Place::new();
     let status: Value = serde_json::from_str(&place.ok(&["serve", "-d", "--max-memory", "64", "--json"])).unwrap();

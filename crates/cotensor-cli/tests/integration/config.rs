@@ -121,9 +121,7 @@ fn argument_precedes_variable_and_file() {
 
 #[test]
 fn errors_name_file_line_and_key() {
-    let place = Configured::new("threads = 2\nmax_memroy = '1GiB'\n");
-    place.expect_error(&["ls"], &["config.toml: max_memroy: line 2", "did you mean max_memory?"]);
-    assert!(place.run(&["version"]).status.success() && place.run(&["config", "path"]).status.success());
+    let place = Configured::new("");
     for (text, words) in [
         ("threads = 'many'", &["config.toml: threads: line 1", "\"many\"", "invalid digit"][..]),
         ("\nengine = 'torch'", &["engine: line 2", "torch"]),
@@ -133,10 +131,42 @@ fn errors_name_file_line_and_key() {
     ] {
         place.write(text);
         place.expect_error(&["ls"], words);
-        place.expect_error(&["config"], words);
+        // The commands that repair the file work.
+        let shown = place.run(&["config"]);
+        let complaint = String::from_utf8_lossy(&shown.stderr);
+        assert!(shown.status.success() && words.iter().all(|word| complaint.contains(word)), "{text}: {shown:?}");
+        assert!(place.run(&["version"]).status.success() && place.run(&["config", "path"]).status.success());
+        let key = text.trim_start().split(' ').next().unwrap();
+        assert!(place.run(&["config", "unset", key]).status.success(), "{text}");
+        assert_eq!(fs::read_to_string(place.0.path("config.toml")).unwrap().trim(), "");
     }
     fs::remove_file(place.0.path("config.toml")).unwrap();
     place.expect_error(&["ls"], &["config.toml", "COTENSOR_CONFIG"]);
+}
+
+#[test]
+fn unknown_key_is_a_warning_and_can_be_removed() {
+    let place = Configured::new("max_memroy = '1GiB'\nautostart = false\n");
+    let warned = |output: &Output| {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let words = [
+            "warning: config.toml: max_memroy: line 1",
+            "did you mean max_memory?",
+            "cotensor config unset max_memroy",
+        ];
+        words.iter().all(|word| complaint.contains(word))
+    };
+    for arguments in [&["stop"][..], &["config"], &["config", "get", "autostart"], &["doctor"]] {
+        let output = place.run(arguments);
+        assert!(output.status.success() && warned(&output), "{arguments:?}: {output:?}");
+    }
+    let listing = place.json(&mut place.command(&["config"]));
+    assert!(listing["problems"][0].as_str().unwrap().contains("max_memroy"), "{listing}");
+    place.expect_error(&["config", "set", "max_memroy", "1"], &["did you mean max_memory?"]);
+    assert!(place.run(&["config", "unset", "max_memroy"]).status.success());
+    let output = place.run(&["stop"]);
+    assert!(output.status.success() && !warned(&output), "{output:?}");
+    assert_eq!(place.setting(&mut place.command(&["config"]), "autostart"), (json!("false"), json!("file")));
 }
 
 #[test]

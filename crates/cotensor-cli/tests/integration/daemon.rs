@@ -307,8 +307,24 @@ fn stopped_daemon_is_reported_to_waiting_commands() {
     let mut line = String::new();
     BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut line).unwrap();
     signal("-CONT");
-    assert!(line.contains("cotensor.sock: the daemon has not answered"), "{line}");
+    assert!(line.contains("cotensor.sock: the daemon does not answer") && line.contains("cotensor stop"), "{line}");
     assert!(waiting.wait().unwrap().success(), "it waits on");
+}
+
+#[test]
+fn stopped_processes_are_ended_by_stop() {
+    let pids = |daemon: &Daemon| [daemon.ready["pid"].to_string(), daemon.ready["server"].to_string()];
+    for stopped in [&[1][..], &[0], &[0, 1]] {
+        let mut daemon = Daemon::start(&[]);
+        let pids = pids(&daemon);
+        for &at in stopped {
+            assert!(Command::new("kill").args(["-STOP", &pids[at]]).status().unwrap().success());
+        }
+        let output = daemon.run(&["stop"]);
+        assert!(output.status.success(), "{stopped:?}: {output:?}");
+        daemon.ended();
+        assert!(pids.iter().all(|pid| !std::path::Path::new("/proc").join(pid).exists()), "{stopped:?}: {output:?}");
+    }
 }
 
 #[test]

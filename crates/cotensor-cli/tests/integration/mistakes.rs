@@ -128,6 +128,26 @@ fn empty_variables_count_as_unset() {
 }
 
 #[test]
+fn wrong_variable_is_named_with_its_value() {
+    let place = Daemon::stopped();
+    for (variable, value, arguments) in [
+        ("COTENSOR_MAX_MEMORY", "4 pounds", &["serve"][..]),
+        ("COTENSOR_IDLE_EXIT", "soon", &["serve"]),
+        ("COTENSOR_LISTEN", "localhost", &["serve"]),
+        ("COTENSOR_LOG", "loud", &["serve"]),
+        ("COTENSOR_AUTOSTART", "maybe", &["ls"]),
+        ("COTENSOR_ENGINE", "torch", &["run", "m", "--text", "a"]),
+        ("COTENSOR_THREADS", "many", &["run", "m", "--text", "a"]),
+    ] {
+        let output = place.command(arguments).env(variable, value).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{variable}: {complaint}");
+        assert!(complaint.starts_with(&format!("error: the variable {variable} (--")), "{complaint}");
+        assert!(complaint.contains(value) && !complaint.contains("--help"), "{complaint}");
+    }
+}
+
+#[test]
 fn usage_errors_do_not_list_options_set_by_variables() {
     let daemon = with(&[]);
     let output = daemon.run(&["put", "only-a-name"]);

@@ -33,6 +33,42 @@ fn variables(daemon: &Daemon) -> (String, String) {
 }
 
 #[test]
+fn address_and_key_survive_the_daemon_with_a_fixed_port() {
+    let place = Daemon::stopped();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    std::fs::write(place.path("config.toml"), format!("listen = '127.0.0.1:{port}'\n")).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = place.command(arguments);
+        command
+            .env_remove("COTENSOR_SOCKET")
+            .env("COTENSOR_AUTOSTART", "1")
+            .env("COTENSOR_RUNTIME_DIR", place.path("run"));
+        command.env("XDG_STATE_HOME", place.path("state")).env("COTENSOR_CONFIG", place.path("config.toml"));
+        let output = command.env("XDG_CONFIG_HOME", place.path("config")).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        output.stdout
+    };
+    let shown = || serde_json::from_slice::<Value>(&run(&["env", "openai", "--json"])).unwrap();
+    let first = shown();
+    assert_eq!(first["OPENAI_BASE_URL"], format!("http://127.0.0.1:{port}/v1"));
+    assert_eq!((&first["permanent"], &first["starts_daemon"]), (&json!(true), &json!(false)), "{first}");
+    run(&["stop"]);
+    // The end of a login removes the runtime folder.
+    std::fs::remove_dir_all(place.path("run")).unwrap();
+    assert_eq!(shown(), first);
+    run(&["stop"]);
+}
+
+#[test]
+fn taken_port_is_named_with_its_process() {
+    let place = Daemon::stopped();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let owner = format!("process {} (", std::process::id());
+    place.expect_error(&["serve", "--listen", &address], 1, &[&address, &owner]);
+}
+
+#[test]
 fn http_is_turned_on_once_and_survives_a_takeover() {
     let daemon = Daemon::start(&[]);
     assert_eq!(daemon.ready["http"], Value::Null);

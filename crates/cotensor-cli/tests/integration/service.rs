@@ -34,6 +34,16 @@ fn units_are_installed_and_removed() {
         let complaint = String::from_utf8_lossy(&verified.stderr).into_owned();
         assert!(verified.status.success() && complaint.is_empty(), "{complaint}");
     }
+    let mut with_http = place.command(&["service", "print"]);
+    let output = with_http.env("COTENSOR_LISTEN", "127.0.0.1:2600").output().unwrap();
+    let http = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "ExecStart=",
+        " serve --socket /tmp/cotensor-%U/cotensor.sock --listen 127.0.0.1:2600\n",
+        "ListenStream=/tmp/cotensor-%U/cotensor.sock\nListenStream=127.0.0.1:2600\n",
+    ] {
+        assert!(http.contains(line), "{line}: {http}");
+    }
     let printed = String::from_utf8(service(&place, &["print"]).stdout).unwrap();
     assert!(printed.contains(&text), "{printed}");
     let removed: Value = serde_json::from_slice(&service(&place, &["uninstall", "--json"]).stdout).unwrap();

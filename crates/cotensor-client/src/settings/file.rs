@@ -1,9 +1,10 @@
 //! The configuration file: TOML with one key for each setting, and no tables.
 
 use super::table::{ALLOW_HOST, CACHE, CONFIG, LOG, MAX_DEVICE_MEMORY, SETTINGS, SOCKET, SPILL, Setting, TOKEN_FILE};
+use crate::regular_file::open_regular_or_link;
 use cotensor_core::{Error, Result};
+use rustix::fs::OFlags;
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,18 @@ pub struct ConfigFile {
     pub path: Option<PathBuf>,
     /// The settings in it, in its order.
     pub settings: Vec<FileSetting>,
+    /// Keys that are no setting's, in its order. They have no effect.
+    pub unknown: Vec<UnknownKey>,
     pub(super) text: String,
+}
+
+/// A key that is no setting's. A file of another version can have one, so it is a warning and not an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownKey {
+    /// The key, at most 64 characters of it.
+    pub key: String,
+    /// The line, the most similar setting and the command that removes the key.
+    pub message: String,
 }
 
 /// A setting in a configuration file.
@@ -61,14 +73,27 @@ impl ConfigFile {
     /// Reads the file at [`config_path`]. A missing file has no settings, unless `COTENSOR_CONFIG` names it.
     ///
     /// # Errors
-    /// `Invalid` for wrong TOML, an unknown key, a value that is no text, number, truth value or list of these, and a file that is
-    /// too long or not regular; `NotFound`, `Io`. The error names the file, the line and the key.
+    /// `Invalid` for wrong TOML, a value that is no text, number, truth value or list of these, and a file that is too long or not
+    /// regular; `NotFound`, `Io`. The error names the file, the line and the key.
     pub fn load() -> Result<Self> {
-        let Some(path) = config_path() else { return Ok(Self::default()) };
+        let (file, errors) = Self::inspect();
+        errors.into_iter().next().map_or(Ok(file), Err)
+    }
+
+    /// As [`load`](Self::load), with the settings that can be read and the errors of all others.
+    pub fn inspect() -> (Self, Vec<Error>) {
+        let Some(path) = config_path() else { return Default::default() };
+        match Self::read_named(&path) {
+            Ok(found) => found,
+            Err(error) => (Self { path: Some(path), ..Self::default() }, vec![error]),
+        }
+    }
+
+    fn read_named(path: &Path) -> Result<(Self, Vec<Error>)> {
         let named = std::env::var_os(CONFIG).is_some_and(|value| !value.is_empty());
-        match Self::read(&path) {
+        match Self::read_all(path) {
             Err(error) if !named && error.kind() == cotensor_core::ErrorKind::NotFound => {
-                Ok(Self { path: Some(path), ..Self::default() })
+                Ok((Self { path: Some(path.to_path_buf()), ..Self::default() }, Vec::new()))
             }
             Err(error) if named && error.kind() == cotensor_core::ErrorKind::NotFound => {
                 Err(error.prefixed(format_args!("named by {CONFIG}")))
@@ -82,9 +107,15 @@ impl ConfigFile {
     /// # Errors
     /// As [`load`](Self::load); `NotFound` for a missing file.
     pub fn read(path: &Path) -> Result<Self> {
+        let (file, errors) = Self::read_all(path)?;
+        errors.into_iter().next().map_or(Ok(file), Err)
+    }
+
+    fn read_all(path: &Path) -> Result<(Self, Vec<Error>)> {
         let text = read_bounded(path).map_err(|error| error.in_file(path))?;
-        let settings = parse(&text).map_err(|error| error.in_file(path))?;
-        Ok(Self { path: Some(path.to_path_buf()), settings, text })
+        let Parsed { settings, unknown, errors } = parse(&text).map_err(|error| error.in_file(path))?;
+        let errors = errors.into_iter().map(|error| error.in_file(path)).collect();
+        Ok((Self { path: Some(path.to_path_buf()), settings, unknown, text }, errors))
     }
 
     /// The setting as the file has it.
@@ -98,13 +129,15 @@ impl ConfigFile {
     }
 }
 
-fn read_bounded(path: &Path) -> Result<String> {
-    // A pipe would block; /dev/null is an empty file.
-    let found = std::fs::metadata(path).map_err(|error| Error::io("cannot read", &error))?;
-    if !found.is_file() && path != Path::new("/dev/null") {
-        return Err(Error::invalid("the configuration is not a regular file"));
+pub(super) fn read_bounded(path: &Path) -> Result<String> {
+    // The file of a process that gets all settings as variables.
+    if path == Path::new("/dev/null") {
+        return Ok(String::new());
     }
-    let file = File::open(path).map_err(|error| Error::io("cannot read", &error))?;
+    let file = open_regular_or_link(path, OFlags::RDONLY).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => Error::invalid("the configuration is not a regular file"),
+        _ => Error::io("cannot read", &error),
+    })?;
     let mut bytes = Vec::new();
     file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| Error::io("cannot read", &error))?;
     if bytes.len() as u64 > CONFIG_BYTES_MAX {
@@ -113,33 +146,59 @@ fn read_bounded(path: &Path) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| Error::invalid("not UTF-8 text"))
 }
 
-pub(super) fn parse(text: &str) -> Result<Vec<FileSetting>> {
+/// The settings of a text.
+#[derive(Default)]
+pub(super) struct Parsed {
+    pub(super) settings: Vec<FileSetting>,
+    pub(super) unknown: Vec<UnknownKey>,
+    /// The errors of single settings.
+    pub(super) errors: Vec<Error>,
+}
+
+/// Parses a text.
+///
+/// # Errors
+/// `Invalid` for wrong TOML, with the line.
+pub(super) fn parse(text: &str) -> Result<Parsed> {
     let line = |at: usize| 1 + text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count();
     let table = DeTable::parse(text).map_err(|error| {
         let line = line(error.span().map_or(0, |span| span.start));
         Error::invalid(format!("line {line}: {}", error.message()))
     })?;
-    let mut settings = Vec::new();
-    for (key, value) in table.get_ref() {
+    let mut parsed = Parsed::default();
+    let mut entries: Vec<_> = table.get_ref().iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    for (key, value) in entries {
         let (name, line) = (key.get_ref().as_ref(), line(key.span().start));
-        let setting = of_key(name).map_err(|error| error.prefixed(format_args!("line {line}")))?;
-        let value_text = text_of(value.get_ref()).ok_or_else(|| {
-            let found = value.get_ref().type_str();
-            let message = format!("line {line}: {found}, which is no text, number, truth value or list of these");
-            Error::invalid(message).in_field(name)
-        })?;
-        if matches!(value.get_ref(), DeValue::Array(_)) && !LISTS.contains(setting) {
-            return Err(Error::invalid(format!("line {line}: a list, where one value is expected")).in_field(name));
+        let Some(setting) = Setting::of_key(name) else {
+            let (key, hint) = (shown(name), hint(name));
+            let message =
+                format!("line {line}: not a setting, ignored; {hint}; `cotensor config unset {key}` removes it");
+            parsed.unknown.push(UnknownKey { key, message });
+            continue;
+        };
+        match value_of(setting, value.get_ref()) {
+            Ok(value_text) => {
+                let span = key.span().start..value.span().end;
+                parsed.settings.push(FileSetting { setting, value: value_text, line, span });
+            }
+            Err(message) => parsed.errors.push(Error::invalid(format!("line {line}: {message}")).in_field(name)),
         }
-        if PATHS.contains(setting) && !Path::new(&value_text).is_absolute() {
-            let message = format!("line {line}: {value_text:?} is not an absolute path");
-            return Err(Error::invalid(message).in_field(name));
-        }
-        let span = key.span().start..value.span().end;
-        settings.push(FileSetting { setting, value: value_text, line, span });
     }
-    settings.sort_by_key(|setting| setting.span.start);
-    Ok(settings)
+    Ok(parsed)
+}
+
+/// The value of a setting as a command line has it, or the reason why it is wrong.
+fn value_of(setting: &Setting, value: &DeValue<'_>) -> std::result::Result<String, String> {
+    let text = text_of(value)
+        .ok_or_else(|| format!("{}, which is no text, number, truth value or list of these", value.type_str()))?;
+    if matches!(value, DeValue::Array(_)) && !LISTS.contains(setting) {
+        return Err("a list, where one value is expected".to_owned());
+    }
+    if PATHS.contains(setting) && !Path::new(&text).is_absolute() {
+        return Err(format!("{text:?} is not an absolute path"));
+    }
+    Ok(text)
 }
 
 /// The setting with a key in the configuration file.
@@ -147,20 +206,23 @@ pub(super) fn parse(text: &str) -> Result<Vec<FileSetting>> {
 /// # Errors
 /// `Invalid` with the most similar key.
 pub fn of_key(key: &str) -> Result<&'static Setting> {
-    Setting::of_key(key).ok_or_else(|| unknown(key))
+    Setting::of_key(key).ok_or_else(|| Error::invalid(format!("not a setting; {}", hint(key))).in_field(shown(key)))
 }
 
-/// The error for a name that is no setting's, with the most similar one.
-fn unknown(name: &str) -> Error {
+/// The part of a name that messages show.
+fn shown(name: &str) -> String {
+    name.chars().take(64).collect()
+}
+
+/// The most similar setting of a name that is no setting's.
+fn hint(name: &str) -> String {
     let keys = SETTINGS.iter().map(Setting::key);
     let similar = keys.map(|key| (strsim::jaro_winkler(&key, name), key));
     let nearest = similar.filter(|(by, _)| *by >= SIMILARITY_MIN).max_by(|(a, _), (b, _)| a.total_cmp(b));
-    let hint = match nearest {
+    match nearest {
         Some((_, key)) => format!("did you mean {key}?"),
         None => "`cotensor config` lists all".to_owned(),
-    };
-    let shown: String = name.chars().take(64).collect();
-    Error::invalid(format!("not a setting; {hint}")).in_field(shown)
+    }
 }
 
 /// The value as a command line has it.
@@ -189,7 +251,7 @@ mod tests {
     #[test]
     fn values_become_texts_with_their_lines() {
         let text = "# my machine\nmax_memory = \"4GiB\"\nthreads = 2 # of 4\n\nautostart = false\nallow_host = [\"a\", 'b.c']\nlisten = ''\n";
-        let found = parse(text).unwrap();
+        let found = parse(text).unwrap().settings;
         let listed: Vec<_> = found.iter().map(|found| (*found.setting, found.value.as_str(), found.line)).collect();
         let expected = [
             (MAX_MEMORY, "4GiB", 2),
@@ -205,10 +267,7 @@ mod tests {
     #[test]
     fn errors_name_the_line_and_the_key() {
         for (text, field, words) in [
-            ("threads = 2\nmax_memroy = '1GiB'\n", Some("max_memroy"), &["line 2", "did you mean max_memory?"][..]),
-            ("[serve]\nlisten = ''\n", Some("serve"), &["line 1", "not a setting"]),
-            ("\nzzzz = 1", Some("zzzz"), &["line 2", "`cotensor config` lists all"]),
-            ("threads = 1979-05-27", Some("threads"), &["line 1", "no text, number"]),
+            ("threads = 1979-05-27", Some("threads"), &["line 1", "no text, number"][..]),
             ("threads = {a = 1}", Some("threads"), &["line 1", "no text, number"]),
             ("allow_host = ['a,b']", Some("allow_host"), &["line 1"]),
             ("max_memory = [1]", Some("max_memory"), &["line 1", "one value"]),
@@ -217,9 +276,28 @@ mod tests {
             ("threads = 1\n\nthreads = 2", None, &["line 3"]),
             ("threads = \n", None, &["line 1"]),
         ] {
-            let error = parse(text).unwrap_err();
+            let error = parse(text).map(|parsed| parsed.errors.into_iter().next()).unwrap_or_else(Some).unwrap();
             assert_eq!(error.field(), field, "{text:?}: {error}");
             assert!(words.iter().all(|word| error.message().contains(word)), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_are_named_and_ignored() {
+        for (text, key, words) in [
+            (
+                "threads = 2\nmax_memroy = '1GiB'\n",
+                "max_memroy",
+                &["line 2", "did you mean max_memory?", "unset max_memroy"][..],
+            ),
+            ("threads = 2\n[serve]\nlisten = ''\n", "serve", &["line 2", "not a setting"]),
+            ("threads = 2\n\nzzzz = 1", "zzzz", &["line 3", "`cotensor config` lists all"]),
+        ] {
+            let Parsed { settings, unknown, errors } = parse(text).unwrap();
+            assert!(errors.is_empty() && settings.len() == 1 && settings[0].value == "2", "{text:?}");
+            assert_eq!(unknown.len(), 1, "{text:?}");
+            assert_eq!(unknown[0].key, key);
+            assert!(words.iter().all(|word| unknown[0].message.contains(word)), "{unknown:?}");
         }
     }
 

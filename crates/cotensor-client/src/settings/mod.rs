@@ -6,7 +6,7 @@ mod file;
 mod table;
 
 pub use edit::change;
-pub use file::{CONFIG_BYTES_MAX, ConfigFile, FileSetting, config_path, of_key};
+pub use file::{CONFIG_BYTES_MAX, ConfigFile, FileSetting, UnknownKey, config_path, of_key};
 pub use table::*;
 
 use cotensor_core::Result;

@@ -62,7 +62,7 @@ settings! {
     MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "the free disk space" "Maximum size of the spilled files, such as 40GiB.";
     SOCKET "COTENSOR_SOCKET" "--socket" "cotensor.sock in /tmp/cotensor-UID" "Unix socket of the daemon.";
     LISTEN "COTENSOR_LISTEN" "--listen" "no HTTP" "Address of the daemon's HTTP server, such as 127.0.0.1:2537; empty for loopback and port 2537 + RANK.";
-    TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "generated beside the socket" "File with the token that HTTP clients of the daemon need.";
+    TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "generated in the user's state folder" "File with the token that HTTP clients of the daemon need.";
     ALLOW_HOST "COTENSOR_ALLOW_HOST" "--allow-host" "IP addresses and localhost" "Host names by which HTTP clients may address the daemon, separated by commas.";
     AUTOSTART "COTENSOR_AUTOSTART" "--autostart" "true" "Whether commands and clients start a daemon when none answers.";
     IDLE_EXIT "COTENSOR_IDLE_EXIT" "--idle-exit" "never; 600 for a daemon that a client started" "Seconds without clients and tensors after which the daemon ends.";

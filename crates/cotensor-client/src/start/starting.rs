@@ -1,9 +1,10 @@
+use crate::regular_file::open_regular;
 use crate::short_path::connect_unix;
 use crate::socket_path::make_socket_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::{detach, wait_for_end};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{PipeReader, Read, Seek, SeekFrom};
@@ -67,11 +68,11 @@ fn run(socket: &Path, program: &Path, mut command: Command, until: Instant) -> R
 fn take_lock(socket: &Path, until: Instant) -> Result<OwnedFd> {
     let path = socket.with_extension("start");
     let io = |error: Errno| Error::io("locking the start of a daemon", &error.into()).in_file(&path);
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let lock = open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(io)?;
+    let lock = open_regular(&path, OFlags::RDWR | OFlags::CREATE);
+    let lock = lock.map_err(|error| Error::io("opening the lock of a start", &error).in_file(&path))?;
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(lock),
+            Ok(()) => return Ok(lock.into()),
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_RETRY_INTERVAL),
             Err(Errno::WOULDBLOCK) => {
                 let message = "another process starts a daemon and does not finish";
@@ -84,13 +85,12 @@ fn take_lock(socket: &Path, until: Instant) -> Result<OwnedFd> {
 
 /// Opens the log to append to it; a long one gets another name.
 fn open_log(path: &Path) -> Result<File> {
-    if std::fs::metadata(path).is_ok_and(|found| found.len() > LOG_BYTES_MAX) {
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.len() > LOG_BYTES_MAX) {
         // If this fails, the log grows on.
         let _ = std::fs::rename(path, path.with_extension("log.old"));
     }
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let log = open(path, flags, Mode::RUSR | Mode::WUSR);
-    Ok(log.map_err(|error| Error::io("opening the daemon's log", &error.into()).in_file(path))?.into())
+    let log = open_regular(path, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE);
+    log.map_err(|error| Error::io("opening the daemon's log", &error).in_file(path))
 }
 
 /// Waits until the daemon writes to its standard output, which means that it answers. False when it ends before. Signals of
@@ -114,7 +114,7 @@ fn is_ready(mut ready: PipeReader, until: Instant) -> Result<bool> {
 /// The last line of a log, for an error message.
 fn last_line(log: &Path) -> String {
     let read = || -> std::io::Result<String> {
-        let mut file = File::open(log)?;
+        let mut file = open_regular(log, OFlags::RDONLY)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
         let mut bytes = Vec::new();

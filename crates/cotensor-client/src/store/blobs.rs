@@ -1,7 +1,7 @@
 //! Blobs by content hash: leased where they exist, uploaded where they do not.
 
 use super::ClientStore;
-use super::publication::descriptor_of;
+use super::memories::descriptor_of;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol as p;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result, Segment};

@@ -1,8 +1,10 @@
 //! The memory of each device, in which this process makes tensors and opens those of other processes.
 
-use cotensor_core::{Device, Error, Memory, Result};
+use cotensor_core::{Device, Error, Memory, Result, Segment};
 use cotensor_memory::MemfdPool;
+use cotensor_memory::process::duplicate_fd;
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The most bytes of prefaulted host memory for large tensors.
@@ -28,4 +30,13 @@ impl Memories {
             Error::unsupported(format!("this client has no memory on {device}; it has {}", known.join(", ")))
         })
     }
+}
+
+/// A duplicate of a segment's descriptor, to send.
+pub(super) fn descriptor_of(segment: &dyn Segment) -> Result<OwnedFd> {
+    let unshared = || {
+        let (kind, device) = (segment.kind(), segment.device());
+        Error::unsupported(format!("{kind} memory on {device} has no descriptor, so processes cannot share it"))
+    };
+    duplicate_fd(segment.fd().ok_or_else(unshared)?)
 }

@@ -1,15 +1,14 @@
 //! Publication of a tensor: its memory, its reservation and the call.
 
 use super::connection::DaemonConnection;
+use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
 use super::session::Session;
 use super::slabs::{Slabs, whole_pages};
 use crate::protocol::{self as p, Published, Spec};
-use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
+use cotensor_core::{ErrorKind, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::Slab;
-use cotensor_memory::process::duplicate_fd;
 use cotensor_store::TensorSpec;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The memory of an unpublished tensor.
@@ -122,13 +121,4 @@ impl Placement {
 
 fn reserve(session: &Session, params: &p::ReserveParams) -> Result<u64> {
     Ok(session.call_long::<p::Reserve>(params, Vec::new())?.0.reservation)
-}
-
-/// A duplicate of a segment's descriptor, to send.
-pub(super) fn descriptor_of(segment: &dyn Segment) -> Result<OwnedFd> {
-    let unshared = || {
-        let (kind, device) = (segment.kind(), segment.device());
-        Error::unsupported(format!("{kind} memory on {device} has no descriptor, so processes cannot share it"))
-    };
-    duplicate_fd(segment.fd().ok_or_else(unshared)?)
 }

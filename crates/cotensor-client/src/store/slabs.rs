@@ -1,6 +1,6 @@
 //! Slabs: host memory of small tensors that this process publishes.
 
-use super::publication::descriptor_of;
+use super::memories::descriptor_of;
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;

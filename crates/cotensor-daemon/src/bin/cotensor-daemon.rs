@@ -1,14 +1,16 @@
 //! The daemon without the other commands, for tests and small installations:
-//! `cotensor-daemon [--device=DEVICE=MAX-BYTES] [--models=PROGRAM] SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
+//! `cotensor-daemon [--device=DEVICE=MAX-BYTES] [--models=PROGRAM] [--listen=ADDRESS:PORT] SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
 //! `PROGRAM` is one that serves models ([`ModelsConfig`]); without it the daemon serves none.
 
 use cotensor_core::{Device, Error, Result};
+use cotensor_daemon::http::HttpConfig;
 use cotensor_daemon::supervisor::{self, Launch, Role};
 use cotensor_daemon::{Config, ModelsConfig, Service};
 use std::process::ExitCode;
 
 const DEVICE_FLAG: &str = "--device=";
 const MODELS_FLAG: &str = "--models=";
+const LISTEN_FLAG: &str = "--listen=";
 
 fn main() -> ExitCode {
     match run() {
@@ -37,6 +39,10 @@ fn run() -> Result<()> {
         let program = program.trim_start_matches(MODELS_FLAG).into();
         ModelsConfig::new(Launch::new(program, Vec::new()))
     });
+    let listen = arguments.extract_if(.., |argument| argument.starts_with(LISTEN_FLAG)).last();
+    let listen = listen.map(|listen| listen.trim_start_matches(LISTEN_FLAG).parse());
+    let listen = listen.transpose().map_err(|_| Error::invalid("an address and a port expected"))?;
+    let http = listen.map(|listen| HttpConfig { listen, ..HttpConfig::default() });
     match &arguments[..] {
         [socket] if !socket.starts_with('-') => config.socket = socket.into(),
         [socket, max, spill @ ..] if spill.len() <= 1 => {
@@ -46,11 +52,11 @@ fn run() -> Result<()> {
         }
         _ => {
             return Err(Error::invalid(
-                "usage: cotensor-daemon [--device=DEVICE=MAX-BYTES] [--models=PROGRAM] SOCKET [MAX-BYTES [SPILL-FOLDER]]",
+                "usage: cotensor-daemon [--device=DEVICE=MAX-BYTES] [--models=PROGRAM] [--listen=ADDRESS:PORT] SOCKET [MAX-BYTES [SPILL-FOLDER]]",
             ));
         }
     }
-    supervisor::run(role, Service { config, http: None }, |_| {})
+    supervisor::run(role, Service { config, http }, |_| {})
 }
 
 /// Parses `--device=DEVICE=MAX-BYTES`.

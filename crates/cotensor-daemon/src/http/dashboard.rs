@@ -155,7 +155,7 @@ mod tests {
     fn code_is_valid_once_for_a_minute_until_the_next_code() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
-        let (token, token_file) = Token::beside(&socket, ".token").unwrap();
+        let (token, token_file) = Token::kept(&socket, ".token").unwrap();
         let secret = token.secret().to_owned();
         let dashboard =
             Dashboard::new("0.0.0.0:80".parse().unwrap(), Arc::new(token), token_file.clone(), token_file, &socket);

@@ -2,6 +2,7 @@
 
 use super::config::HttpConfig;
 use super::token::Token;
+use cotensor_client::port_owner;
 use cotensor_core::{Error, Result};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -20,14 +21,17 @@ pub struct HttpListening {
 }
 
 impl HttpListening {
-    /// Listens at the address of `config`. Creates the token for `/v1`, and without a token file the other one, beside `socket`
-    /// with mode 0600.
+    /// Listens at the address of `config`. Creates the token for `/v1`, and without a token file the other one, with mode 0600
+    /// ([`kept_path`](cotensor_client::kept_path)).
     ///
     /// # Errors
     /// `Io` when the address is in use, `Refused` or `Invalid` for an unusable token file.
     pub fn bind(config: HttpConfig, socket: &Path) -> Result<Self> {
-        let listener = TcpListener::bind(config.listen)
-            .map_err(|error| Error::io(format!("listening on {}", config.listen), &error).in_field("listen"))?;
+        let listener = TcpListener::bind(config.listen).map_err(|error| {
+            let owner = if error.kind() == std::io::ErrorKind::AddrInUse { port_owner(config.listen) } else { None };
+            let owner = owner.map(|owner| format!(" ({owner} has the port)")).unwrap_or_default();
+            Error::io(format!("listening on {}{owner}", config.listen), &error).in_field("listen")
+        })?;
         Self::on(listener, config, socket)
     }
 
@@ -38,9 +42,9 @@ impl HttpListening {
     pub(crate) fn on(listener: TcpListener, config: HttpConfig, socket: &Path) -> Result<Self> {
         let (token, token_file) = match &config.token_file {
             Some(file) => (Token::from_file(file)?, std::path::absolute(file).unwrap_or_else(|_| file.clone())),
-            None => Token::beside(socket, ".token")?,
+            None => Token::kept(socket, ".token")?,
         };
-        let (v1_token, v1_token_file) = Token::beside(socket, ".v1.token")?;
+        let (v1_token, v1_token_file) = Token::kept(socket, ".v1.token")?;
         let io = |error: std::io::Error| Error::io("listening", &error).in_field("listen");
         listener.set_nonblocking(true).map_err(io)?;
         let address = listener.local_addr().map_err(io)?;

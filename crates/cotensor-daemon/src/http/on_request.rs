@@ -3,7 +3,7 @@
 use super::config::HttpConfig;
 use super::listening::HttpListening;
 use crate::daemon::Daemon;
-use cotensor_client::default_port;
+use cotensor_client::{default_port, port_owner};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
@@ -35,7 +35,8 @@ impl Daemon {
         };
         let listener = listener.map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => {
-                let message = format!("another program has {listen}: name another port");
+                let owner = port_owner(listen).unwrap_or_else(|| "another program".to_owned());
+                let message = format!("{owner} has {listen}: end it, or name another port");
                 Error::new(ErrorKind::Conflict, message).in_field("port")
             }
             _ => Error::io("listening on loopback", &error).in_field(listen.to_string()),

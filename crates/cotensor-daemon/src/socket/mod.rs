@@ -4,9 +4,9 @@ mod bound;
 
 pub(crate) use bound::Bound;
 
-use cotensor_client::make_socket_folder;
+use cotensor_client::{make_socket_folder, open_regular};
 use cotensor_core::{Error, ErrorKind, Result};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
+use rustix::fs::{FlockOperation, OFlags, flock, ftruncate};
 use rustix::io::{pread, pwrite};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -211,9 +211,9 @@ fn lock_path(path: &Path) -> PathBuf {
 fn take_lock(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let lock_path = lock_path(path);
     loop {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR);
-        let lock = lock.map_err(|error| Error::io("opening the socket's lock", &error.into()).in_file(path))?;
+        let lock = open_regular(&lock_path, OFlags::RDWR | OFlags::CREATE);
+        let lock = lock.map_err(|error| Error::io("opening the socket's lock", &error).in_file(&lock_path))?;
+        let lock = OwnedFd::from(lock);
         if !locked(&lock, timeout) && (timeout.is_zero() || !locked_after_stop(&lock, path)) {
             let message = match holder(&lock) {
                 Some(pid) => format!("another daemon listens here: process {pid}"),

@@ -1,9 +1,10 @@
 //! Folders of spilled segments: their names, and the folders of dead daemons.
 
-use cotensor_client::{Others, private_folder};
+use cotensor_client::{Others, open_regular, private_folder};
 use cotensor_core::{ContentHash, Error, Result};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,8 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "cotensor-";
 /// The file in it that names the daemon: it contains the path of the daemon's socket.
 pub(super) const OWNER: &str = "socket";
+/// The most bytes of a path.
+const OWNER_BYTES_MAX: u64 = 4096;
 
 /// The folder of the daemon at `socket` below `folder`.
 ///
@@ -42,16 +45,19 @@ pub(super) fn remove_abandoned(below: &Path, own: &Path) {
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
         let folder = entry.path();
         // A folder of another user, or not of a daemon.
-        let Ok(owner) = std::fs::read(folder.join(OWNER)) else { continue };
         if folder == own || private_folder(&folder, Others::None).is_err() {
             continue;
         }
-        let mut lock = owner;
+        let mut lock = Vec::new();
+        let owner = open_regular(&folder.join(OWNER), OFlags::RDONLY);
+        if owner.and_then(|owner| owner.take(OWNER_BYTES_MAX).read_to_end(&mut lock)).is_err() {
+            continue;
+        }
         lock.extend_from_slice(b".lock");
         let lock = PathBuf::from(OsString::from_vec(lock));
-        let held = match open(&lock, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
+        let held = match open_regular(&lock, OFlags::RDWR) {
             Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockShared).is_err(),
-            Err(error) => error != rustix::io::Errno::NOENT,
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
         };
         if !held {
             tracing::info!("removing the spill folder of a dead daemon: {}", folder.display());

@@ -4,10 +4,11 @@ use super::file::{CONTEXT, SpillFile};
 use super::files::{Files, PIECE_BYTES};
 use crate::descriptors::{are_scarce, none_left};
 use crate::segment::Sealed;
+use cotensor_client::open_regular;
 use cotensor_core::{Error, ErrorKind, Hasher, Result, Segment, SegmentMut};
 use cotensor_memory::MemfdMut;
 use cotensor_store::{SpillStorage, SpilledSegment};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::OFlags;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
@@ -90,8 +91,7 @@ impl SpilledSegment for OnDisk {
         let io = |error: std::io::Error| Error::io("reading a spilled segment", &error).in_file(path);
         let corrupt = |what: &str| Error::corrupt(format!("the spilled file {what}")).in_file(path);
         let len = usize::try_from(*bytes).map_err(|_| corrupt("is too long"))?;
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mut file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
+        let mut file = open_regular(path, OFlags::RDONLY).map_err(io)?;
         if file.metadata().map_err(io)?.len() != *bytes {
             return Err(corrupt("has another length"));
         }

@@ -52,12 +52,14 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
     let (mut manager, held) = systemd::Manager::find()?;
     let activated = manager.as_mut().and_then(|manager| manager.activated.take());
     let is_activated = activated.is_some();
+    let http = manager.as_mut().and_then(|manager| manager.activated_http.take());
     let (mut state, prepared) = match (held.filter(|held| held.header.socket == config.socket), activated) {
         (Some(mut held), _) => {
+            held.sockets.http = held.sockets.http.take().or(http);
             let prepared = prepare(&mut held.sockets, service)?;
             (SupervisorState::from_manager(held, manager.as_ref())?, prepared)
         }
-        (None, Some(listener)) => with_sockets(Listening::activated(listener, &config.socket)?, service)?,
+        (None, Some(listener)) => with_sockets(Listening::activated(listener, &config.socket)?, http, service)?,
         (None, None) => new_or_taken_over(service)?,
     };
     if is_activated {
@@ -83,7 +85,7 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
 fn new_or_taken_over(service: &Service) -> Result<(SupervisorState, Prepared)> {
     let socket = &service.config.socket;
     match Listening::bind(socket) {
-        Ok(listening) => with_sockets(listening, service),
+        Ok(listening) => with_sockets(listening, None, service),
         Err(refused) if refused.kind() == ErrorKind::Conflict => {
             let taken = successor::inherit(socket, |sockets| prepare(sockets, service))?;
             taken.map(|(handover, prepared)| (SupervisorState::from_handover(handover), prepared)).ok_or(refused)
@@ -92,9 +94,13 @@ fn new_or_taken_over(service: &Service) -> Result<(SupervisorState, Prepared)> {
     }
 }
 
-/// The state of a new daemon.
-fn with_sockets(listening: Listening, service: &Service) -> Result<(SupervisorState, Prepared)> {
-    let mut state = SupervisorState::new(Sockets { listening, http: None })?;
+/// The state of a new daemon. `http` is the socket for HTTP that a service manager has made.
+fn with_sockets(
+    listening: Listening,
+    http: Option<TcpListener>,
+    service: &Service,
+) -> Result<(SupervisorState, Prepared)> {
+    let mut state = SupervisorState::new(Sockets { listening, http })?;
     let prepared = prepare(&mut state.sockets, service)?;
     Ok((state, prepared))
 }
@@ -127,14 +133,27 @@ fn prepare(sockets: &mut Sockets, service: &Service) -> Result<Prepared> {
 /// Listens for HTTP if `wanted`, on the socket of the former daemon if it has the same address.
 fn with_http(sockets: &mut Sockets, wanted: Option<&HttpConfig>) -> Result<Option<Address>> {
     let inherited = sockets.http.take();
-    let Some(config) = wanted else { return Ok(None) };
+    let Some(config) = wanted else {
+        if inherited.is_some() {
+            tracing::warn!("the socket for HTTP is not used: the setting `listen` is not set");
+        }
+        return Ok(None);
+    };
     let same = |listener: &TcpListener| {
         listener.local_addr().is_ok_and(|at| {
             at.ip() == config.listen.ip() && (config.listen.port() == 0 || at.port() == config.listen.port())
         })
     };
     let socket = sockets.listening.path();
-    let listening = match inherited.filter(same) {
+    let (inherited, other) =
+        inherited.map_or((None, None), |found| if same(&found) { (Some(found), None) } else { (None, Some(found)) });
+    if let Some(other) = other.and_then(|other| other.local_addr().ok()) {
+        let listen = config.listen;
+        tracing::warn!(
+            "HTTP is served on {listen}, not on {other} as before; `cotensor service install` changes systemd's socket"
+        );
+    }
+    let listening = match inherited {
         Some(listener) => HttpListening::on(listener, config.clone(), socket)?,
         None => HttpListening::bind(config.clone(), socket)?,
     };

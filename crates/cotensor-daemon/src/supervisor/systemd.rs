@@ -11,7 +11,8 @@ use cotensor_core::{Error, Result};
 use cotensor_memory::process::{create_memfd, listen_fds_with_names};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::sockopt::socket_domain;
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
@@ -28,7 +29,8 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTENER: &str = "listener";
 const LOCK: &str = "lock";
 const HTTP: &str = "http";
-/// The socket on which systemd itself listened until the first client came (`FileDescriptorName=` of dist/cotensor.socket).
+/// The sockets on which systemd itself listened until the first client came (`FileDescriptorName=` of dist/cotensor.socket): that
+/// of the daemon, and one for HTTP if the unit has it.
 const ACTIVATED: &str = "activated";
 const JOURNAL: &str = "journal-";
 const SEGMENT: &str = "segment-";
@@ -48,6 +50,8 @@ pub(super) struct Manager {
     rewrite_at: u64,
     /// The listening socket that systemd has made.
     pub(super) activated: Option<UnixListener>,
+    /// The listening socket for HTTP that systemd has made.
+    pub(super) activated_http: Option<TcpListener>,
 }
 
 /// The state that the manager held.
@@ -83,9 +87,18 @@ impl Manager {
             written: 0,
             rewrite_at: 0,
             activated: None,
+            activated_http: None,
         };
-        let mut fds: HashMap<String, OwnedFd> = listen_fds_with_names()?.into_iter().collect();
-        this.activated = fds.remove(ACTIVATED).map(UnixListener::from);
+        let mut fds = HashMap::new();
+        for (name, fd) in listen_fds_with_names()? {
+            // All sockets of a unit have one name.
+            match (name == ACTIVATED).then(|| socket_domain(&fd)) {
+                Some(Ok(AddressFamily::UNIX)) => this.activated = Some(fd.into()),
+                Some(Ok(AddressFamily::INET | AddressFamily::INET6)) => this.activated_http = Some(fd.into()),
+                Some(_) => tracing::warn!("systemd passed a socket of another kind, which is not used"),
+                None => drop(fds.insert(name, fd)),
+            }
+        }
         let numbers = fds.keys().filter_map(|name| name.strip_prefix(JOURNAL)?.parse().ok());
         this.number = numbers.max().unwrap_or(0);
         let held = this.read(&mut fds).unwrap_or_else(|error| {

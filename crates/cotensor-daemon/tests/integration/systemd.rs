@@ -10,8 +10,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -33,6 +34,8 @@ struct ManagerState {
 struct Manager {
     folder: tempfile::TempDir,
     known: Arc<Mutex<ManagerState>>,
+    /// Arguments of the daemon.
+    arguments: Vec<String>,
 }
 
 impl Manager {
@@ -46,7 +49,7 @@ impl Manager {
                 on_message(&socket, &listening);
             }
         });
-        Self { folder, known }
+        Self { folder, known, arguments: Vec::new() }
     }
 
     fn socket(&self) -> PathBuf {
@@ -67,6 +70,7 @@ impl Manager {
         let mut command = Command::new("sh");
         command
             .args(["-c", "LISTEN_PID=$$; export LISTEN_PID; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_cotensor-daemon")])
+            .args(&self.arguments)
             .arg(self.socket())
             .env("NOTIFY_SOCKET", self.folder.path().join("notify"))
             .env("LISTEN_FDS", names.len().to_string())
@@ -243,4 +247,27 @@ fn socket_of_the_manager_starts_the_daemon_and_stays() {
     }
     signal(daemon.id(), Signal::TERM);
     assert!(daemon.wait().unwrap().success());
+}
+
+#[test]
+fn http_request_alone_starts_the_daemon() {
+    let mut manager = Manager::new();
+    let socket = UnixListener::bind(manager.socket()).unwrap();
+    let http = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = http.local_addr().unwrap();
+    manager.arguments = vec![format!("--listen={address}")];
+    // systemd passes the sockets of a unit under one name.
+    manager.known.lock().unwrap().fds.insert("activated".to_owned(), vec![http.into(), socket.into()]);
+    for round in 1..=2 {
+        // The client connects before the daemon is there.
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut daemon = manager.start();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.0 200") || answer.starts_with("HTTP/1.1 200"), "{answer}");
+        manager.until_ready(round);
+        signal(daemon.id(), Signal::TERM);
+        assert!(daemon.wait().unwrap().success());
+    }
 }

@@ -127,9 +127,14 @@ impl Daemon {
 
     /// Sends a signal (an argument of `kill`) to the daemon, and waits for its end. Returns its exit code, if any.
     pub(crate) fn signal(&mut self, signal: &str) -> Option<i32> {
+        let pid = self.child.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        self.ended()
+    }
+
+    /// Waits for the end of the daemon. Returns its exit code, if any.
+    pub(crate) fn ended(&mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
-        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
         let start = Instant::now();
         loop {
             if let Some(status) = child.try_wait().unwrap() {
