@@ -149,7 +149,8 @@ class SharedTensorServer:
 
     def _arguments(self) -> List[str]:
         """The arguments of a new daemon. HTTP on loopback is turned on later, so that its errors are those of a running one."""
-        options, arguments = self._options, []
+        options = self._options
+        arguments: List[str] = []
         if self.host != "127.0.0.1" or options["token_file"] or options["allow_hosts"]:
             arguments += ["--listen", f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"]
         if options["token_file"]:
