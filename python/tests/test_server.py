@@ -78,7 +78,8 @@ def module(folder) -> Path:
 def serving(folder: Path, *arguments: str, **more: str) -> Program:
     """Starts the command, with sockets in `folder`."""
     command = [sys.executable, "-m", "cotensor.server", *arguments]
-    return Program("", command=command, cwd=folder, env=environment(COTENSOR_RUNTIME_DIR=str(folder), **more))
+    folders = {"COTENSOR_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder / "state")}
+    return Program("", command=command, cwd=folder, env=environment(**folders, **more))
 
 
 def health(port: int) -> dict:
@@ -458,7 +459,7 @@ def test_http_needs_the_token(folder, host):
         until(lambda: is_up(port))
         assert set(health(port)) == {"status", "version", "protocol", "socket"}
         assert refused("/metrics") and refused("/tensors/x")
-        tokens = sorted(path for path in folder.iterdir() if "token" in path.name)
+        tokens = sorted(path for path in (folder / "state" / "cotensor").iterdir() if "token" in path.name)
         # The second one is good below /v1 only.
         assert len(tokens) == 2 and all(token.stat().st_mode & 0o77 == 0 for token in tokens)
         request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
