@@ -132,8 +132,11 @@ impl ClientStoreBuilder {
             let left = timeout.saturating_sub(began.elapsed());
             DaemonConnection::greet_first(&socket, &client, &slabs.freed(), left)
         };
-        let program = if autostart_allowed()? { program } else { None };
-        let starter = program.map(|program| Starter { program, socket: socket.clone() });
+        // Without a program, the configuration file has no effect here and is not read.
+        let starter = match program {
+            Some(program) if autostart_allowed()? => Some(Starter { program, socket: socket.clone() }),
+            _ => None,
+        };
         let mut attempts = 0;
         let greeted = loop {
             attempts += 1;
