@@ -230,6 +230,49 @@ fn cubic_resize_is_refused_and_linear_resize_runs() {
     assert_eq!(output[0].shape(), [1, 1, 4, 4]);
 }
 
+/// A product of integers, as dynamic quantization writes it: 255 times the sum of each column of `codes`.
+fn integer_product(dtype: DataType, codes: Vec<u8>) -> ModelProto {
+    let dims = [SIZE as i64, SIZE as i64];
+    model(GraphProto {
+        node: vec![node("MatMulInteger", &["x", "codes"], &["y"], vec![])],
+        initializer: vec![raw_tensor("codes", dtype, &dims, codes)],
+        input: vec![value("x", DataType::UINT8, &[None, Some(SIZE as i64)])],
+        output: vec![value("y", DataType::INT32, &[None, None])],
+        value_info: vec![],
+    })
+}
+
+/// Kernels for processors without VNNI add two products as `int16`, which saturates for weights of 8 bits.
+#[test]
+fn integer_products_are_exact_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let x = [255u8; SIZE];
+    for (dtype, code, weight) in [
+        (DataType::INT8, 127, 127),
+        (DataType::INT8, 0x80, -128),
+        (DataType::INT8, 63, 63),
+        (DataType::UINT8, 255, 255),
+        (DataType::UINT8, 1, 1),
+    ] {
+        let path = save(folder.path(), "model.onnx", &integer_product(dtype, vec![code; SIZE * SIZE]));
+        for engine in engines() {
+            let graph = open_graph(&path).unwrap();
+            let graph = match engine.load(&graph, weights(&graph, &*store()).leases) {
+                Ok(graph) => graph,
+                Err(error) => {
+                    assert_eq!((error.kind(), engine.name()), (ErrorKind::Unsupported, RtenEngine::NAME), "{error}");
+                    assert!(weight != 63, "seven bits never saturate: {error}");
+                    continue;
+                }
+            };
+            let x = TensorRef::new(DType::U8, &[1, SIZE], &x).unwrap();
+            let y = graph.run_alone(&[("x", x)], &["y"]).unwrap();
+            let expected = vec![SIZE as i32 * 255 * weight; SIZE];
+            assert_eq!(TensorRef::from(&y[0]).typed::<i32>().unwrap(), expected, "{} {dtype} {weight}", engine.name());
+        }
+    }
+}
+
 #[test]
 fn unknown_operator_is_unsupported() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::convert::{input, output};
-use super::state;
+use super::{saturation, state};
 use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
 use crate::engine::checks::{input_positions, output_positions, weight_bytes};
 use crate::engine::guard::guarded;
@@ -100,7 +100,9 @@ impl Engine for RtenEngine {
         self.check(graph)?;
         refuse_wide_types(graph)?;
         let mut options = options();
-        for (index, bytes) in weight_bytes(Self::NAME, graph, &weights)?.into_iter().enumerate() {
+        let bytes = weight_bytes(Self::NAME, graph, &weights)?;
+        saturation::refuse(graph, Some(&bytes))?;
+        for (index, bytes) in bytes.into_iter().enumerate() {
             // SAFETY: the bytes belong to the segment of the lease. A segment never moves or changes its bytes
             // (`Segment::bytes`), and the lease keeps the segment. Only the model keeps this slice, and
             // `RtenGraph` drops the model before the leases. If loading fails, this function drops the
@@ -119,6 +121,7 @@ impl Engine for RtenEngine {
         let declared = if self.trusts_files { None } else { Some(open_graph(path)?) };
         if let Some(graph) = &declared {
             refuse_cubic_resize(graph)?;
+            saturation::refuse(graph, None)?;
         }
         let load = || match mode {
             FileMode::Read => options().load_file(path),

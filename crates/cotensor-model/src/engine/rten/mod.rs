@@ -2,6 +2,7 @@
 
 mod convert;
 mod engine;
+mod saturation;
 mod state;
 
 pub use engine::RtenEngine;
