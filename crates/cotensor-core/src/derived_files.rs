@@ -7,6 +7,9 @@ pub trait DerivedFiles: Send + Sync {
     /// The folder with this key, if it is complete and undamaged. Its files never change.
     fn find_files(&self, key: &ContentHash) -> Option<PathBuf>;
 
+    /// Removes the folder with this key, because its files are of no use. Processes that map them keep them.
+    fn remove_files(&self, key: &ContentHash);
+
     /// Makes the folder with this key: `fill` writes files into an empty folder. Of several processes, one fills it and
     /// the others wait. If another process made it, `fill` is not called.
     ///

@@ -30,5 +30,5 @@ pub use host::{
     SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,
     copy_parallel,
 };
-pub use pack_cache::{CacheEntry, PackCache, PackEntry, parse_pack_table};
+pub use pack_cache::{CacheEntry, PackCache, PackEntry, Verification, parse_pack_table};
 pub use reuse::{EmbeddedMemory, MemfdPool, PoolStats};

@@ -33,9 +33,13 @@ struct Entry {
 #[derive(Serialize)]
 struct Verification {
     folder: PathBuf,
-    /// Number of contents whose hash is right.
-    contents: usize,
-    /// Reasons of the removed packs.
+    /// The number of weights whose hash is right.
+    weights: usize,
+    /// The number of derived files whose hash is right.
+    derived_files: usize,
+    /// The number of notes whose hash is right.
+    notes: usize,
+    /// The reason for each removed file or folder.
     removed: Vec<String>,
 }
 
@@ -140,18 +144,24 @@ fn list(args: &CacheArgs, folder: PathBuf, cache: &PackCache) -> Result<()> {
 }
 
 fn verify(args: &CacheArgs, folder: PathBuf, cache: &PackCache) -> Result<()> {
-    let (contents, wrong) = cache.verify();
-    let removed: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+    let found = cache.verify();
+    let removed: Vec<String> = found.removed.iter().map(ToString::to_string).collect();
+    let (weights, derived_files, notes, damaged) = (found.blobs, found.files, found.notes, removed.len());
     if args.json {
-        print_json(&Verification { folder: folder.clone(), contents, removed: removed.clone() })?;
+        print_json(&Verification { folder: folder.clone(), weights, derived_files, notes, removed })?;
     } else {
         let lines = removed.iter().map(|problem| format!("removed: {problem}\n")).collect::<String>();
-        print(&format!("{lines}{contents} weights have the right hash\n"))?;
+        print(&format!(
+            "{lines}{weights} weights, {derived_files} derived files and {notes} notes have the right hash\n"
+        ))?;
     }
-    match removed.len() {
+    match damaged {
         0 => Ok(()),
-        // Not Corrupt, which means bad input: the disk or another program damaged the pack.
-        count => Err(Error::new(ErrorKind::Io, format!("{count} damaged packs were removed")).in_file(folder)),
+        // Not Corrupt, which means bad input: the disk or another program damaged the files.
+        _ => {
+            let message = format!("{damaged} damaged entries were removed; the next use makes them again");
+            Err(Error::new(ErrorKind::Io, message).in_file(folder))
+        }
     }
 }
 

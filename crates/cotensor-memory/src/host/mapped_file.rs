@@ -2,9 +2,12 @@
 //! readers.
 
 use crate::mapping::{Access, Mapping};
-use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size};
+use cotensor_core::{
+    Device, Error, ErrorKind, FileStamp, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size,
+};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
-use std::fs::{File, Metadata, OpenOptions};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -15,54 +18,37 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct MappedFile {
     map: Mapping,
     file: File,
-    id: FileId,
-}
-
-/// Identifies a file and its last write: a replaced or changed file has another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileId {
-    device: u64,
-    inode: u64,
-    len: u64,
-    modified: (i64, i64),
-}
-
-impl FileId {
-    pub(crate) fn of(file: &Metadata) -> Self {
-        let modified = (file.mtime(), file.mtime_nsec());
-        Self { device: file.dev(), inode: file.ino(), len: file.len(), modified }
-    }
-
-    /// The length of the file in bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
+    stamp: FileStamp,
 }
 
 impl MappedFile {
     /// Maps a regular file of this user. Does not follow a link at the end of `path`.
     ///
     /// # Errors
-    /// `Refused` for a file that is not regular or of another owner, `NotFound`, `Corrupt` for an impossible length,
-    /// `Io`, also for a link.
+    /// `Refused` for a file that is not regular or of another owner, and for a link, `NotFound`, `Corrupt` for an impossible
+    /// length, `Io`.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("cannot map", &error).in_file(path);
         // Opening a named pipe would block without NONBLOCK.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
+        let refused = || Error::new(ErrorKind::Refused, "not a regular file of this user").in_file(path);
+        let file = open(path, flags, Mode::empty()).map(File::from).map_err(|error| match error {
+            Errno::LOOP => refused(),
+            error => io(error.into()),
+        })?;
         let found = file.metadata().map_err(io)?;
         if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(Error::new(ErrorKind::Refused, "not a regular file of this user").in_file(path));
+            return Err(refused());
         }
         let len = usize::try_from(found.len()).ok().filter(|&len| padded(len).is_ok());
         let len = len.ok_or_else(|| Error::corrupt("impossible length").in_file(path))?;
         let map = Mapping::new(file.as_fd(), len, Access::Read).map_err(|error| error.in_file(path))?;
-        Ok(Self { map, file, id: FileId::of(&found) })
+        Ok(Self { map, file, stamp: FileStamp::of(&found) })
     }
 
-    /// The identity of the file.
-    pub(crate) fn id(&self) -> FileId {
-        self.id
+    /// The identity of the file when it was mapped.
+    pub(crate) fn stamp(&self) -> FileStamp {
+        self.stamp
     }
 }
 
@@ -188,7 +174,7 @@ impl MappedFileMut {
         let found = self.file.metadata().map_err(|error| Error::io("cannot inspect", &error).in_file(&self.path))?;
         // The lock marks a file that is being written.
         let _ = self.file.unlock();
-        Ok(MappedFile { map, file: self.file, id: FileId::of(&found) })
+        Ok(MappedFile { map, file: self.file, stamp: FileStamp::of(&found) })
     }
 }
 

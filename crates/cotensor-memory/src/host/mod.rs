@@ -7,7 +7,7 @@ mod private_mapping;
 mod shared_index;
 mod slab;
 
-pub(crate) use mapped_file::{FileId, MappedFileMut};
+pub(crate) use mapped_file::MappedFileMut;
 pub use mapped_file::{MappedFile, MappedFileMemory};
 pub(crate) use memfd::import;
 pub use memfd::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd, check_no_holes, check_sealed};

@@ -43,6 +43,20 @@ pub struct CacheEntry {
     pub used: Option<SystemTime>,
 }
 
+/// The result of [`PackCache::verify`].
+#[derive(Debug)]
+pub struct Verification {
+    /// The number of undamaged blobs in packs.
+    pub blobs: usize,
+    /// The number of undamaged derived files.
+    pub files: usize,
+    /// The number of undamaged notes.
+    pub notes: usize,
+    /// An error for each removed pack, folder of derived files and note, with its file. Where a single blob of a pack is
+    /// damaged, its field is the hash of the blob.
+    pub removed: Vec<Error>,
+}
+
 /// When a file was last read or written, as far as the file system records it.
 fn last_use(found: &Metadata) -> Option<SystemTime> {
     found.accessed().ok().max(found.modified().ok())
@@ -99,7 +113,7 @@ impl PackCache {
 
     /// The number of packs and folders of derived files, and their bytes on the disk.
     pub fn usage(&self) -> (usize, u64) {
-        let packs = pack_files(&self.packs).map(|(_, id)| id.len());
+        let packs = pack_files(&self.packs).map(|(_, stamp)| stamp.size);
         packs
             .chain(self.derived.all().map(|(_, bytes)| bytes))
             .fold((0, 0), |(count, all), bytes| (count + 1, all + bytes))
@@ -108,9 +122,9 @@ impl PackCache {
     /// The packs and folders of derived files, in no order.
     pub fn entries(&self) -> Vec<CacheEntry> {
         let used = |path: &Path| std::fs::symlink_metadata(path).ok().and_then(|found| last_use(&found));
-        let packs = pack_files(&self.packs).map(|(path, id)| CacheEntry {
+        let packs = pack_files(&self.packs).map(|(path, stamp)| CacheEntry {
             is_pack: true,
-            bytes: id.len(),
+            bytes: stamp.size,
             used: used(&path),
             path,
         });
@@ -123,10 +137,13 @@ impl PackCache {
         packs.chain(derived).collect()
     }
 
-    /// Hashes every blob and removes damaged packs. Returns the number of undamaged blobs, and an error for each
-    /// removed pack with its file and, where a single blob is damaged, the hash of the blob as the field.
-    pub fn verify(&self) -> (usize, Vec<Error>) {
-        self.index().verify_all()
+    /// Hashes every blob, every derived file and every note, whatever was verified before, and removes the damaged ones.
+    pub fn verify(&self) -> Verification {
+        let (blobs, mut removed) = self.index().verify_all();
+        let (files, folders) = self.derived.verify_all();
+        let (notes, wrong) = self.notes.verify_all();
+        removed.extend(folders.into_iter().chain(wrong));
+        Verification { blobs, files, notes, removed }
     }
 
     /// Removes packs, derived files and notes that no process has used for `unused_for`. Returns the number of removed
@@ -148,9 +165,9 @@ impl PackCache {
             removed => removed.map_err(|error| Error::io("cannot remove", &error).in_file(path)),
         };
         let (mut count, mut bytes) = (0, 0);
-        for (path, id) in pack_files(&self.packs).filter(|(path, _)| is_unused(path)) {
+        for (path, stamp) in pack_files(&self.packs).filter(|(path, _)| is_unused(path)) {
             remove(&path)?;
-            (count, bytes) = (count + 1, bytes + id.len());
+            (count, bytes) = (count + 1, bytes + stamp.size);
         }
         for (folder, len) in self.derived.all().filter(|(folder, _)| is_unused(&DerivedFolders::used(folder))) {
             std::fs::remove_dir_all(&folder).map_err(|error| Error::io("cannot remove", &error).in_file(&folder))?;
@@ -169,6 +186,10 @@ impl PackCache {
 impl DerivedFiles for PackCache {
     fn find_files(&self, key: &ContentHash) -> Option<PathBuf> {
         self.derived.find_files(key)
+    }
+
+    fn remove_files(&self, key: &ContentHash) {
+        self.derived.remove_files(key);
     }
 
     fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {

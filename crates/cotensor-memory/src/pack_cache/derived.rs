@@ -1,15 +1,16 @@
 //! Folders of files that are derived from blobs for one machine, such as weights in the layout of an engine's kernels.
 
-use super::folder::temporary_name;
+use super::folder::{is_temporary, temporary_name};
 use super::verified::VerifiedPacks;
 use crate::host::MappedFile;
-use cotensor_core::{ContentHash, DerivedFiles, Error, Result, Segment};
+use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, Result, Segment};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// The file with a line for each other file of a folder: hash and name.
+/// The file with a line for each other file of a folder, hash and name, and the hash of these lines as the last line.
 const MANIFEST: &str = "manifest";
 /// The most bytes of a manifest.
 const MANIFEST_BYTES_MAX: u64 = 1 << 16;
@@ -44,31 +45,76 @@ impl DerivedFolders {
         self.root.join(key.to_string())
     }
 
-    /// Whether the files of the folder of `key` are those of its manifest.
-    fn is_undamaged(&self, key: &ContentHash) -> bool {
-        let manifest = self.folder(key).join(MANIFEST);
-        let small = manifest.metadata().is_ok_and(|file| file.is_file() && file.len() <= MANIFEST_BYTES_MAX);
-        let Some(text) = small.then(|| std::fs::read_to_string(&manifest).ok()).flatten() else { return false };
-        text.lines().all(|line| line.split_once(' ').is_some_and(|(hash, name)| self.has(key, name, hash)))
+    /// Hashes every file and removes folders with a damaged one. Returns the number of undamaged files, and an error for
+    /// each removed folder.
+    pub(super) fn verify_all(&self) -> (usize, Vec<Error>) {
+        let (mut intact, mut problems) = (0, Vec::new());
+        for folder in entries(&self.root).filter(|path| path.is_dir() && !is_temporary(path)) {
+            match self.check(&folder, false) {
+                Ok(files) => intact += files,
+                Err(problem) => {
+                    remove_damaged(&folder, &problem);
+                    problems.push(problem);
+                }
+            }
+        }
+        (intact, problems)
     }
 
-    /// Whether the folder of `key` has a file `name` with this hash.
-    fn has(&self, key: &ContentHash, name: &str, hash: &str) -> bool {
-        // Another path would lead out of the folder.
-        let plain = Path::new(name).file_name().is_some_and(|plain| plain == name);
-        let Some(file) = plain.then(|| MappedFile::open(&self.folder(key).join(name)).ok()).flatten() else {
-            return false;
-        };
-        let noted = PathBuf::from(format!("{key}-{name}"));
-        if self.verified.contains(&noted, file.id()) {
-            return true;
+    /// Checks that the files of a folder are those of its manifest, and returns their number. A file that was verified
+    /// since the boot is not hashed again if `trusts_notes`.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Refused` with the damaged file, `Io` when it cannot be read.
+    fn check(&self, folder: &Path, trusts_notes: bool) -> Result<usize> {
+        let path = folder.join(MANIFEST);
+        let manifest = read_manifest(&path).ok_or_else(|| Error::corrupt("the manifest is damaged").in_file(&path))?;
+        let names = entries(folder).filter_map(|path| path.file_name()?.to_str().map(str::to_owned));
+        if names.filter(|name| name != MANIFEST).collect::<BTreeSet<_>>() != manifest.keys().cloned().collect() {
+            return Err(Error::corrupt("the files are not those of the manifest").in_file(folder));
         }
-        let is_same = hash_of(&file) == hash;
-        if is_same {
-            self.verified.insert(&noted, file.id());
+        for (name, hash) in &manifest {
+            let path = folder.join(name);
+            let file = MappedFile::open(&path)?;
+            let noted = noted(folder, name);
+            if !(trusts_notes && self.verified.contains(&noted, file.stamp())) {
+                if hash_of(&file) != *hash {
+                    return Err(Error::corrupt("the file does not match its hash").in_file(path));
+                }
+                self.verified.insert(&noted, file.stamp());
+            }
         }
-        is_same
+        Ok(manifest.len())
     }
+}
+
+/// The name of a file in the notes of verified files.
+fn noted(folder: &Path, name: &str) -> PathBuf {
+    let key = folder.file_name().unwrap_or_default().to_string_lossy();
+    PathBuf::from(format!("{key}-{name}"))
+}
+
+/// The hash of each file by its name. `None` for a manifest that is damaged, too long or empty.
+fn read_manifest(path: &Path) -> Option<BTreeMap<String, String>> {
+    let found = path.symlink_metadata().ok()?;
+    (found.is_file() && found.len() <= MANIFEST_BYTES_MAX).then_some(())?;
+    let text = std::fs::read_to_string(path).ok()?;
+    let (lines, hash) = text.strip_suffix('\n')?.rsplit_once('\n')?;
+    (ContentHash::of(format!("{lines}\n").as_bytes()).to_string() == hash).then_some(())?;
+    let parts = |line: &str| line.split_once(' ').map(|(hash, name)| (name.to_owned(), hash.to_owned()));
+    lines.lines().map(parts).collect()
+}
+
+/// Removes a folder unless the reason is that a file could not be read, which says nothing about its bytes.
+fn remove_damaged(folder: &Path, problem: &Error) {
+    if problem.kind() != ErrorKind::Io {
+        remove(folder);
+    }
+}
+
+fn remove(folder: &Path) {
+    // A folder that cannot be removed is found damaged again.
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 impl DerivedFiles for DerivedFolders {
@@ -77,12 +123,17 @@ impl DerivedFiles for DerivedFolders {
         if !folder.is_dir() {
             return None;
         }
-        if self.is_undamaged(key) {
-            return Some(folder);
+        match self.check(&folder, true) {
+            Ok(_) => Some(folder),
+            Err(problem) => {
+                remove_damaged(&folder, &problem);
+                None
+            }
         }
-        // A damaged folder is made again.
-        let _ = std::fs::remove_dir_all(&folder);
-        None
+    }
+
+    fn remove_files(&self, key: &ContentHash) {
+        remove(&self.folder(key));
     }
 
     fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
@@ -96,11 +147,15 @@ impl DerivedFiles for DerivedFolders {
         let temporary = Temporary::new(&self.root).map_err(io)?;
         fill(&temporary.path)?;
         let mut manifest = String::new();
+        let mut names = Vec::new();
         for path in entries(&temporary.path) {
             File::open(&path).and_then(|file| file.sync_all()).map_err(io)?;
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             manifest.push_str(&format!("{} {name}\n", hash_of(&MappedFile::open(&path)?)));
+            names.push(name.to_owned());
         }
+        let hash = ContentHash::of(manifest.as_bytes());
+        manifest.push_str(&format!("{hash}\n"));
         let write = || {
             let mut file = File::create(temporary.path.join(MANIFEST))?;
             file.write_all(manifest.as_bytes())?;
@@ -110,12 +165,13 @@ impl DerivedFiles for DerivedFolders {
         };
         write().map_err(io)?;
         // Notes that the files are verified, without hashing them again.
-        for (_, name) in manifest.lines().filter_map(|line| line.split_once(' ')) {
-            if let Ok(file) = MappedFile::open(&self.folder(key).join(name)) {
-                self.verified.insert(&PathBuf::from(format!("{key}-{name}")), file.id());
+        let folder = self.folder(key);
+        for name in names {
+            if let Ok(file) = MappedFile::open(&folder.join(&name)) {
+                self.verified.insert(&noted(&folder, &name), file.stamp());
             }
         }
-        Ok(self.folder(key))
+        Ok(folder)
     }
 }
 

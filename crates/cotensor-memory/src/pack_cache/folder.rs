@@ -14,6 +14,9 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// before it renames it.
 pub(super) const UNLOCKED_AFTER: Duration = Duration::from_secs(60);
 
+/// The start of the name of a file or folder that is being written.
+const TEMPORARY: &str = ".tmp-";
+
 /// Creates the folder `path` (mode 0700) if it does not exist. `stat` decides whether a link is followed.
 ///
 /// # Errors
@@ -42,7 +45,7 @@ pub(super) fn remove_abandoned(folder: &Path) {
         let age = entry.metadata().and_then(|file| file.modified()).ok().and_then(|at| now.duration_since(at).ok());
         let unlocked = || std::fs::File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok());
         let abandoned = |age| age > ABANDONED_AFTER || age > UNLOCKED_AFTER && unlocked();
-        if entry.file_name().to_string_lossy().starts_with(".tmp-") && age.is_some_and(abandoned) {
+        if is_temporary(&entry.path()) && age.is_some_and(abandoned) {
             // Another process may have removed it.
             let _ = match entry.path().is_dir() {
                 true => std::fs::remove_dir_all(entry.path()),
@@ -52,10 +55,15 @@ pub(super) fn remove_abandoned(folder: &Path) {
     }
 }
 
+/// Whether a writer has not yet given the file its name.
+pub(super) fn is_temporary(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(TEMPORARY.as_bytes()))
+}
+
 /// A file name that no other writer chooses.
 pub(super) fn temporary_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-    format!(".tmp-{}-{number}-{nanos}", std::process::id())
+    format!("{TEMPORARY}{}-{number}-{nanos}", std::process::id())
 }

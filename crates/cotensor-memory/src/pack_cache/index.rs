@@ -2,8 +2,8 @@
 
 use super::format::{PackEntry, parse_pack_table};
 use super::verified::{VerifiedPacks, damaged};
-use crate::host::{FileId, MappedFile};
-use cotensor_core::{BlobLocation, ContentHash, Error, Result, Segment};
+use crate::host::MappedFile;
+use cotensor_core::{BlobLocation, ContentHash, Error, FileStamp, Result, Segment};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ struct Location {
 }
 
 struct KnownPack {
-    id: FileId,
+    stamp: FileStamp,
     mapping: Weak<MappedFile>,
     /// Whether the blobs match their hashes.
     verified: bool,
@@ -50,18 +50,19 @@ impl PackIndex {
     /// Reads the tables of new and changed packs, and drops removed packs from the index. A damaged pack is ignored
     /// until its file changes.
     pub(super) fn scan(&mut self) {
-        let found: HashMap<Arc<Path>, FileId> = pack_files(&self.folder).map(|(path, id)| (path.into(), id)).collect();
+        let found: HashMap<Arc<Path>, FileStamp> =
+            pack_files(&self.folder).map(|(path, id)| (path.into(), id)).collect();
         let removed =
             |path: &Arc<Path>, pack: &KnownPack| !found.contains_key(path) && pack.mapping.strong_count() == 0;
         let removed = self.packs.iter().filter(|(path, pack)| removed(path, pack)).map(|(path, _)| Arc::clone(path));
         for path in removed.collect::<Vec<_>>() {
             self.forget(&path);
         }
-        for (path, id) in found {
-            if self.packs.get(&path).is_none_or(|pack| pack.id != id)
+        for (path, stamp) in found {
+            if self.packs.get(&path).is_none_or(|pack| pack.stamp != stamp)
                 && let Err(problem) = self.read(&path)
             {
-                let pack = KnownPack { id, mapping: Weak::new(), verified: false, problem: Some(problem) };
+                let pack = KnownPack { stamp, mapping: Weak::new(), verified: false, problem: Some(problem) };
                 self.packs.insert(path, pack);
             }
         }
@@ -103,13 +104,13 @@ impl PackIndex {
     /// Adds a pack that this process has just written to `path`. It needs no verification.
     pub(super) fn add_written(&mut self, path: &Arc<Path>, mapping: &Arc<MappedFile>, entries: &[PackEntry]) {
         self.add(path, mapping, entries);
-        self.note_verified(path, mapping.id());
+        self.note_verified(path, mapping.stamp());
     }
 
     /// Adds the pack at `path`, in place of an earlier one.
     fn add(&mut self, path: &Arc<Path>, mapping: &Arc<MappedFile>, entries: &[PackEntry]) {
         if let Some(known) = self.packs.get_mut(path)
-            && known.id == mapping.id()
+            && known.stamp == mapping.stamp()
             && known.problem.is_none()
         {
             known.mapping = Arc::downgrade(mapping);
@@ -119,7 +120,8 @@ impl PackIndex {
         for PackEntry { hash, range } in entries {
             self.blobs.entry(*hash).or_default().push(Location { pack: Arc::clone(path), range: range.clone() });
         }
-        let pack = KnownPack { id: mapping.id(), mapping: Arc::downgrade(mapping), verified: false, problem: None };
+        let pack =
+            KnownPack { stamp: mapping.stamp(), mapping: Arc::downgrade(mapping), verified: false, problem: None };
         self.packs.insert(Arc::clone(path), pack);
     }
 
@@ -157,7 +159,7 @@ impl PackIndex {
         if self.packs.get(path).is_some_and(|pack| pack.verified) {
             return Some(mapping);
         }
-        if self.verified.contains(path, mapping.id()) {
+        if self.verified.contains(path, mapping.stamp()) {
             self.note_verified_here(path);
             return Some(mapping);
         }
@@ -174,12 +176,12 @@ impl PackIndex {
             self.remove(path, problem.clone());
             return Err(problem);
         }
-        self.note_verified(path, mapping.id());
+        self.note_verified(path, mapping.stamp());
         Ok(entries.len())
     }
 
-    fn note_verified(&mut self, path: &Arc<Path>, id: FileId) {
-        self.verified.insert(path, id);
+    fn note_verified(&mut self, path: &Arc<Path>, stamp: FileStamp) {
+        self.verified.insert(path, stamp);
         self.note_verified_here(path);
     }
 
@@ -225,8 +227,8 @@ impl PackIndex {
 }
 
 /// The files of the packs in `folder`.
-pub(super) fn pack_files(folder: &Path) -> impl Iterator<Item = (PathBuf, FileId)> + use<> {
+pub(super) fn pack_files(folder: &Path) -> impl Iterator<Item = (PathBuf, FileStamp)> + use<> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let packs = entries.filter(|path| path.extension().is_some_and(|extension| extension == "pack"));
-    packs.filter_map(|path| std::fs::symlink_metadata(&path).ok().map(|found| (path, FileId::of(&found))))
+    packs.filter_map(|path| std::fs::symlink_metadata(&path).ok().map(|found| (path, FileStamp::of(&found))))
 }

@@ -12,5 +12,5 @@ mod tests;
 mod verified;
 mod writer;
 
-pub use cache::{CacheEntry, PackCache};
+pub use cache::{CacheEntry, PackCache, Verification};
 pub use format::{PackEntry, parse_pack_table};

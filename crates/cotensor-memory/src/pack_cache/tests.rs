@@ -1,10 +1,11 @@
-use super::PackCache;
 use super::folder::UNLOCKED_AFTER;
 use super::format::{plan, write_table};
 use super::index::pack_files;
-use super::notes::NOTE_BYTES_MAX;
+use super::notes::{NOTE_BYTES_MAX, Notes};
+use super::verified::VerifiedPacks;
+use super::{PackCache, Verification};
 use crate::process::range_at;
-use cotensor_core::{BlobCache, ContentHash, DerivedFiles, Error, ErrorKind, PackMut, Result};
+use cotensor_core::{BlobCache, ContentHash, DerivedFiles, Error, ErrorKind, FileStamp, PackMut, Result};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +51,8 @@ fn blobs_of_one_cache_are_found_by_another() {
     let (a, b) = (other.find(&hashes[0]).unwrap().0, other.find(&hashes[2]).unwrap().0);
     assert!(Arc::ptr_eq(&a, &b), "one mapping of a pack");
     assert!(other.find(&ContentHash::of(b"unknown")).is_none());
-    assert!(one.verify().0 == 3 && one.verify().1.is_empty() && one.usage().0 == 1);
+    let verified = one.verify();
+    assert!(verified.blobs == 3 && verified.removed.is_empty() && one.usage().0 == 1);
 }
 
 #[test]
@@ -219,11 +221,11 @@ fn verify_removes_a_pack_with_a_changed_byte() {
     let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
     let path = damage(folder.path());
     let cache = PackCache::open(folder.path()).unwrap();
-    let (right, wrong) = cache.verify();
-    assert_eq!((right, wrong.len(), path.exists()), (0, 1, false));
+    let Verification { blobs, removed: wrong, .. } = cache.verify();
+    assert_eq!((blobs, wrong.len(), path.exists()), (0, 1, false));
     assert_eq!((wrong[0].kind(), wrong[0].file()), (ErrorKind::Corrupt, Some(&*path)));
     assert_eq!(wrong[0].field(), Some(&*hash.to_string()));
-    assert_eq!(cache.verify().1.len(), 0);
+    assert_eq!(cache.verify().removed.len(), 0);
 }
 
 #[test]
@@ -245,16 +247,77 @@ fn pack_is_verified_once_per_boot() {
     let folder = tempfile::tempdir().unwrap();
     let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
     let path = only_pack(folder.path());
+    damage(folder.path());
+    // The note of a process that verified this file: it is not hashed again.
+    let notes = Notes::new(folder.path().join("notes"));
+    let stamp = FileStamp::of(&std::fs::metadata(&path).unwrap());
+    VerifiedPacks::new(notes.clone()).insert(&path, stamp);
+    assert_ne!(found(&PackCache::open(folder.path()).unwrap(), &hash).unwrap(), b"content");
+    // A damaged note is none.
+    for note in notes.paths() {
+        let mut bytes = std::fs::read(&note).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&note, bytes).unwrap();
+    }
+    assert_eq!(notes.verify_all().1.len(), 1);
+    assert_eq!(found(&PackCache::open(folder.path()).unwrap(), &hash), None);
+}
+
+#[test]
+fn changed_pack_with_its_old_times_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
+    let path = only_pack(folder.path());
     let written = std::fs::metadata(&path).unwrap().modified().unwrap();
     damage(folder.path());
-    // With its old times it is the verified file, which is not hashed again.
     std::fs::File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
-    assert_ne!(found(&PackCache::open(folder.path()).unwrap(), &hash).unwrap(), b"content");
-    // Without the notes, as after a boot, the next process hashes it.
-    for note in std::fs::read_dir(folder.path().join("notes")).unwrap().flatten() {
-        std::fs::remove_file(note.path()).unwrap();
-    }
     assert_eq!(found(&PackCache::open(folder.path()).unwrap(), &hash), None);
+}
+
+/// Every way in which one byte of a derived folder can change or be lost is found, by `verify` and by the next use.
+#[test]
+fn damaged_derived_folder_is_removed_and_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let key = ContentHash::of(b"key");
+    let mut fills = 0;
+    let made = derive(&cache, &key, &mut fills).unwrap();
+    let flip = |path: PathBuf, at: usize| {
+        let (mut bytes, times) = (std::fs::read(&path).unwrap(), std::fs::metadata(&path).unwrap());
+        bytes[at] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(times.modified().unwrap()).unwrap();
+    };
+    let manifest_len = std::fs::metadata(made.join("manifest")).unwrap().len() as usize;
+    let mut damages: Vec<Box<dyn Fn()>> = vec![
+        Box::new(|| flip(made.join("a"), 0)),
+        Box::new(|| flip(made.join("b"), 2)),
+        Box::new(|| std::fs::write(made.join("manifest"), "").unwrap()),
+        Box::new(|| std::fs::remove_file(made.join("manifest")).unwrap()),
+        Box::new(|| std::fs::remove_file(made.join("b")).unwrap()),
+        Box::new(|| std::fs::write(made.join("c"), "more").unwrap()),
+        Box::new(|| {
+            std::fs::remove_file(made.join("b")).unwrap();
+            std::os::unix::fs::symlink("a", made.join("b")).unwrap();
+        }),
+    ];
+    damages.extend((0..manifest_len).step_by(7).map(|at| {
+        let manifest = made.join("manifest");
+        Box::new(move || flip(manifest.clone(), at)) as Box<dyn Fn()>
+    }));
+    for (at, damage) in damages.iter().enumerate() {
+        damage();
+        let found = cache.verify();
+        assert_eq!((found.files, found.removed.len(), made.exists()), (0, 1, false), "{at}: {:?}", found.removed);
+        derive(&cache, &key, &mut fills).unwrap();
+        let found = cache.verify();
+        assert_eq!((found.files, found.removed.len()), (2, 0), "{at}");
+        damage();
+        assert_eq!(cache.find_files(&key), None, "{at}");
+        derive(&cache, &key, &mut fills).unwrap();
+    }
+    assert_eq!(fills, 1 + 2 * damages.len());
 }
 
 #[test]

@@ -2,8 +2,7 @@
 
 use super::format::PackEntry;
 use super::notes::Notes;
-use crate::host::FileId;
-use cotensor_core::{ContentHash, Hasher};
+use cotensor_core::{ContentHash, FileStamp, Hasher};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
@@ -11,8 +10,8 @@ use std::thread::available_parallelism;
 /// Threads that hash one pack.
 const THREADS_MAX: usize = 4;
 
-/// Records verified packs in notes, so that other processes do not hash them again. A note is valid for one file
-/// (device, inode, length, time of last write) and one boot.
+/// Records verified packs in notes, so that other processes do not hash them again. A note is valid for one
+/// stamp of the file and one boot.
 pub(super) struct VerifiedPacks {
     notes: Notes,
     /// The kernel's identifier of this boot. Without it, every process verifies.
@@ -24,21 +23,21 @@ impl VerifiedPacks {
         Self { notes, boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok() }
     }
 
-    /// Whether the pack at `path` with the identity `id` was verified.
-    pub(super) fn contains(&self, path: &Path, id: FileId) -> bool {
-        let note = self.note(id);
+    /// Whether the pack at `path` with this stamp was verified.
+    pub(super) fn contains(&self, path: &Path, stamp: FileStamp) -> bool {
+        let note = self.note(stamp);
         note.is_some() && self.notes.get(&key(path)) == note
     }
 
-    pub(super) fn insert(&self, path: &Path, id: FileId) {
-        if let Some(note) = self.note(id) {
+    pub(super) fn insert(&self, path: &Path, stamp: FileStamp) {
+        if let Some(note) = self.note(stamp) {
             // Best effort: without the note the next process verifies again.
             let _ = self.notes.put(&key(path), &note);
         }
     }
 
-    fn note(&self, id: FileId) -> Option<Vec<u8>> {
-        Some(format!("{} {id:?}", self.boot.as_ref()?.trim()).into_bytes())
+    fn note(&self, stamp: FileStamp) -> Option<Vec<u8>> {
+        Some(format!("{} {stamp}", self.boot.as_ref()?.trim()).into_bytes())
     }
 }
 

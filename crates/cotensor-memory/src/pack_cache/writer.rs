@@ -50,12 +50,10 @@ impl PackMut for PackWriter {
         write_table(&self.entries, file.bytes_mut());
         // The bytes are on the disk before the final name is, so a pack that is found after a crash is complete.
         file.sync()?;
-        let mapping = Arc::new(file.into_mapped()?);
-
         let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
         // Unlike a rename, a link does not replace an existing pack, which other processes may map.
         match std::fs::hard_link(&self.temporary, &self.target) {
-            Ok(()) => {}
+            Ok(()) => drop(std::fs::remove_file(&self.temporary)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 index.scan();
                 // Another writer was faster: its pages are shared, unless they are damaged.
@@ -67,6 +65,8 @@ impl PackMut for PackWriter {
             // On a file system without links, the last writer of the same blobs wins, and nothing is lost.
             Err(_) => self.replace().map_err(|error| self.io(&error))?,
         }
+        // Only now, because each of the calls above gave the file another stamp.
+        let mapping = Arc::new(file.into_mapped()?);
         index.add_written(&self.target, &mapping, &self.entries);
         drop(index);
         if let Some(folder) = self.target.parent() {

@@ -1,5 +1,4 @@
-use crate::weights::Stamp;
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Error, ErrorKind, FileStamp, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -10,7 +9,7 @@ const ENTRIES_MAX: usize = 10_000;
 /// Sizes and times of the files in a model's folder and its direct subfolders, without hidden files.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FolderStamp {
-    files: BTreeMap<PathBuf, Stamp>,
+    files: BTreeMap<PathBuf, FileStamp>,
     /// Whether every file is old enough that a further write would change its times.
     settled: bool,
 }
@@ -57,7 +56,7 @@ impl FolderStamp {
             if metadata.is_dir() {
                 inner.push(path);
             } else if metadata.is_file() {
-                let stamp = Stamp::of(&metadata);
+                let stamp = FileStamp::of(&metadata);
                 self.settled &= stamp.settled(now);
                 self.files.insert(path, stamp);
             }

@@ -1,12 +1,9 @@
-use cotensor_core::{Error, ErrorKind, Hasher, Result};
-use std::fs::{File, Metadata};
+use cotensor_core::{Error, ErrorKind, FileStamp, Hasher, Result};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
-
-/// A file that was written less than this ago may be written again without its times changing.
-const SETTLED_AFTER: Duration = Duration::from_secs(2);
+use std::time::SystemTime;
 
 /// From this size on, several threads read: one core limits copying from the page cache. In bytes.
 const PARALLEL_BYTES_MIN: usize = 8 << 20;
@@ -18,39 +15,7 @@ const READERS: usize = 4;
 pub(super) struct WeightFile {
     path: PathBuf,
     file: File,
-    stamp: Stamp,
-}
-
-/// The identity of a file. It changes when the file is written or replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    /// Seconds and nanoseconds since 1970.
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    pub(crate) fn of(metadata: &Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-
-    /// Whether the file is old enough that a further write would change its times.
-    pub(crate) fn settled(&self, now: SystemTime) -> bool {
-        let newest = self.modified.max(self.changed);
-        let Ok(seconds) = u64::try_from(newest.0) else { return true };
-        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_nanos(newest.1 as u64);
-        // A time in the future cannot be trusted.
-        now.duration_since(written).is_ok_and(|age| age >= SETTLED_AFTER)
-    }
+    stamp: FileStamp,
 }
 
 impl WeightFile {
@@ -60,21 +25,21 @@ impl WeightFile {
             // A dirty page of a shared mapping can change again without a change of the times. After a flush, the next
             // change updates the times. A file system that cannot flush gives no more than the times.
             let _ = file.sync_data();
-            let stamp = Stamp::of(&file.metadata()?);
+            let stamp = FileStamp::of(&file.metadata()?);
             Ok(Self { path: path.to_path_buf(), file, stamp })
         };
         open().map_err(|error: std::io::Error| Error::io("opening", &error).in_file(path))
     }
 
     pub(super) fn add_identity(&self, hasher: &mut Hasher) {
-        let Stamp { device, inode, size, modified, changed } = self.stamp;
+        let FileStamp { device, inode, size, modified, changed } = self.stamp;
         hasher.field(self.path.as_os_str().as_bytes()).number(device).number(inode).number(size);
         for number in [modified.0, modified.1, changed.0, changed.1] {
             hasher.number(number as u64);
         }
     }
 
-    /// As [`Stamp::settled`].
+    /// As [`FileStamp::settled`].
     pub(super) fn settled(&self, now: SystemTime) -> bool {
         self.stamp.settled(now)
     }
@@ -83,7 +48,7 @@ impl WeightFile {
     /// `Conflict` when the file was written after it was opened.
     pub(super) fn check_unchanged(&self) -> Result<()> {
         let now = self.file.metadata().map_err(|error| Error::io("reading", &error).in_file(&self.path))?;
-        if Stamp::of(&now) == self.stamp { Ok(()) } else { Err(self.changed()) }
+        if FileStamp::of(&now) == self.stamp { Ok(()) } else { Err(self.changed()) }
     }
 
     pub(super) fn changed(&self) -> Error {

@@ -6,5 +6,4 @@ mod hash;
 mod load;
 mod note;
 
-pub(crate) use file::Stamp;
 pub use load::{HashedWeights, LoadedWeights, load_weights};

@@ -64,6 +64,18 @@ impl OrtEngine {
         OrtGraph::of_graph(session.map_err(|failure| error(&failure))?, graph, prepacked::VARIANT)
     }
 
+    /// Opens the graph in a folder of derived files. Removes a folder that onnxruntime refuses.
+    fn open_or_remove(
+        &self,
+        graph: &Graph,
+        derived: &dyn DerivedFiles,
+        key: &ContentHash,
+        folder: &Path,
+    ) -> Option<Arc<dyn LoadedGraph>> {
+        let opened = guarded("loading", || self.open_derived(graph, folder));
+        opened.inspect_err(|_| derived.remove_files(key)).ok()
+    }
+
     fn make_derived(&self, graph: &Graph, leases: &[Lease], folder: &Path) -> Result<()> {
         let saves = Some((folder.join(prepacked::MODEL), prepacked::DATA));
         let options = SessionOptions { prepacks: true, saves, ..self.options.clone() };
@@ -120,8 +132,8 @@ impl Engine for OrtEngine {
     fn find_derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Result<Option<Arc<dyn LoadedGraph>>> {
         let Some((derived, key)) = self.derived(graph, fingerprint) else { return Ok(None) };
         let Some(folder) = derived.find_files(&key) else { return Ok(None) };
-        let opened = guarded("loading", || self.open_derived(graph, &folder));
-        opened.map(Some).map_err(|error| error.in_file(graph.path()))
+        // Files that cannot be opened are made again.
+        Ok(self.open_or_remove(graph, derived, &key, &folder))
     }
 
     fn derives(&self, graph: &Graph, fingerprint: &ContentHash) -> bool {
@@ -135,13 +147,13 @@ impl Engine for OrtEngine {
         fingerprint: &ContentHash,
     ) -> Result<Arc<dyn LoadedGraph>> {
         let Some((derived, key)) = self.derived(graph, fingerprint) else { return self.load(graph, weights) };
-        let open = || {
-            let folder = derived.make_files(&key, &mut |folder| self.make_derived(graph, &weights, folder))?;
-            self.open_derived(graph, &folder)
-        };
-        match guarded("loading", open) {
-            // The session maps its own form of the weights, so the leases end.
-            Ok(loaded) => Ok(loaded),
+        let make = || derived.make_files(&key, &mut |folder| self.make_derived(graph, &weights, folder));
+        match guarded("loading", make) {
+            Ok(folder) => match self.open_or_remove(graph, derived, &key, &folder) {
+                // The session maps its own form of the weights, so the leases end.
+                Some(loaded) => Ok(loaded),
+                None => self.load(graph, weights),
+            },
             // Without room for the files, the weights of the store are enough.
             Err(error) if error.kind() == ErrorKind::Io => self.load(graph, weights),
             Err(error) => Err(error.in_file(graph.path())),

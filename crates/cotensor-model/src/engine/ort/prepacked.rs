@@ -16,7 +16,7 @@ pub(super) const VARIANT: &str = "prepacked";
 
 /// The key of the files for a graph with this fingerprint; `None` when the processor is not known.
 pub(super) fn key(library: &Library, fingerprint: &ContentHash) -> Option<ContentHash> {
-    let mut hasher = Hasher::new("cotensor prepacked onnxruntime v1");
+    let mut hasher = Hasher::new("cotensor prepacked onnxruntime v2");
     hasher.field(fingerprint.as_bytes()).field(library.version.as_bytes());
     for fact in processor()? {
         hasher.field(fact.as_bytes());

@@ -197,6 +197,10 @@ impl DerivedFiles for TemporaryFiles {
         Some(self.0.path().join(key.to_string())).filter(|folder| folder.is_dir())
     }
 
+    fn remove_files(&self, key: &ContentHash) {
+        std::fs::remove_dir_all(self.0.path().join(key.to_string())).unwrap();
+    }
+
     fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
         if let Some(folder) = self.find_files(key) {
             return Ok(folder);
