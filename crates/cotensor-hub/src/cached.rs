@@ -1,6 +1,6 @@
 //! The models in the cache of this machine.
 
-use crate::cache::{FILES_MAX, MODEL_FOLDER, RepoFile, Repository};
+use crate::cache::{FILES_MAX, MODEL_FOLDER, RepoFile, Repository, VerifiedFiles};
 use crate::hub::family_in;
 use crate::id::{ModelId, is_commit};
 use crate::needed;
@@ -48,12 +48,11 @@ pub(crate) fn cached(cache: &Path) -> Result<Vec<CachedModel>> {
 
 fn model(cache: &Path, name: &str) -> Option<CachedModel> {
     let id = ModelId::parse(name).ok()?;
-    let repository = Repository::of(cache, &id);
+    let repository = Repository::of(cache, &id, VerifiedFiles::new(None, false));
     let main = repository.commit(&id).ok().flatten().filter(|commit| repository.snapshot(commit).is_dir());
     let commit = main.or_else(|| newest(&repository.snapshots()))?;
     let folder = repository.snapshot(&commit);
-    let mut files = Vec::new();
-    walk(&folder, "", 0, &mut files);
+    let files = files_in(&folder);
     let bytes = files.iter().map(|file| file.size).sum();
     let family =
         family_in(&folder, &files).and_then(|family| needed::graphs(&id, family, &files, None).map(|_| family));
@@ -69,7 +68,15 @@ fn newest(snapshots: &Path) -> Option<String> {
     commits.max().map(|(_, commit)| commit)
 }
 
-/// Adds the files of a snapshot that have their bytes.
+/// The files of a snapshot that have their bytes. Their hashes are the names of the blobs to which they are linked; a file
+/// that is no link has none.
+pub(crate) fn files_in(snapshot: &Path) -> Vec<RepoFile> {
+    let mut files = Vec::new();
+    walk(snapshot, "", 0, &mut files);
+    files
+}
+
+/// Adds the files of a folder of a snapshot.
 fn walk(folder: &Path, before: &str, depth: usize, files: &mut Vec<RepoFile>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let (Ok(name), true) = (entry.file_name().into_string(), files.len() < FILES_MAX) else { continue };
@@ -79,7 +86,7 @@ fn walk(folder: &Path, before: &str, depth: usize, files: &mut Vec<RepoFile>) {
         if found.is_dir() && depth < DEPTH_MAX {
             walk(&entry.path(), &format!("{path}/"), depth + 1, files);
         } else if found.is_file() {
-            files.push(RepoFile { path, size: found.len(), git_sha1: String::new(), sha256: None, xet_hash: None });
+            files.push(RepoFile::of_blob(path, found.len(), std::fs::read_link(entry.path()).ok().as_deref()));
         }
     }
 }

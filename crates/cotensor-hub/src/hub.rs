@@ -1,13 +1,13 @@
-use crate::cache::{RepoFile, Repository, read};
+use crate::cache::{FileState, RepoFile, Repository, VerifiedFiles, read};
 use crate::cached::{self, CachedModel};
-use crate::download::{Download, Remote, Transfer, connect, is_of_network, space};
+use crate::download::{Download, Remote, connect, is_of_network, space};
 use crate::id::{ModelId, is_commit};
 use crate::needed::{self, CONFIG_FILE, CONFIGURATION_BYTES_MAX};
+use crate::progress::{Observer, Progress};
 use crate::settings::Settings;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_preprocess::JSON_BYTES_MAX;
 use cotensor_preprocess::family::Family;
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -16,9 +16,6 @@ pub struct Hub {
     settings: Settings,
     observer: OnceLock<Observer>,
 }
-
-/// Called with the bytes on disk, the bytes of all files, and what is done.
-type Observer = Box<dyn Fn(u64, u64, &str) + Send + Sync>;
 
 /// A model in the cache, with the files that this program reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +30,8 @@ pub struct Pulled {
     pub bytes: u64,
     /// The bytes that were received; the rest was in the cache.
     pub bytes_received: u64,
+    /// The paths of the files that were damaged in the cache, and were replaced.
+    pub repaired: Vec<String>,
 }
 
 impl Hub {
@@ -51,8 +50,8 @@ impl Hub {
         &self.settings
     }
 
-    /// Sets the observer of downloads: it is called with the bytes on disk, the bytes of all files, and what is done. A
-    /// second call has no effect.
+    /// Sets the observer of downloads, verifications and waits: it is called with the bytes that are done, the bytes of all
+    /// files, and what is done. A second call has no effect.
     pub fn observe(&self, observer: impl Fn(u64, u64, &str) + Send + Sync + 'static) {
         // The first observer stays.
         let _ = self.observer.set(Box::new(observer));
@@ -86,24 +85,25 @@ impl Hub {
     }
 
     /// The folder of a model in the cache, with the graphs of `variant` (`fp16`) if one is named. Files that the cache
-    /// lacks are downloaded. Without them, and without an answer of the hub, the folder is returned as it is.
+    /// lacks, and files with other bytes than the hub states, are downloaded. Each file is hashed once after each boot, and
+    /// again after it changed. Without an answer of the hub, the folder is returned as it is if no file is damaged.
     ///
     /// # Errors
-    /// As [`pull`](Self::pull).
+    /// As [`pull`](Self::pull); `Corrupt` for a damaged file that cannot be downloaded.
     pub fn find(&self, id: &ModelId, variant: Option<&str>) -> Result<PathBuf> {
-        let repository = Repository::of(&self.settings.cache, id);
+        let repository = self.repository(id);
         let commit = match repository.commit(id) {
             // Downloading writes a damaged file again.
             Err(error) if error.kind() == ErrorKind::Corrupt && !self.settings.offline => None,
             found => found?,
         };
-        let Some(commit) = commit else { return Ok(self.pull(id, variant)?.folder) };
+        let Some(commit) = commit else { return Ok(self.download(id, variant)?.folder) };
         let snapshot = repository.snapshot(&commit);
-        let complete = is_complete(&repository, id, &commit, variant);
+        let complete = self.is_complete(&repository, id, &commit, variant);
         if let Ok(true) = complete {
             return Ok(snapshot);
         }
-        match (self.pull(id, variant), complete) {
+        match (self.download(id, variant), complete) {
             (Ok(pulled), _) => Ok(pulled.folder),
             (Err(error), Err(known)) if self.is_unanswered(&error) => Err(known),
             (Err(error), _) if self.is_unanswered(&error) && snapshot.join(CONFIG_FILE).is_file() => Ok(snapshot),
@@ -111,8 +111,9 @@ impl Hub {
         }
     }
 
-    /// Downloads the files of a model that this program reads into the cache, as far as it lacks them: the configuration
-    /// and the graphs of the model's family, in `variant` if one is named. Asks the hub for the newest commit of a branch.
+    /// Downloads the files of a model that this program reads into the cache, as far as it lacks them or has damaged ones:
+    /// the configuration and the graphs of the model's family, in `variant` if one is named. Asks the hub for the newest
+    /// commit of a branch; if the network must not be used, it only verifies a complete model in the cache.
     ///
     /// # Errors
     /// `NotFound` when the network is not used, for an unknown model, revision or variant, and for a repository without
@@ -120,6 +121,30 @@ impl Hub {
     /// files that are too large, `Corrupt` for bytes that differ from the list of files, `Unsupported` for another family,
     /// `OverBudget` without room on the disk.
     pub fn pull(&self, id: &ModelId, variant: Option<&str>) -> Result<Pulled> {
+        if self.settings.offline {
+            let repository = self.repository(id);
+            if let Some(commit) = repository.commit(id)?
+                && self.is_complete(&repository, id, &commit, variant)?
+            {
+                let files = repository.files(&commit)?.unwrap_or_default();
+                let folder = repository.snapshot(&commit);
+                let read = read_by(id, &folder, &files, variant)?;
+                let bytes = read.iter().map(|file| file.size).sum();
+                return Ok(Pulled {
+                    folder,
+                    commit,
+                    files: read.len(),
+                    bytes,
+                    bytes_received: 0,
+                    repaired: Vec::new(),
+                });
+            }
+        }
+        self.download(id, variant)
+    }
+
+    /// As [`pull`](Self::pull), with the network only.
+    fn download(&self, id: &ModelId, variant: Option<&str>) -> Result<Pulled> {
         if self.settings.offline {
             let cache = self.settings.cache.display();
             let message = format!("the hub's cache {cache} lacks files of {id}, and HF_HUB_OFFLINE is set");
@@ -129,7 +154,7 @@ impl Hub {
     }
 
     fn pull_from(&self, remote: &dyn Remote, id: &ModelId, variant: Option<&str>) -> Result<Pulled> {
-        let repository = Repository::of(&self.settings.cache, id);
+        let repository = self.repository(id);
         let commit = match id.commit() {
             Some(commit) => commit.to_owned(),
             None => remote.commit(id)?,
@@ -137,32 +162,42 @@ impl Hub {
         if !is_commit(&commit) {
             return Err(Error::corrupt(format!("the hub's answer names no commit of {id}")));
         }
-        let files = match repository.files(&commit)? {
-            Some(files) => files,
-            None => remote.files(id, &commit)?,
-        };
         let download = Download { remote, repository: &repository, id, commit: &commit, limits: &self.settings.limits };
+        if let Some(files) = repository.files(&commit)? {
+            match self.add_files(&download, &files, variant) {
+                // The list itself can be what is damaged.
+                Err(error) if error.kind() == ErrorKind::Corrupt => {}
+                added => return added,
+            }
+        }
+        self.add_files(&download, &remote.files(id, &commit)?, variant)
+    }
+
+    /// Adds the files of the list that this program reads to the cache.
+    fn add_files(&self, download: &Download<'_>, files: &[RepoFile], variant: Option<&str>) -> Result<Pulled> {
+        let Download { repository, id, commit, .. } = *download;
         let mut pulled = Pulled {
-            folder: repository.snapshot(&commit),
-            commit: commit.clone(),
+            folder: repository.snapshot(commit),
+            commit: commit.to_owned(),
             files: 0,
             bytes: 0,
             bytes_received: 0,
+            repaired: Vec::new(),
         };
         // config.json names the family, and the family's stages name the graphs.
         let (config, mut others): (Vec<&RepoFile>, Vec<_>) =
-            needed::configuration(&files).partition(|file| file.path == CONFIG_FILE);
+            needed::configuration(files).partition(|file| file.path == CONFIG_FILE);
         if config.is_empty() {
             return Err(Error::not_found(format!("{id} has no {CONFIG_FILE}")));
         }
         config.iter().chain(&others).try_for_each(|file| needed::check_size(file, CONFIGURATION_BYTES_MAX))?;
-        self.add(&download, &config, &mut pulled, None)?;
-        let family = family_in(&pulled.folder, &files)?;
-        others.extend(needed::graphs(id, family, &files, variant)?);
-        space::check(&repository, &commit, &others)?;
-        self.add(&download, &others, &mut pulled, self.observer.get())?;
-        repository.set_files(&commit, &files)?;
-        repository.set_commit(id, &commit)?;
+        self.add(download, &config, &mut pulled, self.progress(id, &config).quiet())?;
+        let family = family_in(&pulled.folder, files)?;
+        others.extend(needed::graphs(id, family, files, variant)?);
+        space::check(repository, &others)?;
+        self.add(download, &others, &mut pulled, self.progress(id, &others))?;
+        repository.set_files(commit, files)?;
+        repository.set_commit(id, commit)?;
         Ok(pulled)
     }
 
@@ -171,56 +206,78 @@ impl Hub {
         self.settings.offline || is_of_network(error)
     }
 
-    fn add(
-        &self,
+    fn progress<'a>(&'a self, id: &'a ModelId, files: &[&RepoFile]) -> Progress<'a> {
+        Progress::new(self.observer.get(), id, files)
+    }
+
+    fn add<'a>(
+        &'a self,
         download: &Download<'_>,
-        files: &[&RepoFile],
+        files: &[&'a RepoFile],
         pulled: &mut Pulled,
-        observer: Option<&Observer>,
+        mut progress: Progress<'a>,
     ) -> Result<()> {
-        let total = files.iter().map(|file| file.size).sum();
-        let (mut before, began) = (0, Cell::new(false));
         for file in files {
-            let observed = Observed { observer, id: download.id, file, before, total, began: &began };
-            pulled.bytes_received += download.add(file, &observed)?;
+            progress.begin(file);
+            let (received, was_damaged) = download.add(file, &progress)?;
+            pulled.bytes_received += received;
             pulled.files += 1;
             pulled.bytes += file.size;
-            before += file.size;
-        }
-        if let Some(observer) = observer.filter(|_| began.get()) {
-            observer(total, total, &format!("downloading {}", download.id));
+            if was_damaged {
+                pulled.repaired.push(file.path.clone());
+            }
         }
         Ok(())
     }
-}
 
-/// Passes the progress of one file of several to the observer.
-struct Observed<'a> {
-    observer: Option<&'a Observer>,
-    id: &'a ModelId,
-    file: &'a RepoFile,
-    /// The bytes of the files before it.
-    before: u64,
-    /// The bytes of all files.
-    total: u64,
-    /// Whether bytes of any of the files arrived.
-    began: &'a Cell<bool>,
-}
-
-impl Transfer for Observed<'_> {
-    fn waits(&self) {
-        if let Some(observer) = self.observer {
-            let what = format!("waiting for another process that downloads {} of {}", self.file.path, self.id);
-            observer(self.before, self.total, &what);
-        }
+    fn repository(&self, id: &ModelId) -> Repository {
+        let Settings { cache, records, verify, .. } = &self.settings;
+        Repository::of(cache, id, VerifiedFiles::new(records.clone(), !verify))
     }
 
-    fn has(&self, bytes: u64) {
-        self.began.set(true);
-        if let Some(observer) = self.observer {
-            observer(self.before + bytes, self.total, &format!("downloading {}", self.id));
+    /// Whether the snapshot of a commit has every file that this program reads, with the right bytes. False when their
+    /// list is not known.
+    ///
+    /// # Errors
+    /// `Corrupt`, with the file, for other bytes than the list or the name of the blob state.
+    fn is_complete(&self, repository: &Repository, id: &ModelId, commit: &str, variant: Option<&str>) -> Result<bool> {
+        let folder = repository.snapshot(commit);
+        let (files, is_listed) = match repository.files(commit)? {
+            Some(files) => (files, true),
+            // Other programs leave no list. The names of the blobs are hashes too.
+            None => (cached::files_in(&folder), false),
+        };
+        let is_whole = |files: &[&RepoFile]| -> Result<bool> {
+            let mut progress = self.progress(id, files);
+            let mut all = true;
+            for file in files {
+                progress.begin(file);
+                match repository.state(commit, file, &|bytes| progress.verifies(bytes)) {
+                    FileState::Whole => {}
+                    FileState::Missing => all = false,
+                    FileState::Damaged => {
+                        let message = format!("the bytes are not those of the hub; `cotensor pull {id}` replaces them");
+                        return Err(Error::corrupt(message).in_file(folder.join(&file.path)));
+                    }
+                }
+            }
+            Ok(all)
+        };
+        let configuration: Vec<_> = needed::configuration(&files).collect();
+        let has_configuration = is_whole(&configuration)?;
+        let graphs = family_in(&folder, &files).and_then(|family| needed::graphs(id, family, &files, variant));
+        match is_listed {
+            true => Ok(has_configuration && is_whole(&graphs?)?),
+            // A model that this program cannot run is refused when it is opened.
+            false => is_whole(&graphs.unwrap_or_default()).map(|_| false),
         }
     }
+}
+
+/// The files of a complete model that this program reads.
+fn read_by<'f>(id: &ModelId, folder: &Path, files: &'f [RepoFile], variant: Option<&str>) -> Result<Vec<&'f RepoFile>> {
+    let graphs = needed::graphs(id, family_in(folder, files)?, files, variant)?;
+    Ok(needed::configuration(files).chain(graphs).collect())
 }
 
 /// The family that config.json in a folder names, of a repository with `files`.
@@ -231,15 +288,4 @@ pub(crate) fn family_in(folder: &Path, files: &[RepoFile]) -> Result<&'static Fa
     let config = serde_json::from_slice(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
     let has_file = |name: &str| files.iter().any(|file| file.path == name);
     needed::family(&config, has_file).map_err(|error| error.in_file(path))
-}
-
-/// Whether the snapshot of a commit has every file that this program reads. False when their list is not known.
-fn is_complete(repository: &Repository, id: &ModelId, commit: &str, variant: Option<&str>) -> Result<bool> {
-    let Some(files) = repository.files(commit)? else { return Ok(false) };
-    let has = |file: &RepoFile| repository.has(commit, file);
-    if !needed::configuration(&files).all(has) {
-        return Ok(false);
-    }
-    let family = family_in(&repository.snapshot(commit), &files)?;
-    Ok(needed::graphs(id, family, &files, variant)?.into_iter().all(has))
 }

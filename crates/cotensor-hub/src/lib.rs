@@ -10,6 +10,7 @@ mod download;
 mod hub;
 mod id;
 mod needed;
+mod progress;
 mod settings;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -18,4 +19,4 @@ pub use cache::{blob_folders, name_of_snapshot};
 pub use cached::CachedModel;
 pub use hub::{Hub, Pulled};
 pub use id::ModelId;
-pub use settings::{Limits, Settings};
+pub use settings::{Limits, RECORDS_FOLDER, Settings};

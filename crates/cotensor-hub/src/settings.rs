@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// The folder of records of verified files, in the cache folder of this program.
+pub const RECORDS_FOLDER: &str = "hub";
 /// The most bytes of the file with the token.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
@@ -18,6 +20,10 @@ pub struct Settings {
     pub token: Option<String>,
     /// Whether the network must not be used.
     pub offline: bool,
+    /// The folder that records which files were verified; without it, each process verifies.
+    pub records: Option<PathBuf>,
+    /// Whether files are verified again that were verified since the boot.
+    pub verify: bool,
     /// The bounds of downloads.
     pub limits: Limits,
 }
@@ -35,6 +41,8 @@ pub struct Limits {
     pub slow_bytes: u64,
     /// How often a file is requested before its download fails.
     pub attempts: u32,
+    /// The longest wait for another process that downloads the same file and writes none of its bytes.
+    pub lock: Duration,
 }
 
 impl Default for Limits {
@@ -45,6 +53,7 @@ impl Default for Limits {
             slow: Duration::from_secs(60),
             slow_bytes: 64 << 10,
             attempts: 5,
+            lock: Duration::from_secs(600),
         }
     }
 }
@@ -52,7 +61,7 @@ impl Default for Limits {
 impl Settings {
     /// The settings of this process's environment: `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`,
     /// `HF_HUB_OFFLINE`, `HF_HUB_DISABLE_IMPLICIT_TOKEN`, `HF_HUB_DOWNLOAD_TIMEOUT` and `HF_HUB_ETAG_TIMEOUT`, with their
-    /// meaning and their defaults in `huggingface_hub`.
+    /// meaning and their defaults in `huggingface_hub`; records are below this program's own cache folder.
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var_os(name))
     }
@@ -70,6 +79,10 @@ impl Settings {
         let home = path("HF_HOME").unwrap_or_else(|| {
             let caches = path("XDG_CACHE_HOME").unwrap_or_else(|| user.join(".cache"));
             caches.join("huggingface")
+        });
+        let own = path("COTENSOR_CACHE").or_else(|| {
+            let caches = path("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")));
+            caches.map(|caches| caches.join("cotensor"))
         });
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
         let token = || {
@@ -89,6 +102,8 @@ impl Settings {
             endpoint: text("HF_ENDPOINT").map(|address| address.trim_end_matches('/').to_owned()),
             token: if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { token().as_deref().and_then(clean) },
             offline: is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE"),
+            records: own.filter(|folder| folder.is_absolute()).map(|folder| folder.join(RECORDS_FOLDER)),
+            verify: false,
             limits,
         }
     }

@@ -115,6 +115,9 @@ pub(crate) struct PullArgs {
     /// Variant of the graphs, such as fp16, int8 or q4 [default: for each graph, the first that the repository has].
     #[arg(long, value_name = "NAME", value_parser = variant_names(), hide_possible_values = true)]
     pub(crate) variant: Option<String>,
+    /// Hash all files of the model again, also those that were verified since the machine started.
+    #[arg(long)]
+    pub(crate) verify: bool,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,6 +4,7 @@ use crate::args::{CacheAction, CacheArgs};
 use crate::output::{print, print_json};
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result, size};
+use cotensor::hub::RECORDS_FOLDER;
 use cotensor::memory::{CacheEntry, PackCache};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,7 @@ struct Entry {
 struct Verification {
     folder: PathBuf,
     /// The number of weights whose hash is right.
-    weights: usize,
+    contents: usize,
     /// The number of derived files whose hash is right.
     derived_files: usize,
     /// The number of notes whose hash is right.
@@ -146,13 +147,13 @@ fn list(args: &CacheArgs, folder: PathBuf, cache: &PackCache) -> Result<()> {
 fn verify(args: &CacheArgs, folder: PathBuf, cache: &PackCache) -> Result<()> {
     let found = cache.verify();
     let removed: Vec<String> = found.removed.iter().map(ToString::to_string).collect();
-    let (weights, derived_files, notes, damaged) = (found.blobs, found.files, found.notes, removed.len());
+    let (contents, derived_files, notes, damaged) = (found.blobs, found.files, found.notes, removed.len());
     if args.json {
-        print_json(&Verification { folder: folder.clone(), weights, derived_files, notes, removed })?;
+        print_json(&Verification { folder: folder.clone(), contents, derived_files, notes, removed })?;
     } else {
         let lines = removed.iter().map(|problem| format!("removed: {problem}\n")).collect::<String>();
         print(&format!(
-            "{lines}{weights} weights, {derived_files} derived files and {notes} notes have the right hash\n"
+            "{lines}{contents} weights, {derived_files} derived files and {notes} notes have the right hash\n"
         ))?;
     }
     match damaged {
@@ -173,6 +174,13 @@ fn prune(args: &CacheArgs, folder: PathBuf, cache: &PackCache, unused_for: Durat
         std::fs::remove_dir_all(&model).map_err(|error| Error::io("cannot remove", &error).in_file(&model))?;
         removed_models += 1;
         removed_bytes += bytes;
+    }
+    for record in std::fs::read_dir(folder.join(RECORDS_FOLDER)).into_iter().flatten().flatten() {
+        let used = record.metadata().ok().and_then(|found| found.accessed().ok().max(found.modified().ok()));
+        if is_unused(used) {
+            // Without a record the file of the hub is verified again.
+            let _ = std::fs::remove_file(record.path());
+        }
     }
     let (packs, bytes) = cache.usage();
     if args.json {

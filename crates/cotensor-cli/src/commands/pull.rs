@@ -4,7 +4,7 @@ use super::local::show_downloads;
 use crate::args::PullArgs;
 use crate::output::{print, print_json};
 use cotensor::core::{Result, size};
-use cotensor::hub::{Hub, ModelId};
+use cotensor::hub::{Hub, ModelId, Settings};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -17,6 +17,8 @@ struct Report {
     files: usize,
     bytes: u64,
     bytes_received: u64,
+    /// The files that were damaged in the cache and were replaced.
+    repaired: Vec<String>,
 }
 
 pub(crate) fn pull(args: &PullArgs) -> Result<()> {
@@ -24,7 +26,7 @@ pub(crate) fn pull(args: &PullArgs) -> Result<()> {
     if let Some(revision) = &args.revision {
         id = id.at(revision)?;
     }
-    let hub = Hub::from_env();
+    let hub = Hub::new(Settings { verify: args.verify, ..Settings::from_env() });
     show_downloads(&hub);
     let pulled = hub.pull(&id, args.variant.as_deref())?;
     let report = Report {
@@ -35,12 +37,14 @@ pub(crate) fn pull(args: &PullArgs) -> Result<()> {
         files: pulled.files,
         bytes: pulled.bytes,
         bytes_received: pulled.bytes_received,
+        repaired: pulled.repaired,
     };
     if args.json {
         return print_json(&report);
     }
+    let repaired = report.repaired.iter().map(|file| format!("replaced the damaged file {file}\n")).collect::<String>();
     print(&format!(
-        "{id}, commit {}: {} files, {} ({} downloaded)\n{}\n",
+        "{repaired}{id}, commit {}: {} files, {} ({} downloaded)\n{}\n",
         report.commit,
         report.files,
         size(report.bytes),

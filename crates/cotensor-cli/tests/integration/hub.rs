@@ -57,10 +57,31 @@ fn pulled_model_runs_by_its_name_without_the_network() {
     let user = &by_name["users"][0];
     assert_eq!((user["model"].as_str(), user["task"].as_str()), (Some(NAME), Some("sentence-embedding")));
     assert_eq!(by_name["users"][0]["outputs"], by_folder["users"][0]["outputs"]);
-    let words = workspace.run(&["pull", NAME]);
+    let words = workspace.run(&["pull", "owner/other"]);
     assert!(complaint(&words, 2).contains("HF_HUB_OFFLINE"));
+    let words = workspace.run(&["pull", NAME, "--verify"]);
+    assert!(String::from_utf8(words.stdout).unwrap().contains("(0 B downloaded)"), "verified without the network");
     let words = with_hub(workspace.command(&["pull", "owner/tiny-bert@v1", "--revision", "main"]), &server).output();
     assert!(String::from_utf8(words.unwrap().stdout).unwrap().contains("(0 B downloaded)"));
+}
+
+#[test]
+fn damaged_model_is_an_error_until_it_is_pulled() {
+    let (server, workspace) = (hub(), Workspace::with("bert"));
+    let pull = |options: &[&str]| {
+        with_hub(workspace.command(&[&["pull", NAME, "--json"], options].concat()), &server).output().unwrap()
+    };
+    let folder = json(&pull(&[]))["folder"].as_str().unwrap().to_owned();
+    let weights = std::path::Path::new(&folder).join("onnx/model.onnx_data").canonicalize().unwrap();
+    let mut bytes = std::fs::read(&weights).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&weights, &bytes).unwrap();
+    let run = ["run", NAME, "--text", TEXT, "--json"];
+    let message = complaint(&workspace.run(&run), 2);
+    assert!(message.contains("model.onnx_data") && message.contains("`cotensor pull owner/tiny-bert`"), "{message}");
+    complaint(&workspace.run(&["pull", NAME, "--verify"]), 2);
+    assert_eq!(json(&pull(&["--verify"]))["repaired"], serde_json::json!(["onnx/model.onnx_data"]));
+    workspace.json(&run);
 }
 
 #[test]

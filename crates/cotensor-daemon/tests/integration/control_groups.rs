@@ -2,11 +2,11 @@
 
 use crate::support::http::{receive, send};
 use crate::support::processes::{Processes, content, put};
-use crate::support::spec;
+use crate::support::{spec, until};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{HttpListen, HttpListenParams};
 use cotensor_core::ErrorKind;
-use cotensor_memory::process::charged_group;
+use cotensor_memory::process::{MemoryGroup, charged_group, memory_groups};
 use cotensor_store::{CopyReason, Lease, Retention, TensorStore};
 use std::fs;
 use std::path::PathBuf;
@@ -105,7 +105,11 @@ fn inside() {
     };
     refused(Err(last));
     assert!(held.len() * SMALL_BYTES > LIMIT_BYTES / 2, "{} tensors", held.len());
-    // Released memory is available again.
+    // Released memory is available again, when the daemon has freed it.
     drop(held);
+    until("the tensors are freed", || {
+        let own = |group: &&MemoryGroup| group.limit_bytes == LIMIT_BYTES as u64;
+        memory_groups(None).iter().find(own).is_some_and(|group| group.used_bytes < LIMIT_BYTES as u64 / 2)
+    });
     put(&store, "after", &content(2, 100 << 20), Retention::WhileLeased);
 }

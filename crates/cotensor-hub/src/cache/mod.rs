@@ -10,13 +10,21 @@
 //! .locks/models--OWNER--NAME/ETAG.lock
 //! ```
 
+mod digest;
+mod files;
 mod repository;
 mod snapshot;
+mod state;
 mod tree;
+mod verified;
 
-pub(crate) use repository::{Repository, read};
+pub(crate) use digest::Digest;
+pub(crate) use files::read;
+pub(crate) use repository::Repository;
 pub use snapshot::{blob_folders, name_of_snapshot};
+pub(crate) use state::FileState;
 pub(crate) use tree::{FILES_MAX, RepoFile};
+pub(crate) use verified::VerifiedFiles;
 
 /// The start of a model's folder in the cache.
 pub(crate) const MODEL_FOLDER: &str = "models--";

@@ -1,8 +1,10 @@
+use super::files::{beside, read, write};
+use super::state::FileState;
 use super::tree::{self, RepoFile};
+use super::verified::VerifiedFiles;
 use super::{BLOBS, MODEL_FOLDER, SNAPSHOTS};
 use crate::id::{ModelId, is_commit};
-use cotensor_core::{Error, Result};
-use std::io::{Read, Write};
+use cotensor_core::{Error, FileStamp, Result};
 use std::path::{Path, PathBuf};
 
 /// The most bytes of a file in refs/.
@@ -15,13 +17,14 @@ const TREE_BYTES_MAX: u64 = 16 << 20;
 pub(crate) struct Repository {
     folder: PathBuf,
     locks: PathBuf,
+    verified: VerifiedFiles,
 }
 
 impl Repository {
     /// The folder of the model in `cache`. It may not exist.
-    pub(crate) fn of(cache: &Path, id: &ModelId) -> Self {
+    pub(crate) fn of(cache: &Path, id: &ModelId, verified: VerifiedFiles) -> Self {
         let name = format!("{MODEL_FOLDER}{}", id.name().replace('/', "--"));
-        Self { folder: cache.join(&name), locks: cache.join(".locks").join(name) }
+        Self { folder: cache.join(&name), locks: cache.join(".locks").join(name), verified }
     }
 
     /// The commit of the id's revision, as far as the cache knows it.
@@ -87,10 +90,27 @@ impl Repository {
         write(&self.tree(commit), &tree::encode(files))
     }
 
-    /// Whether the snapshot of a commit has a file with all its bytes.
-    pub(crate) fn has(&self, commit: &str, file: &RepoFile) -> bool {
-        let found = std::fs::metadata(self.snapshot(commit).join(&file.path));
-        found.is_ok_and(|found| found.is_file() && found.len() == file.size)
+    /// Compares the file in the snapshot of a commit with the list of files. Calls `hashed` as [`FileState::of`].
+    pub(crate) fn state(&self, commit: &str, file: &RepoFile, hashed: &dyn Fn(u64)) -> FileState {
+        let path = self.snapshot(commit).join(&file.path);
+        // The record has the path of the blob, so that a file is hashed once for all commits.
+        let path = path.canonicalize().unwrap_or(path);
+        FileState::of(&path, file, &self.verified, hashed)
+    }
+
+    /// As [`state`](Self::state), for the blob of a file.
+    pub(crate) fn blob_state(&self, file: &RepoFile, hashed: &dyn Fn(u64)) -> FileState {
+        let path = self.blob(file);
+        let path = path.canonicalize().unwrap_or(path);
+        FileState::of(&path, file, &self.verified, hashed)
+    }
+
+    /// Records that the blob of a file was just written with the right bytes.
+    pub(crate) fn set_verified(&self, file: &RepoFile) {
+        let path = self.blob(file);
+        if let (Ok(path), Ok(found)) = (path.canonicalize(), path.metadata()) {
+            self.verified.insert_written(&path, &FileStamp::of(&found), file.etag());
+        }
     }
 
     /// Adds the link to a file's blob to the snapshot of a commit.
@@ -109,39 +129,4 @@ impl Repository {
         std::os::unix::fs::symlink(&target, &beside).map_err(io)?;
         std::fs::rename(&beside, &link).inspect_err(|_| drop(std::fs::remove_file(&beside))).map_err(io)
     }
-}
-
-/// The bytes of a file of at most `bytes_max` bytes. `None` when it does not exist or is longer.
-pub(crate) fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
-    let file = match std::fs::File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        opened => opened,
-    };
-    let mut bytes = Vec::new();
-    let read = file.and_then(|file| file.take(bytes_max + 1).read_to_end(&mut bytes));
-    read.map_err(|error| Error::io("cannot read the hub's cache", &error).in_file(path))?;
-    Ok((bytes.len() as u64 <= bytes_max).then_some(bytes))
-}
-
-/// Writes a file under another name and renames it, so that no program reads a part of it.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let beside = beside(path);
-    let written = std::fs::create_dir_all(path.parent().unwrap_or(path)).and_then(|()| {
-        let mut file = std::fs::File::create(&beside)?;
-        file.write_all(bytes)?;
-        std::fs::rename(&beside, path)
-    });
-    written.map_err(|error| {
-        drop(std::fs::remove_file(&beside));
-        Error::io("cannot write the hub's cache", &error).in_file(path)
-    })
-}
-
-/// A name beside `path` that no other process and no other thread uses.
-fn beside(path: &Path) -> PathBuf {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    path.with_file_name(format!(".{name}.{process}-{next}.tmp"))
 }

@@ -9,6 +9,9 @@ use std::path::{Component, Path};
 const FORMAT_VERSION: u32 = 1;
 /// The most files of a repository.
 pub(crate) const FILES_MAX: usize = 10_000;
+/// The hexadecimal digits of the two kinds of hashes.
+const SHA1_DIGITS: usize = 40;
+const SHA256_DIGITS: usize = 64;
 /// The most characters of a file's path in its repository.
 const PATH_CHARS_MAX: usize = 1024;
 
@@ -28,7 +31,15 @@ pub(crate) struct RepoFile {
 }
 
 impl RepoFile {
-    /// The name of the file's blob: the hash of its bytes.
+    /// A file that no list states, which is linked to `blob`.
+    pub(crate) fn of_blob(path: String, size: u64, blob: Option<&Path>) -> Self {
+        let hash = blob.and_then(|blob| blob.file_name()?.to_str()).unwrap_or_default();
+        let named = |digits: usize| if is_hex(hash, digits) { hash.to_owned() } else { String::new() };
+        let sha256 = Some(named(SHA256_DIGITS)).filter(|hash| !hash.is_empty());
+        Self { path, size, git_sha1: named(SHA1_DIGITS), sha256, xet_hash: None }
+    }
+
+    /// The name of the file's blob: the hash of its bytes. Empty if no hash is known.
     pub(crate) fn etag(&self) -> &str {
         self.sha256.as_deref().unwrap_or(&self.git_sha1)
     }
@@ -38,9 +49,6 @@ impl RepoFile {
     /// # Errors
     /// `Corrupt` for a path that leads out of its folder, or for a hash of another form.
     pub(crate) fn checked(self) -> Result<Self> {
-        let is_hex = |hash: &str, len: usize| {
-            hash.len() == len && hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
-        };
         let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
         let path = Path::new(&self.path);
         let is_path = !self.path.is_empty() && path.components().all(plain) && !self.path.ends_with('/');
@@ -49,11 +57,17 @@ impl RepoFile {
                 Error::corrupt("the list of files has a path that is no plain relative path").in_field(self.path)
             );
         }
-        if !is_hex(&self.git_sha1, 40) || !self.sha256.as_deref().is_none_or(|hash| is_hex(hash, 64)) {
+        if !is_hex(&self.git_sha1, SHA1_DIGITS)
+            || !self.sha256.as_deref().is_none_or(|hash| is_hex(hash, SHA256_DIGITS))
+        {
             return Err(Error::corrupt("the list of files has no valid hash of this file").in_field(self.path));
         }
         Ok(self)
     }
+}
+
+fn is_hex(hash: &str, digits: usize) -> bool {
+    hash.len() == digits && hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 #[derive(Serialize, Deserialize)]

@@ -1,11 +1,12 @@
-use super::digest::Digest;
 use super::is_of_network;
+use super::lock::lock;
+use super::part::open_part;
 use super::remote::Remote;
-use crate::cache::{RepoFile, Repository};
+use crate::cache::{Digest, FileState, RepoFile, Repository};
 use crate::id::ModelId;
 use crate::settings::Limits;
 use cotensor_core::{Error, ErrorKind, Result, size};
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -28,40 +29,46 @@ pub(crate) struct Download<'a> {
 
 /// Reports the progress of one file.
 pub(crate) trait Transfer {
-    /// Another process downloads the file; this one waits for it.
-    fn waits(&self);
+    /// Another process has locked the file's download; this one waits for it. Called about 20 times a second, with the
+    /// number of the process if it is known.
+    fn waits(&self, process: Option<u32>);
+    /// This many bytes of the file on disk were compared with its hash.
+    fn hashed(&self, bytes: u64);
     /// The file has this many bytes on disk.
     fn has(&self, bytes: u64);
 }
 
 impl Download<'_> {
-    /// Adds a file to the snapshot. The bytes come from the cache if it has them, else from the hub. Returns the number
-    /// of bytes received.
+    /// Adds a file to the snapshot. The bytes come from the cache if it has them undamaged, else from the hub. Returns the
+    /// number of bytes received, and whether the cache had damaged ones.
     ///
     /// # Errors
-    /// `Corrupt` for bytes with another size or hash than the list of files states, `TimedOut` for a slow server, `Io`
-    /// for a failure of the disk; as [`Remote::open`].
-    pub(crate) fn add(&self, file: &RepoFile, transfer: &dyn Transfer) -> Result<u64> {
-        let blob = self.repository.blob(file);
-        let is_complete = || std::fs::metadata(&blob).is_ok_and(|found| found.len() == file.size);
+    /// `Corrupt` for bytes with another size or hash than the list of files states, `TimedOut` for a slow server or a lock
+    /// whose holder does nothing, `Io` for a failure of the disk; as [`Remote::open`].
+    pub(crate) fn add(&self, file: &RepoFile, transfer: &dyn Transfer) -> Result<(u64, bool)> {
+        let state = || self.repository.blob_state(file, &|bytes| transfer.hashed(bytes));
+        let found = state();
         let mut received = 0;
-        if !is_complete() {
-            let _lock = lock(&self.repository.lock(file), transfer)?;
+        if found != FileState::Whole {
+            let blob = self.repository.blob(file);
+            let part = PathBuf::from(format!("{}.incomplete", blob.display()));
+            let waits = |process| transfer.waits(process);
+            let _lock = lock(&self.repository.lock(file), &part, self.limits, &waits)?;
             // Another process may have made it while this one waited.
-            if !is_complete() {
-                received = self.fetch(file, &blob, transfer)?;
+            if state() != FileState::Whole {
+                received = self.fetch(file, &blob, &part, transfer)?;
+                self.repository.set_verified(file);
             }
         }
         self.repository.link(self.commit, file)?;
-        Ok(received)
+        Ok((received, found == FileState::Damaged))
     }
 
     /// Downloads a file, continues the part that an earlier download left, and gives it its name when it is verified.
-    fn fetch(&self, file: &RepoFile, blob: &Path, transfer: &dyn Transfer) -> Result<u64> {
-        let path = PathBuf::from(format!("{}.incomplete", blob.display()));
-        let io = |error: std::io::Error| Error::io("cannot write the hub's cache", &error).in_file(&path);
-        std::fs::create_dir_all(path.parent().unwrap_or(&path)).map_err(io)?;
-        let mut part = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+    fn fetch(&self, file: &RepoFile, blob: &Path, path: &Path, transfer: &dyn Transfer) -> Result<u64> {
+        let io = |error: std::io::Error| Error::io("cannot write the hub's cache", &error).in_file(path);
+        std::fs::create_dir_all(path.parent().unwrap_or(path)).map_err(io)?;
+        let mut part = open_part(path).map_err(io)?;
         if part.metadata().map_err(io)?.len() > file.size {
             part.set_len(0).map_err(io)?;
         }
@@ -70,7 +77,7 @@ impl Download<'_> {
             let from = part.metadata().map_err(io)?.len();
             part.seek(SeekFrom::Start(0)).map_err(io)?;
             let mut digest = Digest::of(file);
-            digest.read(&part).map_err(io)?;
+            digest.read(&part, &|bytes| transfer.hashed(bytes)).map_err(io)?;
             let before = received;
             let result = match from == file.size {
                 true => Ok(()),
@@ -85,7 +92,7 @@ impl Download<'_> {
                     part.set_len(0).map_err(io)?;
                 }
                 Ok(()) => {
-                    drop(std::fs::remove_file(&path));
+                    drop(std::fs::remove_file(path));
                     return Err(Error::corrupt(
                         "the bytes that arrived have another hash than the list of files states",
                     )
@@ -96,14 +103,14 @@ impl Download<'_> {
                 }
                 Err(error) => {
                     if error.kind() == ErrorKind::Corrupt {
-                        drop(std::fs::remove_file(&path));
+                        drop(std::fs::remove_file(path));
                     }
                     return Err(error.in_field(&*file.path));
                 }
             }
         }
         part.sync_all().map_err(io)?;
-        std::fs::rename(&path, blob).map_err(io)?;
+        std::fs::rename(path, blob).map_err(io)?;
         Ok(received)
     }
 
@@ -162,20 +169,4 @@ fn broken(error: &std::io::Error, have: u64, all: u64) -> Error {
         _ => ErrorKind::Io,
     };
     Error::new(kind, format!("the download ended after {} of {}: {error}", size(have), size(all)))
-}
-
-/// Locks a file's download against other processes, `huggingface_hub`'s included.
-fn lock(path: &Path, transfer: &dyn Transfer) -> Result<File> {
-    let io = |error: std::io::Error| Error::io("cannot lock a download", &error).in_file(path);
-    std::fs::create_dir_all(path.parent().unwrap_or(path)).map_err(io)?;
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            transfer.waits();
-            file.lock().map_err(io)?;
-        }
-        Err(TryLockError::Error(error)) => return Err(io(error)),
-    }
-    Ok(file)
 }

@@ -1,9 +1,10 @@
 //! Downloads into the cache: only what is missing, each file once on this machine, verified before it has its name.
 
 mod blob;
-mod digest;
 mod http;
 mod idle;
+mod lock;
+mod part;
 mod remote;
 pub(crate) mod space;
 

@@ -1,14 +1,14 @@
 use crate::cache::{RepoFile, Repository};
 use cotensor_core::{Error, ErrorKind, Result, size};
 
-/// Checks that the disk of the cache has room for the files that the snapshot of a commit lacks.
+/// Checks that the disk of the cache has room for the files that it lacks.
 ///
 /// # Errors
 /// `OverBudget` when the free space is smaller.
-pub(crate) fn check(repository: &Repository, commit: &str, files: &[&RepoFile]) -> Result<()> {
-    let lacking = files.iter().filter(|file| !repository.has(commit, file));
+pub(crate) fn check(repository: &Repository, files: &[&RepoFile]) -> Result<()> {
+    let lacking = files.iter().filter(|file| !repository.blob(file).exists());
     let needed: u64 = lacking.map(|file| file.size).fold(0, u64::saturating_add);
-    let folder = repository.snapshot(commit);
+    let folder = repository.snapshots();
     let Ok(disk) = rustix::fs::statvfs(&folder) else { return Ok(()) };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if needed > free {

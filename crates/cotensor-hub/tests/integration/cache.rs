@@ -25,9 +25,14 @@ fn older_cache() -> Cache {
     cache
 }
 
+fn settings(cache: &Cache, endpoint: Option<String>, offline: bool) -> Settings {
+    let (cache, limits) = (cache.path(), Default::default());
+    Settings { cache, endpoint, token: None, offline, records: None, verify: false, limits }
+}
+
 fn offline(cache: &Cache) -> Hub {
     let endpoint = Some("http://127.0.0.1:1".to_owned());
-    Hub::new(Settings { cache: cache.path(), endpoint, token: None, offline: true, limits: Default::default() })
+    Hub::new(settings(cache, endpoint, true))
 }
 
 #[test]
@@ -99,8 +104,7 @@ fn complete_model_is_found_without_a_request() {
 fn hub_without_an_answer_leaves_what_the_cache_has() {
     let cache = older_cache();
     let endpoint = Some("http://127.0.0.1:1".to_owned());
-    let settings = Settings { cache: cache.path(), endpoint, token: None, offline: false, limits: Default::default() };
-    let hub = Hub::new(settings);
+    let hub = Hub::new(settings(&cache, endpoint, false));
     assert!(hub.find(&id(), None).unwrap().ends_with(COMMIT));
     let error = hub.find(&ModelId::parse("owner/other").unwrap(), None).unwrap_err();
     assert!(error.kind() == ErrorKind::Io && error.to_string().contains("127.0.0.1:1"), "{error}");

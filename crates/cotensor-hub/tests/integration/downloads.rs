@@ -168,7 +168,7 @@ fn locked_file_is_waited_for() {
     });
     std::thread::scope(|scope| {
         let pulling = scope.spawn(|| hub.pull(&id(), None).unwrap());
-        assert!(waits.recv().unwrap().contains("waiting for another process"));
+        assert!(waits.recv().unwrap().contains("waiting for process"));
         // The other process finishes the download.
         fs::write(&blob, &files()["onnx/model.onnx_data"]).unwrap();
         held.unlock().unwrap();

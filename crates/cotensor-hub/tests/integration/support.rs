@@ -33,6 +33,8 @@ impl Cache {
             endpoint: Some(server.address().to_owned()),
             token: None,
             offline: false,
+            records: Some(self.folder.path().join("records")),
+            verify: false,
             limits: Limits { attempts: 2, ..Limits::default() },
         }
     }
@@ -44,7 +46,7 @@ impl Cache {
     /// A hub whose server gets little time.
     pub(crate) fn impatient(&self, server: &HubServer) -> Hub {
         let short = Duration::from_millis(300);
-        let limits = Limits { metadata: short, idle: short, slow: short, slow_bytes: 1000, attempts: 1 };
+        let limits = Limits { metadata: short, idle: short, slow: short, slow_bytes: 1000, attempts: 1, lock: short };
         Hub::new(Settings { limits, ..self.settings(server) })
     }
 
