@@ -234,6 +234,8 @@ fn hub_that_does_not_answer_is_a_bad_gateway() {
         endpoint: Some(format!("http://{closed}")),
         token: None,
         offline: false,
+        records: None,
+        verify: false,
         limits,
     };
     let server = Server::with_hub(ServingOptions::default(), Hub::new(settings));
