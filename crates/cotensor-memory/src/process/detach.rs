@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 const FIRST_FD: libc::c_uint = 3;
 
 /// Makes `command` start a process in a session of its own, with no descriptor but its standard streams, and with the
-/// signals, priorities and limits of a process that the system starts ([`reset_inherited`]). The process is not a child of the
+/// signals, priorities and limits of a process that the system starts (`reset_inherited`). The process is not a child of the
 /// caller: `spawn` returns a process that ends at once, for which the caller waits ([`wait_for_end`]).
 pub fn detach(command: &mut Command) {
     // SAFETY: the closure runs in a copy of this process before the new program. It makes system calls only, which are safe
