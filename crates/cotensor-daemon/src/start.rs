@@ -13,7 +13,7 @@ use crate::spill::{Files, SpillToFiles};
 use crate::supervisor::{StoreEvents, SupervisorLink};
 use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
-use cotensor_memory::process::random_bytes;
+use cotensor_memory::process::{has_room_for_message, random_bytes};
 use cotensor_rpc::FrameBudget;
 use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
@@ -68,7 +68,7 @@ impl Daemon {
             functions: functions::Registry::default(),
             broker: Broker::default(),
             slabs: Slabs::default(),
-            frames: FrameBudget::of_server(),
+            frames: FrameBudget::of_server(has_room_for_message),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,

@@ -29,6 +29,8 @@ pub(super) struct Access {
     v1_token: KnownToken,
     /// Host names by which browsers may address the daemon.
     hosts: Vec<String>,
+    /// The most bytes of a request's line and headers.
+    header_bytes_max: usize,
 }
 
 struct KnownToken {
@@ -51,6 +53,7 @@ impl Access {
             token: KnownToken { token, own_only: config.token_file.is_none() && loopback },
             v1_token: KnownToken { token: v1_token, own_only: loopback },
             hosts: config.hosts.clone(),
+            header_bytes_max: config.header_bytes_max,
         }
     }
 
@@ -68,6 +71,7 @@ impl Access {
             Some(_) => return Err(Refusal::new(StatusCode::UNAUTHORIZED, "the token is wrong")),
             None => None,
         };
+        self.check_length(request)?;
         self.check_site(request)?;
         let good = known.filter(|known| std::ptr::eq(*known, &self.token) || v1::is_below(path));
         let trusted = good.is_some_and(|known| known.allows(peer));
@@ -93,6 +97,18 @@ impl Access {
                 Refusal::new(StatusCode::UNAUTHORIZED, message)
             }
         })
+    }
+
+    /// Refuses a request whose line and headers are longer than the limit. The server's own limit lets twice as many pass
+    /// that come in one piece.
+    fn check_length(&self, request: &Request) -> Result<(), Refusal> {
+        let headers: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+        let line = request.method().as_str().len() + request.uri().path_and_query().map_or(0, |it| it.as_str().len());
+        if headers + line > self.header_bytes_max {
+            let message = format!("the line and the headers of a request have at most {} bytes", self.header_bytes_max);
+            return Err(Refusal::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
+        }
+        Ok(())
     }
 
     /// Refuses requests that a page of another site makes a browser send, also under a host name that resolves to this

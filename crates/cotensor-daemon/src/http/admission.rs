@@ -2,6 +2,7 @@
 
 use super::config::HttpConfig;
 use super::peer;
+use super::turned_away::TurnedAway;
 use crate::refusals::Refusals;
 use cotensor_core::sync::lock;
 use std::sync::{Arc, Mutex};
@@ -14,6 +15,8 @@ pub(super) struct Admission {
     trusted: Arc<Semaphore>,
     /// For all others.
     untrusted: Arc<Semaphore>,
+    /// The answers to connections beyond these limits, of this user and of others.
+    turned_away: [TurnedAway; 2],
     refusals: Refusals,
 }
 
@@ -36,12 +39,13 @@ impl Admission {
         Self {
             trusted: Arc::new(Semaphore::new(config.connections_max)),
             untrusted: Arc::new(Semaphore::new(config.untrusted_connections_max)),
+            turned_away: [config.connections_max, config.untrusted_connections_max].map(TurnedAway::new),
             refusals: Refusals::default(),
         }
     }
 
-    /// A permit for an accepted connection; none when the limit is reached.
-    pub(super) async fn admit(&self, stream: &TcpStream) -> Option<Peer> {
+    /// A permit for an accepted connection. When the limit is reached, the answers to those that are refused.
+    pub(super) async fn admit(&self, stream: &TcpStream) -> Result<Peer, &TurnedAway> {
         let own = match (stream.peer_addr(), stream.local_addr()) {
             (Ok(peer), Ok(local)) if peer.ip().to_canonical().is_loopback() => {
                 tokio::task::spawn_blocking(move || peer::is_own(peer, local)).await.unwrap_or(false)
@@ -53,9 +57,9 @@ impl Admission {
             if let Some(count) = self.refusals.note() {
                 tracing::warn!("{count} HTTP connections were refused: the limit for {users} is reached");
             }
-            return None;
+            return Err(&self.turned_away[usize::from(!own)]);
         };
-        Some(Peer {
+        Ok(Peer {
             own,
             permit: Arc::new(ConnectionPermit { trusted: Arc::clone(&self.trusted), permit: Mutex::new(permit) }),
         })

@@ -4,6 +4,8 @@ use super::answer::Refusal;
 use super::paced::time_for;
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
+use cotensor_core::{Error, ErrorKind};
+use cotensor_memory::process::check_address_space;
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use std::sync::Arc;
@@ -29,7 +31,8 @@ impl BodyMemory {
     /// Reads all of a body. `timeout` is for the first bytes.
     ///
     /// # Errors
-    /// 413 for more than `max` bytes; 503 when other bodies occupy the memory; 408 and 400.
+    /// 413 for more than `max` bytes; 503 when other bodies occupy the memory; 507 when the process may not have more; 408
+    /// and 400.
     pub(super) async fn read(&self, mut body: Body, max: usize, timeout: Duration) -> Result<ReadBody, Refusal> {
         let too_large = || Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("a request has at most {max} bytes"));
         if body.size_hint().lower() > max as u64 {
@@ -47,10 +50,20 @@ impl BodyMemory {
                 Some(memory) => memory.merge(permit),
                 None => memory = Some(permit),
             }
+            if bytes.capacity() - bytes.len() < part.len() {
+                // As a vector grows. What follows needs as much again, and an allocation that fails ends the process.
+                let grown = bytes.len().max(part.len());
+                check_address_space(grown.saturating_mul(3))?;
+                bytes.try_reserve(grown).map_err(|_| memory_full())?;
+            }
             bytes.extend_from_slice(&part);
         }
         Ok(ReadBody { bytes, memory })
     }
+}
+
+fn memory_full() -> Refusal {
+    Error::new(ErrorKind::OverBudget, "the system has no memory for this request").into()
 }
 
 /// The next piece of a body; none at its end.

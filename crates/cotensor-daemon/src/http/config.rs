@@ -24,7 +24,7 @@ pub struct HttpConfig {
     pub connections_max: usize,
     /// The most connections of all others at a time. Each ends with the answer to its first request.
     pub untrusted_connections_max: usize,
-    /// The most bytes of a request's line and headers; up to twice as many pass when they come in one piece.
+    /// The most bytes of a request's line and headers.
     pub header_bytes_max: usize,
     /// The most bytes of one JSON-RPC message.
     pub call_bytes_max: usize,

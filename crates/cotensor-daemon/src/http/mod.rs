@@ -30,10 +30,13 @@ mod range;
 mod rpc;
 mod server;
 mod sessions;
+mod socket_diag;
 mod tensors;
 #[cfg(test)]
 mod tests;
 mod token;
+mod turned_away;
+mod unread;
 mod v1;
 
 pub use config::HttpConfig;

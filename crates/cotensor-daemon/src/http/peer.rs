@@ -1,8 +1,9 @@
-//! The user at the other end of a loopback connection, from the kernel's table of TCP sockets.
+//! The user at the other end of a loopback connection, as the kernel knows it.
 //!
 //! The result holds only at the time of reading: a closed connection has no owner, and another process may reuse its
 //! addresses. It protects connection permits and data that the token protects as well.
 
+use super::socket_diag::{self, Owner};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +14,18 @@ const ROW_BYTES_MAX: u64 = 1024;
 /// Whether the client at `peer`, connected to `local` on this machine, belongs to this user or to root. False when the
 /// system does not know.
 pub(crate) fn is_own(peer: SocketAddr, local: SocketAddr) -> bool {
-    let table = if peer.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
-    let Ok(file) = File::open(table) else { return false };
-    let owner = owner(BufReader::new(file), peer, local);
+    let owner = match socket_diag::owner(peer, local) {
+        Owner::User(user) => Some(user),
+        Owner::None => None,
+        Owner::Unknown => owner_in_table(peer, local),
+    };
     owner.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw())
+}
+
+/// The user from the kernel's table of all TCP sockets, which takes the longer the more there are.
+fn owner_in_table(peer: SocketAddr, local: SocketAddr) -> Option<u32> {
+    let table = if peer.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
+    owner(BufReader::new(File::open(table).ok()?), peer, local)
 }
 
 /// The user of the socket that is bound to `socket` and connected to `other`.
@@ -58,6 +67,7 @@ mod tests {
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (peer, local) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
             assert!(is_own(peer, local), "{address}");
+            assert_eq!(owner_in_table(peer, local), Some(rustix::process::geteuid().as_raw()), "{address}");
             let elsewhere = SocketAddr::new(local.ip(), 1);
             assert!(!is_own(peer, elsewhere) && !is_own(elsewhere, local));
         }

@@ -10,8 +10,9 @@ use super::listening::HttpListening;
 use super::paced::Paced;
 use super::sessions::Sessions;
 use super::v1::Forwarder;
-use super::{about, metrics, rpc, tensors, v1};
+use super::{about, metrics, rpc, tensors, unread, v1};
 use crate::daemon::Daemon;
+use crate::descriptors::{are_for_takeover, none_left};
 use crate::refusals::Refusals;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
@@ -77,11 +78,15 @@ async fn serve_until(http: Arc<Http>, listener: TcpListener, stop: impl Future<O
                 http.dashboard.expire();
             }
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    if let Some(peer) = admission.admit(&stream).await {
-                        connections.spawn(serve(Arc::clone(&http), routes.clone(), stream, peer));
+                Ok((stream, _)) if are_for_takeover(&stream) => {
+                    if let Some(count) = not_accepted.note() {
+                        tracing::warn!("{count} HTTP connections were not accepted: {}", none_left());
                     }
                 }
+                Ok((stream, _)) => match admission.admit(&stream).await {
+                    Ok(peer) => drop(connections.spawn(serve(Arc::clone(&http), routes.clone(), stream, peer))),
+                    Err(turned_away) => turned_away.answer(stream),
+                },
                 Err(error) => {
                     // Usually too many open descriptors: some will be closed.
                     if let Some(count) = not_accepted.note() {
@@ -114,6 +119,7 @@ fn routes(http: Arc<Http>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), access::guard))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), unread::drop_rest))
         .with_state(http)
 }
 

@@ -169,7 +169,7 @@ pub(super) async fn put(
     let call = http.sessions.call(&http.daemon, &headers)?;
     let holder = call.session.holder("")?;
     let store = &http.daemon.store;
-    let upload = Upload::new(&spec.name, bytes, store.grant_growing(&spec)?)?;
+    let upload = Upload::new(&spec.name, bytes, store.grant_growing(&spec)?, store)?;
     let lease = receive(&http, body, upload).await?.publish(spec, layout, store, &holder)?;
     let published = Published { id: lease.id().into(), spec: Spec::from(&lease.spec()), bytes, leased: call.is_kept() };
     if call.is_kept() {

@@ -2,6 +2,7 @@
 //! bytes: the announced length evicts no tensor.
 
 use super::Sealed;
+use crate::descriptors::room_for;
 use cotensor_core::{Error, Layout, Result};
 use cotensor_memory::process::{check_memory, create_memfd};
 use cotensor_store::backend::Charge;
@@ -31,10 +32,10 @@ impl Upload {
     ///
     /// # Errors
     /// `OverBudget` when no more descriptors may be open, or when the system or a control group has less memory left; `Io`.
-    pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>) -> Result<Self> {
+    pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>, store: &EmbeddedStore) -> Result<Self> {
         // All of it, so that an upload that cannot fit is refused before it is sent.
         drop(check_memory(usize::try_from(len).unwrap_or(usize::MAX))?);
-        let fd = create_memfd("cotensor")?;
+        let fd = room_for(store, create_memfd("cotensor")?)?;
         Ok(Self { name: name.to_owned(), file: fd.into(), len, filled: 0, charge })
     }
 

@@ -4,6 +4,7 @@
 //! process has open.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod address_space;
 mod blobs;
 mod broker;
 mod clients_die;

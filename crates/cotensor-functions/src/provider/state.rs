@@ -11,7 +11,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::Resume;
 use cotensor_core::Result;
 use cotensor_core::sync::lock;
-use cotensor_memory::process::random_bytes;
+use cotensor_memory::process::{has_room_for_message, random_bytes};
 use cotensor_rpc::server::Registry;
 use cotensor_rpc::{Connection, FrameBudget};
 use cotensor_store::Clock;
@@ -63,7 +63,7 @@ impl ProviderState {
             timer,
             poller: Poller::new()?,
             waiting_threads: AtomicUsize::new(0),
-            frames: FrameBudget::of_server(),
+            frames: FrameBudget::of_server(has_room_for_message),
             connection: Mutex::default(),
             session: Mutex::default(),
             store: RwLock::new(store),

@@ -19,6 +19,8 @@ const SERVER_FDS_MAX: usize = 2048;
 pub struct FrameBudget {
     bytes_max: usize,
     fds_max: usize,
+    /// Whether the process has memory for so many bytes.
+    has_room: fn(usize) -> bool,
     used: Mutex<Used>,
     freed: Condvar,
 }
@@ -30,15 +32,25 @@ struct Used {
 }
 
 impl FrameBudget {
-    /// The budget of a server process.
-    pub fn of_server() -> Arc<Self> {
-        Self::new(SERVER_BYTES_MAX, SERVER_FDS_MAX)
+    /// The budget of a server process. `has_room` says whether the process has memory for so many bytes: a long frame
+    /// without it ends its connection, whereas an allocation that fails would end the process.
+    pub fn of_server(has_room: fn(usize) -> bool) -> Arc<Self> {
+        Self::with_room(SERVER_BYTES_MAX, SERVER_FDS_MAX, has_room)
     }
 
     /// A budget of `bytes_max` bytes and `fds_max` descriptors, and at least those of one frame.
     pub fn new(bytes_max: usize, fds_max: usize) -> Arc<Self> {
+        Self::with_room(bytes_max, fds_max, |_| true)
+    }
+
+    fn with_room(bytes_max: usize, fds_max: usize, has_room: fn(usize) -> bool) -> Arc<Self> {
         let (bytes_max, fds_max) = (bytes_max.max(FRAME_BYTES_MAX), fds_max.max(FRAME_FDS_MAX));
-        Arc::new(Self { bytes_max, fds_max, used: Mutex::default(), freed: Condvar::new() })
+        Arc::new(Self { bytes_max, fds_max, has_room, used: Mutex::default(), freed: Condvar::new() })
+    }
+
+    /// Whether the process has memory for so many bytes.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        (self.has_room)(bytes)
     }
 
     /// Bytes in use.

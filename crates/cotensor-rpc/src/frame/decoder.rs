@@ -73,8 +73,8 @@ impl Decoder {
     /// connection.
     ///
     /// # Errors
-    /// Those of `recvmsg`; `WouldBlock` also while the budget has no room for a long frame; `InvalidData` for more
-    /// descriptors than frames may carry.
+    /// Those of `recvmsg`; `WouldBlock` also while the budget has no room for a long frame; `OutOfMemory` without memory
+    /// for it; `InvalidData` for more descriptors than frames may carry.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> std::io::Result<usize> {
         self.read(socket, RecvFlags::empty())
     }
@@ -140,6 +140,10 @@ impl Decoder {
                 if let Some(budget) = &self.budget {
                     let none_yet = || std::io::Error::from(std::io::ErrorKind::WouldBlock);
                     long.taken = Some(budget.take(long.len, wait).ok_or_else(none_yet)?);
+                    if !budget.has_room(long.len) {
+                        let message = format!("no memory for a message of {} bytes", long.len);
+                        return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, message));
+                    }
                 }
                 long.body = vec![0; long.len];
                 long.filled = self.end - self.start;

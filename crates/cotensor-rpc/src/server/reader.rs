@@ -150,7 +150,7 @@ mod tests {
     fn poll_returns_messages_then_nothing_then_the_end() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let send = |text: &str| send_all(theirs.as_fd(), &Frame::new(text.into())).unwrap();
-        let mut reader = Reader::new(FrameBudget::of_server(), Duration::from_secs(60), Duration::ZERO);
+        let mut reader = Reader::new(FrameBudget::of_server(|_| true), Duration::from_secs(60), Duration::ZERO);
         assert!(matches!(reader.poll_next(&ours, false).unwrap(), Polled::Nothing));
         send("1");
         send("2");
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn first_message_is_due_before_its_first_byte() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut reader = Reader::new(FrameBudget::of_server(), Duration::from_millis(20), Duration::ZERO);
+        let mut reader = Reader::new(FrameBudget::of_server(|_| true), Duration::from_millis(20), Duration::ZERO);
         reader.expect_message();
         assert_eq!(reader.next(&ours, true).err().unwrap().kind(), ErrorKind::TimedOut);
     }

@@ -116,7 +116,7 @@ impl Reader<'_> {
     fn publish(&self, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Lease> {
         let spec = TensorSpec::new(format!("argument of {} over HTTP", self.function), dtype, shape);
         let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
-        let upload = Upload::new(&spec.name, layout.size_bytes() as u64, self.store.grant_growing(&spec)?)?;
+        let upload = Upload::new(&spec.name, layout.size_bytes() as u64, self.store.grant_growing(&spec)?, self.store)?;
         upload.add(bytes, self.store)?.publish(spec, layout, self.store, self.holder)
     }
 }

@@ -11,6 +11,17 @@ use std::fmt;
 /// The most bytes of a caller's name in an error.
 const NAME_SHOWN_BYTES_MAX: usize = 64;
 
+/// The least magnitude of an integer that no type of 64 bits has.
+const WIDE: f64 = 9_223_372_036_854_775_808.0;
+
+/// Whether a JSON text has an integer, without point and exponent, that is read as `value`.
+fn has_integer(text: &str, value: f64) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_digit() || b"+-.eE".contains(&byte);
+    let numbers = text.split(|letter: char| !u8::try_from(letter).is_ok_and(is_part));
+    let integers = numbers.filter(|number| !number.contains(['.', 'e', 'E']));
+    integers.filter_map(|number| number.parse::<f64>().ok()).any(|found| found == value)
+}
+
 /// Reads a tensor as the caller wrote it: a text or an object.
 type ReadTensor<'a> = dyn FnMut(&RawValue) -> Result<TensorRef> + 'a;
 
@@ -19,7 +30,8 @@ type ReadTensor<'a> = dyn FnMut(&RawValue) -> Result<TensorRef> + 'a;
 /// # Errors
 /// `Invalid` with the place of a value as the field; those of `read_tensor`.
 pub(super) fn rewrite(value: &RawValue, read_tensor: &mut ReadTensor<'_>) -> Result<Box<RawValue>> {
-    let mut rewriting = Rewriting { read_tensor, text: Vec::with_capacity(value.get().len()), error: None };
+    let mut rewriting =
+        Rewriting { source: value.get(), read_tensor, text: Vec::with_capacity(value.get().len()), error: None };
     let read = Next(&mut rewriting).deserialize(&mut serde_json::Deserializer::from_str(value.get()));
     let invalid = |error: &serde_json::Error| Error::invalid(error.to_string());
     read.map_err(|error| rewriting.error.take().unwrap_or_else(|| invalid(&error)))?;
@@ -40,6 +52,8 @@ fn shortened(name: &str) -> &str {
 }
 
 struct Rewriting<'a> {
+    /// The whole value.
+    source: &'a str,
     read_tensor: &'a mut ReadTensor<'a>,
     text: Vec<u8>,
     /// The error of a value.
@@ -137,6 +151,11 @@ impl<'de> Visitor<'de> for Next<'_, '_> {
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
+        // The parser reads an integer that is too wide as a float.
+        if value.abs() >= WIDE && has_integer(self.0.source, value) {
+            let message = "an integer of more than 64 bits: write a float with a point or an exponent, or a text";
+            return self.0.fail(Error::invalid(message));
+        }
         self.0.write(value)
     }
 
@@ -185,5 +204,31 @@ impl<'de> Visitor<'de> for Next<'_, '_> {
         }
         self.0.end(count, b'}');
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_beyond_64_bits_are_refused_and_floats_are_kept() {
+        let rewritten = |text: &str| {
+            let value: Box<RawValue> = serde_json::from_str(text).unwrap();
+            rewrite(&value, &mut |_| Err(Error::invalid("no tensor"))).map(|value| value.get().to_owned())
+        };
+        for wide in ["18446744073709551616", "-9223372036854775809", r#"{"x":[1,100000000000000000000000]}"#] {
+            let error = rewritten(wide).unwrap_err();
+            assert!(error.message().contains("64 bits"), "{wide}: {error}");
+        }
+        assert!(rewritten("[1,1e400]").is_err(), "no float either");
+        for (text, kept) in [
+            ("18446744073709551615", "18446744073709551615"),
+            ("-9223372036854775808", "-9223372036854775808"),
+            ("1e30", "1e+30"),
+            ("18446744073709551616.0", "1.8446744073709552e+19"),
+        ] {
+            assert_eq!(rewritten(text).unwrap(), kept);
+        }
     }
 }

@@ -35,8 +35,11 @@ fn messages_and_headers_are_limited() {
     );
     assert_eq!(Answer::read(&mut BufReader::new(&stream), "POST").status, 413);
 
-    let long = "x".repeat(100 << 10);
-    assert_eq!(running.request("GET", "/health", &[("X-Long", &long)], b"").status, 431);
+    for bytes in [100 << 10, 40 << 10, 33 << 10] {
+        let long = "x".repeat(bytes);
+        assert_eq!(running.request("GET", "/health", &[("X-Long", &long)], b"").status, 431, "{bytes}");
+    }
+    assert_eq!(running.request("GET", "/health", &[("X-Long", &"x".repeat(31 << 10))], b"").status, 200);
     let mut stream = running.connect();
     let many: String = (0..100).map(|number| format!("X-{number}: y\r\n")).collect();
     stream.write_all(format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n").as_bytes()).unwrap();
@@ -47,6 +50,36 @@ fn messages_and_headers_are_limited() {
     assert_eq!(running.rpc(&[], &deep).json()[0]["error"]["code"], -32600);
     let deep = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tensor.list\",\"params\":{deep}}}");
     assert_eq!(running.rpc(&[], &deep).json()["error"]["code"], -32602);
+}
+
+/// Many clients read no answer before they have sent their whole request.
+#[test]
+fn refusal_is_read_after_the_whole_request() {
+    let running = Running::start(|_, http| http.v1_bytes_max = 1000);
+    let large = vec![b'x'; 20 << 20];
+    for (path, token, status) in
+        [("/jsonrpc", true, 413), ("/v1/embeddings", true, 404), ("/jsonrpc", false, 401), ("/none", true, 404)]
+    {
+        let mut stream = running.connect();
+        let token = if token { running.authorization() } else { String::new() };
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\n{token}Connection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            large.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&large).unwrap();
+        assert_eq!(Answer::read(&mut BufReader::new(&stream), "POST").status, status, "{path}");
+    }
+    // A client that waits for a word before it sends the body gets the answer at once.
+    let stream = &mut running.connect();
+    let token = running.authorization();
+    let head = format!(
+        "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\n{token}Connection: close\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n\
+         Content-Length: {}\r\n\r\n",
+        large.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    assert_eq!(Answer::read(&mut BufReader::new(&*stream), "POST").status, 413);
 }
 
 #[test]
@@ -124,16 +157,23 @@ fn connections_are_limited_until_one_ends() {
             stream
         })
         .collect();
-    assert!(is_ended(&running.connect()));
-    drop(kept);
-    until("a connection is accepted", || {
+    let ask = || {
         let mut stream = running.connect();
-        let request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        let body = "x".repeat(100_000);
+        let head = "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n";
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         let mut answer = String::new();
-        let answered = stream.write_all(request).is_ok() && stream.read_to_string(&mut answer).is_ok();
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 200"), "{answer}");
-        answered && !answer.is_empty()
-    });
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    for _ in 0..100 {
+        let answer = ask();
+        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nRetry-After: 1\r\n"), "{answer}");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{answer}");
+    }
+    drop(kept);
+    until("a connection is accepted", || ask().starts_with("HTTP/1.1 401 "));
 }
 
 #[test]

@@ -28,16 +28,21 @@ impl Answer {
 
 /// A connection on which a request was sent. `headers` are lines.
 pub(crate) fn send(address: SocketAddr, request: &str, token: &str, headers: &str, body: &[u8]) -> TcpStream {
+    let mut stream = begin(address, request, token, headers, body.len());
+    // The daemon may refuse it before it has read all of it.
+    drop(stream.write_all(body));
+    stream
+}
+
+/// A connection on which a request was sent, except for its body of `length` bytes.
+pub(crate) fn begin(address: SocketAddr, request: &str, token: &str, headers: &str, length: usize) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let host = if headers.contains("Host: ") { String::new() } else { format!("Host: {address}\r\n") };
     let token = if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
-    let length = body.len();
     let head =
         format!("{request} HTTP/1.1\r\n{host}{token}{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
-    // The daemon may refuse it before it has read all of it.
-    drop(stream.write_all(body));
     stream
 }
 
