@@ -90,5 +90,19 @@ fn benches(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(group, benches);
+/// A store whose budget `tensors` leased tensors use up.
+fn refused(criterion: &mut Criterion) {
+    for tensors in [1_000, 9_400, 63_000] {
+        let store = EmbeddedStore::builder().max_memory_bytes(tensors * 3072).build();
+        let holder = store.holder("producer");
+        let publish = |name: u64| store.reserve(spec(name.to_string()), &holder)?.publish();
+        let leased: Vec<_> = (0..tensors).map(|name| publish(name).unwrap()).collect();
+        criterion.bench_function(&format!("refused publication beside {tensors} leased tensors"), |bencher| {
+            bencher.iter(|| publish(tensors).map(drop).unwrap_err());
+        });
+        drop(leased);
+    }
+}
+
+criterion_group!(group, benches, refused);
 criterion_main!(group);

@@ -3,6 +3,7 @@
 use crate::budget::{Budget, Devices};
 use crate::computations::Claims;
 use crate::embedded::{Counters, EmbeddedStore};
+use crate::eviction::LastUses;
 use crate::names::{Names, SHARDS};
 use crate::spill::SpillState;
 use crate::{Clock, SharingConfig, SpillStorage, StoreObserver, SystemClock};
@@ -137,6 +138,7 @@ impl EmbeddedStoreBuilder {
             started: self.clock.now(),
             clock: self.clock,
             counters: Counters::default(),
+            last_uses: LastUses::default(),
             config: self.config,
             notes: Mutex::default(),
             observer: self.observer,

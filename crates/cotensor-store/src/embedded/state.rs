@@ -3,6 +3,7 @@
 use crate::blobs::Notes;
 use crate::budget::Devices;
 use crate::computations::Claims;
+use crate::eviction::LastUses;
 use crate::names::{ChangeLog, Names};
 use crate::reports::CopyLog;
 use crate::spill::SpillState;
@@ -27,6 +28,7 @@ pub struct EmbeddedStore {
     pub(crate) notes: Mutex<Notes>,
     pub(crate) observer: Option<Arc<dyn StoreObserver>>,
     pub(crate) spill: Option<SpillState>,
+    pub(crate) last_uses: LastUses,
     pub(crate) me: Weak<EmbeddedStore>,
 }
 

@@ -49,7 +49,8 @@ impl Candidate {
     }
 }
 
-/// The unleased candidates in the order of eviction: by recompute time for each byte, then by last use, then by age.
+/// The candidates in the order of eviction: by recompute time for each byte, then by last use, then by age. `records` have
+/// no leases.
 pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Candidate> {
     let mut segments: HashMap<usize, Vec<Arc<Record>>> = HashMap::new();
     for record in records {
@@ -57,12 +58,12 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Candidate> {
     }
     let mut candidates = Vec::new();
     for records in segments.into_values() {
-        // A segment with other users, such as an open slab, would not be freed.
+        // A segment with other users, such as leased tensors or an open slab, would not be freed.
         let is_all = records.first().is_none_or(|record| record.charge.segment().users() == records.len());
-        if is_all && records.iter().all(is_unleased) {
+        if is_all {
             candidates.push(Candidate::of(records, false));
         } else {
-            let counted = records.into_iter().filter(|record| record.charge.metadata() > 0 && is_unleased(record));
+            let counted = records.into_iter().filter(|record| record.charge.metadata() > 0);
             candidates.extend(counted.map(|record| Candidate::of(vec![record], true)));
         }
     }
@@ -73,10 +74,6 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Candidate> {
         by_cost.then(a.last_used.cmp(&b.last_used)).then_with(|| first(a).cmp(&first(b)))
     });
     candidates
-}
-
-fn is_unleased(record: &Arc<Record>) -> bool {
-    record.leases.total() == 0
 }
 
 /// The bytes that `records` take from the budget, each segment counted once.

@@ -1,12 +1,10 @@
-//! Making room: evicts or spills unleased tensors. An error names the holders of the others.
+//! Making room: evicts or spills unleased tensors.
 
 use crate::EmbeddedStore;
-use crate::Holder;
 use crate::TensorSpec;
 use crate::budget::{Budget, Charge, TensorCharge};
-use crate::eviction::{Candidate, candidates, charged_bytes};
-use cotensor_core::{Device, Error, ErrorKind, Result, size};
-use std::collections::HashMap;
+use crate::eviction::{Candidate, candidates};
+use cotensor_core::{Device, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -153,13 +151,13 @@ impl EmbeddedStore {
     /// Calls `work` with the unleased candidates in the order of eviction, while no other thread makes room.
     pub(crate) fn with_unleased(&self, work: &mut dyn FnMut(Vec<Candidate>)) {
         let Some(state) = &self.spill else {
-            let mut survey = self.names.survey();
+            let mut survey = self.names.unleased();
             let candidates = candidates(std::mem::take(&mut survey.records));
             return work(candidates);
         };
         state.storage.blocking(&mut || {
             let _guard = state.begin();
-            let mut candidates = candidates(std::mem::take(&mut self.names.survey().records));
+            let mut candidates = candidates(std::mem::take(&mut self.names.unleased().records));
             // A part of a segment cannot be spilled, only lost.
             candidates.retain(|candidate| !candidate.is_partial);
             work(candidates);
@@ -216,50 +214,6 @@ impl EmbeddedStore {
             self.counters.evicted_bytes.fetch_add(candidate.bytes, Ordering::Relaxed);
             self.free_closed(&candidate.records);
         }
-    }
-
-    /// As [`over_budget`](Self::over_budget), with the error of spilling.
-    pub(crate) fn not_spilled(&self, budget: &Arc<Budget>, bytes: u64, error: &Error) -> Error {
-        let over = self.over_budget(budget, bytes);
-        Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", over.message()))
-    }
-
-    /// The error of a reservation that does not fit. It names the holders of the most bytes.
-    pub(crate) fn over_budget(&self, budget: &Arc<Budget>, bytes: u64) -> Error {
-        let survey = self.names.survey();
-        let mut by_holder: HashMap<Holder, u64> = HashMap::new();
-        let on_device: Vec<_> =
-            survey.records.iter().filter(|record| Arc::ptr_eq(record.charge.segment().budget(), budget)).collect();
-        for record in &on_device {
-            for (holder, _) in record.leases.holders() {
-                *by_holder.entry(holder).or_default() += record.layout.size_bytes() as u64;
-            }
-        }
-        let (used, max, metadata) = (budget.total(), budget.max(), budget.metadata());
-        let unlisted = budget.used().saturating_sub(charged_bytes(on_device.iter().copied()));
-        let mut held: Vec<(u64, String)> =
-            by_holder.into_iter().map(|(holder, bytes)| (bytes, holder.name().to_owned())).collect();
-        held.sort_unstable_by(|a, b| b.cmp(a));
-        let mut held: Vec<String> =
-            held.iter().take(5).map(|(bytes, name)| format!("{name} holds {}", size(*bytes))).collect();
-        if unlisted > 0 {
-            held.push(format!("unpublished and private tensors and empty slabs take {}", size(unlisted)));
-        }
-        if metadata > 0 {
-            held.push(format!("metadata of {} tensors takes {}", survey.records.len(), size(metadata)));
-        }
-        held.extend(self.observer.as_ref().and_then(|observer| observer.retained_memory()));
-        let held = if held.is_empty() { "no tensor is leased".to_owned() } else { held.join(", ") };
-        Error::new(
-            ErrorKind::OverBudget,
-            format!(
-                "{} do not fit the {}budget of {}, of which {} are in use: {held}. Release leases or raise the budget",
-                size(bytes),
-                if budget.device().is_host() { String::new() } else { format!("{} ", budget.device()) },
-                size(max),
-                size(used)
-            ),
-        )
     }
 }
 

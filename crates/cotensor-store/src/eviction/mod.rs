@@ -1,7 +1,10 @@
-//! Eviction. `candidates.rs` decides the order of tensors, `make_room.rs` evicts or spills them.
+//! Eviction. `candidates.rs` decides the order of tensors, `make_room.rs` evicts or spills them, `refusal.rs`
+//! names the holders of the others.
 
 mod candidates;
 mod make_room;
+mod refusal;
 
 pub(crate) use candidates::{Candidate, candidates, charged_bytes};
 pub(crate) use make_room::{ROUNDS_MAX, Want, pause};
+pub(crate) use refusal::LastUses;

@@ -156,6 +156,11 @@ impl LeaseCount {
         lock(&self.0).holders.iter().map(|(holder, count)| (holder.clone(), count)).collect()
     }
 
+    /// Whether nothing leases the tensor.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.0).holders.is_empty()
+    }
+
     /// The number of leases.
     pub(crate) fn total(&self) -> u64 {
         lock(&self.0).holders.iter().map(|(_, count)| u64::from(count)).sum()

@@ -333,6 +333,18 @@ impl Names {
         entry.versions().find(|record| record.id == id).and_then(take)
     }
 
+    /// The records without leases, in no order. Others may take leases meanwhile; no other thread makes room.
+    pub(crate) fn unleased(&self) -> Survey<'_> {
+        let guard = sync::lock(&self.surveys);
+        let mut records: Vec<Arc<Record>> = Vec::new();
+        for index in 0..self.shards.len() {
+            for entry in &self.lock(index).entries {
+                records.extend(entry.versions().filter(|record| record.leases.is_empty()).cloned());
+            }
+        }
+        Survey { records, _guard: guard }
+    }
+
     /// Every record, by name and version.
     pub(crate) fn survey(&self) -> Survey<'_> {
         let guard = sync::lock(&self.surveys);

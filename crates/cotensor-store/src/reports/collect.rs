@@ -20,17 +20,15 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
     let initial_memory_bytes = store.devices.used();
     let mut freed_tensors = Vec::new();
     let mut freed_memory_bytes = 0;
-    let mut survey = store.names.survey();
-    let mut remaining_tensor_count = survey.records.len();
-    for candidate in candidates(std::mem::take(&mut survey.records)) {
+    let mut unleased = store.names.unleased();
+    for candidate in candidates(std::mem::take(&mut unleased.records)) {
         if candidate.close() {
             store.free_closed(&candidate.records);
             freed_memory_bytes += candidate.bytes;
-            remaining_tensor_count -= candidate.records.len();
             freed_tensors.extend(candidate.records.iter().map(|record| record.name().to_owned()));
         }
     }
-    drop(survey);
+    drop(unleased);
     OptimizeReport {
         initial_memory_bytes,
         current_memory_bytes: store.devices.used(),
@@ -41,7 +39,7 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
         } else {
             100.0 * freed_memory_bytes as f64 / initial_memory_bytes as f64
         },
-        remaining_tensor_count,
+        remaining_tensor_count: store.names.survey().records.len(),
         freed_tensors,
     }
 }
@@ -146,7 +144,7 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
 
 /// The bytes that [`optimize`] would free, and those of tensors that stay with the identity of another one that stays.
 fn savings(records: &[Arc<Record>]) -> u64 {
-    let unleased = candidates(records.to_vec());
+    let unleased = candidates(records.iter().filter(|record| record.leases.is_empty()).cloned().collect());
     let freed: BTreeSet<TensorId> =
         unleased.iter().flat_map(|candidate| &candidate.records).map(|record| record.id).collect();
     let mut seen: BTreeSet<ContentHash> = BTreeSet::new();
