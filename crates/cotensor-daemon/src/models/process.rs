@@ -3,6 +3,7 @@
 use super::config::ModelsConfig;
 use crate::supervisor::Image;
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::process::is_exiting;
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -15,8 +16,8 @@ use tokio::sync::watch;
 pub(super) const V1_FLAG: &str = "--v1";
 /// The time for the process to end after SIGTERM when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
-/// The time for a process that closed its standard output to end.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for a process that closed its standard output, or was killed, to end.
+pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A process that is ready, or was.
 pub(crate) struct ModelProcess {
@@ -87,9 +88,10 @@ impl ModelProcess {
         Ok(process)
     }
 
-    /// Whether it has not ended.
+    /// Whether it has not ended, and does not end. The kernel closes the connections of a killed process before this
+    /// process can learn of its end.
     pub(crate) fn is_running(&self) -> bool {
-        self.ended.borrow().is_none() && self.ended.has_changed().is_ok()
+        self.ended.borrow().is_none() && self.ended.has_changed().is_ok() && !is_exiting(self.pid)
     }
 
     /// Waits for its end.

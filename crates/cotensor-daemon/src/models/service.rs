@@ -3,7 +3,7 @@
 use super::attempts::Attempts;
 use super::config::ModelsConfig;
 use super::former::end_former;
-use super::process::{ModelProcess, stopping};
+use super::process::{EXIT_TIMEOUT, ModelProcess, stopping};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -77,7 +77,10 @@ impl Models {
         if let Some(process) = self.running() {
             return Ok(process);
         }
-        if let Some(ended) = lock(&self.current).take() {
+        let ended = lock(&self.current).take();
+        if let Some(ended) = ended {
+            // It is dying or dead.
+            drop(tokio::time::timeout(EXIT_TIMEOUT, ended.ended()).await);
             attempts.ended(ended.uptime(), Instant::now());
         }
         attempts.check(Instant::now())?;
