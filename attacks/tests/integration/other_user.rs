@@ -74,7 +74,8 @@ fn another_user_cannot_exhaust_the_connections() {
         for stream in &mut held[..300] {
             let mut answer = String::new();
             drop(stream.read_to_string(&mut answer));
-            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close"));
+            let served = answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close");
+            assert!(answer.is_empty() || served || answer.starts_with("HTTP/1.1 503"), "{answer}");
         }
         held
     });

@@ -3,13 +3,14 @@
 use crate::protocol::{self as p, PROTOCOL};
 use crate::store::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::Deadline;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest wait for the answer of the program at the port.
+/// The longest wait for the answer of the program at the port, and for that of the daemon that it names.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most bytes of an answer.
 const HEALTH_BYTES_MAX: usize = 64 << 10;
@@ -32,12 +33,15 @@ pub(crate) fn connect_at_port(port: u16, client: &str, timeout: Duration) -> Res
             format!("the program at port {port} is not a daemon of this user: {why}; name another port, or a socket");
         at(Error::new(ErrorKind::Conflict, message))
     };
-    let left = timeout.saturating_sub(began.elapsed());
+    // The path in the answer is a stranger's text, so no message shows it.
+    let left = timeout.min(HEALTH_TIMEOUT).saturating_sub(began.elapsed());
     let store = ClientStore::connect_within(Some(&socket), client, left).map_err(|error| match error.kind() {
         ErrorKind::Unsupported => error,
-        _ => stranger(error.to_string()),
+        _ => stranger(error.message().to_owned()),
     })?;
-    let http = store.request::<p::HttpAddress>(&p::Empty {}).map_err(|error| stranger(error.to_string()))?;
+    let deadline = Deadline::from(HEALTH_TIMEOUT);
+    let answer = store.call_by::<p::HttpAddress>(&p::Empty {}, &deadline);
+    let (http, _) = answer.map_err(|error| stranger(error.message().to_owned()))?;
     if http.address.port() != port || !reaches_loopback(http.address.ip()) {
         return Err(stranger(format!("the daemon that it names serves {}", http.address)));
     }

@@ -3,13 +3,17 @@
 use rustix::fs::{Mode, OFlags, open};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+const ROOT: u32 = 0;
 
 /// Opens the regular file at `path` with `flags`; a file that `CREATE` makes has mode 0600. A link, a pipe, a device or a
 /// folder with this name is refused, and none of them makes the call wait.
 ///
 /// # Errors
-/// `InvalidInput` for a file that is not regular; those of the system.
+/// `InvalidInput` for a file that is not regular; `PermissionDenied` for one of another user than this one and root; those of the
+/// system.
 pub fn open_regular(path: &Path, flags: OFlags) -> Result<File> {
     open_checked(path, flags | OFlags::NOFOLLOW)
 }
@@ -32,14 +36,21 @@ fn open_checked(path: &Path, flags: OFlags) -> Result<File> {
         Err(rustix::io::Errno::LOOP | rustix::io::Errno::NXIO | rustix::io::Errno::ISDIR) => return Err(not_regular()),
         Err(error) => return Err(error.into()),
     };
-    if file.metadata()?.is_file() { Ok(file) } else { Err(not_regular()) }
+    let found = file.metadata()?;
+    match found.uid() {
+        _ if !found.is_file() => Err(not_regular()),
+        owner if owner != rustix::process::geteuid().as_raw() && owner != ROOT => {
+            Err(Error::new(ErrorKind::PermissionDenied, format!("this file belongs to another user ({owner})")))
+        }
+        _ => Ok(file),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, mknodat};
-    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::fs::{chown, symlink};
     use std::os::unix::net::UnixListener;
 
     #[test]
@@ -63,6 +74,13 @@ mod tests {
         open_regular_or_link(&at("link"), OFlags::RDONLY).unwrap();
         open_regular_or_link(&at("pipe"), OFlags::RDONLY).unwrap_err();
         open_regular_or_link(Path::new("/dev/zero"), OFlags::RDONLY).unwrap_err();
+        // Only root can give a file away.
+        if rustix::process::geteuid().as_raw() == ROOT {
+            chown(at("file"), Some(65_534), None).unwrap();
+            for opened in [open_regular(&at("file"), append), open_regular_or_link(&at("link"), OFlags::RDONLY)] {
+                assert_eq!(opened.unwrap_err().kind(), ErrorKind::PermissionDenied);
+            }
+        }
         assert_eq!(open_regular(&at("none"), OFlags::RDONLY).unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

@@ -3,8 +3,7 @@
 use crate::port::PORT;
 use crate::private_folder::{Others, private_folder};
 use crate::settings::{RUNTIME_DIR, SOCKET, configured};
-use cotensor_core::Result;
-use std::os::unix::fs::MetadataExt;
+use cotensor_core::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// The default socket, in the folder of all sockets.
@@ -50,7 +49,7 @@ pub fn socket_of_port(port: u16) -> PathBuf {
 }
 
 /// The folder of the sockets of this user's daemons: `COTENSOR_RUNTIME_DIR` if it is set, else `/tmp/cotensor-UID`. If another
-/// user has made that one, the folder that the system makes for each login, `/run/user/UID`, if it exists.
+/// user has made that one, [`make_socket_folder`] refuses it: a second choice would give the user two daemons.
 ///
 /// Nothing else decides: a login, cron, `sudo` and a container have other variables, and all programs of a user need the same
 /// daemon.
@@ -62,15 +61,9 @@ pub fn runtime_folder() -> PathBuf {
 }
 
 fn usual_folder() -> PathBuf {
-    folder_in(Path::new("/tmp"), Path::new("/run/user"))
-}
-
-fn folder_in(temp: &Path, logins: &Path) -> PathBuf {
     let own = rustix::process::geteuid().as_raw();
     let user = user_outside(own, &std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default());
-    let usual = temp.join(format!("cotensor-{user}"));
-    let is_others = std::fs::symlink_metadata(&usual).is_ok_and(|found| found.uid() != own);
-    if is_others && let Some(folder) = own_folder_in(logins, user, own) { folder } else { usual }
+    Path::new("/tmp").join(format!("cotensor-{user}"))
 }
 
 /// The number that a user has outside of this process's user namespace, by the lines of its map: the first number inside, the
@@ -85,13 +78,6 @@ fn user_outside(user: u32, map: &str) -> u32 {
     map.lines().find_map(outside).unwrap_or(user)
 }
 
-/// The folder of the user's number, if it is the user's and others cannot open it.
-fn own_folder_in(parent: &Path, user: u32, own: u32) -> Option<PathBuf> {
-    let folder = parent.join(user.to_string());
-    let found = std::fs::symlink_metadata(&folder).ok()?;
-    (found.is_dir() && found.uid() == own && found.mode() & 0o077 == 0).then_some(folder)
-}
-
 /// Creates the folder of the socket at `path` with mode 0700 if it is missing, and checks that other users cannot replace
 /// the socket.
 ///
@@ -100,42 +86,18 @@ fn own_folder_in(parent: &Path, user: u32, own: u32) -> Option<PathBuf> {
 pub fn make_socket_folder(path: &Path) -> Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
     // Another user may have created a folder with the name of this user's.
-    let others = if folder == usual_folder() { Others::None } else { Others::Harmless };
-    private_folder(folder, others)
+    if folder != usual_folder() {
+        return private_folder(folder, Others::Harmless);
+    }
+    private_folder(folder, Others::None).map_err(|error| {
+        let message = format!("{}: {RUNTIME_DIR} names another folder for all programs of the user", error.message());
+        Error::new(error.kind(), message).in_file(folder)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::Permissions;
-    use std::os::unix::fs::{PermissionsExt, chown, symlink};
-
-    #[test]
-    fn folder_depends_on_the_user_alone() {
-        let (temp, logins) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let own = rustix::process::geteuid().as_raw();
-        let usual = temp.path().join(format!("cotensor-{own}"));
-        let login = logins.path().join(own.to_string());
-        let folder = || folder_in(temp.path(), logins.path());
-        assert_eq!(folder(), usual);
-        std::fs::create_dir(&login).unwrap();
-        std::fs::set_permissions(&login, Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(folder(), usual, "a login does not move the daemon");
-        std::fs::create_dir(&usual).unwrap();
-        assert_eq!(folder(), usual);
-        // Only root can give a folder to another user.
-        if own == 0 {
-            chown(&usual, Some(own + 1), None).unwrap();
-            assert_eq!(folder(), login, "another user has taken the name");
-            for mode in [0o755, 0o770] {
-                std::fs::set_permissions(&login, Permissions::from_mode(mode)).unwrap();
-                assert_eq!(folder(), usual, "{mode:o}");
-            }
-            std::fs::remove_dir(&login).unwrap();
-            symlink(temp.path(), &login).unwrap();
-            assert_eq!(folder(), usual);
-        }
-    }
 
     #[test]
     fn user_of_a_namespace_has_the_number_outside() {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use tokio::time::Instant;
 
-/// The most bytes that are read and dropped.
+/// The longest rest that is read and dropped.
 const DROPPED_BYTES_MAX: u64 = 256 << 20;
 
 /// The body of a request, if its handler did not read all of it.
@@ -30,7 +30,9 @@ pub(super) async fn drop_rest(State(http): State<Arc<Http>>, request: Request, n
     let request = request.map(|body| Body::new(Returned { body: Some(body), rest: kept }));
     let response = next.run(request).await;
     let body = lock(&rest).take();
-    if let Some(body) = body.filter(|body| !waits && !response.status().is_success() && !body.is_end_stream()) {
+    // A body without a length may have no end.
+    let ends = |body: &Body| body.size_hint().exact().is_some_and(|rest| 0 < rest && rest <= DROPPED_BYTES_MAX);
+    if let Some(body) = body.filter(|body| !waits && !response.status().is_success() && ends(body)) {
         drop_body(body, &http).await;
     }
     response
@@ -39,11 +41,10 @@ pub(super) async fn drop_rest(State(http): State<Arc<Http>>, request: Request, n
 /// Reads a body to its end, as long as it comes in time.
 async fn drop_body(mut body: Body, http: &Http) {
     let (start, mut dropped) = (Instant::now(), 0);
-    while dropped < DROPPED_BYTES_MAX {
-        match super::body::next(&mut body, start + http.config.message_timeout + time_for(dropped)).await {
-            Ok(Some(part)) => dropped += part.len() as u64,
-            Ok(None) | Err(_) => return,
-        }
+    while let Ok(Some(part)) =
+        super::body::next(&mut body, start + http.config.message_timeout + time_for(dropped)).await
+    {
+        dropped += part.len() as u64;
     }
 }
 

@@ -8,7 +8,9 @@ use cotensor_client::{make_socket_folder, open_regular};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, OFlags, flock, ftruncate};
 use rustix::io::{pread, pwrite};
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -43,6 +45,15 @@ fn locked_after_stop(lock: &OwnedFd, path: &Path) -> bool {
     false
 }
 
+/// The folder of a socket with a shared lock: systemd-tmpfiles leaves a locked folder in `/tmp` alone, and with it the logs and
+/// locks that are old. `None` for a folder that this process does not have to itself.
+fn folder_in_use(path: &Path) -> Option<File> {
+    let folder = File::open(path.parent()?).ok()?;
+    (folder.metadata().ok()?.mode() & 0o077 == 0).then_some(())?;
+    flock(&folder, FlockOperation::NonBlockingLockShared).ok()?;
+    Some(folder)
+}
+
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
 /// The owner removes the socket when it drops this, unless another daemon has replaced the file. The lock's file stays,
@@ -56,6 +67,7 @@ pub struct Listening {
     owner: bool,
     /// Whether the lock's file names this process.
     named: bool,
+    _folder: Option<File>,
 }
 
 impl Listening {
@@ -67,7 +79,8 @@ impl Listening {
         make_socket_folder(path)?;
         let lock = take_lock(path, LOCK_TIMEOUT)?;
         bound::clear(path)?;
-        let mut this = Self { socket: Bound::bind(path)?, lock, owner: true, named: false };
+        let mut this =
+            Self { socket: Bound::bind(path)?, lock, owner: true, named: false, _folder: folder_in_use(path) };
         this.own();
         Ok(this)
     }
@@ -99,7 +112,8 @@ impl Listening {
 
     /// A socket that another process has bound and locked. `file` is the socket's file; without it, the file at `path`.
     pub(crate) fn from_parts(listener: UnixListener, path: PathBuf, lock: OwnedFd, file: Option<OwnedFd>) -> Self {
-        Self { socket: Bound::from_parts(listener, path, file), lock, owner: false, named: false }
+        let _folder = folder_in_use(&path);
+        Self { socket: Bound::from_parts(listener, path, file), lock, owner: false, named: false, _folder }
     }
 
     /// Makes this process the owner of the socket, and writes its number to the lock's file.
@@ -129,6 +143,7 @@ impl Listening {
             return Ok(false);
         }
         make_socket_folder(&path)?;
+        self._folder = folder_in_use(&path);
         if !locked {
             self.lock = take_lock(&path, Duration::ZERO)?;
             if self.named {
@@ -263,7 +278,12 @@ mod tests {
         assert!(second.message().contains(&format!("process {}", std::process::id())), "{second}");
         assert_eq!(std::fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
         UnixStream::connect(&path).unwrap();
+        let exclusive = FlockOperation::NonBlockingLockExclusive;
+        let cleaner = File::open(path.parent().unwrap()).unwrap();
+        assert!(flock(&cleaner, exclusive).is_err(), "a cleaner of old files leaves the folder alone");
         drop(first);
+        flock(&cleaner, exclusive).unwrap();
+        drop(cleaner);
         assert!(!path.exists());
         let lock = path.with_file_name("cotensor.sock.lock");
         assert_eq!(std::fs::read(&lock).unwrap(), b"", "the daemon has ended");

@@ -1,6 +1,7 @@
 //! The credentials of the process at the other end of a Unix socket (`SO_PEERCRED`).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
 
 /// The credentials of a peer, as the kernel recorded them when it connected or listened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,10 +13,29 @@ pub struct PeerCredentials {
 }
 
 impl PeerCredentials {
-    /// Whether the peer runs as the same effective user as this process.
+    /// Whether the peer runs as the same effective user as this process. False where users that the namespace does not map
+    /// have the same number as this one.
     pub fn is_own_user(&self) -> bool {
-        self.uid == rustix::process::geteuid().as_raw()
+        self.uid == rustix::process::geteuid().as_raw() && (self.uid != overflow_user() || are_all_mapped())
     }
+}
+
+/// The number that the kernel shows for users whom the user namespace does not map.
+fn overflow_user() -> u32 {
+    static NUMBER: OnceLock<u32> = OnceLock::new();
+    *NUMBER.get_or_init(|| {
+        let number = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+        number.and_then(|number| number.trim().parse().ok()).unwrap_or(65_534)
+    })
+}
+
+fn are_all_mapped() -> bool {
+    maps_all(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+}
+
+/// Whether a map has all users: the first number inside, the first one outside, and their count.
+fn maps_all(map: &str) -> bool {
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// The credentials of the process at the other end of `socket`.
@@ -54,6 +74,14 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn only_the_whole_map_leaves_nobody_out() {
+        assert!(maps_all("         0          0 4294967295\n"));
+        for map in ["", "0 1000 1\n", "65534 1000 1\n", "0 100000 65536\n"] {
+            assert!(!maps_all(map), "{map:?}");
+        }
+    }
 
     #[test]
     fn peer_of_a_socket_pair_is_this_process() {
