@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist bench-peers bench-embeddings bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist try-containers bench-peers bench-embeddings bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm
 
 test: $(TEST_STEPS)
@@ -62,6 +62,11 @@ dist:
 
 try-dist:
 	scripts/try_dist.sh
+
+# Containers that share the daemon's socket only, as in dist/compose.yaml, made of namespaces: needs no container engine.
+try-containers:
+	$(CARGO) build -p cotensor-cli
+	scripts/try_containers.sh $(TARGET)/debug/cotensor
 
 # The first connection, and the one model of a machine beside a model in each process and beside servers: memory and time of embeddings.
 bench-embeddings:
