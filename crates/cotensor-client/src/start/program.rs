@@ -58,8 +58,9 @@ impl DaemonProgram {
     /// `folder`, with a session of its own, no descriptor and few variables of this process. Its log is beside the socket.
     ///
     /// # Errors
-    /// `Unreachable` when the daemon ends at its start, with the last line of its log; `TimedOut`; `Refused` for a folder of the
-    /// socket that other users can change; `Io`.
+    /// `Unreachable` when the daemon ends at its start, with the last line of its log, and when the system refuses a file or the
+    /// process; `TimedOut`; `Refused` for a folder of the socket that other users can change; `Invalid` for a socket or log whose
+    /// place another kind of file has.
     pub fn start(&self, socket: &Path, arguments: &[OsString], folder: &Path, timeout: Duration) -> Result<()> {
         let command = |in_scope| self.command(arguments, folder, in_scope);
         starting::start(socket, &self.program, &command, Self::has_scopes(), timeout)

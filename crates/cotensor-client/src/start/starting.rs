@@ -33,6 +33,26 @@ pub(super) fn start(
     in_scope: bool,
     timeout: Duration,
 ) -> Result<()> {
+    try_start(socket, program, command, in_scope, timeout).map_err(not_started)
+}
+
+/// A folder, a file or a process that the system does not give means that no daemon can be had.
+fn not_started(error: Error) -> Error {
+    if !matches!(error.kind(), ErrorKind::Io | ErrorKind::NotFound) {
+        return error;
+    }
+    let message = format!("the daemon cannot be started: {}", error.message());
+    let unreachable = Error::new(ErrorKind::Unreachable, message);
+    error.file().into_iter().fold(unreachable, |unreachable, file| unreachable.in_file(file))
+}
+
+fn try_start(
+    socket: &Path,
+    program: &Path,
+    command: &dyn Fn(bool) -> Command,
+    in_scope: bool,
+    timeout: Duration,
+) -> Result<()> {
     let until = Instant::now() + timeout;
     make_socket_folder(socket)?;
     let _starting = take_lock(socket, until)?;
@@ -124,4 +144,22 @@ fn last_line(log: &Path) -> String {
     let text = read().unwrap_or_default();
     let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("its log is empty");
     line.trim().trim_start_matches("error: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_the_system_mean_that_no_daemon_can_be_had() {
+        let folder = tempfile::tempdir().unwrap();
+        let (missing, socket) = (folder.path().join("missing"), folder.path().join("s"));
+        let start = |socket: &Path| start(socket, &missing, &|_| Command::new(&missing), false, Duration::from_secs(5));
+        // Folders cannot be made in /proc, also by root.
+        for (socket, file) in [(socket.as_path(), missing.as_path()), (Path::new("/proc/no/s"), Path::new("/proc/no"))]
+        {
+            let error = start(socket).unwrap_err();
+            assert_eq!((error.kind(), error.file()), (ErrorKind::Unreachable, Some(file)), "{error}");
+        }
+    }
 }
