@@ -83,9 +83,9 @@ def connect(
     (``COTENSOR_IDLE_EXIT``) without clients and tensors. ``autostart=False`` and ``COTENSOR_AUTOSTART=0`` forbid this.
 
     ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path. The user's configuration file
-    (``cotensor config``) sets what no variable sets. ``client`` names this process in
-    reports (``cotensor who``, ``cotensor top``): by default the program's name. The daemon has to answer within ``timeout``
-    seconds.
+    (``cotensor config``) sets what no variable sets; an unknown key in it is a :class:`RuntimeWarning`, once for each file and
+    key. ``client`` names this process in reports (``cotensor who``, ``cotensor top``): by default the program's name. The daemon
+    has to answer within ``timeout`` seconds.
 
     Raises :class:`NoDaemonError`, a :class:`ConnectionError`, if no daemon answers there and none can be started.
     """

@@ -3,6 +3,7 @@
 use crate::errors::OrRaise;
 use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
+use crate::settings::warn_of_unknown_keys;
 use crate::store::holder::program;
 use cotensor_client::DeviceNeeds;
 use pyo3::prelude::*;
@@ -41,6 +42,7 @@ impl DeviceShare {
         smallest: u64,
         socket: Option<PathBuf>,
     ) -> PyResult<Self> {
+        warn_of_unknown_keys(py)?;
         let client = program(py);
         let socket = socket.map_or_else(cotensor_client::configured_socket, Ok).or_raise(py)?;
         let needs = DeviceNeeds { demand_bytes: demand, smallest_bytes: smallest };

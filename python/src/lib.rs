@@ -17,6 +17,7 @@ mod imports;
 mod interrupt;
 mod placement;
 mod process;
+mod settings;
 mod sharing;
 mod store;
 mod streaming;

@@ -53,12 +53,6 @@ pub(crate) fn wrong_values(file: &ConfigFile) -> impl Iterator<Item = Error> {
     })
 }
 
-/// The warnings about keys that are no setting's.
-pub(crate) fn warnings(file: &ConfigFile) -> impl Iterator<Item = String> {
-    let path = file.path.as_deref().unwrap_or(Path::new(""));
-    file.unknown.iter().map(|unknown| format!("{}: {}: {}", path.display(), unknown.key, unknown.message))
-}
-
 /// An error of the file with the commands that repair it.
 pub(crate) fn with_way_out(error: Error) -> Error {
     let Some(key) = error.field().map(str::to_owned).filter(|_| error.kind() == ErrorKind::Invalid) else {

@@ -87,7 +87,7 @@ fn configured(cli: Cli, arguments: &[OsString]) -> Result<(Cli, Vec<(OsString, O
         return Ok((cli, Vec::new()));
     }
     let file = ConfigFile::load().map_err(config_file::with_way_out)?;
-    for warning in config_file::warnings(&file) {
+    for warning in file.warnings() {
         complain("warning", &warning, matches!(cli.command, Command::Serve(_)));
     }
     if file.settings.is_empty() && file.unknown.is_empty() {

@@ -5,10 +5,11 @@ use super::pooled_model::PooledModel;
 use crate::args;
 use crate::errors::OrRaise;
 use crate::process::ProcessLocal;
+use crate::settings::configured;
 use crate::store::store::Store;
 use cotensor::model::engine::EngineOptions;
 use cotensor::{HardwarePreferences, Runtime};
-use cotensor_client::settings::{ENGINE, configured};
+use cotensor_client::settings::ENGINE;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl ResourcePool {
         #[pyo3(from_py_with = args::threads)] threads: Option<usize>,
         #[pyo3(from_py_with = args::engine)] engine: Option<String>,
     ) -> PyResult<Self> {
-        let configured = if engine.is_none() { configured(&ENGINE).or_raise(py)? } else { None };
+        let configured = if engine.is_none() { configured(py, &ENGINE)? } else { None };
         let engine = engine.or_else(|| configured.map(|name| name.to_string_lossy().into_owned()));
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
         let backend = store.get().store(py)?;

@@ -2,6 +2,7 @@
 
 use crate::command;
 use crate::errors::OrRaise;
+use crate::settings::warn_of_unknown_keys;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ pub(crate) fn port_of_rank(py: Python<'_>) -> PyResult<Option<u16>> {
 #[pyfunction]
 #[pyo3(signature = (socket=None, port=None))]
 pub(crate) fn own_socket(py: Python<'_>, socket: Option<PathBuf>, port: Option<u16>) -> PyResult<PathBuf> {
+    warn_of_unknown_keys(py)?;
     cotensor_client::own_socket(socket.as_deref(), port).or_raise(py)
 }
 

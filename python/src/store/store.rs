@@ -15,10 +15,11 @@ use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
 use crate::import::source::SourceArray;
 use crate::interrupt::seconds;
+use crate::settings::{configured, warn_of_unknown_keys};
 use cotensor::{DType, EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
-use cotensor_client::settings::{CACHE, configured};
+use cotensor_client::settings::CACHE;
 use cotensor_core::Device;
 use cotensor_memory::{EmbeddedMemory, PackCache};
 use cotensor_store::TensorId;
@@ -69,7 +70,7 @@ impl Store {
         if let Backend::Embedded(_) = self.backend(py)? {
             return Ok(self.cache.clone());
         }
-        let named = configured(&CACHE).or_raise(py)?.map(PathBuf::from);
+        let named = configured(py, &CACHE)?.map(PathBuf::from);
         let folder = named.or_else(PackCache::usable_default_dir);
         folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))
     }
@@ -165,6 +166,7 @@ impl Store {
         autostart: bool,
         restart: bool,
     ) -> PyResult<Self> {
+        warn_of_unknown_keys(py)?;
         let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
         let client = client.unwrap_or_else(|| program(py));
         let mut builder = ClientStore::builder(&client).timeout(timeout);

@@ -1,7 +1,7 @@
 //! `config`: all settings, and the configuration file.
 
 use crate::args::{ConfigArgs, ConfigCommand};
-use crate::config_file::{check_value, warnings, wrong_values};
+use crate::config_file::{check_value, wrong_values};
 use crate::output::{print, print_json, printable, report};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result};
@@ -100,7 +100,7 @@ fn entry(setting: &'static Setting, file: &ConfigFile) -> Entry {
 fn load() -> (ConfigFile, Vec<String>) {
     let (file, errors) = ConfigFile::inspect();
     let errors = errors.into_iter().chain(wrong_values(&file)).map(|error| format!("error: {error}"));
-    let problems = errors.chain(warnings(&file).map(|warning| format!("warning: {warning}"))).collect();
+    let problems = errors.chain(file.warnings().map(|warning| format!("warning: {warning}"))).collect();
     (file, problems)
 }
 

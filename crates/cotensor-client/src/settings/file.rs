@@ -118,6 +118,12 @@ impl ConfigFile {
         Ok((Self { path: Some(path.to_path_buf()), settings, unknown, text }, errors))
     }
 
+    /// The warnings about keys that are no setting's, each with the file, the key and the line.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        let path = self.path.as_deref().unwrap_or(Path::new(""));
+        self.unknown.iter().map(|unknown| format!("{}: {}: {}", path.display(), unknown.key, unknown.message))
+    }
+
     /// The setting as the file has it.
     pub fn get(&self, setting: &Setting) -> Option<&FileSetting> {
         self.settings.iter().find(|found| found.setting == setting)
@@ -311,6 +317,10 @@ mod tests {
         std::fs::write(&path, vec![b'#'; CONFIG_BYTES_MAX as usize + 1]).unwrap();
         let error = ConfigFile::read(&path).unwrap_err();
         assert!(error.message().contains("at most") && error.file() == Some(&path), "{error}");
+        std::fs::write(&path, "max_memroy = '1GiB'\nthreads = 2\n").unwrap();
+        let warnings: Vec<String> = ConfigFile::read(&path).unwrap().warnings().collect();
+        let start = format!("{}: max_memroy: line 1: ", path.display());
+        assert!(warnings.len() == 1 && warnings[0].starts_with(&start), "{warnings:?}");
         std::fs::write(&path, [0xff]).unwrap();
         assert!(ConfigFile::read(&path).unwrap_err().message().contains("UTF-8"));
         assert!(ConfigFile::read(folder.path()).unwrap_err().message().contains("regular"));

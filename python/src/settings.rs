@@ -1,0 +1,33 @@
+//! Settings of this process: its variables, and the user's configuration file.
+
+use crate::errors::OrRaise;
+use cotensor_client::settings::{self, ConfigFile, Setting};
+use pyo3::prelude::*;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::sync::{Mutex, PoisonError};
+
+/// The warnings that this process has given.
+static GIVEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// The value of a setting in its variable, else in the configuration file.
+///
+/// # Errors
+/// As [`settings::configured`] and [`warn_of_unknown_keys`].
+pub(crate) fn configured(py: Python<'_>, setting: &Setting) -> PyResult<Option<OsString>> {
+    warn_of_unknown_keys(py)?;
+    settings::configured(setting).or_raise(py)
+}
+
+/// Warns about keys of the configuration file that are no setting's, once for each file and key. For all that reads the file.
+///
+/// # Errors
+/// A warning that a filter of Python turns into an exception. Errors of the file are those of the setting that is read.
+pub(crate) fn warn_of_unknown_keys(py: Python<'_>) -> PyResult<()> {
+    for warning in ConfigFile::inspect().0.warnings() {
+        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone()) {
+            py.import("cotensor._warnings")?.call_method1("warn", (warning,))?;
+        }
+    }
+    Ok(())
+}
