@@ -28,6 +28,7 @@ __all__ = [
     "Functions",
     "NameChange",
     "Placement",
+    "LocalModels",
     "PooledModel",
     "Provider",
     "RemoteObject",
@@ -562,6 +563,15 @@ class PooledModel:
         shared_embeddings: Optional[Sequence[Union[SharedTensor, Tensor]]] = None,
         keep: bool = False,
     ) -> dict[str, Any]: ...
+
+@final
+class LocalModels:
+    def __new__(cls) -> Self: ...
+    @property
+    def store(self) -> Store: ...
+    def embed(
+        self, model: str, texts: Sequence[str], prompt_name: Optional[str] = None, timeout: Optional[float] = None
+    ) -> tuple[bytes, int]: ...
 
 @final
 class SpeechStream:

@@ -9,11 +9,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, List, Literal, Optional, Union
 
-from ._native import Functions, Store
-from .errors import InvalidError, IoError, NotFoundError, RemoteError, UnsupportedError
+from . import _warnings
+from ._native import Functions, LocalModels, Store
+from .errors import (
+    ConflictError,
+    CotensorError,
+    InvalidError,
+    IoError,
+    NoDaemonError,
+    NotFoundError,
+    RemoteError,
+    UnsupportedError,
+)
 from .functions.client import not_called
 
 if TYPE_CHECKING:
@@ -47,7 +58,14 @@ class Embedder:
     embeddings to their first numbers, scaled to length 1. ``store`` is the daemon's store: by default that of
     :func:`cotensor.connect`, which starts the daemon when none runs. ``timeout`` limits each call, in seconds.
 
-    All methods can be called from any thread.
+    Where no daemon answers and none can be started, the constructor or a call raises :class:`NoDaemonError`. With
+    ``fallback="local"`` it gives a :class:`RuntimeWarning` with the reason instead, once, and this process loads the model, with
+    the settings of the daemon's model process. From then on ``is_local`` is true, and no daemon is searched. The embeddings are
+    equal, but no other program shares the model, and equal texts are computed again. All other errors are raised: those of the
+    model, of a daemon that answers, such as one of another version, and of one that does not answer in time.
+
+    All methods can be called from any thread. Raises :class:`InvalidError` for other values of ``fallback`` and for dimensions
+    below 1.
     """
 
     def __init__(
@@ -58,9 +76,12 @@ class Embedder:
         dimensions: Optional[int] = None,
         store: Optional[Store] = None,
         timeout: Optional[float] = None,
+        fallback: Optional[Literal["local"]] = None,
     ) -> None:
         from . import connect
 
+        if fallback not in (None, "local"):
+            raise InvalidError(f"fallback: pass 'local' or None, not {fallback!r}", field="fallback")
         name = os.fspath(model)
         # A relative folder has no meaning in another process.
         self.model: str = str(Path(name).absolute()) if Path(name).is_dir() else name
@@ -68,8 +89,28 @@ class Embedder:
         if dimensions is not None and dimensions < 1:
             raise InvalidError("dimensions is a number from 1 on", field="dimensions")
         self.dimensions = dimensions
-        self.store: Store = connect() if store is None else store
-        self._functions = Functions(self.store, tensors="numpy", timeout=timeout)
+        self.timeout = timeout
+        self.fallback = fallback
+        self._is_local = False
+        self._switching = threading.Lock()
+        try:
+            self._daemon: Optional[Store] = connect() if store is None else store
+            self._functions = Functions(self._daemon, tensors="numpy", timeout=timeout)
+        except NoDaemonError as error:
+            if fallback is None:
+                raise
+            self._daemon = None
+            self._fall_back(error)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process has loaded the model, because no daemon could be had."""
+        return self._is_local
+
+    @property
+    def store(self) -> Store:
+        """The daemon's store; that of this process's models if ``is_local``."""
+        return _local_models().store if self._is_local or self._daemon is None else self._daemon
 
     def embed(
         self,
@@ -83,7 +124,9 @@ class Embedder:
 
         ``batch_size`` and ``parallel``, which fastembed has, have no effect: the model process chooses its batches.
 
-        Raises :class:`InvalidError` for a model without sentence embeddings, :class:`NotFoundError` for an unknown model.
+        Raises :class:`UnsupportedError` for a model without sentence embeddings, :class:`NotFoundError` for an unknown model,
+        :class:`NoDaemonError` without a daemon and without ``fallback``, :class:`TimedOutError` after ``timeout``, and
+        :class:`ConflictError` if ``is_local`` in a forked child of a process that had loaded models.
         """
         import numpy as np
 
@@ -104,17 +147,39 @@ class Embedder:
         return rows[0] if single else rows
 
     def _call(self, texts: List[str], prompt_name: Optional[str]) -> "_Rows":
-        arguments = {"model": self.model, "texts": texts, "prompt_name": prompt_name or self.prompt_name}
+        prompt_name = prompt_name or self.prompt_name
+        if self._daemon is not None and not self._is_local:
+            try:
+                return self._call_daemon(self._daemon, texts, prompt_name)
+            except NoDaemonError as error:
+                # Of a daemon that answers, this is an error of its model process.
+                if self.fallback is None or _answers(self._daemon.socket):
+                    raise
+                self._fall_back(error)
+        import numpy as np
+
+        values, width = _local_models().embed(self.model, texts, prompt_name, self.timeout)
+        return np.frombuffer(values, np.float32).reshape(len(texts), width)
+
+    def _call_daemon(self, store: Store, texts: List[str], prompt_name: Optional[str]) -> "_Rows":
+        arguments = {"model": self.model, "texts": texts, "prompt_name": prompt_name}
         try:
             result = self._functions.call(FUNCTION, kwargs=arguments)
         except (NotFoundError, IoError) as error:
             # No model process runs, or it ended before it answered. A call has no effect but its result, so it is repeated once.
             if isinstance(error, RemoteError) or (isinstance(error, NotFoundError) and not not_called(error)):
                 raise
-            self.store.start_models()
+            store.start_models()
             result = self._functions.call(FUNCTION, kwargs=arguments)
         rows: "_Rows" = result["embeddings"]
         return rows
+
+    def _fall_back(self, error: NoDaemonError) -> None:
+        """Uses the models of this process from now on, and warns the first time."""
+        with self._switching:
+            is_first, self._is_local = not self._is_local, True
+        if is_first:
+            _warnings.warn(f"no daemon can be had, so this process loads {self.model}: {error}")
 
     def query_embed(self, query: Union[str, Iterable[str]], **_: Any) -> Iterator["_Rows"]:
         """As fastembed: the embedding of each query, with the model's prompt for queries."""
@@ -173,7 +238,53 @@ class Embedder:
     get_sentence_embedding_dimension = get_embedding_dimension
 
     def __repr__(self) -> str:
-        return f"Embedder({self.model!r})"
+        return f"Embedder({self.model!r}{', is_local=True' if self._is_local else ''})"
+
+
+class _Process:
+    """The models that embedders without a daemon have loaded in this process."""
+
+    def __init__(self, lacks_threads: bool = False) -> None:
+        self.loading = threading.Lock()
+        self.models: Optional[LocalModels] = None
+        #: Whether the parent had loaded models before it forked. Its engines' threads do not exist here, and cannot be made anew.
+        self.lacks_threads = lacks_threads
+
+
+_process = _Process()
+
+
+def _after_fork() -> None:
+    global _process
+    parent = _process
+    _process = _Process(parent.lacks_threads or parent.models is not None or parent.loading.locked())
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _local_models() -> LocalModels:
+    process = _process
+    if process.lacks_threads:
+        message = "the parent process loaded models before it forked: fork before its first call, or start processes by spawn"
+        raise ConflictError(message)
+    with process.loading:
+        if process.models is None:
+            process.models = LocalModels()
+        return process.models
+
+
+def _answers(socket: Optional[Path]) -> bool:
+    """Whether a daemon answers at the socket, in any way."""
+    from . import connect
+
+    try:
+        connect(socket, autostart=False).close()
+    except NoDaemonError:
+        return False
+    except CotensorError:
+        pass
+    return True
 
 
 def _normalized(rows: "_Rows") -> "_Rows":

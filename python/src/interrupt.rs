@@ -51,6 +51,19 @@ pub(crate) fn run_interruptible<T: Send + 'static>(
     name: &str,
     work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
 ) -> PyResult<T> {
+    run_interruptible_within(py, name, None, work)
+}
+
+/// As [`run_interruptible`], for at most `timeout`.
+///
+/// # Errors
+/// As [`run_interruptible`]; `TimedOut`.
+pub(crate) fn run_interruptible_within<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    timeout: Option<Duration>,
+    work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
+) -> PyResult<T> {
     let (send, receive) = channel();
     let interrupted = Arc::new(AtomicBool::new(false));
     let abandoned = Arc::clone(&interrupted);
@@ -60,10 +73,17 @@ pub(crate) fn run_interruptible<T: Send + 'static>(
     let (receive, started) = (Mutex::new(receive), Instant::now());
     loop {
         let interval = if started.elapsed() < FIRST_INTERVAL { FIRST_INTERVAL } else { INTERVAL };
+        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+        let interval = left.map_or(interval, |left| interval.min(left));
         match py.detach(|| receive.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(interval)) {
             Ok(done) => return Ok(done),
             Err(RecvTimeoutError::Timeout) => {
                 py.check_signals().inspect_err(|_| interrupted.store(true, Ordering::Relaxed))?;
+                if let Some(timeout) = timeout.filter(|timeout| started.elapsed() >= *timeout) {
+                    interrupted.store(true, Ordering::Relaxed);
+                    let message = format!("no result within {} s", timeout.as_secs_f64());
+                    return Err(raise(py, &Error::new(ErrorKind::TimedOut, message)));
+                }
             }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(raise(

@@ -15,6 +15,7 @@ mod functions;
 mod import;
 mod imports;
 mod interrupt;
+mod local_models;
 mod placement;
 mod process;
 mod settings;
@@ -34,6 +35,8 @@ mod _native {
     use super::functions::{
         Call, CompletionQueue, Functions, Provider, RemoteObject, Task, reset_functions, stop_functions,
     };
+    #[pymodule_export]
+    use super::local_models::LocalModels;
     #[pymodule_export]
     use super::placement::{Placement, divide_operations};
     #[pymodule_export]

@@ -1,6 +1,7 @@
 //! Settings of this process: its variables, and the user's configuration file.
 
-use crate::errors::OrRaise;
+use crate::errors::{OrRaise, raise};
+use cotensor::Error;
 use cotensor_client::settings::{self, ConfigFile, Setting};
 use pyo3::prelude::*;
 use std::collections::BTreeSet;
@@ -17,6 +18,17 @@ static GIVEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 pub(crate) fn configured(py: Python<'_>, setting: &Setting) -> PyResult<Option<OsString>> {
     warn_of_unknown_keys(py)?;
     settings::configured(setting).or_raise(py)
+}
+
+/// As [`configured`], for a setting that is a number.
+///
+/// # Errors
+/// `Invalid` for another value, with the variable's name.
+pub(crate) fn configured_number(py: Python<'_>, setting: &Setting) -> PyResult<Option<usize>> {
+    let Some(value) = configured(py, setting)? else { return Ok(None) };
+    let number = value.to_str().and_then(|text| text.trim().parse().ok());
+    let wrong = || Error::invalid(format!("{} is no count", value.to_string_lossy())).in_field(setting.variable);
+    number.ok_or_else(|| raise(py, &wrong())).map(Some)
 }
 
 /// Warns about keys of the configuration file that are no setting's, once for each file and key. For all that reads the file.

@@ -10,6 +10,6 @@ mod view;
 
 pub(crate) use manager::TensorSharingManager;
 pub(crate) use pooled_model::PooledModel;
-pub(crate) use resource_pool::ResourcePool;
+pub(crate) use resource_pool::{ResourcePool, runtime_over};
 pub(crate) use shared_tensor::SharedTensor;
 pub(crate) use view::SharedTensorView;

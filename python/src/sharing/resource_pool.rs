@@ -14,6 +14,21 @@ use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// A runtime over a store. The fastest engine that supports a model runs it, unless one is named.
+///
+/// # Errors
+/// As [`Store::cache`] and [`Runtime::with_engine`].
+pub(crate) fn runtime_over(
+    py: Python<'_>,
+    store: &Store,
+    threads: Option<usize>,
+    engine: Option<&str>,
+) -> PyResult<Arc<Runtime>> {
+    let backend = store.store(py)?;
+    let derived = store.cache(py)?.map(|cache| cache as Arc<_>);
+    py.detach(|| Runtime::with_engine(backend, engine, EngineOptions { threads, derived })).or_raise(py)
+}
+
 /// The models in one folder, for many callers. Each model is loaded once. At most ``max_connections`` calls run at a
 /// time.
 #[pyclass(frozen, weakref, module = "cotensor")]
@@ -37,10 +52,7 @@ impl ResourcePool {
         let configured = if engine.is_none() { configured(py, &ENGINE)? } else { None };
         let engine = engine.or_else(|| configured.map(|name| name.to_string_lossy().into_owned()));
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
-        let backend = store.get().store(py)?;
-        let derived = store.get().cache(py)?.map(|cache| cache as Arc<_>);
-        let options = EngineOptions { threads, derived };
-        let runtime = py.detach(|| Runtime::with_engine(backend, engine.as_deref(), options)).or_raise(py)?;
+        let runtime = runtime_over(py, store.get(), threads, engine.as_deref())?;
         let pool = cotensor::ResourcePool::new(runtime, models, max_connections).or_raise(py)?;
         Ok(Self { pool: ProcessLocal::new(pool), store })
     }

@@ -43,6 +43,16 @@ pub(crate) struct Store {
     cache: Option<Arc<PackCache>>,
 }
 
+/// The user's cache folder: the one that `COTENSOR_CACHE` or the configuration file names, else the default one if it can be used.
+///
+/// # Errors
+/// As [`PackCache::open`], for a named folder.
+fn user_cache(py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
+    let named = configured(py, &CACHE)?.map(PathBuf::from);
+    let folder = named.or_else(PackCache::usable_default_dir);
+    folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))
+}
+
 impl Store {
     pub(crate) fn new(backend: Backend) -> Self {
         Self { backend: BackendCell::new(backend), cache: None }
@@ -51,6 +61,19 @@ impl Store {
     /// An embedded store without limits.
     pub(crate) fn in_process() -> Self {
         Self::new(Backend::Embedded(EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).build()))
+    }
+
+    /// An embedded store without limits, which keeps weights for other processes in the user's cache folder.
+    ///
+    /// # Errors
+    /// As [`user_cache`].
+    pub(crate) fn in_process_with_cache(py: Python<'_>) -> PyResult<Self> {
+        let cache = user_cache(py)?;
+        let mut builder = EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default()));
+        if let Some(cache) = &cache {
+            builder = builder.cache(Arc::clone(cache) as Arc<_>);
+        }
+        Ok(Self { cache, ..Self::new(Backend::Embedded(builder.build())) })
     }
 
     pub(super) fn backend(&self, py: Python<'_>) -> PyResult<Backend> {
@@ -65,14 +88,12 @@ impl Store {
     /// the daemon. `None` without a folder that can be used.
     ///
     /// # Errors
-    /// As [`PackCache::open`], for the folder that `COTENSOR_CACHE` or the configuration file names.
+    /// As [`user_cache`].
     pub(crate) fn cache(&self, py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
         if let Backend::Embedded(_) = self.backend(py)? {
             return Ok(self.cache.clone());
         }
-        let named = configured(py, &CACHE)?.map(PathBuf::from);
-        let folder = named.or_else(PackCache::usable_default_dir);
-        folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))
+        user_cache(py)
     }
 
     /// The connection to the daemon.

@@ -121,10 +121,10 @@ impl LoadedModels {
         names
     }
 
-    /// The embeddings of texts, together with those of concurrent requests. Loads the model if needed.
+    /// As [`embed_now`](Self::embed_now), without blocking.
     ///
     /// # Errors
-    /// As [`get`](Self::get) and [`TextEmbedder::embed`](cotensor_model::pipeline::TextEmbedder::embed).
+    /// As [`embed_now`](Self::embed_now).
     pub(crate) async fn embed(
         self: &Arc<Self>,
         name: &str,
@@ -137,11 +137,13 @@ impl LoadedModels {
         answer.await.unwrap_or_else(|_| Err(loaded.failed()))
     }
 
-    /// As [`embed`](Self::embed), on a thread that may block.
+    /// The embeddings of texts, together with those of concurrent requests. `name` is the absolute path of a folder, or a name on
+    /// the hub. Loads the model if needed, and blocks.
     ///
     /// # Errors
-    /// As [`embed`](Self::embed).
-    pub(crate) fn embed_now(
+    /// `OverBudget` when too many models are in use; as [`Runtime::open_variant`] and
+    /// [`TextEmbedder::embed`](cotensor_model::pipeline::TextEmbedder::embed).
+    pub fn embed_now(
         &self,
         name: &str,
         variant: Option<&str>,
