@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -104,6 +105,20 @@ def test_daemon_that_ends_is_replaced_at_the_next_call(runtime: Path, used: bool
     with pytest.warns(RuntimeWarning, match=str(daemon.socket)):
         rows = embedder.embed(TEXTS)
     assert embedder.is_local and np.array_equal(rows, local().embed(TEXTS))
+
+
+def test_threads_that_lose_the_daemon_warn_once(runtime: Path) -> None:
+    with serving() as daemon:
+        embedder = cotensor.Embedder(BERT, store=daemon.connect(), fallback="local")
+    ready = threading.Barrier(2)
+
+    def embed(_: int) -> Any:
+        ready.wait()
+        return embedder.embed(TEXTS)
+
+    with pytest.warns(RuntimeWarning) as given, ThreadPoolExecutor(2) as threads:
+        rows = list(threads.map(embed, range(2)))
+    assert len(given) == 1 and np.array_equal(*rows)
 
 
 def test_daemon_that_the_system_refuses_is_replaced(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
