@@ -36,6 +36,9 @@ pub(crate) struct Options {
     /// Number of kills of the daemon.
     #[arg(long, default_value_t = 10)]
     pub(crate) daemon_kills: usize,
+    /// Hard limit of the daemon's open descriptors [default: that of this process]. Clients let tensors go when it is reached.
+    #[arg(long)]
+    pub(crate) descriptors: Option<u64>,
     /// Seed of the random choice of processes and times.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -115,7 +118,7 @@ fn schedule(options: &Options, random: &mut Random) -> Vec<(Duration, Event)> {
 /// # Errors
 /// Errors that prevent the run. Errors found by the run are in the outcome.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let machine = Machine::start(u64::MAX)?;
+    let machine = options.descriptors.map_or_else(|| Machine::start(u64::MAX), Machine::start_limited)?;
     let daemon = Inspector(ClientStore::connect(Some(&machine.socket), "inspector")?);
     let before = steady(&machine)?;
     let mut random = Random::new(options.seed);

@@ -70,9 +70,20 @@ pub(crate) struct Death {
 impl Machine {
     /// Starts a daemon with a budget of `max_memory` bytes.
     pub(crate) fn start(max_memory: u64) -> Result<Self> {
+        Self::start_by(this_program("daemon")?, max_memory)
+    }
+
+    /// Starts a daemon with this hard limit of open descriptors.
+    pub(crate) fn start_limited(descriptors: u64) -> Result<Self> {
+        let mut command = Command::new("sh");
+        let program = std::env::current_exe().map_err(io("finding this program"))?;
+        command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"")]).arg(program).arg("daemon");
+        Self::start_by(command, u64::MAX)
+    }
+
+    fn start_by(mut command: Command, max_memory: u64) -> Result<Self> {
         let folder = tempfile::tempdir().map_err(io("creating a folder"))?;
         let socket = folder.path().join("cotensor.sock");
-        let mut command = this_program("daemon")?;
         // Ends when this process ends, because its standard input is closed.
         command.args([OsString::from(&socket), max_memory.to_string().into()]).stdin(Stdio::piped());
         let supervisor = command.spawn().map_err(io("starting the daemon"))?;

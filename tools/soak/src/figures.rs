@@ -36,7 +36,15 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     for daemon_kills in [0, 10] {
         let killed = if daemon_kills == 0 { "" } else { ", daemon killed 10 times" };
         let seconds = options.seconds;
-        let chaos = chaos::Options { clients: 64, leases: 10_000, seconds, client_kills: 300, daemon_kills, seed: 1 };
+        let chaos = chaos::Options {
+            clients: 64,
+            leases: 10_000,
+            seconds,
+            client_kills: 300,
+            daemon_kills,
+            descriptors: None,
+            seed: 1,
+        };
         let outcome = chaos::run(&chaos)?;
         right &= outcome.is_right();
         let left = format!("{} leases, {} bytes", outcome.leaked_leases, outcome.leaked_bytes);

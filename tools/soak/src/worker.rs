@@ -108,11 +108,21 @@ impl<'a> Worker<'a> {
     fn work(mut self) -> Result<()> {
         let mut full = false;
         while !self.shared.rest.load(Ordering::SeqCst) {
-            match self.random.below(100) {
-                0 => self.claim()?,
-                1..50 => self.put()?,
-                50..90 => self.get()?,
-                _ => self.check_one()?,
+            let outcome = match self.random.below(100) {
+                0 => self.claim(),
+                1..50 => self.put(),
+                50..90 => self.get(),
+                _ => self.check_one(),
+            };
+            match outcome {
+                // The daemon has as many descriptors as it may have.
+                Err(error) if error.kind() == ErrorKind::OverBudget && !self.held.is_empty() => {
+                    if !std::mem::replace(&mut full, true) {
+                        send("full");
+                    }
+                    self.let_go()?;
+                }
+                outcome => outcome?,
             }
             while self.held.len() > self.options.leases {
                 self.let_go()?;
