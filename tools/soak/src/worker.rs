@@ -14,6 +14,10 @@ use std::time::Duration;
 
 /// Number of round trips whose times are kept.
 const REMEMBERED_MAX: usize = 10_000;
+/// The pause of a client while the daemon has no descriptors left.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How often a client connects while the daemon has no descriptors left.
+const CONNECT_ATTEMPTS: usize = 3000;
 /// Number of computations that the workers share.
 const CLAIMS: usize = 16;
 
@@ -100,7 +104,17 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn new(options: &'a Options, shared: Arc<Shared>) -> Result<Self> {
-        let store = ClientStore::connect(Some(&options.socket), &format!("worker {}", options.index))?;
+        let connect = || ClientStore::connect(Some(&options.socket), &format!("worker {}", options.index));
+        let mut store = connect();
+        // Until another client lets a tensor go.
+        for _ in 0..CONNECT_ATTEMPTS {
+            if !store.as_ref().is_err_and(|error| error.kind() == ErrorKind::OverBudget) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+            store = connect();
+        }
+        let store = store?;
         let (holder, random) = (store.holder(""), Random::new(options.seed));
         Ok(Self { options, shared, store, holder, random, held: Vec::new() })
     }
@@ -116,11 +130,14 @@ impl<'a> Worker<'a> {
             };
             match outcome {
                 // The daemon has as many descriptors as it may have.
-                Err(error) if error.kind() == ErrorKind::OverBudget && !self.held.is_empty() => {
+                Err(error) if error.kind() == ErrorKind::OverBudget => {
                     if !std::mem::replace(&mut full, true) {
                         send("full");
                     }
-                    self.let_go()?;
+                    match self.held.is_empty() {
+                        true => std::thread::sleep(PAUSE),
+                        false => self.let_go()?,
+                    }
                 }
                 outcome => outcome?,
             }
