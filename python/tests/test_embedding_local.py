@@ -211,9 +211,11 @@ if sys.argv[2] == "after":
     embedder.embed(["gulls", "a crane"])
 child = os.fork()
 try:
-    print(embedder.embed(["gulls", "a crane"]).tobytes().hex(), flush=True)
+    result = embedder.embed(["gulls", "a crane"]).tobytes().hex()
 except cotensor.ConflictError as error:
-    print(str(error).replace(" ", "_"), flush=True)
+    result = str(error).replace(" ", "_")
+# In one write, between those of the other process.
+os.write(1, f"{result}\\n".encode())
 if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0

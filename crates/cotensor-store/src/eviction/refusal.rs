@@ -12,8 +12,9 @@ use std::time::Duration;
 
 /// The most holders that an error names.
 const HOLDERS_SHOWN_MAX: usize = 5;
-/// A list of holders is kept for so many times the time that it took, so that refusals take at most a twentieth of the
-/// time. With a few tensors it is always new.
+/// From so many tensors on, a list of holders is kept for a time. Of fewer tensors it is always new.
+const KEPT_TENSORS_MIN: usize = 1000;
+/// A list is kept for so many times the time that it took, so that refusals take at most a twentieth of the time.
 const KEPT_FACTOR: u32 = 20;
 
 /// The last list of holders.
@@ -95,7 +96,7 @@ impl EmbeddedStore {
             tensors: survey.records.len(),
             until: now + now.saturating_sub(began) * KEPT_FACTOR,
         };
-        *lock(&self.last_uses.0) = Some(uses.clone());
+        *lock(&self.last_uses.0) = Some(uses.clone()).filter(|uses| uses.tensors >= KEPT_TENSORS_MIN);
         uses
     }
 }
