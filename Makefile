@@ -7,7 +7,7 @@ MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
 .PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist try-containers bench-peers bench-embeddings bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
-  valgrind miri fuzz fuzz-short wasm
+  valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
 
@@ -152,3 +152,7 @@ miri:
 # Builds the browser's crates for wasm32 and runs their unit tests in Node.
 wasm:
 	scripts/test_wasm.sh
+
+# Builds unit tests for Linux on aarch64 and runs them in qemu's emulator of processes.
+test-aarch64:
+	scripts/test_aarch64.sh

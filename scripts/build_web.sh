@@ -11,7 +11,7 @@ generator=$(version wasm-bindgen-cli-support web/bindgen/Cargo.lock)
 [ "$module" = "$generator" ] || { echo "wasm-bindgen is $module in Cargo.lock and $generator in web/bindgen/Cargo.lock" >&2; exit 1; }
 
 ${CARGO:-cargo} build --quiet --locked --manifest-path web/bindgen/Cargo.toml --target-dir target/wasm-bindgen
-RUSTC=$(scripts/wasm_compiler.sh)
+RUSTC=$(scripts/cross_compiler.sh wasm32-unknown-unknown)
 export RUSTC
 build() { ${CARGO:-cargo} build --quiet --target wasm32-unknown-unknown --target-dir target/wasm "$@"; }
 build -p cotensor-web --profile web

@@ -3,7 +3,7 @@
 # whose fixtures are compiled in.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-RUSTC=$(scripts/wasm_compiler.sh)
+RUSTC=$(scripts/cross_compiler.sh wasm32-unknown-unknown)
 export RUSTC
 # test_wasm.mjs counts tests by their symbol names, which have a documented form only in v0. The tests define the source of random
 # numbers.

@@ -21,8 +21,8 @@ pub(crate) fn dirty_bytes(start: usize, len: usize) -> Result<u64> {
 
 fn count(pagemap: &File, start: usize, len: usize) -> std::io::Result<u64> {
     match scan_ranges(pagemap, start, len.next_multiple_of(page_size())) {
-        // Linux before 6.7 has no PAGEMAP_SCAN.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+        // Linux before 6.7 has no PAGEMAP_SCAN. Emulators of system calls, such as qemu's, answer ENOSYS.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL | libc::ENOSYS)) => {
             read_entries(pagemap, start, len)
         }
         outcome => outcome,

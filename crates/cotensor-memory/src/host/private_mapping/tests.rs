@@ -78,7 +78,7 @@ fn dirty_pages_are_counted_by_range() {
 
 #[test]
 fn write_to_a_huge_page_dirties_a_small_page() {
-    let len = 8 << 20;
+    let len = 2048 * page_size();
     let sealed = MemfdMut::create(len).unwrap().seal().unwrap();
     let mut copy = PrivateMapping::of(&sealed, 0..len).unwrap();
     assert_eq!(copy.bytes().iter().filter(|&&byte| byte != 0).count(), 0, "every page is read");
