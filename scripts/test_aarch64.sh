@@ -21,6 +21,6 @@ target=${CARGO_TARGET_DIR:-target}/aarch64
 mkdir -p "$target"
 export CARGO_PROFILE_DEV_DEBUG=0
 printf 'skipped in the emulator: %s\n' "${skipped[@]}"
-cargo nextest run --target "$aarch64" --target-dir "$target" --lib "${packages[@]/#/--package=}" --no-tests=fail --no-fail-fast \
-  --filterset "not ($(printf 'test(=%s) | ' "${skipped[@]}")none())" 2>&1 | tee "$target/nextest.log"
+cargo nextest run --profile emulated --target "$aarch64" --target-dir "$target" --lib "${packages[@]/#/--package=}" \
+  --no-tests=fail --no-fail-fast --filterset "not ($(printf 'test(=%s) | ' "${skipped[@]}")none())" 2>&1 | tee "$target/nextest.log"
 python3 scripts/check_test_count.py "$target/nextest.log" "$MIN_TESTS"
