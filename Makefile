@@ -55,7 +55,7 @@ test-python:
 test-torch:
 	scripts/test_python.sh torch
 
-# What a release needs, in target/dist: tarball, wheel, bill of materials, checksums. try-dist installs them in a new Debian system
+# What a release needs, in target/dist: tarball, wheel and bill of materials for x86-64 and aarch64, checksums. try-dist installs them in a new Debian system
 # (as root, with the package debootstrap).
 dist:
 	scripts/dist.sh

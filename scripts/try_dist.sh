@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # try_dist.sh: installs the files of target/dist in a new Debian system, as a user does, and uses them: the command, and the wheel
-# without torch. Needs root and the package debootstrap. DIST_MIRROR names a mirror of Debian's packages (default: this machine's).
+# without torch. Runs the command for aarch64 in qemu's emulator of processes. Needs root and the packages debootstrap and, on x86-64,
+# qemu-user. DIST_MIRROR names a mirror of Debian's packages (default: this machine's).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${CARGO_TARGET_DIR:-target}/dist
@@ -8,6 +9,15 @@ root=${DIST_ROOT:-$PWD/target/dist-root}
 [ "$(id -u)" = 0 ] || { echo "try_dist.sh: run it as root: it makes a system in $root" >&2; exit 2; }
 command -v debootstrap >/dev/null || { echo "try_dist.sh: install the package debootstrap" >&2; exit 2; }
 (cd "$out" && sha256sum --check --quiet SHA256SUMS)
+
+if [ "$(uname -m)" = x86_64 ]; then
+  source scripts/aarch64.sh
+  echo "== the tarball for aarch64, emulated"
+  folder=$(mktemp -d)
+  tar xzf "$out"/cotensor-*-"$aarch64".tar.gz --directory "$folder" --strip-components=1
+  "${run_aarch64[@]}" "$folder/bin/cotensor" version
+  rm -r "$folder"
+fi
 
 # Fails for a missing one of the two files.
 mirrors=$(sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)*\(\S*\) .*/\2/p' /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null || true)
@@ -19,7 +29,7 @@ if [ ! -x "$root/usr/bin/python3" ]; then
 fi
 home=$root/home/user
 rm -rf "${home:?}"/*
-cp "$out"/*.tar.gz "$out"/*.whl "$home/"
+cp "$out"/*-"$(uname -m)"-*.tar.gz "$out"/*_"$(uname -m)".whl "$home/"
 cp -r fixtures/tiny/bert "$home/model"
 # The only packages that the wheel's users install beside it, downloaded before the time is taken.
 "${PYTHON:-python3}" -m pip download --quiet --only-binary :all: --python-version 3.11 --dest "$home/packages" numpy onnxruntime
