@@ -9,6 +9,8 @@ use tokio::sync::Semaphore;
 /// When the client should try again, in seconds.
 const RETRY_AFTER_S: u32 = 1;
 const MESSAGE: &str = "the daemon has as many HTTP connections as it may have\n";
+/// The daemon learns a moment later than the client that an answer was received.
+const ANSWERED_MIN: usize = 64;
 /// How long the daemon waits for a client to send its request and receive the answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The most bytes of a request that are read. The kernel discards an answer if the request is not read.
@@ -18,9 +20,9 @@ const READ_BYTES_MAX: usize = 1 << 20;
 pub(super) struct TurnedAway(Arc<Semaphore>);
 
 impl TurnedAway {
-    /// `most` connections at a time.
-    pub(super) fn new(most: usize) -> Self {
-        Self(Arc::new(Semaphore::new(most)))
+    /// As many connections at a time as are served, and at least [`ANSWERED_MIN`].
+    pub(super) fn new(served: usize) -> Self {
+        Self(Arc::new(Semaphore::new(served.max(ANSWERED_MIN))))
     }
 
     pub(super) fn answer(&self, stream: TcpStream) {
