@@ -15,7 +15,7 @@ pub(crate) enum FileState {
     Missing,
     /// It has other bytes, or is no file.
     Damaged,
-    /// It has the right bytes, or nobody stated their hash.
+    /// It has the right bytes, or their hash is not known.
     Whole,
 }
 

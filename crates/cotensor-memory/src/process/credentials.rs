@@ -76,7 +76,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn only_the_whole_map_leaves_nobody_out() {
+    fn only_the_whole_map_has_all_users() {
         assert!(maps_all("         0          0 4294967295\n"));
         for map in ["", "0 1000 1\n", "65534 1000 1\n", "0 100000 65536\n"] {
             assert!(!maps_all(map), "{map:?}");
