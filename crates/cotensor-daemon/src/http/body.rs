@@ -5,7 +5,7 @@ use super::paced::time_for;
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use cotensor_core::{Error, ErrorKind};
-use cotensor_memory::process::check_address_space;
+use cotensor_memory::process::check_room_for_message;
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use std::sync::Arc;
@@ -51,9 +51,9 @@ impl BodyMemory {
                 None => memory = Some(permit),
             }
             if bytes.capacity() - bytes.len() < part.len() {
-                // As a vector grows. What follows needs as much again, and an allocation that fails ends the process.
+                // As a vector grows. An allocation that fails ends the process.
                 let grown = bytes.len().max(part.len());
-                check_address_space(grown.saturating_mul(3))?;
+                check_room_for_message(grown)?;
                 bytes.try_reserve(grown).map_err(|_| memory_full())?;
             }
             bytes.extend_from_slice(&part);

@@ -92,15 +92,16 @@ impl Repository {
 
     /// Compares the file in the snapshot of a commit with the list of files. Calls `hashed` as [`FileState::of`].
     pub(crate) fn state(&self, commit: &str, file: &RepoFile, hashed: &dyn Fn(u64)) -> FileState {
-        let path = self.snapshot(commit).join(&file.path);
-        // The record has the path of the blob, so that a file is hashed once for all commits.
-        let path = path.canonicalize().unwrap_or(path);
-        FileState::of(&path, file, &self.verified, hashed)
+        self.compare(self.snapshot(commit).join(&file.path), file, hashed)
     }
 
     /// As [`state`](Self::state), for the blob of a file.
     pub(crate) fn blob_state(&self, file: &RepoFile, hashed: &dyn Fn(u64)) -> FileState {
-        let path = self.blob(file);
+        self.compare(self.blob(file), file, hashed)
+    }
+
+    fn compare(&self, path: PathBuf, file: &RepoFile, hashed: &dyn Fn(u64)) -> FileState {
+        // The record has the path of the blob, so that a file is hashed once for all commits.
         let path = path.canonicalize().unwrap_or(path);
         FileState::of(&path, file, &self.verified, hashed)
     }

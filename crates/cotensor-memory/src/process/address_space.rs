@@ -16,7 +16,7 @@ const MESSAGE_COPIES: usize = 3;
 ///
 /// # Errors
 /// `OverBudget`, which names the limit.
-pub fn check_address_space(len: usize) -> Result<()> {
+fn check_address_space(len: usize) -> Result<()> {
     let Some(limit) = getrlimit(Resource::As).current else { return Ok(()) };
     // The first number is the size in pages.
     let statm = read("/proc/self/statm").unwrap_or_default();
@@ -24,9 +24,17 @@ pub fn check_address_space(len: usize) -> Result<()> {
     check(limit, pages.saturating_mul(rustix::param::page_size() as u64), len as u64)
 }
 
-/// Whether the address space suffices for a message of `len` bytes, and for what is made of it.
+/// Checks that a message of `len` bytes, and what is made of it, leaves some address space below the limit (RLIMIT_AS).
+///
+/// # Errors
+/// `OverBudget`, which names the limit.
+pub fn check_room_for_message(len: usize) -> Result<()> {
+    check_address_space(len.saturating_mul(MESSAGE_COPIES))
+}
+
+/// Whether [`check_room_for_message`] succeeds.
 pub fn has_room_for_message(len: usize) -> bool {
-    check_address_space(len.saturating_mul(MESSAGE_COPIES)).is_ok()
+    check_room_for_message(len).is_ok()
 }
 
 fn check(limit: u64, used: u64, len: u64) -> Result<()> {

@@ -16,7 +16,7 @@ mod signals;
 mod status;
 mod usage;
 
-pub use address_space::{check_address_space, has_room_for_message};
+pub use address_space::{check_room_for_message, has_room_for_message};
 pub use credentials::{PeerCredentials, peer_credentials};
 pub(crate) use descriptors::move_above_select;
 pub use descriptors::{duplicate_fd, fd_limit_error, raise_fd_limit};
