@@ -314,7 +314,10 @@ pub(crate) struct StatArgs {
     pub(crate) names: Vec<String>,
 }
 
-/// List the holders of tensors: names, processes and numbers of leases.
+/// List the holders of tensors: names, processes and numbers of leases, and the control group whose memory limit counts the tensor.
+///
+/// The control group is that of the process that made the memory: the producer, or the daemon for uploads over HTTP and for tensors that it
+/// read back from disk.
 ///
 /// A process is listed under the holder name of its first lease; its further leases share that one.
 #[derive(Args)]

@@ -38,6 +38,9 @@ struct Tensor {
     /// Why a spilled tensor cannot be read: its file is missing or damaged.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<String>,
+    /// The control group whose memory limit counts the bytes. `ls` leaves it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    charged_to: Option<String>,
     /// Number of members of a group.
     #[serde(skip_serializing_if = "is_zero")]
     member_count: usize,
@@ -65,7 +68,7 @@ impl Tensor {
 
 impl From<TensorInfo> for Tensor {
     fn from(info: TensorInfo) -> Self {
-        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state, lost, member_count } = info;
+        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state, lost, member_count, charged_to } = info;
         let Spec { name, dtype, shape, kind, producer, keep, members, metadata, .. } = spec;
         let cached = keep != Keep::WhileLeased;
         let version = id.version;
@@ -84,6 +87,7 @@ impl From<TensorInfo> for Tensor {
             holders,
             state,
             lost,
+            charged_to,
             member_count,
             metadata: metadata.and_then(|text| serde_json::from_str(&text).ok()),
             members,
@@ -220,14 +224,15 @@ pub(crate) fn who(args: &WhoArgs, program: &Program) -> Result<()> {
 }
 
 fn holders(found: &Named) -> String {
-    let right = &[false, true, false, false, true];
-    let mut table = Table::new(right, &["name", "version", "state", "holder", "leases"]);
+    let right = &[false, true, false, false, true, false];
+    let mut table = Table::new(right, &["name", "version", "state", "holder", "leases", "charged to"]);
     for (name, tensor) in
         found.tensors.iter().flat_map(|found| found.versions.iter().map(|tensor| (&found.name, tensor)))
     {
         let mut row = |holder: String, leases: u32| {
             let (version, state) = (tensor.version.to_string(), tensor.state_name().to_owned());
-            table.row([plain(name), version, state, holder, leases.to_string()]);
+            let charged_to = plain(tensor.charged_to.as_deref().unwrap_or("-"));
+            table.row([plain(name), version, state, holder, leases.to_string(), charged_to]);
         };
         tensor.holders.iter().for_each(|(holder, leases)| row(plain(holder), *leases));
         if tensor.holders.is_empty() {
@@ -296,6 +301,9 @@ fn describe(tensor: &Tensor, text: &mut String) {
             _ => "freed with its last lease".to_owned(),
         },
     );
+    if let Some(group) = &tensor.charged_to {
+        let _ = writeln!(text, "  charged to {}", plain(group));
+    }
     if let Some(metadata) = &tensor.metadata {
         let _ = writeln!(text, "  metadata {}", plain(&metadata.to_string()));
     }

@@ -245,6 +245,10 @@ message! {
         /// The reason why it cannot be read, if it was spilled and its file is missing or damaged.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost: Option<String>,
+        /// The control group whose memory limit counts its bytes, as the folder that its producer sees. Only `tensor.holders` has it, for
+        /// tensors in memory.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        charged_to: Option<String>,
     }
 
     /// The holders of a name.

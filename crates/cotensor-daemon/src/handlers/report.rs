@@ -8,6 +8,7 @@ use cotensor_client::protocol::{
     TensorInfo, TensorState,
 };
 use cotensor_core::{Error, Result};
+use cotensor_memory::process::segment_group;
 use cotensor_store::backend::Record;
 use cotensor_store::{CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name};
 use std::cmp::Reverse;
@@ -30,6 +31,7 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
         holders: holders.collect(),
         state: record.state().into(),
         lost: None,
+        charged_to: None,
         member_count: record.members().map_or(0, |members| members.len()),
     }
 }
@@ -45,6 +47,7 @@ fn describe_spilled(SpilledTensorInfo { tensor, age, lost }: &SpilledTensorInfo)
         holders: BTreeMap::new(),
         state: TensorState::Spilled,
         lost: lost.clone(),
+        charged_to: None,
         member_count: tensor.spec.members.as_ref().map_or(0, |members| members.len()),
     }
 }
@@ -78,7 +81,11 @@ pub(super) async fn holders(caller: Caller, params: NameParams) -> Answer<Holder
     let named = all.iter().rev().filter(|record| record.name() == params.name);
     let spilled = store.spilled(&params.name);
     let spilled = spilled.iter().filter(|spilled| spilled.tensor.spec.name == params.name).map(describe_spilled);
-    let versions: Vec<_> = spilled.chain(named.map(|record| describe(store, record))).collect();
+    let in_memory = named.map(|record| {
+        let charged_to = record.segment().fd().and_then(segment_group);
+        TensorInfo { charged_to, ..describe(store, record) }
+    });
+    let versions: Vec<_> = spilled.chain(in_memory).collect();
     if versions.is_empty() {
         return Err(Error::not_found(format!("no tensor is named {:?}", params.name)).in_field("name"));
     }

@@ -4,7 +4,7 @@
 use super::Sealed;
 use crate::descriptors::room_for;
 use cotensor_core::{Error, Layout, Result};
-use cotensor_memory::process::{check_memory, create_memfd};
+use cotensor_memory::process::{check_memory, create_segment_memfd};
 use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, StoreReports, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_add_seals};
@@ -35,7 +35,7 @@ impl Upload {
     pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>, store: &EmbeddedStore) -> Result<Self> {
         // All of it, so that an upload that cannot fit is refused before it is sent.
         drop(check_memory(usize::try_from(len).unwrap_or(usize::MAX))?);
-        let fd = room_for(store, create_memfd("cotensor")?)?;
+        let fd = room_for(store, create_segment_memfd()?)?;
         Ok(Self { name: name.to_owned(), file: fd.into(), len, filled: 0, charge })
     }
 

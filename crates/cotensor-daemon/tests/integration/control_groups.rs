@@ -4,12 +4,12 @@ use crate::support::http::{receive, send};
 use crate::support::processes::{Processes, content, put};
 use crate::support::{spec, until};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{HttpListen, HttpListenParams};
+use cotensor_client::protocol::{HttpListen, HttpListenParams, ListHolders, NameParams};
 use cotensor_core::ErrorKind;
 use cotensor_memory::process::{MemoryGroup, charged_group, memory_groups};
 use cotensor_store::{CopyReason, Lease, Retention, TensorStore};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const LIMIT_BYTES: usize = 300 << 20;
@@ -92,6 +92,13 @@ fn inside() {
     let answer = receive(send(http.address, &request, token.trim(), "", &zeros));
     assert_eq!(answer.status, 507, "{answer:?}");
     assert!(String::from_utf8_lossy(&answer.body).contains("cotensor-test-"), "{answer:?}");
+
+    // The group is that of the process that filled the memory.
+    let _small = try_put(&store, "charged", &content(1, SMALL_BYTES)).unwrap();
+    let found = store.request::<ListHolders>(&NameParams { name: "charged".to_owned() }).unwrap();
+    let charged_to = found.versions[0].charged_to.as_deref().unwrap();
+    assert_eq!(Some(Path::new(charged_to)), charged_group(std::process::id()).as_deref());
+    assert!(charged_to.contains("cotensor-test-"), "{charged_to}");
 
     // Tensors that fit one by one.
     let bytes = content(1, SMALL_BYTES);

@@ -33,7 +33,7 @@ fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> c
 fn segments() -> HashMap<u64, (u64, u64)> {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let memory = links.filter(|link| {
-        std::fs::read_link(link.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:cotensor "))
+        std::fs::read_link(link.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:cotensor"))
     });
     let found = memory.filter_map(|link| std::fs::metadata(link.path()).ok());
     found.map(|it| (it.ino(), (it.len(), it.blocks() * 512))).collect()

@@ -1,10 +1,48 @@
 //! Creating memfds.
 
+use super::charged_group;
 use super::descriptors::fd_error;
 use cotensor_core::Result;
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// The name of memory for tensors, which a colon and a control group follow.
+const SEGMENT: &str = "cotensor";
+/// The longest name of a memfd in bytes.
+const NAME_BYTES_MAX: usize = 249;
+
+/// Creates the memfd of a segment that this process will fill, see [`create_memfd`]. Its name holds the control group of
+/// this process, which the kernel charges for the pages: the kernel tells it to root only.
+///
+/// # Errors
+/// As [`create_memfd`].
+pub fn create_segment_memfd() -> Result<OwnedFd> {
+    create_memfd(&segment_name(charged_group(std::process::id()).and_then(|group| group.to_str().map(str::to_owned))))
+}
+
+/// The control group that the kernel charges for the segment behind `fd`: the folder, as the process that filled it saw
+/// it. A folder that is too long for the name of a memfd begins with "…". `None` where it is not known.
+pub fn segment_group(fd: impl AsFd) -> Option<String> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())).ok()?;
+    group_in(link.to_str()?).map(str::to_owned)
+}
+
+fn segment_name(group: Option<String>) -> String {
+    let Some(mut group) = group else { return SEGMENT.to_owned() };
+    let room = NAME_BYTES_MAX - SEGMENT.len() - ":".len();
+    if group.len() > room {
+        let start = group.ceil_char_boundary(group.len() - (room - "…".len()));
+        group.replace_range(..start, "…");
+    }
+    format!("{SEGMENT}:{group}")
+}
+
+/// The control group in the target of a link in `/proc/self/fd`.
+fn group_in(link: &str) -> Option<&str> {
+    let name = link.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)");
+    name.strip_prefix(SEGMENT)?.strip_prefix(':').filter(|group| !group.is_empty())
+}
 
 /// Creates an empty memfd that can be sealed and that no process can execute (`MFD_NOEXEC_SEAL`). The name is for
 /// `/proc`.
@@ -61,6 +99,27 @@ mod tests {
             if noexec { Err(error) } else { Ok(()) }
         });
         (result, calls.into_inner())
+    }
+
+    #[test]
+    fn segment_names_the_group_that_is_charged() {
+        let segment = create_segment_memfd().unwrap();
+        let group = charged_group(std::process::id());
+        assert_eq!(segment_group(&segment), group.map(|group| group.to_str().unwrap().to_owned()));
+        for other in
+            [create_memfd("other").unwrap(), create_memfd(SEGMENT).unwrap(), create_memfd("cotensor:").unwrap()]
+        {
+            assert_eq!(segment_group(other), None);
+        }
+        for group in ["/sys/fs/cgroup/a b".to_owned(), format!("/{}", "x".repeat(239)), format!("/{}", "é".repeat(200))]
+        {
+            let segment = create_memfd(&segment_name(Some(group.clone()))).unwrap();
+            let found = segment_group(segment).unwrap();
+            match found.strip_prefix('…') {
+                Some(end) => assert!(group.ends_with(end) && group.len() > 240 && end.len() > 230, "{found}"),
+                None => assert_eq!(found, group),
+            }
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use listen_fds::listen_fds_with_names;
 #[cfg(test)]
 pub(crate) use mappings::range_at;
 pub use mappings::{MappedRange, RangeUsage, mapped_ranges, range_usage};
-pub use memfd::create_memfd;
+pub use memfd::{create_memfd, create_segment_memfd, segment_group};
 pub(crate) use memory_left::left_without_swap_bytes;
 pub use memory_left::{MemoryGroup, PendingMemory, available_bytes, charged_group, check_memory, memory_groups};
 pub use random::random_bytes;

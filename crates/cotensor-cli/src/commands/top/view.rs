@@ -191,6 +191,7 @@ mod tests {
             state: TensorState::Published,
             lost: None,
             member_count: 0,
+            charged_to: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::host::parallel_copy::part_bytes;
 use crate::mapping::{Access, Mapping, OnFork, huge_page_bytes};
-use crate::process::{check_memory, create_memfd, move_above_select};
+use crate::process::{check_memory, create_segment_memfd, move_above_select};
 use cotensor_core::{Error, Result, padded, size};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ pub(crate) fn allocate(len: usize, on_fork: OnFork) -> Result<(OwnedFd, Mapping)
     let _pending = check_memory(len)?;
     let io =
         |what: &str, error: Errno| Error::io(format!("{what} {} of shared memory", size(len as u64)), &error.into());
-    let fd = move_above_select(create_memfd("cotensor")?);
+    let fd = move_above_select(create_segment_memfd()?);
     ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
     let map = Mapping::new(fd.as_fd(), len, Access::Write)?;
     map.set_on_fork(on_fork)?;
