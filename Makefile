@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist try-containers bench-peers bench-embeddings bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -76,10 +76,12 @@ bench-embeddings:
 bench-peers:
 	scripts/bench_peers.sh
 
-# Models larger than the memory that they may use on a GPU, beside accelerate and diffusers; under nine minutes. With COTENSOR_BENCH_PYTHON, that
-# interpreter runs it, with the package of python/, whose extension must be built.
+# On a GPU, with COTENSOR_BENCH_PYTHON if that is set (scripts/gpu.sh): tests of offloaded models beside the same models on the device; models larger
+# than the memory that they may use, beside accelerate and diffusers, in under nine minutes.
+test-gpu:
+	scripts/gpu.sh test
 bench-gpu:
-	scripts/bench_gpu.sh
+	scripts/gpu.sh bench
 
 # The dashboard in a headless Chromium; installs Node and Chromium if they are missing.
 test-dashboard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from pathlib import Path
 
 import pytest
 
@@ -174,6 +175,13 @@ def sessions_of(models, module):
     return sessions
 
 
+def permissions_at(address):
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = [int(part, 16) for part in line.split(" ")[0].split("-")]
+        if start <= address < end:
+            return line.split(" ")[1]
+
+
 def test_weights_of_the_store_are_copied_from_locked_pages(attached):
     simulated_device()
     (model, other, plain), module = attached, Module()
@@ -187,6 +195,8 @@ def test_weights_of_the_store_are_copied_from_locked_pages(attached):
         # The driver locks the pages once for the process, read-only and for all devices.
         locked = dict(module.runtime.locked)
         assert sum(locked.values()) == stats["locked_bytes"] and module.runtime.flags == {9}
+        # Of a private mapping, the driver would lock copies.
+        assert {permissions_at(start) for start in locked} == {"r--s"}
         assert not any(parameter.data_ptr() in locked for parameter in model.parameters())
         with second:
             assert torch.equal(other(x).cpu(), outside(plain, x))

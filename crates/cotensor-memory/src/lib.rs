@@ -28,7 +28,7 @@ pub mod testing;
 pub use host::{
     Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PARALLEL_COPY_BYTES_MIN, PrivateMapping,
     SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,
-    copy_parallel,
+    copy_parallel, shared_bytes,
 };
 pub use pack_cache::{CacheEntry, PackCache, PackEntry, Verification, parse_pack_table};
 pub use reuse::{EmbeddedMemory, MemfdPool, PoolStats};

@@ -8,6 +8,7 @@ use crate::export::tensor_mapping;
 use crate::import::source::SourceArray;
 use cotensor::DType;
 use cotensor_core::Layout;
+use cotensor_memory::shared_bytes;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -36,9 +37,9 @@ pub(crate) fn published_at(py: Python<'_>, address: usize, nbytes: usize) -> PyR
     Ok(Some((Tensor::part(PrivatePages::new(held), layout), offset)))
 }
 
-/// The memory that all processes share behind ``nbytes`` bytes at ``address``: the tensor, the address and the size of all its
-/// bytes in this process's read-only mapping, and the offset of these bytes. The mapping ends with the tensor. ``None`` for other
-/// memory, and after a write to one of these pages.
+/// The memory that all processes share behind ``nbytes`` bytes at ``address``: the tensor, the address and the size of a
+/// read-only shared mapping of its memory, and the offset of these bytes in it. The mapping ends with the tensor. ``None`` for other
+/// memory, for small tensors, which have no pages of their own, and after a write to one of these pages.
 #[pyfunction]
 pub(crate) fn shared_pages(
     py: Python<'_>,
@@ -47,6 +48,9 @@ pub(crate) fn shared_pages(
 ) -> PyResult<Option<(Tensor, usize, usize, usize)>> {
     let Some((tensor, offset)) = published_at(py, address, nbytes)? else { return Ok(None) };
     let held = tensor.held(py)?;
-    let shared = held.lease().bytes().map(|bytes| (bytes.as_ptr().addr(), bytes.len()));
-    Ok(shared.map(|(start, len)| (tensor, start, len, offset)))
+    let lease = held.lease();
+    // Without such a mapping, the bytes are copied as those of other memory are.
+    let Ok((shared, start)) = shared_bytes(lease.segment()) else { return Ok(None) };
+    let offset = start + lease.layout().byte_range().start + offset;
+    Ok(Some((tensor, shared.as_ptr().addr(), shared.len(), offset)))
 }

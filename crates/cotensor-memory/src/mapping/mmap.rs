@@ -18,6 +18,9 @@ pub(crate) enum Access {
     /// Reading. The mapping is private: the kernel counts a shared mapping of a writable descriptor as a writable one,
     /// and before Linux 6.7 refuses it for a write-sealed memfd. A private mapping shows the same pages.
     Read,
+    /// Reading by a shared mapping of a descriptor that is open for reading only. Drivers that lock pages for reading get
+    /// those of the file, instead of copies as from a private mapping.
+    ReadShared,
     /// Reading and writing the file.
     Write,
     /// Reading the file, and writing to a private copy of each written page. Without a reservation of swap: else each
@@ -30,6 +33,7 @@ impl Access {
     fn flags(self) -> (ProtFlags, MapFlags) {
         match self {
             Access::Read => (ProtFlags::READ, MapFlags::PRIVATE),
+            Access::ReadShared => (ProtFlags::READ, MapFlags::SHARED),
             Access::Write => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
             Access::CopyOnWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE),
         }
@@ -48,7 +52,7 @@ pub(crate) enum OnFork {
 /// A mapping of a part of a file.
 ///
 /// - **M1**: `start .. start + len` is mapped and readable while the `Mapping` lives.
-/// - **M2**: the range is writable unless `access` is `Read`. This process then writes it only through
+/// - **M2**: the range is writable unless `access` is `Read` or `ReadShared`. This process then writes it only through
 ///   [`bytes_mut`](Self::bytes_mut). Exceptions are the mappings of a slab, which only the slab's segments access, the
 ///   windows of a slab, which only their parts access, and the mapping of a shared index, which only its atomics
 ///   access: nothing calls `bytes` or `bytes_mut` of these.
@@ -204,9 +208,9 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The bytes for writing; `None` for `Access::Read`.
+    /// The bytes for writing; `None` for a mapping that only reads.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        let writable = self.access != Access::Read;
+        let writable = matches!(self.access, Access::Write | Access::CopyOnWrite);
         // SAFETY: M1 and M2; the exclusive borrow of `self` keeps the mapping and excludes other references.
         writable.then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }

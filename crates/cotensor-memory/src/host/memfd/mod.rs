@@ -10,6 +10,6 @@ mod writable;
 pub(crate) use allocate::allocate;
 pub(crate) use seal::seal;
 pub use seal::{Guarantee, check_no_holes, check_sealed};
-pub use sealed::SealedMemfd;
 pub(crate) use sealed::{MemfdSlice, import};
+pub use sealed::{SealedMemfd, shared_bytes};
 pub use writable::{MemfdMemory, MemfdMut};

@@ -4,12 +4,12 @@ use super::seal::{Guarantee, check_sealed};
 use crate::mapping::{Access, AliasedMapping, Mapping, MappingCache, Windows};
 use crate::process::move_above_select;
 use cotensor_core::{ALIGNMENT, Device, Error, MemoryKind, Result, Segment, range_within};
-use rustix::fs::fstat;
+use rustix::fs::{Mode, OFlags, fstat, open};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A memfd that no process can resize and that no process can write, with the exception that its [`Guarantee`] names.
 /// Mapped read-only.
@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// them copies them first and checks the copy.
 pub struct SealedMemfd {
     map: Mapping,
+    /// See [`shared_bytes`].
+    shared: OnceLock<Mapping>,
     fd: OwnedFd,
     guarantee: Guarantee,
     mapping_cache: Arc<MappingCache>,
@@ -86,6 +88,7 @@ impl SealedMemfd {
     pub(super) fn new(map: Mapping, fd: OwnedFd, guarantee: Guarantee) -> Self {
         Self {
             map,
+            shared: OnceLock::new(),
             fd,
             guarantee,
             mapping_cache: Arc::default(),
@@ -175,6 +178,40 @@ pub(crate) fn import(fd: OwnedFd, len: usize, kind: MemoryKind) -> Result<Arc<dy
         other => return Err(Error::unsupported(format!("{other} memory is not host memory that processes share"))),
     };
     Ok(SealedMemfd::open_once(fd, len, guarantee)?)
+}
+
+/// The memory that all processes share behind a segment, in a shared mapping of the whole memfd, and the offset of the
+/// segment in it, in bytes. The mapping is made by the first call and lives as long as the memfd is open here.
+///
+/// It is for drivers that lock pages. From other mappings of this process, which are private, they get copies; where huge
+/// pages are mapped privately, Linux does not come to an end (seen on 6.18 with `cudaHostRegister`).
+///
+/// # Errors
+/// `Unsupported` for other memory than a sealed memfd: the pages of a slab change, and hold several tensors. `OverBudget`
+/// when a limit of this process is reached, `Io` when the memory cannot be mapped.
+pub fn shared_bytes(segment: &dyn Segment) -> Result<(&[u8], usize)> {
+    let any = segment.as_any();
+    let slice = any.and_then(|any| any.downcast_ref::<MemfdSlice>()).map(MemfdSlice::whole);
+    let whole = slice.or_else(|| any.and_then(|any| any.downcast_ref::<SealedMemfd>()));
+    let whole = whole.filter(|whole| whole.guarantee == Guarantee::Immutable);
+    let whole =
+        whole.ok_or_else(|| Error::unsupported(format!("{} memory has no pages of its own", segment.kind())))?;
+    Ok((whole.shared_map()?.bytes(), segment.fd_offset()))
+}
+
+impl SealedMemfd {
+    fn shared_map(&self) -> Result<&Mapping> {
+        if let Some(map) = self.shared.get() {
+            return Ok(map);
+        }
+        // A shared mapping of a descriptor that can write counts as a writable one, which Linux before 6.7 refuses for a
+        // sealed memfd.
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let read_only = open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| Error::io("opening shared memory for reading", &error.into()))?;
+        let map = Mapping::new(read_only.as_fd(), self.map.len(), Access::ReadShared)?;
+        Ok(self.shared.get_or_init(|| map))
+    }
 }
 
 /// A part of a sealed memfd.

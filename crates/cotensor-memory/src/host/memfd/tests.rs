@@ -1,5 +1,5 @@
 use super::seal::seal_with_retry;
-use super::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd};
+use super::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd, shared_bytes};
 use crate::mapping::{Access, Mapping};
 use crate::process::{create_memfd, fd_count, mapping_count, range_at};
 use crate::{MemfdPool, PrivateMapping};
@@ -169,6 +169,26 @@ fn open_refuses_unsealed_sparse_and_foreign_files() {
     }
     refused(memfd(0, size | SealFlags::FUTURE_WRITE), 0, Guarantee::Immutable, "seals");
     assert!(SealedMemfd::open(received(&*published()), 8192, Guarantee::ProducerOnly).is_ok(), "more than asked for");
+}
+
+#[test]
+fn pages_for_drivers_are_those_of_all_processes() {
+    let sealed = SealedMemfd::open_once(received(&*published()), 8192, Guarantee::Immutable).unwrap();
+    let bytes = sealed.bytes().unwrap();
+    let (shared, offset) = shared_bytes(&*sealed).unwrap();
+    assert_eq!((shared, offset), (bytes, 0));
+    let permissions = |bytes: &[u8]| range_at(bytes.as_ptr()).unwrap().range.permissions;
+    assert_eq!(permissions(bytes), "r--p");
+    assert_eq!(permissions(shared), "r--s", "a driver gets copies of a private mapping");
+    assert_eq!(shared_bytes(&*sealed).unwrap().0.as_ptr(), shared.as_ptr(), "one mapping for each memfd");
+
+    let slice = sealed.slice(64..192).unwrap();
+    let (whole, offset) = shared_bytes(&*slice).unwrap();
+    assert_eq!((whole.as_ptr(), whole.len(), offset), (shared.as_ptr(), 8192, 64));
+    assert_eq!(&whole[offset..][..slice.len()], slice.bytes().unwrap());
+
+    let slab = SealedMemfd::open_once(received(&*published()), 8192, Guarantee::ProducerOnly).unwrap();
+    assert_eq!(shared_bytes(&*slab).err().unwrap().kind(), ErrorKind::Unsupported);
 }
 
 #[test]
