@@ -184,18 +184,13 @@ impl Listening {
         (self.owner, self.named) = (false, false);
     }
 
-    /// Duplicates of the socket, the lock and the socket's file for another process's [`from_parts`](Self::from_parts).
+    /// The socket, the lock and the socket's file, for another process's [`from_parts`](Self::from_parts).
     ///
     /// # Errors
-    /// `Io` when the limit of open descriptors is reached, and when the socket has no file.
-    pub(crate) fn descriptors(&self) -> Result<[OwnedFd; 3]> {
-        let io = |error| Error::io("duplicating a descriptor", &error);
-        let file = self.socket.file().ok_or_else(|| Error::new(ErrorKind::Io, "the socket has no file"));
-        Ok([
-            self.listener().try_clone().map_err(io)?.into(),
-            self.lock.try_clone().map_err(io)?,
-            file?.try_clone_to_owned().map_err(io)?,
-        ])
+    /// `Io` when the socket has no file.
+    pub(crate) fn descriptors(&self) -> Result<[BorrowedFd<'_>; 3]> {
+        let file = self.socket.file().ok_or_else(|| Error::new(ErrorKind::Io, "the socket has no file"))?;
+        Ok([self.listener().as_fd(), self.lock.as_fd(), file])
     }
 
     /// The listener, in non-blocking mode.

@@ -3,10 +3,11 @@
 use super::journal::{BLOCK_VERSION, Event, Journal};
 use crate::socket::Listening;
 use cotensor_core::{Error, Result};
+use cotensor_memory::process::duplicate_fd;
 use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
 use serde::{Deserialize, Serialize};
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -67,18 +68,26 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Duplicates for another process: those of [`Listening`], and the socket for HTTP if there is one.
+    /// For another process: those of [`Listening`], and the socket for HTTP if there is one.
     ///
     /// # Errors
-    /// `Io` when no more descriptors may be open.
-    pub(super) fn descriptors(&self) -> Result<Vec<OwnedFd>> {
+    /// `Io` when the socket has no file.
+    pub(super) fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
         let mut fds = Vec::from(self.listening.descriptors()?);
-        let http = self.http.as_ref().map(TcpListener::try_clone).transpose();
-        fds.extend(http.map_err(|error| Error::io("duplicating a descriptor", &error))?.map(OwnedFd::from));
+        fds.extend(self.http.as_ref().map(TcpListener::as_fd));
         Ok(fds)
     }
 
-    /// The sockets from the result of [`descriptors`](Self::descriptors).
+    /// Duplicates in this process.
+    ///
+    /// # Errors
+    /// `Io` when no more descriptors may be open, and when the socket has no file.
+    pub(super) fn duplicate(&self, header: &HandoverHeader) -> Result<Self> {
+        let copies: Vec<OwnedFd> = self.descriptors()?.into_iter().map(duplicate_fd).collect::<Result<_>>()?;
+        Self::from_descriptors(header, &mut copies.into_iter())
+    }
+
+    /// The sockets that another process sent as [`descriptors`](Self::descriptors).
     ///
     /// # Errors
     /// `Corrupt` when one is missing.
@@ -93,7 +102,7 @@ fn next_fd(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd> {
     fds.next().ok_or_else(|| Error::corrupt("a descriptor is missing"))
 }
 
-/// The Unix socket from the result of [`Listening::descriptors`].
+/// The Unix socket from [`Listening::descriptors`] of another process, or from duplicates of them.
 ///
 /// # Errors
 /// `Corrupt` when one is missing.
@@ -196,7 +205,7 @@ pub(super) struct Handover {
 ///
 /// # Errors
 /// `Io` when the other end has closed the connection or does not read.
-pub(super) fn send(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
+pub(super) fn send(socket: &UnixStream, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
     send_while(socket, message, fds, || false)
 }
 
@@ -208,11 +217,11 @@ pub(super) fn send(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) ->
 pub(super) fn send_while(
     socket: &UnixStream,
     message: &Message,
-    fds: Vec<OwnedFd>,
+    fds: &[BorrowedFd<'_>],
     wanted: impl FnMut() -> bool,
 ) -> Result<()> {
     let body = serde_json::to_vec(message).map_err(|error| Error::invalid(error.to_string()))?;
-    send_all_while(socket.as_fd(), &Frame { body, fds }, wanted)
+    send_all_while(socket.as_fd(), &Frame { body, fds: fds.to_vec() }, wanted)
 }
 
 /// Sends a handover.
@@ -223,14 +232,14 @@ pub(super) fn hand_over(
     socket: &UnixStream,
     header: HandoverHeader,
     sockets: &Sockets,
-    index: Option<OwnedFd>,
+    index: Option<BorrowedFd<'_>>,
     journal: &Journal,
 ) -> Result<()> {
     socket.set_write_timeout(Some(CHANNEL_TIMEOUT)).map_err(|error| Error::io("handing over", &error))?;
     let mut fds = sockets.descriptors()?;
     fds.extend(index);
-    send(socket, &Message::Begin(HandoverHeader { http: sockets.http.is_some(), ..header }), fds)?;
+    send(socket, &Message::Begin(HandoverHeader { http: sockets.http.is_some(), ..header }), &fds)?;
     let block = |body, fds| send_all(socket.as_fd(), &Frame { body, fds });
-    journal.hand_over(block, |change| send(socket, &Message::Event(change), Vec::new()))?;
-    send(socket, &Message::Complete, Vec::new())
+    journal.hand_over(block, |change| send(socket, &Message::Event(change), &[]))?;
+    send(socket, &Message::Complete, &[])
 }

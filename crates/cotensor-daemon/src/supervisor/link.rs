@@ -14,7 +14,7 @@ use cotensor_store::backend::Record;
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -139,9 +139,9 @@ impl SupervisorLink {
     pub(crate) fn moved(&self, listening: &Listening) {
         let mut state = self.state();
         let moved = listening.descriptors().and_then(|fds| {
-            let copies = listening.descriptors()?;
+            let copies: Vec<OwnedFd> = fds.iter().map(duplicate_fd).collect::<Result<_>>()?;
             state.sockets.listening = listening_from(listening.path(), &mut copies.into_iter())?;
-            state.send(&Message::Moved, fds.into())
+            state.send(&Message::Moved, &fds)
         });
         log_failure(moved);
     }
@@ -152,22 +152,21 @@ impl SupervisorLink {
     /// `Io` when no more descriptors may be open.
     pub(crate) fn started_http(&self, listener: &TcpListener) -> Result<()> {
         let mut state = self.state();
-        let copy = duplicate_fd(listener)?;
         state.sockets.http = Some(duplicate_fd(listener)?.into());
-        state.send(&Message::HttpStarted, vec![copy])
+        state.send(&Message::HttpStarted, &[listener.as_fd()])
     }
 
     /// Reports that this server stops on request, so that no other one is started.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let mut state = self.state();
-        log_failure(state.send(&Message::Stopping, Vec::new()));
+        log_failure(state.send(&Message::Stopping, &[]));
         state.socket = None;
     }
 
     /// Reports that this server serves clients now.
     pub(super) fn ready(&self, epoch: u64) -> Result<()> {
-        self.state().send(&Message::Ready { epoch }, Vec::new())
+        self.state().send(&Message::Ready { epoch }, &[])
     }
 }
 
@@ -187,13 +186,12 @@ impl LinkState {
     ///
     /// # Errors
     /// `Invalid` for an event that is too long for a message and is recorded nowhere; `Corrupt` for one that
-    /// contradicts the journal; `Io` when descriptors cannot be duplicated. A dead supervisor is no error: the next
-    /// one gets the journal.
+    /// contradicts the journal. A dead supervisor is no error: the next one gets the journal. The limit of open
+    /// descriptors is none either: `file` is sent as it is.
     pub(crate) fn record(&mut self, event: Event, file: Option<Arc<File>>) -> Result<()> {
-        // They are closed after sending.
-        let copies = file.iter().map(|file| duplicate_fd(&**file)).collect::<Result<_>>()?;
         let message = Message::Event(event);
-        self.send(&message, copies)?;
+        let fds: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
+        self.send(&message, &fds)?;
         let Message::Event(event) = message else { return Ok(()) };
         self.journal.apply_with(event, file).map(drop)
     }
@@ -202,7 +200,7 @@ impl LinkState {
     ///
     /// # Errors
     /// `Invalid` for one that is too long.
-    fn send(&mut self, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
+    fn send(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let (start, mut stopped) = (Instant::now(), 0);
         let wanted = || {
             let is_stopped = matches!(self.supervisor.and_then(process_state), Some('T' | 't'));
@@ -230,7 +228,7 @@ mod tests {
     use super::super::channel::{CHANNEL_TIMEOUT, Receiver};
     use super::*;
     use crate::Listening;
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
     /// A link to a supervisor, its other end, and the folder of its socket.
     fn linked() -> (LinkState, UnixStream, tempfile::TempDir) {
@@ -262,6 +260,23 @@ mod tests {
         // After the supervisor's end, the journal still applies events.
         state.record(Event::NameIds(7), None).unwrap();
         assert!(state.socket.is_none() && state.journal.name_ids() == 7);
+    }
+
+    /// A tensor that a client has may not depend on a free descriptor of the server.
+    #[test]
+    fn descriptor_is_recorded_when_no_other_may_be_opened() {
+        let (mut state, theirs, _folder) = linked();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let inode = |file: &File| rustix::fs::fstat(file).unwrap().st_ino;
+        let before = getrlimit(Resource::Nofile);
+        let last = duplicate_fd(&*file).unwrap().as_raw_fd() as u64;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(last), ..before }).unwrap();
+        assert!(duplicate_fd(&*file).is_err(), "the limit is reached");
+        state.record(Event::NameIds(7), Some(Arc::clone(&file))).unwrap();
+        setrlimit(Resource::Nofile, before).unwrap();
+        let (message, fds) = Receiver::new(theirs).next().unwrap();
+        assert!(matches!(message, Message::Event(Event::NameIds(7))));
+        assert_eq!(fds.into_iter().map(|fd| inode(&fd.into())).collect::<Vec<_>>(), [inode(&file)]);
     }
 
     /// The timeout never ends in this test: only the check of the supervisor's state ends the wait.

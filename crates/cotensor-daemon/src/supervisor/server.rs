@@ -45,7 +45,7 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     let io = |error| Error::io("taking over", &error);
     socket.set_write_timeout(Some(SUPERVISOR_CHECK_INTERVAL)).map_err(io)?;
     let header = HandoverHeader { server: Some(std::process::id()), index_slots: 0, ..handover.header };
-    let sockets = Sockets::from_descriptors(&header, &mut handover.sockets.descriptors()?.into_iter())?;
+    let sockets = handover.sockets.duplicate(&header)?;
     let link = Arc::new(SupervisorLink {
         orphaned: AtomicBool::new(header.orphaned),
         header,

@@ -105,8 +105,7 @@ impl SupervisorState {
         let index = SharedIndex::create(INDEX_SLOTS)?;
         let mut server = launch.server(image, theirs)?;
         let header = HandoverHeader { server: server.pid, index_slots: index.slots(), ..self.header.clone() };
-        let fd = index.fd().try_clone_to_owned().map_err(io)?;
-        if let Err(error) = hand_over(&ours, header, &self.sockets, Some(fd), &self.journal) {
+        if let Err(error) = hand_over(&ours, header, &self.sockets, Some(index.fd()), &self.journal) {
             server.end();
             return Err(error);
         }

@@ -89,7 +89,7 @@ pub(super) fn inherit<P>(
     let mut handover = receiver.take_over()?;
     // Before the confirmation: after it, a failure of this process would lose the state.
     let prepared = prepare(&mut handover.sockets)?;
-    send(&receiver.socket, &Message::Complete, Vec::new())?;
+    send(&receiver.socket, &Message::Complete, &[])?;
     handover.header.orphaned = false;
     tracing::info!("took {} tensors over from a daemon whose supervisor was killed", handover.journal.len());
     Ok(Some((handover, prepared)))

@@ -13,13 +13,14 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 pub const FRAME_FDS_MAX: usize = 64;
 
 pub(super) const HEADER_BYTES: usize = 8;
-/// One message and its descriptors.
-#[derive(Debug, Default)]
-pub struct Frame {
+
+/// One message and its descriptors, which only a frame that is sent may borrow.
+#[derive(Debug)]
+pub struct Frame<F = OwnedFd> {
     /// JSON.
     pub body: Vec<u8>,
     /// In the order in which the body refers to them.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<F>,
 }
 
 impl Frame {
@@ -27,7 +28,9 @@ impl Frame {
     pub fn new(body: Vec<u8>) -> Self {
         Self { body, fds: Vec::new() }
     }
+}
 
+impl<F> Frame<F> {
     /// The header before the body.
     ///
     /// # Errors
@@ -49,10 +52,10 @@ impl Frame {
 ///
 /// # Errors
 /// Those of `sendmsg`, `WouldBlock` included where `flags` or the socket are non-blocking.
-pub fn send(
+pub fn send<F: AsFd>(
     socket: BorrowedFd<'_>,
     header: &[u8],
-    frame: &Frame,
+    frame: &Frame<F>,
     sent: usize,
     flags: SendFlags,
 ) -> std::io::Result<usize> {
@@ -74,7 +77,7 @@ pub fn send(
 ///
 /// # Errors
 /// `Invalid` for a frame past the limits, `Io` when the connection has ended.
-pub fn send_all(socket: BorrowedFd<'_>, frame: &Frame) -> Result<()> {
+pub fn send_all<F: AsFd>(socket: BorrowedFd<'_>, frame: &Frame<F>) -> Result<()> {
     send_all_while(socket, frame, || false)
 }
 
@@ -82,7 +85,11 @@ pub fn send_all(socket: BorrowedFd<'_>, frame: &Frame) -> Result<()> {
 ///
 /// # Errors
 /// As [`send_all`].
-pub fn send_all_while(socket: BorrowedFd<'_>, frame: &Frame, mut keep_waiting: impl FnMut() -> bool) -> Result<()> {
+pub fn send_all_while<F: AsFd>(
+    socket: BorrowedFd<'_>,
+    frame: &Frame<F>,
+    mut keep_waiting: impl FnMut() -> bool,
+) -> Result<()> {
     let header = frame.header()?;
     let mut sent = 0;
     while sent < header.len() + frame.body.len() {

@@ -240,7 +240,7 @@ mod tests {
         let refused = (0..WAITING_FRAMES_MAX * 20).find_map(|_| outbox.send(Frame::new(vec![0; 200_000])).err());
         assert_eq!(refused.unwrap().kind(), ErrorKind::Conflict);
         assert_eq!(lock(&outbox.0.queue).bytes, 0, "the queue is dropped");
-        assert_eq!(outbox.send(Frame::default()).unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(outbox.send(Frame::new(Vec::new())).unwrap_err().kind(), ErrorKind::Conflict);
         let mut decoder = Decoder::default();
         while decoder.fill(reader.as_fd()).unwrap() > 0 {}
     }

@@ -6,7 +6,7 @@ use super::table::{Journal, Segment, at, id_of, shared};
 use crate::descriptors::HANDOVER_FDS;
 use cotensor_core::{Error, Result};
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A block of a handover is sent when it has this many bytes.
 pub(super) const BLOCK_BYTES: usize = 256 << 10;
@@ -15,44 +15,42 @@ impl Journal {
     /// Calls `send_event` with events and descriptors that make an empty journal equal to this one.
     ///
     /// # Errors
-    /// Those of `send_event`; `Io` when descriptors cannot be duplicated.
-    pub(crate) fn replay(&self, mut send_event: impl FnMut(Event, Vec<OwnedFd>) -> Result<()>) -> Result<()> {
+    /// Those of `send_event`.
+    pub(crate) fn replay(&self, mut send_event: impl FnMut(Event, Option<BorrowedFd<'_>>) -> Result<()>) -> Result<()> {
         let mut sent = HashSet::new();
         for (&at, packed) in &self.entries {
             let entry = Box::new(packed.unpack(id_of(at))?);
             let first = packed.segment().filter(|number| sent.insert(*number));
             let first = first.and_then(|number| self.segments.get(&number));
-            let fds = first.map(Segment::descriptor).transpose()?;
-            send_event(
-                Event::Published { entry, segment: first.map(|segment| segment.info) },
-                fds.into_iter().collect(),
-            )?;
+            let event = Event::Published { entry, segment: first.map(|segment| segment.info) };
+            send_event(event, first.map(Segment::descriptor))?;
         }
         for (key, results) in &self.claims {
-            send_event(Event::Finished { key: key.to_string(), results: results.to_vec() }, Vec::new())?;
+            send_event(Event::Finished { key: key.to_string(), results: results.to_vec() }, None)?;
         }
-        self.replay_rest(|event| send_event(event, Vec::new()))
+        self.replay_rest(|event| send_event(event, None))
     }
 
     /// As [`replay`](Self::replay), with entries and claims in blocks for [`apply_block`](Self::apply_block): thousands
     /// in one message, without JSON.
     ///
     /// # Errors
-    /// Those of `block` and `send_event`; `Io` when descriptors cannot be duplicated.
-    pub(crate) fn hand_over(
-        &self,
-        mut block: impl FnMut(Vec<u8>, Vec<OwnedFd>) -> Result<()>,
+    /// Those of `block` and `send_event`.
+    pub(crate) fn hand_over<'a>(
+        &'a self,
+        mut block: impl FnMut(Vec<u8>, Vec<BorrowedFd<'a>>) -> Result<()>,
         send_event: impl FnMut(Event) -> Result<()>,
     ) -> Result<()> {
         let (mut filling, mut fds, mut sent) = (Block::new(), Vec::new(), HashSet::new());
-        let is_full = |filling: &Block, fds: &[OwnedFd]| filling.len() >= BLOCK_BYTES || fds.len() == HANDOVER_FDS;
-        let mut send = |filling: &mut Block, fds: &mut Vec<OwnedFd>| {
+        let is_full =
+            |filling: &Block, fds: &[BorrowedFd<'_>]| filling.len() >= BLOCK_BYTES || fds.len() == HANDOVER_FDS;
+        let mut send = |filling: &mut Block, fds: &mut Vec<BorrowedFd<'a>>| {
             block(std::mem::replace(filling, Block::new()).into_bytes(), std::mem::take(fds))
         };
         for (&at, packed) in &self.entries {
             let first = packed.segment().filter(|number| sent.insert(*number));
             if let Some(segment) = first.and_then(|number| self.segments.get(&number)) {
-                fds.push(segment.descriptor()?);
+                fds.push(segment.descriptor());
                 filling.segment(&segment.info);
             }
             filling.entry(at, packed);

@@ -6,10 +6,9 @@ use super::packed::PackedEntry;
 use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo};
 use cotensor_core::{ContentHash, Error, Result};
-use cotensor_memory::process::duplicate_fd;
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// The most bytes of all notes. The store has the same limit; hexadecimal digits double it.
@@ -225,8 +224,8 @@ impl Journal {
 }
 
 impl Segment {
-    pub(super) fn descriptor(&self) -> Result<OwnedFd> {
-        duplicate_fd(&*self.file)
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

@@ -142,7 +142,7 @@ fn notifications_are_handled_while_a_caller_waits() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let body = br#"{"jsonrpc":"2.0","method":"slab.freed","params":[1]}"#.to_vec();
-            let fds = vec![theirs.try_clone().unwrap().into()];
+            let fds = vec![OwnedFd::from(theirs.try_clone().unwrap())];
             send_all(theirs.as_fd(), &Frame { body, fds }).unwrap();
             answer(&theirs, 1, |ids| ids);
         });
