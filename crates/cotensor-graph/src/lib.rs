@@ -4,6 +4,7 @@
 //! file and runs no graph, so it builds for wasm32: a [`GraphFiles`] gives the files.
 
 mod affine;
+mod behaviour;
 mod block;
 pub mod content;
 mod cut;

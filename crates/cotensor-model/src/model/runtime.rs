@@ -153,6 +153,7 @@ impl Runtime {
             observer(role, producer.trim_start_matches("model:"));
         }
         self.engines.place(|engine, reasons| {
+            graph.check_repeatable()?;
             engine.check(&graph)?;
             if engine.capabilities().widens_floats {
                 graph.widen();
@@ -187,7 +188,7 @@ impl Runtime {
                     weights: weights.hashes().iter().copied().zip(sizes).collect(),
                 };
                 let runs_on = RunsOn::new(&**engine, &*loaded, reasons);
-                let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
+                let stage = Stage::new(role, kind, &graph, loaded, Some(sharing), runs_on, start.elapsed());
                 let stage = Arc::new(stage);
                 stages.retain(|_, stage| stage.strong_count() > 0);
                 stages.insert((space, role.to_owned()), Arc::downgrade(&stage));

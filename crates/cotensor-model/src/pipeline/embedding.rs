@@ -24,7 +24,7 @@ const RUN_SPREAD_PERCENT: usize = 25;
 /// In tokens.
 const RUN_SPREAD_MIN: usize = 8;
 /// The label of results in the store.
-const LABEL: &str = "sentence embedding v1";
+const LABEL: &str = "sentence embedding v2";
 
 /// A model that embeds texts, as sentence-transformers does: prompt, tokens, graph, pooling, length.
 pub struct TextEmbedder {
@@ -36,7 +36,7 @@ pub struct TextEmbedder {
     is_pooled: bool,
     /// The number of tokens that the graph reads, if it is fixed.
     length: Option<usize>,
-    /// Whether the graph reads a cache, or a fixed number of texts.
+    /// Whether each text runs alone: the graph reads a cache, or a fixed number of texts, or joins its rows.
     reads_one: bool,
     settings: ContentHash,
 }
@@ -88,7 +88,7 @@ impl TextEmbedder {
             model: Arc::clone(model),
             is_pooled: task.result.as_deref() == Some(output),
             length: fixed_length(def, &stage),
-            reads_one: has_fixed_count || reads_cache,
+            reads_one: has_fixed_count || reads_cache || stage.joins_rows().is_some(),
             settings: hasher.finish(),
             stage,
             def,

@@ -6,6 +6,7 @@ use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::{Inputs, TextEmbedder, run_user};
 use cotensor_store::EmbeddedStore;
+use std::path::Path;
 
 /// Of many lengths, with an equal pair.
 const TEXTS: [&str; 7] = [
@@ -42,6 +43,42 @@ fn many_texts_give_the_embeddings_of_each() {
             }
         }
     }
+}
+
+/// The largest difference of a number between a text among others and alone.
+fn difference(embedder: &TextEmbedder) -> f32 {
+    let together = embedder.embed(&TEXTS, None, None).unwrap();
+    let alone = TEXTS.iter().map(|text| embedder.embed(&[text], None, None).unwrap().remove(0).values);
+    let pairs = together.into_iter().zip(alone).flat_map(|(one, other)| one.values.into_iter().zip(other));
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Each operator of a dynamically quantized graph scales by the range of the whole batch.
+#[test]
+fn texts_of_a_graph_that_joins_rows_run_alone() {
+    let unpacked = support::unpacked(&fixtures().join("tiny/bert"));
+    for engine in engines() {
+        let name = engine.name();
+        let runtime = Runtime::new(EmbeddedStore::builder().build(), engine);
+        let open = |variant| runtime.open_variant(unpacked.path(), Path::new(""), variant).unwrap();
+        let (plain, quantized) = (open(None), open(Some("int8")));
+        let role = "encoder";
+        assert_eq!(plain.stage(role).unwrap().joins_rows(), None);
+        assert!(quantized.stage(role).unwrap().joins_rows().unwrap().starts_with("DynamicQuantizeLinear \""));
+        assert_eq!(difference(&TextEmbedder::open(&quantized).unwrap()), 0.0, "{name}");
+    }
+}
+
+#[test]
+fn positions_do_not_count_padding() {
+    let unpacked = support::unpacked(&fixtures().join("tiny/bert"));
+    let path = unpacked.path().join("tokenizer_config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["padding_side"] = "left".into();
+    std::fs::write(path, config.to_string()).unwrap();
+    let runtime = Runtime::new(EmbeddedStore::builder().build(), engines().remove(0));
+    let embedder = TextEmbedder::open(&runtime.open(unpacked.path()).unwrap()).unwrap();
+    assert!(difference(&embedder) < 1e-5);
 }
 
 #[test]

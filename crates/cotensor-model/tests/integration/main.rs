@@ -10,6 +10,7 @@ mod engine_choice;
 mod export_forms;
 mod golden_answers;
 mod golden_keys;
+mod graph_behaviour;
 mod graph_fingerprint;
 mod graph_hostile;
 mod greedy_decoding;

@@ -111,12 +111,11 @@ impl SentenceProcessor {
             let message = format!("{module} is not supported; export the graph with an output sentence_embedding");
             return Err(Error::unsupported(message).in_field("modules.json"));
         }
-        let first = mask.iter().position(|&keep| keep != 0).unwrap_or(0);
         let skipped = if self.pools_prompt { 0 } else { prompt_tokens };
         let counted: Vec<(usize, &[f32])> = (0..mask.len())
             .zip(rows.chunks_exact(width))
-            .filter(|&(at, _)| mask[at] != 0 && at >= first + skipped)
-            .map(|(at, row)| (at - first + 1, row))
+            .filter(|&(at, _)| mask[at] != 0 && at >= skipped)
+            .map(|(at, row)| (at + 1, row))
             .collect();
         let mut pooled = Vec::with_capacity(width * self.poolings.len());
         for pooling in &self.poolings {

@@ -23,11 +23,11 @@ pub struct TextProcessor {
     tokenizer: Tokenizer,
     /// The padding token, if tokenizer.json or tokenizer_config.json names one.
     pad: Option<u32>,
-    pads_left: bool,
     fingerprint: ContentHash,
 }
 
-/// A batch of texts: each array is `[texts, tokens of the longest text]`, `int64`.
+/// A batch of texts: each array is `[texts, tokens of the longest text]`, `int64`. Shorter texts are padded at the end, whatever
+/// `padding_side` says: models whose positions count from the start of a row would read a text behind padding elsewhere.
 #[derive(Clone, Debug)]
 pub struct TokenBatch {
     /// Token ids.
@@ -86,9 +86,9 @@ impl TextProcessor {
             };
         // `encode_to` pads: to the longest text of the batch, or to the length that the graph reads.
         tokenizer.with_padding(None);
-        let mut hasher = Hasher::new("cotensor tokenizer v2");
+        let mut hasher = Hasher::new("cotensor tokenizer v3");
         hasher.field(&bytes).field(config.to_string().as_bytes());
-        Ok(Self { tokenizer, pad, pads_left: side("padding_side")?, fingerprint: hasher.finish() })
+        Ok(Self { tokenizer, pad, fingerprint: hasher.finish() })
     }
 
     /// This tokenizer with the settings of sentence-transformers: at most `max_tokens` per text, in lower case if
@@ -193,7 +193,7 @@ impl TextProcessor {
         let row = |encoding: &Encoding, of: fn(&Encoding) -> &[u32], pad: u32| {
             let padding = std::iter::repeat_n(pad, longest - encoding.len());
             let given = of(encoding).iter().copied();
-            if self.pads_left { padding.chain(given).collect::<Vec<_>>() } else { given.chain(padding).collect() }
+            given.chain(padding).collect::<Vec<_>>()
         };
         let array = |of: fn(&Encoding) -> &[u32], pad: u32| {
             let rows = encodings.iter().flat_map(|encoding| row(encoding, of, pad));

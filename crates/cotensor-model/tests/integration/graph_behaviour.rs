@@ -1,0 +1,63 @@
+//! Operators that join rows or draw random numbers, found in graphs.
+
+use crate::support::onnx::*;
+use cotensor_core::ErrorKind;
+use cotensor_model::graph::{Graph, open_graph};
+use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
+
+/// A graph with one node, in a subgraph if `nested`. The last input of the node is a constant that is true.
+fn with_node(mut inner: NodeProto, nested: bool) -> Graph {
+    inner.output = vec!["y".to_owned()];
+    let truth = raw_tensor("yes", DataType::BOOL, &[], vec![1]);
+    let output = vec![value("y", DataType::FLOAT, &[Some(1)])];
+    let node = match nested {
+        false => inner,
+        true => {
+            let body = GraphProto { node: vec![inner], output: output.clone(), ..GraphProto::default() };
+            let mut branch = int_attribute("then_branch", 0);
+            (branch.i, branch.g) = (None, Some(body));
+            node("If", &["yes"], &["y"], vec![branch])
+        }
+    };
+    let input = vec![value("x", DataType::FLOAT, &[Some(1)])];
+    let graph = GraphProto { node: vec![node], initializer: vec![truth], input, output, ..GraphProto::default() };
+    let folder = tempfile::tempdir().unwrap();
+    open_graph(&save(folder.path(), "model.onnx", &model(graph))).unwrap()
+}
+
+#[test]
+fn operators_that_join_rows_are_found() {
+    let made = |op, attributes| node(op, &["x"], &[], attributes);
+    for nested in [false, true] {
+        for (joining, node) in [
+            (true, made("DynamicQuantizeLinear", vec![])),
+            (true, NodeProto { domain: Some("com.microsoft".into()), ..made("DynamicQuantizeMatMul", vec![]) }),
+            (true, made("BatchNormalization", vec![int_attribute("training_mode", 1)])),
+            (false, made("BatchNormalization", vec![])),
+            (false, made("LayerNormalization", vec![])),
+            (false, NodeProto { domain: Some("own".into()), ..made("DynamicQuantizeLinear", vec![]) }),
+        ] {
+            let operator = node.op_type.clone().unwrap();
+            let found = with_node(node, nested).joins_rows();
+            assert_eq!(found, joining.then(|| format!("{operator} \"{operator} node\"")), "nested: {nested}");
+        }
+    }
+}
+
+#[test]
+fn random_operators_are_refused() {
+    let made = |op, inputs: &[&str]| node(op, inputs, &[], vec![]);
+    for nested in [false, true] {
+        for random in [made("RandomNormalLike", &["x"]), made("Bernoulli", &["x"]), made("Dropout", &["x", "", "yes"])]
+        {
+            let operator = random.op_type.clone().unwrap();
+            let error = with_node(random, nested).check_repeatable().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert_eq!(error.field(), Some(format!("{operator} \"{operator} node\"").as_str()));
+            assert!(error.file().is_some());
+        }
+        for repeatable in [made("Relu", &["x"]), made("Dropout", &["x"])] {
+            with_node(repeatable, nested).check_repeatable().unwrap();
+        }
+    }
+}
