@@ -25,7 +25,7 @@ impl Run<'_> {
         if own_head {
             check_architecture(self.model, task)?;
         }
-        let mut scores = Vec::with_capacity(user.texts.len());
+        let mut all = Vec::with_capacity(user.texts.len());
         for text in &user.texts {
             self.encode_pair(def, &stage, query, text)?;
             let mut last = self.run_stage(def, &stage, inputs, output)?;
@@ -37,10 +37,35 @@ impl Run<'_> {
                 let message = format!("a reranker gives one number for a pair of texts; this model gives {width}");
                 return Err(Error::unsupported(message).in_field(LOGITS));
             }
-            scores.push(function.score(logits[0]));
+            all.push(logits[0]);
         }
-        let mut ranked: Vec<(String, f32)> = user.texts.iter().cloned().zip(scores.iter().copied()).collect();
-        ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
-        Ok((Answer::Scores { texts: ranked }, vec![Output::new("scores", &[scores.len()], &scores)]))
+        let scores: Vec<f32> = all.iter().map(|&logit| function.score(logit)).collect();
+        let texts = descending(&all).into_iter().map(|at| (user.texts[at].clone(), scores[at])).collect();
+        let outputs = vec![Output::new("scores", &[all.len()], &scores), Output::new(LOGITS, &[all.len()], &all)];
+        Ok((Answer::Scores { texts }, outputs))
+    }
+}
+
+/// The positions of the logits, the largest first. Scores have no such order: the sigmoid of different logits from 17 on is 1
+/// in float32.
+fn descending(logits: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_preprocess::text::ScoreFunction;
+
+    #[test]
+    fn order_is_that_of_the_logits_where_scores_are_equal() {
+        let logits = [17.5, 30.0, -2.0, 19.0];
+        assert_eq!(
+            logits.map(|logit| ScoreFunction::Sigmoid.score(logit)).map(|score| score == 1.0),
+            [true, true, false, true]
+        );
+        assert_eq!(descending(&logits), [1, 3, 0, 2]);
     }
 }

@@ -4,5 +4,5 @@ mod batches;
 mod model;
 mod table;
 
-pub(crate) use model::{LoadedModel, ModelInfo, ModelKey};
+pub(crate) use model::{LoadedModel, ModelInfo, ModelKey, Score};
 pub use table::{LoadedModels, ServingOptions};

@@ -11,6 +11,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+/// The score of a text for a query.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Score {
+    pub(crate) score: f32,
+    /// What the score is made of; the order of different texts is that of their logits.
+    pub(crate) logit: f32,
+}
+
 /// A model in requests: the absolute path of a folder or a name on the hub, and the variant of its graphs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ModelKey {
@@ -151,7 +159,7 @@ impl LoadedModel {
         Ok(batches)
     }
 
-    pub(super) fn rerank(&self, runtime: &Runtime, query: String, texts: Vec<String>) -> Result<Vec<f32>> {
+    pub(super) fn rerank(&self, runtime: &Runtime, query: String, texts: Vec<String>) -> Result<Vec<Score>> {
         let model = &self.model;
         let family = model.family();
         let task = family.tasks().find(|task| task.answer == AnswerKind::Scores).ok_or_else(|| {
@@ -162,7 +170,10 @@ impl LoadedModel {
         let user = User { name: "rerank".to_owned(), model: name, task, texts, ..User::default() };
         let holder = runtime.store().holder(&self.key.name);
         let report = run_user(model, &user, &Inputs::default().with_text(query), &holder)?;
-        let scores = report.outputs.into_iter().next().ok_or_else(|| Error::corrupt("the model gave no scores"))?;
-        Ok(scores.values)
+        let [scores, logits] = report.outputs.as_slice() else {
+            return Err(Error::corrupt("the model gave no scores"));
+        };
+        let pairs = scores.values.iter().zip(&logits.values);
+        Ok(pairs.map(|(&score, &logit)| Score { score, logit }).collect())
     }
 }

@@ -1,5 +1,5 @@
 use super::batches::PendingEmbeddings;
-use super::model::{LoadedModel, ModelInfo, ModelKey};
+use super::model::{LoadedModel, ModelInfo, ModelKey, Score};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::TextEmbedding;
@@ -178,7 +178,7 @@ impl LoadedModels {
     /// # Errors
     /// `Unsupported` for a model that is no reranker; as [`get`](Self::get) and
     /// [`run_user`](cotensor_model::pipeline::run_user).
-    pub(crate) async fn rerank(self: &Arc<Self>, name: &str, query: String, texts: Vec<String>) -> Result<Vec<f32>> {
+    pub(crate) async fn rerank(self: &Arc<Self>, name: &str, query: String, texts: Vec<String>) -> Result<Vec<Score>> {
         let (this, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let loaded = this.get(&name, None)?;

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 /// The most bytes of a model's name.
 const NAME_BYTES_MAX: usize = 4096;
 
-/// The fields of a request's JSON object. Unknown fields are ignored: clients send fields of their own.
+/// The fields of a request's JSON object. Unknown fields are ignored, because clients send fields of their own; those that
+/// would change numbers are refused by name.
 pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -39,11 +40,44 @@ impl Fields {
         self.text(name)?.ok_or_else(|| ApiError::invalid(name, format!("{name} is missing")))
     }
 
+    /// False without the field.
     pub(super) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        Ok(self.choice(name)?.unwrap_or(false))
+    }
+
+    /// True or false, if the request says which.
+    pub(super) fn choice(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         match self.take(name) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(flag),
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
             Some(_) => Err(ApiError::invalid(name, format!("{name} is neither true nor false"))),
+        }
+    }
+
+    /// The value of a field that has two names.
+    ///
+    /// # Errors
+    /// As `read`; when both are given with different values.
+    pub(super) fn one_of<T: PartialEq>(
+        &mut self,
+        names: [&str; 2],
+        read: impl Fn(&mut Self, &str) -> Result<Option<T>, ApiError>,
+    ) -> Result<Option<T>, ApiError> {
+        let [own, other] = [read(self, names[0])?, read(self, names[1])?];
+        if own.is_some() && other.is_some() && own != other {
+            return Err(ApiError::invalid(names[1], format!("{} and {} differ", names[0], names[1])));
+        }
+        Ok(own.or(other))
+    }
+
+    /// # Errors
+    /// When the request has one of these fields, which would change the numbers.
+    pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
+        match names.iter().find(|name| self.take(name).is_some()) {
+            Some(name) => {
+                Err(ApiError::invalid(name, format!("{name} is not supported, and would change the numbers")))
+            }
+            None => Ok(()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::request::Fields;
-use crate::loaded::LoadedModels;
+use crate::loaded::{LoadedModels, Score};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -13,6 +13,9 @@ use std::sync::Arc;
 
 /// The most documents of a request.
 const DOCUMENTS_MAX: usize = 1024;
+
+/// Fields that change the scores on other servers.
+const UNSUPPORTED: &[&str] = &["max_tokens_per_doc", "max_chunks_per_doc", "truncate_prompt_tokens", "instruction"];
 
 #[derive(Serialize)]
 pub(super) struct Ranking {
@@ -41,23 +44,20 @@ pub(super) async fn rank(
     let mut fields = Fields::of(body)?;
     let (model, query) = (fields.model()?, fields.required_text("query")?);
     let documents = documents(fields.take("documents"))?;
-    let top = fields.count("top_n")?.unwrap_or(usize::MAX);
+    let top = fields.one_of(["top_n", "top_k"], Fields::count)?.unwrap_or(usize::MAX);
+    let raw = fields.flag("raw_scores")?;
+    fields.refuse(UNSUPPORTED)?;
     let returns_documents = fields.flag("return_documents")?;
     let scores = models.rerank(&model, query, documents.clone()).await;
     let scores = scores.map_err(|error| ApiError::of_model(&model, &error))?;
-    let mut results: Vec<Ranked> = scores
-        .into_iter()
-        .zip(documents)
-        .enumerate()
-        .map(|(index, (relevance_score, text))| Ranked {
-            index,
-            relevance_score,
-            document: returns_documents.then_some(Document { text }),
-        })
-        .collect();
-    results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
-    results.truncate(top);
-    Ok(Json(Ranking { model, results }))
+    let mut ranked: Vec<(usize, (Score, String))> = scores.into_iter().zip(documents).enumerate().collect();
+    ranked.sort_by(|(_, (a, _)), (_, (b, _))| b.logit.total_cmp(&a.logit));
+    let results = ranked.into_iter().take(top).map(|(index, (score, text))| Ranked {
+        index,
+        relevance_score: if raw { score.logit } else { score.score },
+        document: returns_documents.then_some(Document { text }),
+    });
+    Ok(Json(Ranking { model, results: results.collect() }))
 }
 
 /// Texts, or objects with a field `text`.

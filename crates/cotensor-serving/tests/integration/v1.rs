@@ -6,7 +6,7 @@ use cotensor_model::engine::RtenEngine;
 use cotensor_serving::{LoadedModels, ServingOptions, v1};
 use cotensor_store::EmbeddedStore;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,6 +43,12 @@ impl Server {
 
     /// The status and the body of an answer.
     fn request(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let (head, body) = self.exchange(method, path, body);
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+    }
+
+    /// The head and the body of an answer.
+    fn exchange(&self, method: &str, path: &str, body: &str) -> (String, Value) {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let length = body.len();
@@ -51,14 +57,10 @@ impl Server {
             "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         )
         .unwrap();
-        let mut reader = BufReader::new(stream);
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        let status = line.split(' ').nth(1).unwrap().parse().unwrap();
-        let mut rest = String::new();
-        reader.read_to_string(&mut rest).unwrap();
-        let body = rest.split_once("\r\n\r\n").unwrap().1;
-        (status, serde_json::from_str(body).unwrap())
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (format!("{head}\r\n"), serde_json::from_str(body).unwrap())
     }
 
     fn post(&self, path: &str, body: &Value) -> (u16, Value) {
@@ -273,6 +275,20 @@ fn documents_are_ranked() {
     let crane = results.iter().find(|ranked| ranked["index"] == 1).unwrap();
     assert_eq!(crane["document"]["text"], "a crane lifts grain");
     assert_eq!(server.post("/v1/rerank", &body(1)).1["results"].as_array().unwrap(), &results[..1]);
+    let with = |name: &str, value: Value| {
+        let mut with = body(9);
+        with.as_object_mut().unwrap().remove("top_n");
+        with[name] = value;
+        server.post("/v1/rerank", &with)
+    };
+    assert_eq!(with("top_k", json!(1)).1["results"].as_array().unwrap(), &results[..1]);
+    let raw = with("raw_scores", json!(true)).1;
+    for (ranked, score) in raw["results"].as_array().unwrap().iter().zip(&scores) {
+        let logit = ranked["relevance_score"].as_f64().unwrap();
+        assert!((1.0 / (1.0 + (-logit).exp()) - score).abs() < 1e-6, "{logit} for {score}");
+    }
+    let (status, answer) = with("max_tokens_per_doc", json!(100));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("max_tokens_per_doc")), "{answer}");
     let (status, answer) = server.post("/v1/rerank", &json!({"model": model("vit"), "query": "a", "documents": ["b"]}));
     assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("ranks no texts"), "{answer}");
     for (param, body) in [
@@ -285,4 +301,64 @@ fn documents_are_ranked() {
         let (status, answer) = server.post("/v1/rerank", &body);
         assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
     }
+}
+
+#[test]
+fn fields_that_change_embeddings_are_read_or_refused() {
+    let server = Server::start(ServingOptions::default());
+    let bert = model("bert");
+    let body = |fields: Value| {
+        let mut body = json!({"model": bert, "input": ["gulls", "a crane lifts grain"]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let plain = server.embed(&body(json!({})))["data"].clone();
+    for fields in [
+        json!({"truncate": true}),
+        json!({"truncate": "END"}),
+        json!({"truncate": false}),
+        json!({"normalize": true}),
+        json!({"embedding_types": ["float"]}),
+        json!({"input_type": "search_document"}),
+        json!({"input_type": "query", "prompt_name": "query"}),
+        json!({"user": "me", "metadata": {"of": "a client"}}),
+    ] {
+        for (given, expected) in
+            server.embed(&body(fields))["data"].as_array().unwrap().iter().zip(plain.as_array().unwrap())
+        {
+            let pairs = numbers(given).into_iter().zip(numbers(expected));
+            assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-6));
+        }
+    }
+    let short = server.embed(&body(json!({"output_dimension": 8, "dimensions": 8})));
+    assert_eq!(numbers(&short["data"][0]).len(), 8);
+    for (param, fields) in [
+        ("truncate", json!({"truncate": "START"})),
+        ("normalize", json!({"normalize": false})),
+        ("embedding_types", json!({"embedding_types": ["int8"]})),
+        ("input_type", json!({"input_type": "classification"})),
+        ("input_type", json!({"input_type": "query", "prompt_name": "document"})),
+        ("output_dimension", json!({"output_dimension": 8, "dimensions": 4})),
+        ("prompt", json!({"prompt": "query: "})),
+        ("task", json!({"task": "retrieval.query"})),
+        ("truncate_prompt_tokens", json!({"truncate_prompt_tokens": 5})),
+    ] {
+        let (status, answer) = server.post("/v1/embeddings", &body(fields));
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+    }
+}
+
+#[test]
+fn texts_that_are_cut_are_named() {
+    let server = Server::start(ServingOptions::default());
+    let body = |truncate: bool| json!({"model": model("bert"), "input": ["gulls", "a crane ".repeat(500)], "truncate": truncate});
+    let (head, answer) = server.exchange("POST", "/v1/embeddings", &body(true).to_string());
+    assert!(head.to_lowercase().contains("\r\nx-embedding-truncated: 1\r\n"), "{head}");
+    assert_eq!([&answer["data"][0]["truncated"], &answer["data"][1]["truncated"]], [&Value::Null, &json!(true)]);
+    let (status, answer) = server.post("/v1/embeddings", &body(false));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("truncate")));
+    assert!(answer["error"]["message"].as_str().unwrap().contains("text 1 of input"), "{answer}");
+    let (head, _) =
+        server.exchange("POST", "/v1/embeddings", &json!({"model": model("bert"), "input": "gulls"}).to_string());
+    assert!(!head.to_lowercase().contains("x-embedding-truncated"), "{head}");
 }
