@@ -7,6 +7,7 @@ mod detach;
 mod heap;
 mod inherited;
 mod listen_fds;
+mod lock_table;
 mod mappings;
 mod memfd;
 mod memory_left;
@@ -23,6 +24,7 @@ pub use descriptors::{duplicate_fd, fd_limit_error, raise_fd_limit};
 pub use detach::{detach, wait_for_end};
 pub use heap::trim_heap;
 pub use listen_fds::listen_fds_with_names;
+pub use lock_table::LockTable;
 #[cfg(test)]
 pub(crate) use mappings::range_at;
 pub use mappings::{MappedRange, RangeUsage, mapped_ranges, range_usage};
