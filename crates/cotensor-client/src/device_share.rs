@@ -1,5 +1,6 @@
 //! A program's share of a device's memory, as the daemon's broker divides it.
 
+use crate::OpenSession;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -46,8 +47,8 @@ struct State {
     changes: u64,
     needs: DeviceNeeds,
     connection: Option<Arc<Connection>>,
-    /// The session's number and secret.
-    session: (u64, String),
+    /// The last session, which the next one resumes.
+    session: Option<OpenSession>,
     closed: bool,
 }
 
@@ -59,15 +60,8 @@ impl DeviceShare {
     /// `Unreachable` when no daemon listens at `socket`; `TimedOut` when it does not answer within a second; `OverBudget`
     /// when the smallest amounts of all programs do not fit; `Invalid` for an identity or sizes that are not possible.
     pub fn join(socket: &Path, client: &str, device: &str, capacity_bytes: u64, needs: DeviceNeeds) -> Result<Self> {
-        let state = State {
-            share_bytes: 0,
-            held_bytes: 0,
-            changes: 0,
-            needs,
-            connection: None,
-            session: (0, String::new()),
-            closed: false,
-        };
+        let state =
+            State { share_bytes: 0, held_bytes: 0, changes: 0, needs, connection: None, session: None, closed: false };
         let member = Arc::new(Member {
             socket: socket.to_path_buf(),
             client: client.to_owned(),
@@ -148,6 +142,7 @@ impl DeviceShare {
         if let Some(connection) = state.connection.take() {
             connection.close();
         }
+        state.session = None;
         drop(state);
         self.0.changed.notify_all();
     }
@@ -187,10 +182,9 @@ impl Member {
 
     /// Connects and joins, with the memory that this program holds.
     fn connect(self: &Arc<Self>) -> Result<Arc<Connection>> {
-        let (session, token) = lock(&self.state).session.clone();
-        let resume = (session > 0).then(|| p::Resume { session, token, leases: Vec::new(), claims: Vec::new() });
+        let resume = lock(&self.state).session.as_ref().map(OpenSession::resume);
         let notified = Arc::new(AtomicBool::new(false));
-        let (connection, hello) = match self.greet(resume, &notified) {
+        let (connection, session) = match self.greet(resume, &notified) {
             // A daemon that does not know the former one.
             Err(error) if error.field() == Some(p::RESUME_TOKEN) => self.greet(None, &notified)?,
             greeted => greeted?,
@@ -198,7 +192,10 @@ impl Member {
         let connection = Arc::new(connection);
         let (needs, held_bytes) = {
             let mut state = lock(&self.state);
-            state.session = (hello.session, hello.token);
+            if state.closed {
+                return Err(given_back());
+            }
+            state.session = Some(session);
             (state.needs, state.held_bytes)
         };
         let params = p::JoinDeviceParams {
@@ -212,7 +209,7 @@ impl Member {
         let mut state = lock(&self.state);
         if state.closed {
             connection.close();
-            return Err(Error::new(ErrorKind::Conflict, "the share was given back"));
+            return Err(given_back());
         }
         // A notification may arrive before the answer, and is newer.
         if !notified.load(Ordering::SeqCst) {
@@ -234,7 +231,7 @@ impl Member {
         self: &Arc<Self>,
         resume: Option<p::Resume>,
         notified: &Arc<AtomicBool>,
-    ) -> Result<(Connection, p::HelloResult)> {
+    ) -> Result<(Connection, OpenSession)> {
         let (member, notified) = (Arc::downgrade(self), Arc::clone(notified));
         let on_notification: OnNotification = Box::new(move |method, params, _| {
             if method == p::notification::BROKER_SHARE
@@ -250,14 +247,19 @@ impl Member {
             }
         });
         let connection = crate::connect(&self.socket, on_notification)?;
-        let hello = p::HelloParams { protocol: p::PROTOCOL, client: self.client.clone(), resume };
-        let (hello, _) = connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))?;
-        Ok((connection, hello))
+        let hello = OpenSession::hello(&self.client, resume);
+        let (hello, mut fds) = connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))?;
+        let session = OpenSession::new(&hello, &mut fds)?;
+        Ok((connection, session))
     }
 
     fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
         self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
     }
+}
+
+fn given_back() -> Error {
+    Error::new(ErrorKind::Conflict, "the share was given back")
 }
 
 impl State {

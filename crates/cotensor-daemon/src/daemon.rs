@@ -99,12 +99,13 @@ impl Daemon {
     }
 
     /// Records the session at the supervisor after its hello: after a takeover the next server waits for its client.
-    pub(crate) fn record_session(&self, session: &Session, was: Option<u64>) {
+    /// `was` is the session that it resumed; `locked` tells whether the client keeps the session's lock.
+    pub(crate) fn record_session(&self, session: &Session, was: Option<u64>, locked: bool) {
         if session.outbox().is_none() {
             return;
         }
         let pid = session.pid.unwrap_or(0);
-        self.events.record(Event::SessionStarted { session: session.id, client: SessionClient { pid, was } });
+        self.events.record(Event::SessionStarted { session: session.id, client: SessionClient { pid, was, locked } });
         // If the session has ended in between, its end was recorded before its start.
         if !self.lock().contains_key(&session.id) {
             self.events.record(Event::SessionEnded(session.id));

@@ -10,12 +10,12 @@ const RESERVED: u64 = 8;
 /// The least number of those descriptors.
 const RESERVED_MIN: u64 = 32;
 /// The descriptors that connections leave for a takeover. The process that hands over opens a socket pair, a pipe to the
-/// new process, an index, duplicates of four sockets, and [`HANDOVER_FDS`].
+/// new process, an index, duplicates of four sockets and of the locks, and [`HANDOVER_FDS`].
 const TAKEOVER: u64 = 20;
-const _: () = assert!(TAKEOVER >= 2 + 2 + 2 + 4 + HANDOVER_FDS as u64);
+const _: () = assert!(TAKEOVER >= 2 + 2 + 2 + 5 + HANDOVER_FDS as u64);
 /// The most descriptors of segments in one message of a handover, each a duplicate until the message is sent.
 pub(crate) const HANDOVER_FDS: usize = 8;
-/// An idle server has 21 descriptors, and a supervisor 17.
+/// An idle server has 23 descriptors, and a supervisor 18.
 const IDLE: u64 = 24;
 /// A daemon with a lower limit could keep few tensors or none.
 const LIMIT_MIN: u64 = RESERVED_MIN + IDLE + 8;

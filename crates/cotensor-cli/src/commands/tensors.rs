@@ -313,7 +313,7 @@ fn describe(tensor: &Tensor, text: &mut String) {
 }
 
 fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
-    let hello = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
+    let hello = HelloParams { protocol: PROTOCOL, client: String::new(), ..Default::default() };
     let hello = store.request::<Hello>(&hello)?;
     let devices = store.request::<ListDevices>(&Empty {})?.devices;
     let HelloResult { version, protocol, epoch, .. } = hello;

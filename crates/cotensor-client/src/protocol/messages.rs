@@ -24,6 +24,7 @@ message! {
     Empty {}
 
     /// The client of a new connection.
+    #[derive(Default)]
     HelloParams {
         /// [`PROTOCOL`](super::PROTOCOL).
         protocol: u32,
@@ -32,6 +33,11 @@ message! {
         /// The session to resume.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resume: Option<Resume>,
+        /// Whether the client keeps the session's lock: descriptor 1 of the answer, which it closes with the session. The next
+        /// daemon waits for the session while a descriptor of the lock is open; for a session without a lock, while the process
+        /// lives.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        lock: bool,
     }
 
     /// A session of the daemon before.
@@ -80,6 +86,9 @@ message! {
         /// For each claim to renew, its ticket; none when another session has it or it is finished.
         #[serde(default)]
         tickets: Vec<Option<u64>>,
+        /// Whether descriptor 1 is the session's lock. A daemon without a supervisor has no locks.
+        #[serde(default)]
+        locked: bool,
     }
 
     /// Limits on shared tensors, from the store's configuration.

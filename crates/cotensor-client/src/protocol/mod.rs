@@ -29,7 +29,8 @@ pub const PROTOCOL: u32 = 3;
 pub const RESUME_TOKEN: &str = "resume.token";
 
 methods! { METHODS:
-    /// Opens a session on this connection, or resumes a session of the daemon before. Descriptor 0 of the answer is the index.
+    /// Opens a session on this connection, or resumes a session of the daemon before. Descriptor 0 of the answer is the index,
+    /// descriptor 1 the session's lock.
     Hello "session.hello": HelloParams => HelloResult;
     /// Returns nothing.
     Ping "ping": Empty => Empty;

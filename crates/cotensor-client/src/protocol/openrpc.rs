@@ -116,7 +116,12 @@ mod tests {
         let named: Vec<_> = hello.iter().map(|parameter| (&parameter["name"], &parameter["required"])).collect();
         assert_eq!(
             named,
-            [(&json!("protocol"), &json!(true)), (&json!("client"), &json!(true)), (&json!("resume"), &json!(false))]
+            [
+                (&json!("protocol"), &json!(true)),
+                (&json!("client"), &json!(true)),
+                (&json!("resume"), &json!(false)),
+                (&json!("lock"), &json!(false))
+            ]
         );
         assert!(hello[1]["description"].as_str().unwrap().contains("name"));
     }

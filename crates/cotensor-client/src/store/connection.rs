@@ -2,6 +2,7 @@
 
 use super::session::{ANSWER_TIMEOUT, Greeted, Session};
 use super::slabs::FreedRanges;
+use crate::OpenSession;
 use crate::protocol as p;
 use cotensor_core::sync::{read, write};
 use cotensor_core::{ErrorKind, Result};
@@ -15,9 +16,6 @@ use std::time::{Duration, Instant};
 /// How long a new client retries while servers die before they answer.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(2);
 const RESTART_INTERVAL: Duration = Duration::from_millis(20);
-
-/// How often the end of a session is reported while daemons die at once.
-const END_REPORTS_MAX: u32 = 3;
 
 /// The daemon's socket and the current session.
 pub(super) struct DaemonConnection {
@@ -43,7 +41,7 @@ impl DaemonConnection {
         let until = start + RESTART_TIMEOUT.min(timeout);
         loop {
             let left = timeout.saturating_sub(start.elapsed());
-            match Self::greet_within(socket, client, freed, 0, || None, left) {
+            match Self::greet(socket, client, freed, 0, || None, left) {
                 Err(error) if error.kind() == ErrorKind::Io && Instant::now() < until => {
                     std::thread::sleep(RESTART_INTERVAL)
                 }
@@ -53,17 +51,7 @@ impl DaemonConnection {
     }
 
     /// Connects and opens or resumes a session. Notifications about slabs count for `generation`.
-    pub(super) fn greet(
-        socket: &Path,
-        client: &str,
-        freed: &FreedRanges,
-        generation: u64,
-        resume: impl FnOnce() -> Option<p::Resume>,
-    ) -> Result<Greeted> {
-        Self::greet_within(socket, client, freed, generation, resume, ANSWER_TIMEOUT)
-    }
-
-    fn greet_within(
+    fn greet(
         socket: &Path,
         client: &str,
         freed: &FreedRanges,
@@ -80,18 +68,19 @@ impl DaemonConnection {
             }
         });
         let connection = crate::connect(socket, on_notification)?;
-        let hello = p::HelloParams { protocol: p::PROTOCOL, client: client.to_owned(), resume: resume() };
+        let hello = OpenSession::hello(client, resume());
         let greeted = connection.call::<p::Hello>(&hello, Vec::new(), Some(timeout));
-        let (hello, fds) = greeted.map_err(|error| error.in_file(socket))?;
+        let (hello, mut fds) = greeted.map_err(|error| error.in_file(socket))?;
+        let open = OpenSession::new(&hello, &mut fds)?;
         let index = match fds.first() {
             Some(fd) if hello.index_slots > 0 => Some(Arc::new(SharedIndexReader::open(fd, hello.index_slots)?)),
             _ => None,
         };
-        Ok(Greeted { connection, hello, index })
+        Ok(Greeted { connection, open, hello, index })
     }
 
     pub(super) fn greet_again(&self, generation: u64, resume: impl FnOnce() -> Option<p::Resume>) -> Result<Greeted> {
-        Self::greet(&self.socket, &self.client, &self.freed, generation, resume)
+        Self::greet(&self.socket, &self.client, &self.freed, generation, resume, ANSWER_TIMEOUT)
     }
 
     pub(super) fn session(&self) -> Arc<Session> {
@@ -106,18 +95,6 @@ impl DaemonConnection {
     pub(super) fn close(&self) {
         if !self.closed.swap(true, Ordering::SeqCst) {
             self.session().close();
-        }
-    }
-
-    /// Reports to the next daemon that session `lost` has ended. That daemon would wait for the session as long as this
-    /// process lives.
-    pub(super) fn report_end(socket: &Path, client: &str, lost: &Session) {
-        for _ in 0..END_REPORTS_MAX {
-            match Self::greet(socket, client, &FreedRanges::default(), 0, || Some(lost.without_leases())) {
-                // That daemon died as well.
-                Err(error) if error.kind() == ErrorKind::Io => {}
-                _ => return,
-            }
         }
     }
 

@@ -141,7 +141,7 @@ impl Reconnector {
             claimed = self.tickets.begin(generation);
             self.slabs.begin(generation);
             let claims = claimed.iter().map(|key| key.0.to_string()).collect();
-            Some(p::Resume { session: lost.number, token: lost.token.clone(), leases, claims })
+            Some(p::Resume { leases, claims, ..lost.open.resume() })
         };
         let greeted = match self.connection.greet_again(generation, resume) {
             // This daemon does not know the session: there is no supervisor, or it died as well. All leases are lost.
@@ -164,8 +164,7 @@ impl Reconnector {
 }
 
 /// Starts a thread that reconnects as soon as the connection ends, also without a call: the next daemon waits for this
-/// process's leases only for a short time. The thread ends with the store, and reports that to a daemon that replaced a
-/// lost one.
+/// process's leases only for a short time. The thread ends with the store.
 ///
 /// The thread holds the store while it reconnects, so that the store is not closed in between.
 pub(super) fn watch<S: Send + Sync + 'static>(
@@ -173,19 +172,13 @@ pub(super) fn watch<S: Send + Sync + 'static>(
     store: Weak<S>,
     daemon: fn(&S) -> &Reconnector,
 ) -> Result<()> {
-    let (socket, client) = (connection.socket.clone(), connection.client.clone());
     // Before the thread runs: the store may be dropped by then.
     let mut session = connection.session();
     let watching = move || {
         loop {
             session.connection.wait_for_end();
             let store = store.upgrade().filter(|store| !daemon(store).connection.is_closed());
-            let Some(store) = store else {
-                if session.was_lost() {
-                    DaemonConnection::report_end(&socket, &client, &session);
-                }
-                return;
-            };
+            let Some(store) = store else { return };
             let reconnected = daemon(&store).reconnect(&session);
             session = daemon(&store).connection.session();
             drop(store);

@@ -1,12 +1,12 @@
 //! A session on one connection to the daemon.
 
+use crate::OpenSession;
 use crate::protocol::{self as p, Method};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::SharedIndexReader;
 use cotensor_rpc::{Connection, Deadline};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The time limit of methods that the daemon answers at once.
@@ -20,47 +20,32 @@ pub(super) struct Session {
     /// Counts the connections of this client. A session's numbers (of segments, slabs, tickets, reservations) are
     /// invalid in the next one.
     pub(super) generation: u64,
-    pub(super) number: u64,
-    pub(super) token: String,
+    pub(super) open: OpenSession,
     /// The daemon's epoch.
     pub(super) epoch: u64,
     pub(super) index: Option<Arc<SharedIndexReader>>,
-    /// Whether this client closed the connection while the daemon was alive.
-    closed_here: AtomicBool,
 }
 
 /// A connection whose `session.hello` is answered.
 pub(super) struct Greeted {
     pub(super) connection: Connection,
+    pub(super) open: OpenSession,
     pub(super) hello: p::HelloResult,
     pub(super) index: Option<Arc<SharedIndexReader>>,
 }
 
 impl Greeted {
     pub(super) fn into_session(self, generation: u64) -> Session {
-        let Self { connection, hello, index } = self;
-        let p::HelloResult { session: number, token, epoch, .. } = hello;
-        Session { connection, generation, number, token, epoch, index, closed_here: AtomicBool::new(false) }
+        let Self { connection, open, hello, index } = self;
+        Session { connection, generation, open, epoch: hello.epoch, index }
     }
 }
 
 impl Session {
-    /// Closes the connection.
+    /// Ends the session, also at a server that does not notice the end of the connection.
     pub(super) fn close(&self) {
-        if !self.connection.has_ended() {
-            self.closed_here.store(true, Ordering::SeqCst);
-        }
         self.connection.close();
-    }
-
-    /// Whether the daemon died before this client closed the connection.
-    pub(super) fn was_lost(&self) -> bool {
-        !self.closed_here.load(Ordering::SeqCst)
-    }
-
-    /// The session without leases and claims, for a daemon that waits for it.
-    pub(super) fn without_leases(&self) -> p::Resume {
-        p::Resume { session: self.number, token: self.token.clone(), leases: Vec::new(), claims: Vec::new() }
+        self.open.end();
     }
 
     /// Calls a method once.

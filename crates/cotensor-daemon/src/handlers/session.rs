@@ -21,14 +21,17 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         Some(resume) => daemon.resume(&caller.session, &resume)?,
         None => (Vec::new(), Vec::new()),
     };
-    daemon.record_session(&caller.session, was);
+    // Only a connection on the Unix socket carries descriptors.
+    let is_unix = caller.outbox().is_some();
+    let link = daemon.events.link.as_ref().filter(|_| is_unix && params.lock);
+    let lock = link.map(|link| link.lock_session(caller.id)).transpose()?.flatten();
+    daemon.record_session(&caller.session, was, lock.is_some());
     if let Some(was) = was {
         // Afterwards: a server that dies in between leaves both sessions in the journal.
         daemon.end_wait(was);
     }
     caller.complete_hello();
-    // Only a connection on the Unix socket carries descriptors.
-    let index = caller.outbox().map(|_| daemon.events.slots.fd()).transpose()?;
+    let index = is_unix.then(|| daemon.events.slots.fd()).transpose()?;
     let sharing = daemon.store.config();
     let allowed = sharing.allowed_types.as_ref();
     let value = HelloResult {
@@ -46,8 +49,9 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         },
         resumed,
         tickets,
+        locked: lock.is_some(),
     };
-    Ok(Reply { value, fds: index.into_iter().collect() })
+    Ok(Reply { value, fds: index.into_iter().chain(lock).collect() })
 }
 
 pub(super) async fn ping(_: Caller, _: Empty) -> Answer<Empty> {

@@ -3,7 +3,7 @@
 use super::journal::{BLOCK_VERSION, Event, Journal};
 use crate::socket::Listening;
 use cotensor_core::{Error, Result};
-use cotensor_memory::process::duplicate_fd;
+use cotensor_memory::process::{LockTable, duplicate_fd};
 use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
 use serde::{Deserialize, Serialize};
 use std::net::TcpListener;
@@ -61,19 +61,22 @@ pub(super) struct HandoverHeader {
     pub(super) orphaned: bool,
 }
 
-/// The listening sockets of a daemon.
+/// The listening sockets of a daemon, and the locks of its sessions.
 pub(super) struct Sockets {
     pub(super) listening: Listening,
+    /// A lock for each session whose client keeps it.
+    pub(super) locks: LockTable,
     pub(super) http: Option<TcpListener>,
 }
 
 impl Sockets {
-    /// For another process: those of [`Listening`], and the socket for HTTP if there is one.
+    /// For another process: those of [`Listening`], the locks, and the socket for HTTP if there is one.
     ///
     /// # Errors
     /// `Io` when the socket has no file.
     pub(super) fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
         let mut fds = Vec::from(self.listening.descriptors()?);
+        fds.push(self.locks.as_fd());
         fds.extend(self.http.as_ref().map(TcpListener::as_fd));
         Ok(fds)
     }
@@ -93,8 +96,9 @@ impl Sockets {
     /// `Corrupt` when one is missing.
     pub(super) fn from_descriptors(header: &HandoverHeader, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Self> {
         let listening = listening_from(&header.socket, fds)?;
+        let locks = LockTable::open(next_fd(fds)?);
         let http = header.http.then(|| next_fd(fds)).transpose()?.map(TcpListener::from);
-        Ok(Self { listening, http })
+        Ok(Self { listening, locks, http })
     }
 }
 

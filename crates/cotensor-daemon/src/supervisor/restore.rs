@@ -2,7 +2,7 @@
 
 use super::journal::{Entry, Event, Segment as JournalSegment};
 use super::link::SupervisorLink;
-use super::orphans::{Orphans, is_alive};
+use super::orphans::Orphans;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::segment::{Part, Slab, inode, known_segment};
@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 
 /// The least time that leases wait for their sessions: a child of a dead process may hold its leases.
 const RECONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// The most time that leases wait for a session whose process is alive: it may be stopped, or not be scheduled.
+/// The most time that leases wait for an open session: its process may be stopped, or not be scheduled.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// The interval between two checks of the processes.
+/// The interval between two checks of the sessions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Daemon {
@@ -54,17 +54,13 @@ impl Daemon {
         let waiting = Arc::clone(&daemon);
         let thread = std::thread::Builder::new().name("reconnect".to_owned());
         let thread = thread.spawn(move || {
-            while start.elapsed() < RECONNECT_TIMEOUT {
+            while start.elapsed() < RECONNECT_TIMEOUT && !waiting.orphans().sessions.is_empty() {
                 std::thread::sleep(CHECK_INTERVAL);
-                let missing: Vec<i32> = waiting.orphans().sessions.values().map(|client| client.pid).collect();
-                if missing.is_empty()
-                    || (start.elapsed() >= RECONNECT_TIMEOUT_MIN && !missing.into_iter().any(is_alive))
-                {
-                    break;
+                if start.elapsed() >= RECONNECT_TIMEOUT_MIN {
+                    waiting.end_waits(|session, client| !link.is_open(session, client));
                 }
             }
-            let missing: Vec<u64> = waiting.orphans().sessions.keys().copied().collect();
-            missing.into_iter().for_each(|session| waiting.events.record(Event::SessionEnded(session)));
+            waiting.end_waits(|_, _| true);
             let orphans = std::mem::take(&mut *waiting.orphans());
             drop(orphans);
             waiting.broker.end_settling();

@@ -46,8 +46,17 @@ impl Daemon {
 
     /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn end_wait(&self, session: u64) {
-        let same = |number: &u64, client: &mut SessionClient| *number == session || client.was == Some(session);
-        let resumed: Vec<_> = self.orphans().sessions.extract_if(same).collect();
-        resumed.into_iter().for_each(|(session, _)| self.events.record(Event::SessionEnded(session)));
+        self.end_waits(|number, client| number == session || client.was == Some(session));
+    }
+
+    /// Ends the wait for those sessions of the former server that `is_over` selects.
+    pub(super) fn end_waits(&self, is_over: impl Fn(u64, &SessionClient) -> bool) {
+        let over: Vec<u64> = self
+            .orphans()
+            .sessions
+            .extract_if(|number, client| is_over(*number, client))
+            .map(|(number, _)| number)
+            .collect();
+        over.into_iter().for_each(|session| self.events.record(Event::SessionEnded(session)));
     }
 }

@@ -11,7 +11,7 @@ use crate::service::{Ready, Service};
 use crate::socket::Listening;
 use crate::spill::{Files, folder_of};
 use cotensor_core::{ErrorKind, Result};
-use cotensor_memory::process::{ignore_sigxfsz, raise_fd_limit};
+use cotensor_memory::process::{LockTable, ignore_sigxfsz, raise_fd_limit};
 use std::net::TcpListener;
 use std::path::PathBuf;
 
@@ -100,7 +100,7 @@ fn with_sockets(
     http: Option<TcpListener>,
     service: &Service,
 ) -> Result<(SupervisorState, Prepared)> {
-    let mut state = SupervisorState::new(Sockets { listening, http })?;
+    let mut state = SupervisorState::new(Sockets { listening, locks: LockTable::create()?, http })?;
     let prepared = prepare(&mut state.sockets, service)?;
     Ok((state, prepared))
 }

@@ -1,14 +1,14 @@
 //! systemd as service manager: notifications, and its file descriptor store, which keeps the state when all processes
 //! of the daemon die at once.
 //!
-//! The store holds named descriptors: the sockets, each segment, and a memfd with the journal. Events are appended to
+//! The store holds named descriptors: the sockets, the locks of sessions, each segment, and a memfd with the journal. Events are appended to
 //! the journal, which is rewritten when it has grown too long.
 
 use super::channel::{HandoverHeader, Sockets};
 use super::journal::{Event, Journal};
 use crate::socket::Listening;
 use cotensor_core::{Error, Result};
-use cotensor_memory::process::{create_memfd, listen_fds_with_names};
+use cotensor_memory::process::{LockTable, create_memfd, listen_fds_with_names};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_domain;
@@ -29,6 +29,7 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTENER: &str = "listener";
 const LOCK: &str = "lock";
 const HTTP: &str = "http";
+const SESSIONS: &str = "sessions";
 /// The sockets on which systemd itself listened until the first client came (`FileDescriptorName=` of dist/cotensor.socket): that
 /// of the daemon, and one for HTTP if the unit has it.
 const ACTIVATED: &str = "activated";
@@ -142,9 +143,11 @@ impl Manager {
         let mut fd = |name| fds.remove(name).ok_or_else(|| Error::corrupt(format!("the {name} is missing")));
         let (listener, lock) = (fd(LISTENER)?, fd(LOCK)?);
         let listening = Listening::from_parts(listener.into(), header.socket.clone(), lock, None);
+        // Without the locks, sessions that do not resume at once are lost. The tensors are not.
+        let locks = fds.remove(SESSIONS).map_or_else(LockTable::create, |fd| Ok(LockTable::open(fd)))?;
         let http = fds.remove(HTTP).map(TcpListener::from);
         let header = HandoverHeader { http: http.is_some(), server: None, index_slots: 0, orphaned: false, ..header };
-        Ok(Some(Held { header, sockets: Sockets { listening, http }, journal }))
+        Ok(Some(Held { header, sockets: Sockets { listening, locks, http }, journal }))
     }
 
     /// Stores the whole state at the manager.
@@ -153,6 +156,7 @@ impl Manager {
     /// `Io` when its socket fails.
     pub(super) fn store_all(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
         self.store_listening(&sockets.listening)?;
+        self.store_fd(SESSIONS, sockets.locks.as_fd())?;
         if let Some(http) = &sockets.http {
             self.store_http(http.as_fd())?;
         }
@@ -237,7 +241,7 @@ impl Manager {
     pub(super) fn stopping(&self) {
         self.notify("STOPPING=1\n");
         self.remove_fd(&format!("{JOURNAL}{}", self.number));
-        [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.remove_fd(name));
+        [LISTENER, LOCK, SESSIONS, HTTP].into_iter().for_each(|name| self.remove_fd(name));
     }
 
     /// Removes the listening socket and its lock, which the daemon has made again.

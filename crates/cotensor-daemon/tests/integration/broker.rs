@@ -49,7 +49,7 @@ struct Silent(cotensor_client::Connection);
 impl Silent {
     fn connect(socket: &Path) -> Self {
         let connection = cotensor_client::connect(socket, Box::new(|_, _, _| {})).unwrap();
-        let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), resume: None };
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), ..Default::default() };
         connection.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
         Self(connection)
     }

@@ -166,7 +166,7 @@ fn descriptors_that_are_no_memory_of_the_device_are_refused() {
 
 fn raw_client(socket: &Path) -> (cotensor_client::Connection, p::HelloResult) {
     let connection = cotensor_client::connect(socket, Box::new(|_, _, _| {})).unwrap();
-    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".to_owned(), resume: None };
+    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".to_owned(), ..Default::default() };
     let (hello, _) = connection.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
     (connection, hello)
 }

@@ -13,6 +13,7 @@ mod control_groups;
 mod descriptors;
 mod devices;
 mod discovery;
+mod ended_sessions;
 mod foreground;
 mod functions_by_name;
 mod functions_memory;

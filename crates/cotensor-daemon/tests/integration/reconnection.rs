@@ -67,7 +67,7 @@ fn over_budget_error_names_clients_that_have_not_reconnected() {
     let one = processes.connect("one");
     // A client that never reconnects.
     let silent = cotensor_client::connect(&processes.socket, Box::new(|_, _, _| {})).unwrap();
-    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), resume: None };
+    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), ..Default::default() };
     silent.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
     processes.kill_server();
     one.remove("small").unwrap();

@@ -171,7 +171,7 @@ fn tensors_outlive_all_processes_until_a_clean_stop() {
     until("three segments are stored", || manager.segments() == 3);
     store.remove("t3").unwrap();
     until("the freed segment is removed", || manager.segments() == 2);
-    assert!(["listener", "lock"].iter().all(|name| manager.names().contains(&(*name).to_owned())));
+    assert!(["listener", "lock", "sessions"].iter().all(|name| manager.names().contains(&(*name).to_owned())));
 
     for round in 0..3 {
         kill_all(&mut daemon, &manager.socket());
@@ -205,6 +205,7 @@ fn tensors_outlive_all_processes_until_a_clean_stop() {
     signal(daemon.id(), Signal::TERM);
     assert!(daemon.wait().unwrap().success());
     until("the stop was reported", || manager.known.lock().unwrap().stopping == 1);
+    until("the journal is removed", || !manager.names().iter().any(|name| name.starts_with("journal-")));
     assert!(!manager.socket().exists());
     // A daemon that starts with the remaining descriptors has no tensors and removes the descriptors.
     let mut next = manager.start();

@@ -2,8 +2,8 @@
 
 use super::functions::Function;
 use super::state::ProviderState;
-use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
+use cotensor_client::{ClientStore, OpenSession};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::{Connection, OnNotification};
@@ -43,17 +43,18 @@ fn open_session(provider: &Arc<ProviderState>) -> Result<Arc<Connection>> {
     });
     let connection = Arc::new(cotensor_client::connect(store.socket(), on_notification)?);
     let hello = |resume| {
-        let hello = p::HelloParams { protocol: p::PROTOCOL, client: store.client().to_owned(), resume };
+        let hello = OpenSession::hello(store.client(), resume);
         connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))
     };
-    let before = lock(&provider.session).clone();
-    let (greeted, _) = match hello(before) {
+    let before = lock(&provider.session).as_ref().map(OpenSession::resume);
+    let (greeted, mut fds) = match hello(before) {
         // The daemon does not know the last session.
         Err(error) if error.field() == Some(p::RESUME_TOKEN) => hello(None)?,
         greeted => greeted?,
     };
-    let (session, token) = (greeted.session, greeted.token);
-    *lock(&provider.session) = Some(p::Resume { session, token, leases: Vec::new(), claims: Vec::new() });
+    let session = OpenSession::new(&greeted, &mut fds)?;
+    let before = lock(&provider.session).replace(session);
+    drop(before);
     Ok(connection)
 }
 
@@ -83,8 +84,7 @@ pub(super) fn keep(provider: &Arc<ProviderState>, mut connection: Arc<Connection
         }
         connection = loop {
             if provider.is_closed() {
-                // The next daemon waits for the session until it is resumed and closed.
-                return drop(open_session(provider));
+                return;
             }
             match reconnect(provider, connector.as_ref()) {
                 Ok(connection) => break connection,
@@ -93,7 +93,7 @@ pub(super) fn keep(provider: &Arc<ProviderState>, mut connection: Arc<Connection
         };
         // The provider has ended meanwhile, without closing this connection.
         if provider.is_closed() {
-            return connection.close();
+            return provider.close();
         }
     }
 }

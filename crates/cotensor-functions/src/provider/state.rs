@@ -7,8 +7,7 @@ use super::runs::Runs;
 use super::tasks::Tasks;
 use super::timer::Timer;
 use crate::Limits;
-use cotensor_client::ClientStore;
-use cotensor_client::protocol::Resume;
+use cotensor_client::{ClientStore, OpenSession};
 use cotensor_core::Result;
 use cotensor_core::sync::lock;
 use cotensor_memory::process::{has_room_for_message, random_bytes};
@@ -36,7 +35,7 @@ pub(super) struct ProviderState {
     /// The connection on which the functions are registered. `None` between two daemons.
     pub(super) connection: Mutex<Option<Arc<Connection>>>,
     /// The last session at the daemon, which the next session resumes.
-    pub(super) session: Mutex<Option<Resume>>,
+    pub(super) session: Mutex<Option<OpenSession>>,
     store: RwLock<Arc<ClientStore>>,
     clock: Arc<dyn Clock>,
     peers: Mutex<HashMap<u64, Arc<Peer>>>,
@@ -137,10 +136,11 @@ impl ProviderState {
     /// running functions.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        // `registration::keep` handles a connection that was lost: it registers with the next daemon and closes.
-        if let Some(connection) = lock(&self.connection).take_if(|connection| !connection.has_ended()) {
+        if let Some(connection) = lock(&self.connection).take() {
             connection.close();
         }
+        let session = lock(&self.session).take();
+        drop(session);
         let peers = std::mem::take(&mut *lock(&self.peers));
         peers.values().for_each(|peer| peer.end());
         self.tasks.close();

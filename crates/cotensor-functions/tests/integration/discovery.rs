@@ -63,7 +63,7 @@ fn daemon_lists_tasks_of_all_providers() {
 
     // A provider that never answers does not delay the others' tasks.
     let silent = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
-    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), resume: None };
+    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), ..Default::default() };
     silent.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
     let function = p::FunctionInfo { name: "silent.f".into(), summary: String::new(), task: false, managed: false };
     silent.call::<p::RegisterFunction>(&p::RegisterFunctionParams { function, epoch: 5 }, Vec::new(), None).unwrap();

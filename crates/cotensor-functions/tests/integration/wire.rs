@@ -20,7 +20,7 @@ impl Raw {
     /// A socket to the provider of `echo`, from the daemon.
     fn connect(running: &Running) -> (Self, p::FoundFunction) {
         let connection = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
-        let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".into(), resume: None };
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".into(), ..Default::default() };
         connection.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
         let params = p::LookupFunctionParams { name: "echo".into(), connected: Vec::new() };
         let (found, fds) = connection.call::<p::LookupFunction>(&params, Vec::new(), None).unwrap();

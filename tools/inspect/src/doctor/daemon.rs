@@ -56,7 +56,7 @@ fn path(socket: &Path) -> Finding {
 /// Connects, and measures the median time of a ping.
 fn ping(socket: &Path) -> Result<String> {
     let store = ClientStore::connect(Some(socket), "cotensor doctor")?;
-    let params = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
+    let params = HelloParams { protocol: PROTOCOL, client: String::new(), ..Default::default() };
     let hello = store.request::<Hello>(&params)?;
     let mut times = Vec::new();
     for _ in 0..PINGS {

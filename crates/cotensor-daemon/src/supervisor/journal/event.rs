@@ -54,6 +54,9 @@ pub(crate) struct SessionClient {
     pub(crate) pid: i32,
     /// The session that this one resumed. The client knows that number if the answer to its hello was lost.
     pub(crate) was: Option<u64>,
+    /// Whether the client keeps the session's lock.
+    #[serde(default)]
+    pub(crate) locked: bool,
 }
 
 /// One change of the daemon's state.

@@ -57,7 +57,7 @@ fn filled() -> Journal {
     journal.apply(Event::Abandoned("given up".to_owned()), Vec::new()).unwrap();
     journal.apply(Event::NotePut { key: "n".into(), note: "00".into() }, Vec::new()).unwrap();
     for session in [1, 2] {
-        let client = SessionClient { pid: 7, was: Some(session + 10) };
+        let client = SessionClient { pid: 7, was: Some(session + 10), locked: true };
         journal.apply(Event::SessionStarted { session, client }, Vec::new()).unwrap();
     }
     journal.apply(Event::SessionEnded(1), Vec::new()).unwrap();
@@ -121,7 +121,7 @@ fn assert_equal(journal: &Journal, other: &Journal) {
     assert_eq!(other.claims().collect::<Vec<_>>(), [(&ContentHash::of(b"key"), &[Id { name_id: 1, version: 2 }][..])]);
     assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
     assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
-    assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, SessionClient { pid: 7, was: Some(12) })]);
+    assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, SessionClient { pid: 7, was: Some(12), locked: true })]);
 }
 
 #[test]

@@ -127,12 +127,15 @@ fn client_killed_within_a_call_leaves_nothing() {
 #[test]
 fn stopped_client_keeps_its_leases_over_a_takeover() {
     let processes = Processes::start();
-    let reader = processes.connect("reader");
+    let (reader, ended) = (processes.connect("reader"), processes.connect("ended"));
     let mut child = start(&processes, "published", |_| {});
     signal(child.id(), Signal::STOP);
+    // A session that has ended does not end the wait for the others.
+    signal(processes.server(), Signal::STOP);
+    drop(ended);
     processes.kill_server();
     let get = |name: &str| reader.get(name, &reader.holder(""));
-    // The server waits 500 ms for dead processes, and longer for a stopped one: the tensor stays for a second.
+    // The server waits 500 ms for sessions that are over, and longer for a stopped process: the tensor stays for a second.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(1) {
         assert_eq!(get("victim").unwrap().bytes().unwrap(), content(1, 1 << 20));

@@ -127,7 +127,7 @@ fn at(_: &Raw) {
 }
 
 fn hello() -> Frame {
-    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".to_owned(), resume: None };
+    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".to_owned(), ..Default::default() };
     frame::<p::Hello>(&hello, Vec::new())
 }
 
