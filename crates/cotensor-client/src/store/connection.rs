@@ -87,8 +87,13 @@ impl DaemonConnection {
         Arc::clone(&read(&self.session))
     }
 
+    /// Makes `session` the current one; ends it if the connection was closed meanwhile.
     pub(super) fn replace(&self, session: Arc<Session>) {
-        *write(&self.session) = session;
+        *write(&self.session) = Arc::clone(&session);
+        // After the write: either this thread finds the close, or `close` finds this session.
+        if self.is_closed() {
+            session.close();
+        }
     }
 
     /// Closes the connection. It is not replaced after that.

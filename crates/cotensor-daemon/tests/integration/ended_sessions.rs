@@ -120,3 +120,23 @@ fn device_share_dropped_at_the_death_of_the_server_is_not_waited_for() {
 fn device_share_dropped_between_servers_is_not_waited_for() {
     ended_between_servers(device_share);
 }
+
+/// The number of sockets of this process.
+fn sockets() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    open.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|file| file.to_string_lossy().starts_with("socket:")))
+        .count()
+}
+
+#[test]
+fn store_disconnected_while_it_reconnects_has_no_session() {
+    let processes = Processes::start();
+    let (first, second) = (processes.connect("first"), processes.connect("second"));
+    let lease = put(&second, "second", &content(2, 100), Retention::WhileLeased);
+    let before = sockets();
+    between_servers(&processes, || {
+        until("both stores wait for the next server", || sockets() == before + 2);
+        second.disconnect();
+    });
+    until("the daemon has released the lease", || !first.has(lease.id()));
+}
