@@ -2,6 +2,7 @@
 //! byte, and all clients continue.
 
 mod fleet;
+mod taken_over;
 
 use crate::content::Random;
 use crate::daemon::{Machine, Process, Usage, until};
@@ -14,6 +15,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use taken_over::TakenOver;
 
 /// The daemon is only killed between these shares of the run. A new server keeps tensors for clients that have not
 /// reconnected; this time-out must not affect the end of the run.
@@ -57,6 +59,8 @@ pub(crate) struct Outcome {
     wrong: Vec<String>,
     /// Time from the daemon's death to a client's first answered call, over all kills and clients.
     recovery: Option<Times>,
+    /// The longest time in which a server kept leases for sessions of the former one.
+    taken_over_ms: f64,
     /// Time from the death of half of the clients until the daemon counts exactly the leases of the others.
     half_ms: f64,
     /// Time from the death of the last client until no tensor, byte or session is left.
@@ -127,6 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let (mut leases_max, mut tensors_max) = (0, 0);
     eprintln!("{} clients hold {} leases; killing starts", options.clients, daemon.leases()?);
 
+    let taken_over = TakenOver::watch(&machine.socket)?;
     let start = Instant::now();
     let (mut killed, mut daemons) = (0, 0);
     for (at, event) in schedule(options, &mut random) {
@@ -153,6 +158,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     }
     std::thread::sleep(Duration::from_secs_f64(options.seconds).saturating_sub(start.elapsed()));
     fleet.wait_until_back();
+    let taken_over_ms = ms(taken_over.end()?);
 
     let half_ms = halve(&mut fleet, &daemon)?;
     fleet.rest()?;
@@ -180,6 +186,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         tensors_max,
         wrong,
         recovery,
+        taken_over_ms,
         half_ms,
         zero_ms,
         leaked_leases,

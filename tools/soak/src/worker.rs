@@ -18,6 +18,8 @@ const REMEMBERED_MAX: usize = 10_000;
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often a client connects while the daemon has no descriptors left.
 const CONNECT_ATTEMPTS: usize = 3000;
+/// One in this many actions closes the store and opens another one.
+const REOPENING: usize = 2000;
 /// Number of computations that the workers share.
 const CLAIMS: usize = 16;
 
@@ -104,17 +106,7 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn new(options: &'a Options, shared: Arc<Shared>) -> Result<Self> {
-        let connect = || ClientStore::connect(Some(&options.socket), &format!("worker {}", options.index));
-        let mut store = connect();
-        // Until another client lets a tensor go.
-        for _ in 0..CONNECT_ATTEMPTS {
-            if !store.as_ref().is_err_and(|error| error.kind() == ErrorKind::OverBudget) {
-                break;
-            }
-            std::thread::sleep(PAUSE);
-            store = connect();
-        }
-        let store = store?;
+        let store = connect(options)?;
         let (holder, random) = (store.holder(""), Random::new(options.seed));
         Ok(Self { options, shared, store, holder, random, held: Vec::new() })
     }
@@ -122,6 +114,9 @@ impl<'a> Worker<'a> {
     fn work(mut self) -> Result<()> {
         let mut full = false;
         while !self.shared.rest.load(Ordering::SeqCst) {
+            if self.random.chance(1, REOPENING) {
+                self.reopen()?;
+            }
             let outcome = match self.random.below(100) {
                 0 => self.claim(),
                 1..50 => self.put(),
@@ -221,6 +216,15 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
+    /// Ends the session, also while no server runs, and begins another one.
+    fn reopen(&mut self) -> Result<()> {
+        self.held.clear();
+        self.store.disconnect();
+        self.store = connect(self.options)?;
+        self.holder = self.store.holder("");
+        Ok(())
+    }
+
     fn check_one(&mut self) -> Result<()> {
         let Some(last) = self.held.len().checked_sub(1) else { return Ok(()) };
         check(&self.held[self.random.below(last + 1)])
@@ -242,6 +246,20 @@ impl<'a> Worker<'a> {
         }
         trips.push_back((began, now_ns()));
     }
+}
+
+fn connect(options: &Options) -> Result<Arc<ClientStore>> {
+    let connect = || ClientStore::connect(Some(&options.socket), &format!("worker {}", options.index));
+    let mut store = connect();
+    // Until another client lets a tensor go.
+    for _ in 0..CONNECT_ATTEMPTS {
+        if !store.as_ref().is_err_and(|error| error.kind() == ErrorKind::OverBudget) {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+        store = connect();
+    }
+    store
 }
 
 fn spec(name: String, bytes: usize) -> TensorSpec {
