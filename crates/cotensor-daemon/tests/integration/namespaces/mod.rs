@@ -95,13 +95,16 @@ fn client_outside_shares_with_a_daemon_in_a_container() {
     let socket = folder.path().join("cotensor.sock");
     until("the daemon answers", || ClientStore::connect(Some(&socket), "first").is_ok());
     let connect = |name: &str| ClientStore::connect(Some(&socket), name).unwrap();
-    let (one, two) = (connect("one"), connect("two"));
+    let (one, two, ended) = (connect("one"), connect("two"), connect("ended"));
     let held = put_all(&one, "one", 1);
     assert_all(&two, "one", 1);
 
     // The server is the child of the container's first process.
     let supervisor = inside.first_process();
     let server = children(supervisor)[0];
+    // The daemon does not know the process of this session. The lock tells that the session is over.
+    signal(server, Signal::STOP);
+    drop(ended);
     signal(server, Signal::KILL);
     until("there is another server", || children(supervisor).first().is_some_and(|next| *next != server));
     assert_all(&two, "one", 1);
