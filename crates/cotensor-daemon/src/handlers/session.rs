@@ -16,22 +16,22 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     }
     caller.set_client(&params.client);
     let daemon = &caller.daemon;
+    // Only a connection on the Unix socket carries descriptors. They come first: a failure after the resume would lose claims.
+    let is_unix = caller.outbox().is_some();
+    let index = is_unix.then(|| daemon.events.slots.fd()).transpose()?;
+    let link = daemon.events.link.as_ref().filter(|_| is_unix && params.lock);
+    let lock = link.map(|link| link.lock_session(caller.id)).transpose()?.flatten();
     let was = params.resume.as_ref().map(|resume| resume.session);
     let (resumed, tickets) = match params.resume {
         Some(resume) => daemon.resume(&caller.session, &resume)?,
         None => (Vec::new(), Vec::new()),
     };
-    // Only a connection on the Unix socket carries descriptors.
-    let is_unix = caller.outbox().is_some();
-    let link = daemon.events.link.as_ref().filter(|_| is_unix && params.lock);
-    let lock = link.map(|link| link.lock_session(caller.id)).transpose()?.flatten();
     daemon.record_session(&caller.session, was, lock.is_some());
     if let Some(was) = was {
         // Afterwards: a server that dies in between leaves both sessions in the journal.
         daemon.end_wait(was);
     }
     caller.complete_hello();
-    let index = is_unix.then(|| daemon.events.slots.fd()).transpose()?;
     let sharing = daemon.store.config();
     let allowed = sharing.allowed_types.as_ref();
     let value = HelloResult {
