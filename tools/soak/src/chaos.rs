@@ -59,7 +59,7 @@ pub(crate) struct Outcome {
     wrong: Vec<String>,
     /// Time from the daemon's death to a client's first answered call, over all kills and clients.
     recovery: Option<Times>,
-    /// The longest time in which a server kept leases for sessions of the former one.
+    /// The longest time in which one server kept leases for sessions of the former one.
     taken_over_ms: f64,
     /// Time from the death of half of the clients until the daemon counts exactly the leases of the others.
     half_ms: f64,

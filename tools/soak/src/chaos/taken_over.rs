@@ -30,11 +30,10 @@ impl TakenOver {
         let watching = move || {
             let (mut longest, mut since) = (Duration::ZERO, None);
             while !stopping.load(Ordering::SeqCst) {
-                match exist(&store) {
-                    Some(true) => longest = longest.max(since.get_or_insert_with(Instant::now).elapsed()),
-                    Some(false) => since = None,
-                    None => {}
-                }
+                let found = exist(&store).then(|| (store.epoch(), Instant::now()));
+                // The next server begins to wait anew.
+                since = found.map(|now| since.filter(|(server, _)| *server == now.0).unwrap_or(now));
+                longest = longest.max(since.map_or(Duration::ZERO, |(_, first)| first.elapsed()));
                 std::thread::sleep(INTERVAL);
             }
             longest
@@ -43,7 +42,7 @@ impl TakenOver {
         Ok(Self { stop, thread: thread.map_err(|error| Error::io("starting a thread", &error))? })
     }
 
-    /// The longest time in which such leases existed.
+    /// The longest time from the first to the last look that found such leases at one server.
     ///
     /// # Errors
     /// `Corrupt` when the thread has panicked.
@@ -53,9 +52,9 @@ impl TakenOver {
     }
 }
 
-/// Whether such leases exist, among the first tensors of the list; `None` without an answer.
-fn exist(store: &ClientStore) -> Option<bool> {
+/// Whether such leases exist, among the first tensors of the list. False without an answer: that server is dead.
+fn exist(store: &ClientStore) -> bool {
     let all = ListParams { prefix: String::new(), limit: usize::MAX, order: ListOrder::Name };
-    let list = store.request::<List>(&all).ok()?;
-    Some(list.tensors.iter().any(|tensor| tensor.holders.contains_key(HOLDER)))
+    let list = store.request::<List>(&all);
+    list.is_ok_and(|list| list.tensors.iter().any(|tensor| tensor.holders.contains_key(HOLDER)))
 }
