@@ -2,7 +2,8 @@
 
 use crate::support::{References, difference, fixtures, runtime, runtimes, unpacked, user};
 use cotensor_core::ErrorKind;
-use cotensor_model::pipeline::{Answer, Inputs, run_user};
+use cotensor_model::pipeline::{Answer, Inputs, TextEmbedder, run_user};
+use cotensor_model::preprocess::position_limit;
 use cotensor_model::tensor::Value;
 use cotensor_store::EmbeddedStore;
 use std::collections::BTreeSet;
@@ -73,6 +74,29 @@ fn rerankers_score_pairs_as_sentence_transformers_does() {
         assert!(again.stages.iter().filter(|stage| !stage.signature.is_empty()).all(|stage| !stage.computed), "{kind}");
         let error = run(&[], "three").unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("three.texts")), "{error}");
+    }
+}
+
+/// With a tokenizer that has no limit of its own.
+#[test]
+fn long_texts_end_with_the_positions_of_the_model() {
+    for (kind, runtime) in RELATIVES.into_iter().flat_map(|kind| runtimes().into_iter().map(move |each| (kind, each))) {
+        let folder = unpacked(&fixtures().join("relatives").join(kind));
+        let path = folder.path().join("tokenizer_config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config["model_max_length"] = serde_json::json!(1e30);
+        std::fs::write(path, config.to_string()).unwrap();
+        let model = runtime.open(folder.path()).unwrap();
+        let mut user = user("one", "model", "rerank");
+        user.texts = vec!["gulls ".repeat(100)];
+        let report = run_user(&model, &user, &Inputs::default().with_text(QUERY), &runtime.store().holder("one"));
+        assert!(report.is_ok(), "{kind}: {}", report.err().unwrap());
+        let embedded = TextEmbedder::open(&model).and_then(|it| it.embed(&[&"gulls ".repeat(100)], None, None));
+        let embedded = embedded.unwrap_or_else(|error| panic!("{kind}: {error}")).remove(0);
+        let expected = position_limit(
+            &serde_json::from_slice(&std::fs::read(folder.path().join("config.json")).unwrap()).unwrap(),
+        );
+        assert_eq!((embedded.is_truncated, Some(embedded.tokens)), (true, expected), "{kind}");
     }
 }
 

@@ -1,4 +1,5 @@
 use super::pooling::{POOLINGS, Pooling, normalized, pool_once};
+use super::positions::position_limit;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
@@ -27,7 +28,7 @@ pub struct SentenceProcessor {
     pools_prompt: bool,
     /// The length that sentence_bert_config.json sets, in tokens.
     max_tokens: Option<usize>,
-    /// The number of positions in config.json, if there is a modules.json.
+    /// The most tokens that the positions of the encoder allow.
     positions: Option<usize>,
     lowercases: bool,
     /// The number of dimensions of the embedding, if it is truncated.
@@ -48,7 +49,7 @@ impl SentenceProcessor {
             default_prompt: None,
             pools_prompt: true,
             max_tokens: None,
-            positions: None,
+            positions: position_limit(config),
             lowercases: false,
             truncate_dim: None,
         };
@@ -59,8 +60,6 @@ impl SentenceProcessor {
                     None => error.in_file(files.path(MODULES_FILE)),
                     Some(_) => error,
                 })?;
-                let positions = config.get("max_position_embeddings").and_then(Value::as_u64);
-                this.positions = positions.and_then(|positions| usize::try_from(positions).ok());
             }
         }
         this.read_prompts(files)?;
@@ -68,12 +67,9 @@ impl SentenceProcessor {
     }
 
     /// The most tokens of a text; `tokenizer` is the limit of the tokenizer. A limit of sentence-transformers replaces
-    /// it. Without one, the number of positions is a limit, too.
+    /// it. The positions are a limit in any case.
     pub fn max_tokens(&self, tokenizer: Option<usize>) -> Option<usize> {
-        self.max_tokens.or(match (tokenizer, self.positions) {
-            (Some(tokenizer), Some(positions)) => Some(tokenizer.min(positions)),
-            (tokenizer, positions) => tokenizer.or(positions),
-        })
+        self.max_tokens.or(tokenizer).into_iter().chain(self.positions).min()
     }
 
     /// Whether texts are converted to lower case.

@@ -113,6 +113,17 @@ impl TextProcessor {
         Ok(Self { tokenizer, fingerprint: hasher.finish(), ..*self })
     }
 
+    /// This tokenizer with at most `max_tokens` per text, if it allows more.
+    ///
+    /// # Errors
+    /// `Invalid` when `max_tokens` leaves no room for text.
+    pub fn limited_to(self, max_tokens: usize) -> Result<Self> {
+        match self.max_tokens() {
+            Some(known) if known <= max_tokens => Ok(self),
+            _ => self.for_sentences(Some(max_tokens), false),
+        }
+    }
+
     /// The token ids of `texts`, truncated to the model's limit and padded to the longest text.
     ///
     /// # Errors
