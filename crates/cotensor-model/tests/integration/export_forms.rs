@@ -140,6 +140,8 @@ fn pooling_files_take_effect_as_in_sentence_transformers() {
         matches_reference(&pooling(mode.into()).unwrap(), &format!("pooled.{mode}"), 1e-5);
     }
     refused(pooling("median".into()), &["1_Pooling/config.json", "median"]);
+    fs::remove_file(folder.path().join("1_Pooling/config.json")).unwrap();
+    refused(run(folder.path(), "sentence-embedding"), &["1_Pooling/config.json is missing", "modules.json"]);
     let modules = folder.path().join("modules.json");
     let mut listed: serde_json::Value = serde_json::from_slice(&fs::read(&modules).unwrap()).unwrap();
     let mut add = |path: &str, class: &str| {

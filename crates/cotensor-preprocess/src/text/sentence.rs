@@ -20,8 +20,8 @@ const POOLING_FOLDER: &str = "1_Pooling";
 pub struct SentenceProcessor {
     poolings: Vec<Pooling>,
     normalizes: bool,
-    /// A module that is not supported. It is an error unless the graph has the embedding as an output.
-    unknown_module: Option<String>,
+    /// Why the modules cannot be applied. It is an error unless the graph has the embedding as an output.
+    unusable: Option<String>,
     prompts: BTreeMap<String, String>,
     /// The name of the prompt that applies when the user names none.
     default_prompt: Option<String>,
@@ -44,7 +44,7 @@ impl SentenceProcessor {
         let mut this = Self {
             poolings: vec![Pooling::Mean],
             normalizes: true,
-            unknown_module: None,
+            unusable: None,
             prompts: BTreeMap::new(),
             default_prompt: None,
             pools_prompt: true,
@@ -54,7 +54,7 @@ impl SentenceProcessor {
             truncate_dim: None,
         };
         match find_json(files, MODULES_FILE)? {
-            None => this.read_pooling(files, POOLING_FOLDER)?,
+            None => drop(this.read_pooling(files, POOLING_FOLDER)?),
             Some(listed) => {
                 this.read_modules(files, &listed).map_err(|error| match error.file() {
                     None => error.in_file(files.path(MODULES_FILE)),
@@ -101,10 +101,11 @@ impl SentenceProcessor {
     /// padding. The first `prompt_tokens` rows belong to the prompt.
     ///
     /// # Errors
-    /// `Unsupported` when modules.json lists an unsupported module, `Invalid` when no token is left.
+    /// `Unsupported` when modules.json lists an unsupported module or one whose configuration is missing, `Invalid` when no
+    /// token is left.
     pub fn pool(&self, rows: &[f32], width: usize, mask: &[i64], prompt_tokens: usize) -> Result<Vec<f32>> {
-        if let Some(module) = &self.unknown_module {
-            let message = format!("{module} is not supported; export the graph with an output sentence_embedding");
+        if let Some(reason) = &self.unusable {
+            let message = format!("{reason}; export the graph with an output sentence_embedding");
             return Err(Error::unsupported(message).in_field("modules.json"));
         }
         let skipped = if self.pools_prompt { 0 } else { prompt_tokens };
@@ -153,23 +154,26 @@ impl SentenceProcessor {
                 "Transformer" if index == 0 => self.read_limits(files, &file_in(path, "sentence_bert_config.json"))?,
                 "Pooling" if index > 0 && !pooled => {
                     pooled = true;
-                    self.read_pooling(files, path)?;
+                    if !self.read_pooling(files, path)? {
+                        self.unusable = Some(format!("{} is missing", file_in(path, "config.json")));
+                    }
                 }
                 "Normalize" if pooled && normalizes_embedding(files, path)? => self.normalizes = true,
                 // Dropout is active in training only.
                 "Dropout" if pooled => {}
-                _ => self.unknown_module = Some(format!("module {index} ({class})")),
+                _ => self.unusable = Some(format!("module {index} ({class}) is not supported")),
             }
         }
-        if !pooled && self.unknown_module.is_none() {
-            self.unknown_module = Some("a list of modules without pooling".into());
+        if !pooled && self.unusable.is_none() {
+            self.unusable = Some("a list of modules without pooling is not supported".into());
         }
         Ok(())
     }
 
-    fn read_pooling(&mut self, files: &dyn ModelFiles, folder: &str) -> Result<()> {
+    /// Whether the folder has the configuration of the pooling.
+    fn read_pooling(&mut self, files: &dyn ModelFiles, folder: &str) -> Result<bool> {
         let name = file_in(folder, "config.json");
-        let Some(config) = find_json(files, &name)? else { return Ok(()) };
+        let Some(config) = find_json(files, &name)? else { return Ok(false) };
         let invalid = |field: &str, message: String| Error::invalid(message).in_file(files.path(&name)).in_field(field);
         let known = |name: &str| {
             let found = POOLINGS.iter().find(|(known, ..)| *known == name).map(|(.., pooling)| *pooling);
@@ -189,7 +193,7 @@ impl SentenceProcessor {
             }
         };
         self.pools_prompt = config.get("include_prompt").and_then(Value::as_bool).unwrap_or(true);
-        Ok(())
+        Ok(true)
     }
 
     fn read_limits(&mut self, files: &dyn ModelFiles, name: &str) -> Result<()> {
