@@ -74,7 +74,8 @@ impl<'a> Target<'a> {
                     name: USER.to_owned(),
                     model: name.to_owned(),
                     variant: args.variant.clone(),
-                    task: task.name.clone(),
+                    // As given: a translation's parameters are those of its languages.
+                    task: args.task.clone().unwrap_or_else(|| task.name.clone()),
                     encoder: None,
                     head: args.head.clone(),
                     texts: own_texts.to_vec(),

@@ -29,6 +29,23 @@ fn text_equals_the_reference_as_a_whole_and_streamed() {
     assert!(String::from_utf8_lossy(&streamed.stderr).contains("notice: decoding was stopped after 16 tokens"));
 }
 
+/// config.json has parameters for each pair of languages: a prefix and lengths.
+#[test]
+fn translation_has_the_parameters_of_its_languages() {
+    let workspace = Workspace::with("t5");
+    let file = workspace.path("t5/config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["task_specific_params"]["translation_en_to_de"] =
+        serde_json::json!({"prefix": "translate English to German: ", "max_length": 5});
+    fs::write(file, config.to_string()).unwrap();
+    let run =
+        |task: &str| workspace.json(&["run", "t5", task, "--text", "The harbour wakes", "--json"])["users"][0].clone();
+    let (plain, german) = (run("translation"), run("translation_en_to_de"));
+    assert_eq!((&plain["task"], &german["task"]), (&"translation".into(), &"translation_en_to_de".into()));
+    let count = |user: &serde_json::Value, name: &str| user["answer"][name].as_u64().unwrap();
+    assert!(count(&german, "prompt_tokens") > count(&plain, "prompt_tokens") && count(&german, "tokens") <= 4);
+}
+
 #[test]
 fn variant_of_the_graphs_is_an_option_and_a_key_of_pipelines() {
     let workspace = Workspace::with("qwen2");

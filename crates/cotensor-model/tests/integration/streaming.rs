@@ -215,6 +215,12 @@ fn bad_sounds_and_models_are_refused() {
     }
     let error = StreamingProcessor::new(bert, None, &StreamSettings::default()).err().unwrap();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("audio_model")));
+    // As given: the parameters of a translation are those of its languages.
+    let translation = Some("translation_en_to_de".to_owned());
+    let settings = StreamSettings { text_task: translation.clone(), ..StreamSettings::default() };
+    let t5 = runtime.open(&tiny("t5")).unwrap();
+    let translating = StreamingProcessor::new(Arc::clone(&model), Some(t5), &settings).unwrap();
+    assert_eq!(translating.text_task(), translation.as_deref());
     let vit = runtime.open(&tiny("vit")).unwrap();
     let error = StreamingProcessor::new(model, Some(vit), &StreamSettings::default()).err().unwrap();
     assert_eq!(error.field(), Some("text_task"));

@@ -93,8 +93,9 @@ impl StreamingProcessor {
                     None => default_task(&model, &["text"])
                         .map_err(|error| Error::new(error.kind(), error.message()).in_field("text_task"))?,
                 };
-                let (name, task) = (USER.to_owned(), task.name.clone());
-                let user = User { name, model: model.name(), task, ..User::default() };
+                // As given: a translation's parameters are those of its languages.
+                let task = settings.text_task.clone().unwrap_or_else(|| task.name.clone());
+                let user = User { name: USER.to_owned(), model: model.name(), task, ..User::default() };
                 if !user.reads(model.family(), "text") {
                     return Err(Error::invalid(format!("{} reads no text", user.task)).in_field("text_task"));
                 }
