@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-versions dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -55,8 +55,13 @@ test-python:
 test-torch:
 	scripts/test_python.sh torch
 
-# What a release needs, in target/dist: tarball, wheel and bill of materials for x86-64 and aarch64, checksums. try-dist installs them in a new Debian system
-# (as root, with the package debootstrap).
+# The Python package of this source with that of another commit, clients of one with the daemon of the other: docs/versions.md. COMMIT names the
+# other one. Not a part of CI: it builds the package twice.
+test-versions:
+	scripts/test_versions.sh $(COMMIT)
+
+# What a release needs, in target/dist: tarball, wheel and bill of materials for x86-64 and aarch64, checksums. try-dist installs them in new Debian
+# systems; those for aarch64 run in qemu's emulator. Not a part of CI.
 dist:
 	scripts/dist.sh
 

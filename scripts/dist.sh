@@ -42,13 +42,16 @@ wheel() {
   "$venv/bin/maturin" build --release --strip --quiet --manifest-path python/Cargo.toml --out "$out" "$@"
 }
 
-cargo build --release -p cotensor-cli
+# build_command [OPTION]...: builds the command. The Python package selects features of dependencies, too; here, so that the wheel reuses them.
+build_command() { cargo build --release -p cotensor-cli -p cotensor-python --bin cotensor "$@"; }
+
+build_command
 tarball "$host" "$target/release/cotensor" strip
 wheel --target-dir "$target"
 
 if [ "$host" = x86_64-unknown-linux-gnu ]; then
   source scripts/aarch64.sh
-  cargo build --release -p cotensor-cli --target "$aarch64" --target-dir "$target/aarch64"
+  build_command --target "$aarch64" --target-dir "$target/aarch64"
   tarball "$aarch64" "$target/aarch64/$aarch64/release/cotensor" aarch64-linux-gnu-strip "${run_aarch64[@]}"
   wheel --target "$aarch64" --target-dir "$target/aarch64"
 fi

@@ -1,71 +1,59 @@
 #!/usr/bin/env bash
-# try_dist.sh: installs the files of target/dist in a new Debian system, as a user does, and uses them: the command, and the wheel
-# without torch. Runs the command for aarch64 in qemu's emulator of processes. Needs root and the packages debootstrap and, on x86-64,
-# qemu-user. DIST_MIRROR names a mirror of Debian's packages (default: this machine's).
+# try_dist.sh: installs the files of target/dist in a new Debian system, as a user does, and uses them (try_dist_as_user.sh): the
+# command, and the wheel without torch. On x86-64, qemu's emulator of processes runs the files for aarch64 in a second system.
+# Needs user namespaces, and on x86-64 binfmt_misc in them (Linux 6.7).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${CARGO_TARGET_DIR:-target}/dist
-root=${DIST_ROOT:-$PWD/target/dist-root}
-[ "$(id -u)" = 0 ] || { echo "try_dist.sh: run it as root: it makes a system in $root" >&2; exit 2; }
-command -v debootstrap >/dev/null || { echo "try_dist.sh: install the package debootstrap" >&2; exit 2; }
 (cd "$out" && sha256sum --check --quiet SHA256SUMS)
 
-if [ "$(uname -m)" = x86_64 ]; then
+# Runs in new namespaces, so that no process and no mount outlives the trial. The third argument is an entry of binfmt_misc, with which
+# the kernel starts programs of another processor in the emulator. The flag F opens the emulator's file outside of the system.
+# shellcheck disable=SC2016 # The inner shell expands it.
+in_system='set -e
+root=$1 minutes=$2 emulator=$3
+mount --rbind /dev "$root/dev"
+mount -t tmpfs none "$root/dev/shm"
+mount -t proc proc "$root/proc"
+if [ -n "$emulator" ]; then
+  mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
+  echo "$emulator" >/proc/sys/fs/binfmt_misc/register
+fi
+exec timeout --foreground "${minutes}m" unshare --user --map-user=1000 --map-group=1000 --root="$root" --wd=/home/user \
+  env -i HOME=/home/user PATH=/usr/local/bin:/usr/bin:/bin bash ./try_dist_as_user.sh'
+
+# try PROCESSOR DEBIAN MINUTES EMULATOR: DEBIAN is the name that Debian has for the processor.
+try() {
+  local processor=$1 debian=$2 minutes=$3 emulator=$4 root home wheel start=$SECONDS
+  root=${DIST_ROOT:-$PWD/target/dist-root}-$debian
+  home=$root/home/user
+  echo "== the files for $processor${emulator:+, emulated}"
+  # numpy and onnxruntime need libstdc++6.
+  scripts/debian_system.sh "$debian" "$root" bash coreutils diffutils grep gzip libstdc++6 python3 python3-venv tar
+  rm -rf "${home:?}"/*
+  cp scripts/try_dist_as_user.sh "$out"/cotensor-*-"$processor"-*.tar.gz "$out"/*_"$processor".whl "$home/"
+  cp -r fixtures/tiny/bert "$home/model"
+  # What the wheel's extras name, for the system's Python, downloaded before the time is taken.
+  wheel=$(basename "$home"/*.whl .whl)
+  wheel=${wheel##*-}
+  # shellcheck disable=SC2046 # One option for each platform of the wheel.
+  "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --only-binary :all: --python-version 3.11 --implementation cp \
+    $(printf -- '--platform %s ' ${wheel//./ } {manylinux_2_28,manylinux_2_27,manylinux2014}_"$processor") \
+    --dest "$home/packages" "$(echo "$home"/*.whl)[numpy,onnxruntime]"
+  unshare --user --map-root-user --mount --pid --fork --kill-child bash -c "$in_system" bash "$root" "$minutes" "$emulator" </dev/null
+  echo "== $processor: all done in $((SECONDS - start)) s"
+}
+
+processor=$(uname -m)
+case $processor in
+  x86_64) try x86_64 amd64 5 '' ;;
+  aarch64) try aarch64 arm64 5 '' ;;
+  *) echo "try_dist.sh: no system is known for $processor" >&2; exit 2 ;;
+esac
+if [ "$processor" = x86_64 ]; then
   source scripts/aarch64.sh
-  echo "== the tarball for aarch64, emulated"
-  folder=$(mktemp -d)
-  tar xzf "$out"/cotensor-*-"$aarch64".tar.gz --directory "$folder" --strip-components=1
-  "${run_aarch64[@]}" "$folder/bin/cotensor" version
-  rm -r "$folder"
+  # The header of an ELF file: 64 bits, least significant byte first, a program or library for aarch64.
+  magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
+  mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
+  try aarch64 arm64 20 ":aarch64:M::$magic:$mask:$(command -v "$emulator_aarch64"):F"
 fi
-
-# Fails for a missing one of the two files.
-mirrors=$(sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)*\(\S*\) .*/\2/p' /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null || true)
-mirror=${DIST_MIRROR:-${mirrors%%$'\n'*}}
-if [ ! -x "$root/usr/bin/python3" ]; then
-  rm -rf "$root"
-  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$root" "$mirror" >/dev/null
-  chroot "$root" useradd --create-home user
-fi
-home=$root/home/user
-rm -rf "${home:?}"/*
-cp "$out"/*-"$(uname -m)"-*.tar.gz "$out"/*_"$(uname -m)".whl "$home/"
-cp -r fixtures/tiny/bert "$home/model"
-# The only packages that the wheel's users install beside it, downloaded before the time is taken.
-"${PYTHON:-python3}" -m pip download --quiet --only-binary :all: --python-version 3.11 --dest "$home/packages" numpy onnxruntime
-cat >"$home/try.sh" <<'INSIDE'
-set -euo pipefail
-cd ~
-export XDG_CACHE_HOME=$HOME/cache
-
-echo "== the tarball"
-tar xzf cotensor-*.tar.gz
-export PATH=$HOME/$(basename cotensor-*.tar.gz .tar.gz)/bin:$PATH
-cotensor version
-cotensor doctor || true
-printf '\0\0\200?\0\0\0@' >two.bin
-cotensor put two two.bin --dtype float32 --shape 2
-cotensor get two again.raw && cmp two.bin again.raw
-cotensor embed model "a text" | grep -q '"embedding":'
-cotensor models ps
-cotensor stop
-ls cotensor-*/share/completions cotensor-*/share/systemd
-
-echo "== the wheel, without torch"
-PATH=/usr/local/bin:/usr/bin:/bin
-start=$(date +%s%N)
-python3 -m venv env
-env/bin/pip install --quiet --no-index --find-links packages cotensor-*.whl numpy onnxruntime
-env/bin/python - <<'PYTHON'
-import cotensor
-embedder = cotensor.Embedder("/home/user/model")
-print(embedder.embed(["a text", "another"]).shape)
-PYTHON
-echo "installed, and the first shared model used, after $((($(date +%s%N) - start) / 1000000)) ms"
-env/bin/cotensor models ps
-env/bin/cotensor stop
-INSIDE
-chroot "$root" chown -R user:user /home/user
-# Namespaces of its own, so that no process of the trial outlives it.
-unshare --mount --pid --fork --kill-child --mount-proc="$root/proc" chroot "$root" \
-  /bin/bash -c "mount -t devtmpfs none /dev 2>/dev/null || true; mount -t tmpfs tmpfs /dev/shm 2>/dev/null || true; su user -s /bin/bash -c 'bash ~/try.sh'"
