@@ -12,7 +12,7 @@ out=${CARGO_TARGET_DIR:-target}/dist
 # shellcheck disable=SC2016 # The inner shell expands it.
 in_system='set -e
 root=$1 minutes=$2 emulator=$3
-mount --rbind /dev "$root/dev"
+for folder in dev sys; do mount --rbind "/$folder" "$root/$folder"; done
 mount -t tmpfs none "$root/dev/shm"
 mount -t proc proc "$root/proc"
 if [ -n "$emulator" ]; then
