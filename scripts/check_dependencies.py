@@ -19,7 +19,7 @@ ALLOWED = {
     "cotensor-memory": {"cotensor-core"},
     "cotensor-graph": {"cotensor-core"},
     "cotensor-preprocess": {"cotensor-core", "cotensor-graph"},
-    "cotensor-hub": {"cotensor-core", "cotensor-preprocess"},
+    "cotensor-hub": {"cotensor-core", "cotensor-memory", "cotensor-preprocess"},
     "cotensor-model": {
         "cotensor-core", "cotensor-formats", "cotensor-graph", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"
     },

@@ -22,6 +22,7 @@ mod settings;
 mod sharing;
 mod store;
 mod streaming;
+mod waits;
 
 use pyo3::prelude::*;
 
@@ -70,6 +71,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::waits::log_waits();
         // Packages of this environment include the library of the fast engine, if it is installed.
         let prefix = module.py().import("sys")?.getattr("prefix")?.extract()?;
         cotensor::model::engine::search_python(prefix);

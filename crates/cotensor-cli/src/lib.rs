@@ -13,18 +13,18 @@ mod parse;
 mod signals;
 mod table;
 mod terminal;
-mod waiting;
-mod watchdog;
 
 pub use launch::Launch;
 
 use args::{Cli, Command};
 use cotensor::core::Result;
+use cotensor::core::waiting::{WaitReport, set_wait_reporter};
 use cotensor::{Error, ErrorKind};
 use cotensor_client::settings::ConfigFile;
 use launch::Program;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The exit code of success.
@@ -55,6 +55,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -
         }
     };
     let is_daemon = matches!(cli.command, Command::Serve(_));
+    set_wait_reporter(Some(Arc::new(|wait: &WaitReport| output::report(&output::printable(&wait.text)))));
     let configured = panics::catch(|| configured(cli, &arguments));
     let outcome = configured.and_then(|(cli, variables)| {
         let program = Program { launch, arguments: arguments.into_iter().skip(1).collect(), variables };

@@ -1,5 +1,6 @@
 //! Connecting to the daemon of this user.
 
+use crate::daemon_process::daemon_report;
 use crate::short_path::connect_unix;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::peer_credentials;
@@ -19,7 +20,9 @@ pub fn connect(socket: &Path, on_notification: OnNotification) -> Result<Connect
     if !peer.is_own_user() {
         return Err(Error::new(ErrorKind::Refused, "the daemon here is another user's").in_file(socket));
     }
-    Ok(Connection::over(stream, on_notification))
+    let socket = socket.to_path_buf();
+    let describe = move |method: &str| daemon_report(&socket, &format!("to answer {method}"));
+    Ok(Connection::over(stream, on_notification).with_reports(Box::new(describe)))
 }
 
 fn unconnected(error: &std::io::Error) -> Error {

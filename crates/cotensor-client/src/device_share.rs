@@ -3,7 +3,9 @@
 use crate::OpenSession;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::waiting::{REPORT_AFTER, WaitClock, WaitReport};
+use cotensor_core::{Error, ErrorKind, Result, size};
+use cotensor_memory::process::{client_process, wait_report};
 use cotensor_rpc::{Connection, OnNotification};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +39,8 @@ struct Member {
     capacity_bytes: u64,
     state: Mutex<State>,
     changed: Condvar,
+    /// Runs while the share is smaller than the smallest amount.
+    short: Mutex<Option<WaitClock>>,
 }
 
 struct State {
@@ -69,6 +73,7 @@ impl DeviceShare {
             capacity_bytes,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            short: Mutex::default(),
         });
         let connection = member.connect()?;
         let following = Arc::clone(&member);
@@ -85,18 +90,22 @@ impl DeviceShare {
     }
 
     /// Waits until there are more than `changes` changes, the share is closed, or `timeout` has passed. Returns as
-    /// [`share`](Self::share).
+    /// [`share`](Self::share). A share that stays smaller than the smallest amount is reported, with the programs that have
+    /// the memory.
     pub fn wait(&self, changes: u64, timeout: Duration) -> (u64, u64) {
         let until = Instant::now() + timeout;
-        let mut state = lock(&self.0.state);
-        while state.changes <= changes && !state.closed {
+        loop {
+            let mut state = lock(&self.0.state);
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
+            if state.changes > changes || state.closed || left.is_zero() {
+                return (state.share_bytes, state.changes);
             }
-            state = self.0.wait_for_change(state, left);
+            let slice = if state.is_short() { left.min(REPORT_AFTER) } else { left };
+            state = self.0.wait_for_change(state, slice);
+            let short = state.is_short() && !state.closed;
+            drop(state);
+            self.0.check_report(short);
         }
-        (state.share_bytes, state.changes)
     }
 
     /// The program uses no more than `share_bytes`. Only an acknowledged share is given to others.
@@ -253,6 +262,40 @@ impl Member {
         Ok((connection, session))
     }
 
+    /// Reports that the share is too small if that is due.
+    fn check_report(&self, is_short: bool) {
+        let mut clock = lock(&self.short);
+        match is_short {
+            true => clock.get_or_insert_default().check(|| self.describe()),
+            false => *clock = None,
+        }
+    }
+
+    /// A report of the wait for memory, with the other programs that have some of it.
+    fn describe(&self) -> WaitReport {
+        let (has, needs, connection, (own, shares_pids)) = {
+            let state = lock(&self.state);
+            let (has, needs) = (state.share_bytes, state.needs.smallest_bytes);
+            let session = state.session.as_ref();
+            let session = session.map_or((0, false), |session| (session.number(), session.shares_pids()));
+            (has, needs, state.connection.clone(), session)
+        };
+        let devices = connection.and_then(|connection| {
+            let (list, _) = connection.call_or_forget::<p::ListDevices>(&p::Empty {}, ANSWER_TIMEOUT).ok()?;
+            Some(list.devices)
+        });
+        // Without a daemon, the programs are not known.
+        let devices = devices.unwrap_or_default().into_iter().filter(|device| device.device == self.device);
+        let programs = devices.flat_map(|device| device.programs);
+        let others = programs.filter(|program| program.session != own && program.held_bytes > 0);
+        let clients: Vec<String> = others.map(|program| program.client).collect();
+        let pids: Vec<u32> =
+            clients.iter().filter(|_| shares_pids).filter_map(|client| client_process(client)).collect();
+        let (has, needs) = (size(has), size(needs));
+        let what = format!(", to free memory of {}: this program has {has}, and needs {needs} at least", self.device);
+        wait_report(&pids, "other programs", &what, false)
+    }
+
     fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
         self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
     }
@@ -263,6 +306,11 @@ fn given_back() -> Error {
 }
 
 impl State {
+    /// Whether the share is smaller than the program needs.
+    fn is_short(&self) -> bool {
+        self.share_bytes < self.needs.smallest_bytes
+    }
+
     fn set(&mut self, share_bytes: u64) {
         if share_bytes != self.share_bytes {
             self.share_bytes = share_bytes;

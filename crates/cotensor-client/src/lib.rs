@@ -1,6 +1,7 @@
 //! The client of the daemon: the protocol's messages, and a [`Store`](cotensor_store::Store) over the protocol.
 
 mod connect;
+mod daemon_process;
 mod device_share;
 mod health;
 pub mod hex;
@@ -20,6 +21,7 @@ pub mod token;
 
 pub use connect::connect;
 pub use cotensor_rpc::{Connection, OnNotification};
+pub use daemon_process::DaemonLock;
 pub use device_share::{DeviceNeeds, DeviceShare};
 pub use open_session::OpenSession;
 pub use port::{PORT, default_port, port_of_rank};

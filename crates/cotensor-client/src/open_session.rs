@@ -15,6 +15,7 @@ const LOCK: usize = 1;
 pub struct OpenSession {
     number: u64,
     token: String,
+    shares_pids: bool,
     lock: Mutex<Option<OwnedFd>>,
 }
 
@@ -33,7 +34,21 @@ impl OpenSession {
         if hello.locked && lock.is_none() {
             return Err(fd_limit_error());
         }
-        Ok(Self { number: hello.session, token: hello.token.clone(), lock: Mutex::new(lock) })
+        Ok(Self {
+            number: hello.session,
+            token: hello.token.clone(),
+            shares_pids: hello.shares_pids(),
+            lock: Mutex::new(lock),
+        })
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether this process and the daemon see processes by the same numbers.
+    pub(crate) fn shares_pids(&self) -> bool {
+        self.shares_pids
     }
 
     /// Resumes the session, without leases and claims.

@@ -1,5 +1,7 @@
 //! Unix sockets whose path is longer than an address of the kernel can be.
 
+use crate::daemon_process::daemon_report;
+use cotensor_core::waiting::Waiting;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -57,6 +59,8 @@ pub fn connect_unix(path: &Path) -> Result<UnixStream> {
     let address = SocketAddrUnix::new(&*short)?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let start = Instant::now();
+    let describe = || daemon_report(path, "to accept connections");
+    let waiting = Waiting::new(&describe);
     loop {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match connect(&socket, &address) {
@@ -66,7 +70,10 @@ pub fn connect_unix(path: &Path) -> Result<UnixStream> {
                 return Ok(stream);
             }
             // The queue is full. A blocking socket would wait without a limit, and a signal would end its wait.
-            Err(Errno::AGAIN) if start.elapsed() < QUEUE_TIMEOUT => std::thread::sleep(QUEUE_RETRY_INTERVAL),
+            Err(Errno::AGAIN) if start.elapsed() < QUEUE_TIMEOUT => {
+                waiting.check();
+                std::thread::sleep(QUEUE_RETRY_INTERVAL);
+            }
             Err(Errno::AGAIN) => {
                 let message = "the process that listens here accepts no connections: its queue is full";
                 return Err(Error::new(ErrorKind::TimedOut, message));

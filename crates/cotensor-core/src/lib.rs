@@ -24,6 +24,9 @@ pub mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod units;
+// Programs for wasm32 have one thread, and no clock that this module could read.
+#[cfg(not(target_family = "wasm"))]
+pub mod waiting;
 
 pub use blob_cache::{BlobCache, BlobLocation, PackMut};
 pub use derived_files::DerivedFiles;

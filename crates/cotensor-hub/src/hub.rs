@@ -50,7 +50,7 @@ impl Hub {
         &self.settings
     }
 
-    /// Sets the observer of downloads, verifications and waits: it is called with the bytes that are done, the bytes of all
+    /// Sets the observer of downloads and verifications: it is called with the bytes that are done, the bytes of all
     /// files, and what is done. A second call has no effect.
     pub fn observe(&self, observer: impl Fn(u64, u64, &str) + Send + Sync + 'static) {
         // The first observer stays.
@@ -191,7 +191,8 @@ impl Hub {
             return Err(Error::not_found(format!("{id} has no {CONFIG_FILE}")));
         }
         config.iter().chain(&others).try_for_each(|file| needed::check_size(file, CONFIGURATION_BYTES_MAX))?;
-        self.add(download, &config, &mut pulled, self.progress(id, &config).quiet())?;
+        // Without an observer: these files are small, and others follow.
+        self.add(download, &config, &mut pulled, Progress::new(None, id, &config))?;
         let family = family_in(&pulled.folder, files)?;
         others.extend(needed::graphs(id, family, files, variant)?);
         space::check(repository, &others)?;
@@ -210,12 +211,12 @@ impl Hub {
         Progress::new(self.observer.get(), id, files)
     }
 
-    fn add<'a>(
-        &'a self,
+    fn add(
+        &self,
         download: &Download<'_>,
-        files: &[&'a RepoFile],
+        files: &[&RepoFile],
         pulled: &mut Pulled,
-        mut progress: Progress<'a>,
+        mut progress: Progress<'_>,
     ) -> Result<()> {
         for file in files {
             progress.begin(file);

@@ -12,16 +12,12 @@ pub(crate) type Observer = Box<dyn Fn(u64, u64, &str) + Send + Sync>;
 pub(crate) struct Progress<'a> {
     observer: Option<&'a Observer>,
     id: &'a ModelId,
-    /// The path of the current file.
-    path: &'a str,
     /// The bytes of the files before it.
     before: u64,
     /// The bytes of the current file.
     size: u64,
     /// The bytes of all files.
     total: u64,
-    /// Whether only waits are reported: the files are small, and others follow.
-    is_quiet: bool,
     /// Whether the observer was called.
     began: Cell<bool>,
 }
@@ -29,26 +25,18 @@ pub(crate) struct Progress<'a> {
 impl<'a> Progress<'a> {
     pub(crate) fn new(observer: Option<&'a Observer>, id: &'a ModelId, files: &[&RepoFile]) -> Self {
         let total = files.iter().map(|file| file.size).sum();
-        Self { observer, id, path: "", before: 0, size: 0, total, is_quiet: false, began: Cell::new(false) }
-    }
-
-    /// Reports waits only.
-    pub(crate) fn quiet(mut self) -> Self {
-        self.is_quiet = true;
-        self
+        Self { observer, id, before: 0, size: 0, total, began: Cell::new(false) }
     }
 
     /// Begins the next file.
-    pub(crate) fn begin(&mut self, file: &'a RepoFile) {
+    pub(crate) fn begin(&mut self, file: &RepoFile) {
         self.before += self.size;
-        (self.path, self.size) = (&file.path, file.size);
+        self.size = file.size;
     }
 
     /// This many bytes of the current file were hashed.
     pub(crate) fn verifies(&self, bytes: u64) {
-        if !self.is_quiet {
-            self.report(bytes, format_args!("verifying {}", self.id));
-        }
+        self.report(bytes, format_args!("verifying {}", self.id));
     }
 
     fn report(&self, bytes: u64, what: std::fmt::Arguments<'_>) {
@@ -60,19 +48,12 @@ impl<'a> Progress<'a> {
 }
 
 impl Transfer for Progress<'_> {
-    fn waits(&self, process: Option<u32>) {
-        let process = process.map_or_else(|| "another process".to_owned(), |process| format!("process {process}"));
-        self.report(0, format_args!("waiting for {process}, which downloads {} of {}", self.path, self.id));
-    }
-
     fn hashed(&self, bytes: u64) {
         self.verifies(bytes);
     }
 
     fn has(&self, bytes: u64) {
-        if !self.is_quiet {
-            self.report(bytes, format_args!("downloading {}", self.id));
-        }
+        self.report(bytes, format_args!("downloading {}", self.id));
     }
 }
 

@@ -23,7 +23,7 @@ pub mod testing;
 mod types;
 
 pub use api::{BlobStore, Claim, ComputationStore, MemoryControl, NameStore, Store, StoreReports, TensorStore};
-pub use blobs::{BlobPack, UploadPlan};
+pub use blobs::{BlobPack, UploadPlan, blob_key};
 pub use embedded::{Clock, EmbeddedStore, EmbeddedStoreBuilder, ManualClock, SegmentCharge, SystemClock};
 pub use leases::{Lease, TensorView};
 pub use names::{ChangesFuture, VersionWord, VersionWords, WordTable};

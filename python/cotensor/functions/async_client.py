@@ -18,12 +18,13 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
 
 from .. import _checks, _native
 from .._waiter import Waiter
 from ..errors import ConflictError, NoDaemonError, NotFoundError, TimedOutError
-from .client import RETRY_PAUSE, SharedTensorClient, arguments, not_called
+from .client import RETRY_PAUSE, SharedTensorClient, arguments, not_called, report_retry
 from .task_status import ENDED, STATES, TaskStatus, parts, task_id
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
         args, named = arguments(name, args, kwargs)
         limit = self.timeout if timeout is None else timeout
         loop = asyncio.get_running_loop()
-        pause = RETRY_PAUSE
+        began, pause = time.monotonic(), RETRY_PAUSE
         for left in range(self.retry_count, -1, -1):
             future: "asyncio.Future[Any]" = loop.create_future()
 
@@ -123,6 +124,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
                         raise NotFoundError(f"{error}{suggestion}", field="name") from None
                 if not left:
                     raise
+                report_retry(began, pause, error)
             await asyncio.sleep(pause)
             pause *= 2
 

@@ -27,11 +27,22 @@ from .directory import Directory, Functions, RemoteFunction
 from .discovery import Socket
 
 log = logging.getLogger("cotensor.client")
+waits = logging.getLogger("cotensor.waiting")
 
 T = TypeVar("T")
 
 #: The pause before the first retry, in seconds. It doubles with each further retry.
 RETRY_PAUSE = 0.1
+#: A wait that takes longer is logged, as those of the extension are.
+REPORT_AFTER = 2.0
+
+
+def report_retry(began: float, pause: float, error: CotensorError) -> None:
+    """Logs that a call, which began at ``began``, is tried again after ``pause`` seconds."""
+    if time.monotonic() + pause - began >= REPORT_AFTER:
+        waits.warning("waiting for %.1f s before the next attempt: %s", pause, error)
+    else:
+        log.debug("retry in %.1f s: %s", pause, error)
 
 
 def not_called(error: BaseException) -> bool:
@@ -124,7 +135,7 @@ class SharedTensorClient:
         def time_left() -> Optional[float]:
             return None if end is None else max(0.0, end - time.monotonic())
 
-        pause = RETRY_PAUSE
+        began, pause = time.monotonic(), RETRY_PAUSE
         for left in range(self.retry_count, -1, -1):
             try:
                 return act(time_left)
@@ -137,7 +148,7 @@ class SharedTensorClient:
                         raise NotFoundError(f"{error}{suggestion}", field="name") from None
                 if not left or (end is not None and time.monotonic() + pause >= end):
                     raise
-                log.debug("retry in %.1f s: %s", pause, error)
+                report_retry(began, pause, error)
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")

@@ -13,6 +13,14 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
+    /// The connection to the daemon; none for a store inside this process.
+    pub(super) fn client(&self) -> Option<Arc<ClientStore>> {
+        match self {
+            Backend::Embedded(_) => None,
+            Backend::Client(store) => Some(Arc::clone(store)),
+        }
+    }
+
     pub(super) fn store(&self) -> Arc<dyn cotensor::Store> {
         match self {
             Backend::Embedded(store) => Arc::clone(store) as Arc<dyn cotensor::Store>,

@@ -391,10 +391,10 @@ impl Store {
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
         #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
     ) -> PyResult<Claimed> {
-        let store = self.store(py)?;
-        let holder = holder_of(py, &store, holder.as_deref());
+        let backend = self.backend(py)?;
+        let holder = holder_of(py, &backend.store(), holder.as_deref());
         let timeout = seconds(py, timeout)?;
-        claim(py, store, &key, holder, timeout)
+        claim(py, &backend, &key, holder, timeout)
     }
 
     /// Removes ``name`` from the store. Existing leases stay valid; the memory is freed with the last one. A name that does

@@ -2,23 +2,18 @@
 
 use crate::args::Client;
 use crate::launch::Program;
-use crate::watchdog::{self, Watchdog};
 use cotensor::core::{ErrorKind, Result};
 use cotensor_client::ClientStore;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Connects to the daemon as a client called `name`; starts this program as daemon when none answers. Reports on standard
-/// error when the daemon does not answer.
+/// Connects to the daemon as a client called `name`; starts this program as daemon when none answers.
 pub(super) fn connect(client: &Client, program: &Program, name: &str) -> Result<Arc<ClientStore>> {
-    let watchdog = watch(client);
     let socket = client.socket.as_deref();
-    let store = if client.autostart { connect_at(socket, program, name)? } else { ClientStore::connect(socket, name)? };
-    watchdog.keep();
-    Ok(store)
+    if client.autostart { connect_at(socket, program, name) } else { ClientStore::connect(socket, name) }
 }
 
-/// As [`connect`], without the reports.
+/// As [`connect`], at a socket and with a start in any case.
 pub(super) fn connect_at(socket: Option<&Path>, program: &Program, name: &str) -> Result<Arc<ClientStore>> {
     let builder = ClientStore::builder(name).start(program.as_daemon()?);
     socket.into_iter().fold(builder, |builder, socket| builder.socket(socket)).connect()
@@ -31,8 +26,4 @@ pub(super) fn running(socket: &Path, client: &str) -> Result<Option<Arc<ClientSt
         Err(error) if error.kind() == ErrorKind::Unreachable => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-pub(super) fn watch(client: &Client) -> Watchdog {
-    watchdog::start(client.socket.clone().unwrap_or_else(cotensor_client::default_socket))
 }

@@ -1,17 +1,14 @@
 //! The processes of a daemon, found and ended without its answer.
 
+use cotensor::core::waiting::WaitClock;
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor::memory::process::{children, peer_credentials};
-use cotensor_client::connect_unix;
+use cotensor::memory::process::{children, peer_credentials, wait_report};
+use cotensor_client::{DaemonLock, connect_unix};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
-
-use crate::waiting::Waiting;
 
 /// The time for the processes to end after each signal.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,16 +41,11 @@ impl Process {
 /// The processes of the daemon at `socket`: those that run `serve` and have the socket's lock open, and their children. Processes of
 /// other users, and of containers whose numbers mean nothing here, are not found.
 pub(super) fn find(socket: &Path) -> Vec<Process> {
-    let mut lock = OsString::from(socket);
-    lock.push(".lock");
-    let Ok(lock) = std::fs::symlink_metadata(PathBuf::from(lock)) else { return Vec::new() };
-    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let holders = pids.filter_map(|pid| {
+    let Some(lock) = DaemonLock::of(socket) else { return Vec::new() };
+    let holders = lock.processes().filter_map(|pid| {
         // The descriptor comes first: if the process runs after the checks, they were about it.
         let process = Process::open(pid)?;
-        let is_found =
-            runs_serve(pid) && has_open(pid, (lock.dev(), lock.ino())) && !process.ends_within(Duration::ZERO);
+        let is_found = runs_serve(pid) && lock.is_open_in(pid) && !process.ends_within(Duration::ZERO);
         is_found.then_some(process)
     });
     with_children(holders.collect())
@@ -86,12 +78,6 @@ fn runs_serve(pid: u32) -> bool {
     arguments.split(|byte| *byte == 0).any(|argument| argument == b"serve")
 }
 
-fn has_open(pid: u32, (device, inode): (u64, u64)) -> bool {
-    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let mut files = descriptors.filter_map(|fd| std::fs::metadata(fd.path()).ok());
-    files.any(|file| (file.dev(), file.ino()) == (device, inode))
-}
-
 /// The numbers of processes, for messages.
 pub(super) fn numbers(processes: &[Process]) -> String {
     let numbers: Vec<String> = processes.iter().map(|process| process.number().to_string()).collect();
@@ -103,7 +89,7 @@ pub(super) fn numbers(processes: &[Process]) -> String {
 pub(super) fn wait(processes: Vec<Process>, timeout: Duration) -> Vec<Process> {
     let until = Instant::now() + timeout;
     let mut left = processes;
-    let mut waiting = Waiting::default();
+    let mut clock = WaitClock::default();
     loop {
         left.retain(|process| !process.ends_within(Duration::ZERO));
         let Some(first) = left.first() else { return left };
@@ -111,8 +97,9 @@ pub(super) fn wait(processes: Vec<Process>, timeout: Duration) -> Vec<Process> {
         if now >= until {
             return left;
         }
-        let next = waiting.report(|| format!("waiting for {} of the daemon to end", numbers(&left)));
-        let _ = first.ends_within(next.min(until - now));
+        let pids: Vec<u32> = left.iter().map(Process::number).collect();
+        clock.check(|| wait_report(&pids, "the daemon", " to end", true));
+        let _ = first.ends_within(clock.left().min(until - now));
     }
 }
 

@@ -4,6 +4,7 @@ use crate::launch::Program;
 use crate::log::Log;
 use crate::output::print_json;
 use crate::terminal::takes_colours;
+use cotensor::core::waiting::{WaitReport, set_wait_reporter};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::connect_unix;
 use cotensor_daemon::http::HttpConfig;
@@ -12,6 +13,7 @@ use cotensor_daemon::{Config, ModelsConfig, Ready, Service, default_socket};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
@@ -42,6 +44,10 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let log = Log::to(std::io::stderr()).map_err(|error| Error::io("starting the log", &error))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(log.clone()).with_target(false);
     tracing_subscriber::registry().with(lines.with_ansi(takes_colours(&std::io::stderr())).with_filter(filter)).init();
+    set_wait_reporter(Some(Arc::new(|wait: &WaitReport| match wait.is_expected {
+        true => tracing::info!("{}", wait.text),
+        false => tracing::warn!("{}", wait.text),
+    })));
     let mut config = Config { spill: args.spill.clone(), sharing: args.sharing.config(), ..Config::default() };
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);

@@ -4,17 +4,20 @@ use super::connection::running;
 use super::daemon_processes::{Process, end, find, listening, numbers, wait};
 use crate::args::{DaemonOptions, StopArgs};
 use crate::output::{count, print, print_json, printable, report};
-use crate::watchdog::is_unresponsive;
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports};
 use cotensor_client::default_socket;
-use cotensor_client::protocol::{Empty, Stop};
+use cotensor_client::protocol::{Empty, Ping, Stop};
 use serde::Serialize;
 use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// The time for a daemon to end on request. It removes spilled files at its end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time for a daemon to answer a ping, and for a connection to it.
+const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The JSON object of `stop`.
 #[derive(Serialize)]
@@ -67,6 +70,22 @@ pub(crate) fn stop(args: &StopArgs) -> Result<()> {
         return print_json(&Stopped { stopped: true, tensors, freed_bytes });
     }
     print(&format!("stopped; freed {} ({})\n", count(tensors, "tensor"), size(freed_bytes)))
+}
+
+/// Whether a listening daemon does not answer a ping.
+fn is_unresponsive(socket: &Path) -> bool {
+    let (pinged, answer) = channel();
+    let socket = socket.to_path_buf();
+    let ping = move || {
+        let Ok(connection) = cotensor_client::connect(&socket, Box::new(|_, _, _| {})) else { return };
+        let answered = connection.call::<Ping>(&Empty {}, Vec::new(), Some(PING_TIMEOUT));
+        let _ = pinged.send(answered.is_err_and(|error| error.kind() == ErrorKind::TimedOut));
+    };
+    // The system makes a connection wait while the daemon's queue of them is full.
+    if std::thread::Builder::new().name("ping".to_owned()).stack_size(128 << 10).spawn(ping).is_err() {
+        return false;
+    }
+    answer.recv_timeout(PING_TIMEOUT * 2).unwrap_or_else(|error| error == RecvTimeoutError::Timeout)
 }
 
 /// Ends a daemon that this program cannot ask. Its tensors are not counted.

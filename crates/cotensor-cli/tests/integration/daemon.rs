@@ -5,7 +5,7 @@ use cotensor::core::DType;
 use cotensor::store::TensorStore;
 use serde_json::json;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -295,20 +295,6 @@ fn tensors_over_budget_are_spilled_with_spill_option() {
     daemon.expect_error(&["serve", "--max-spill", "1"], 2, &["--spill"]);
     fs::write(daemon.path("file"), "").unwrap();
     daemon.expect_error(&["serve", "--spill", "file"], 1, &["file"]);
-}
-
-#[test]
-fn stopped_daemon_is_reported_to_waiting_commands() {
-    let daemon = Daemon::start(&[]);
-    let server = daemon.ready["server"].to_string();
-    let signal = |name: &str| assert!(Command::new("kill").args([name, &server]).status().unwrap().success());
-    signal("-STOP");
-    let mut waiting = daemon.command(&["ls"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut line).unwrap();
-    signal("-CONT");
-    assert!(line.contains("cotensor.sock: the daemon does not answer") && line.contains("cotensor stop"), "{line}");
-    assert!(waiting.wait().unwrap().success(), "it waits on");
 }
 
 #[test]

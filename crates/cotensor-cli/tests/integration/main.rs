@@ -27,3 +27,4 @@ mod sharing;
 mod stream;
 mod support;
 mod terminal;
+mod waits;

@@ -73,6 +73,9 @@ message! {
         session: u64,
         /// Its secret, with which another connection resumes it after the daemon was replaced.
         token: String,
+        /// The client's process, as the daemon sees it. In another container, the daemon's numbers of processes name other ones.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid: Option<u32>,
         /// Differs between daemons. Cached index slots of another epoch are invalid.
         epoch: u64,
         /// Slots in the index.
@@ -316,6 +319,26 @@ message! {
         computed: bool,
     }
 
+    /// A computation, or a blob.
+    ClaimHolderParams {
+        /// The key of the computation or the hash of the blob: 64 hexadecimal digits.
+        key: String,
+        /// Whether it is a blob.
+        #[serde(default)]
+        is_blob: bool,
+        /// The device of the blob; `cpu` when it is missing.
+        #[serde(default, with = "super::device_name")]
+        #[schemars(with = "String")]
+        device: Device,
+    }
+
+    /// The session that computes a result or uploads a blob.
+    ClaimHolder {
+        /// Its client's name and process, and its holder; none if no session does that now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        holder: Option<String>,
+    }
+
     /// A blob to lease.
     BlobParams {
         /// BLAKE3 of its bytes, 64 hexadecimal digits.
@@ -461,4 +484,11 @@ pub enum ClaimResult {
     Ready(Vec<Descriptor>),
     /// The ticket under which the caller computes.
     Compute(u64),
+}
+
+impl HelloResult {
+    /// Whether this process and the daemon see processes by the same numbers.
+    pub fn shares_pids(&self) -> bool {
+        self.pid == Some(std::process::id())
+    }
 }

@@ -78,6 +78,8 @@ methods! { METHODS:
     Abandon "claim.abandon": TicketParams => Empty;
     /// Checks whether a computation's results exist.
     IsComputed "claim.is_computed": KeyParams => Computed;
+    /// Names the session that computes a result, or that uploads a blob, for messages about the wait.
+    FindClaimHolder "claim.holder": ClaimHolderParams => ClaimHolder;
 
     /// Leases blobs by hash. Returns a plan for the caller to upload the blobs that do not exist, in one segment.
     PlanUpload "blob.plan_upload": PlanUploadParams => PlanUploadResult;

@@ -1,10 +1,12 @@
+use crate::daemon_process::daemon_report;
 use crate::regular_file::open_regular;
 use crate::short_path::connect_unix;
 use crate::socket_path::make_socket_folder;
+use cotensor_core::waiting::Waiting;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::process::{detach, wait_for_end};
+use cotensor_memory::process::{detach, lock_file, lock_holder, process_name, wait_for_end};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{PipeReader, Read, Seek, SeekFrom};
@@ -17,7 +19,6 @@ use std::time::{Duration, Instant};
 const LOG_BYTES_MAX: u64 = 4 << 20;
 /// The end of a log in which the reason of a failure is searched.
 const LOG_TAIL_BYTES: u64 = 4096;
-const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The log of a daemon that was started in the background, beside its socket.
 pub fn log_path(socket: &Path) -> PathBuf {
@@ -77,7 +78,7 @@ fn run(socket: &Path, program: &Path, mut command: Command, until: Instant) -> R
     // Closes this end of the pipe.
     drop(command);
     // Another daemon may have been started in another way.
-    if is_ready(ready, until)? || connect_unix(socket).is_ok() {
+    if is_ready(ready, socket, until)? || connect_unix(socket).is_ok() {
         return Ok(());
     }
     let message = format!("the daemon did not start: {}", last_line(&log));
@@ -87,19 +88,17 @@ fn run(socket: &Path, program: &Path, mut command: Command, until: Instant) -> R
 /// Locks the file that one starting process has.
 fn take_lock(socket: &Path, until: Instant) -> Result<OwnedFd> {
     let path = socket.with_extension("start");
-    let io = |error: Errno| Error::io("locking the start of a daemon", &error.into()).in_file(&path);
     let lock = open_regular(&path, OFlags::RDWR | OFlags::CREATE);
     let lock = lock.map_err(|error| Error::io("opening the lock of a start", &error).in_file(&path))?;
-    loop {
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(lock.into()),
-            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_RETRY_INTERVAL),
-            Err(Errno::WOULDBLOCK) => {
-                let message = "another process starts a daemon and does not finish";
-                return Err(Error::new(ErrorKind::TimedOut, message).in_file(path));
-            }
-            Err(error) => return Err(io(error)),
+    let holds = format!("which starts a daemon and has locked {}", path.display());
+    match lock_file(&lock, &holds, &mut || Instant::now() < until) {
+        Ok(true) => Ok(lock.into()),
+        Ok(false) => {
+            let holder = lock_holder(&lock).map_or_else(|| "another process".to_owned(), process_name);
+            let message = format!("{holder} starts a daemon and does not finish");
+            Err(Error::new(ErrorKind::TimedOut, message).in_file(path))
         }
+        Err(error) => Err(Error::io("locking the start of a daemon", &error).in_file(path)),
     }
 }
 
@@ -115,11 +114,16 @@ fn open_log(path: &Path) -> Result<File> {
 
 /// Waits until the daemon writes to its standard output, which means that it answers. False when it ends before. Signals of
 /// the caller do not end the wait.
-fn is_ready(mut ready: PipeReader, until: Instant) -> Result<bool> {
+fn is_ready(mut ready: PipeReader, socket: &Path, until: Instant) -> Result<bool> {
+    let describe = || daemon_report(socket, &format!("to start; its log is {}", log_path(socket).display()));
+    let waiting = Waiting::new(&describe);
     loop {
+        waiting.check();
         let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(|_| Error::invalid("too long a timeout"))?;
-        match poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&left)) {
+        let slice = left.min(waiting.left());
+        let slice = Timespec::try_from(slice).map_err(|_| Error::invalid("too long a timeout"))?;
+        match poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&slice)) {
+            Ok(0) if !left.is_zero() => {}
             Ok(0) => return Err(Error::new(ErrorKind::TimedOut, "the daemon was started and is not ready")),
             Ok(_) => match ready.read(&mut [0; 512]) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

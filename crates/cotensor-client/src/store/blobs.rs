@@ -2,8 +2,8 @@
 
 use super::ClientStore;
 use super::memories::descriptor_of;
-use super::session::{Session, WORK_TIMEOUT};
-use crate::protocol as p;
+use super::session::Session;
+use crate::protocol::{self as p, Method};
 use cotensor_core::{ContentHash, Error, ErrorKind, Result, Segment};
 use cotensor_store::{BlobSource, BlobSpec, CopyReason, Holder, Lease, StoreReports};
 use std::sync::Arc;
@@ -54,7 +54,13 @@ fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usiz
         producer: left.first().map(|&place| specs[place].producer.clone()).unwrap_or_default(),
         holder: holder.name().to_owned(),
     };
-    let (answer, fds) = session.connection.call::<p::PlanUpload>(&params, Vec::new(), Some(WORK_TIMEOUT))?;
+    // Another session that uploads one of them uploads all that are left.
+    let first = left.first().map(|&place| (specs[place].hash, specs[place].device));
+    let describe = || match first {
+        Some((hash, device)) => session.describe_upload(&hash, device),
+        None => session.connection.describe(p::PlanUpload::NAME),
+    };
+    let (answer, fds) = session.call_work::<p::PlanUpload>(&params, &describe)?;
     let (mut fds, mut ready) = (fds.into_iter(), Vec::new());
     let there =
         |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("an index that was not requested"));

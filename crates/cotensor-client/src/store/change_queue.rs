@@ -66,7 +66,7 @@ impl ChangeQueue {
 
     /// Waits until one of the waits has changes or has ended, at most until `end`. A wait that ended has no changes.
     pub fn wait(&self, end: Instant) -> Vec<(u64, Result<NameChanges>)> {
-        let limit = WaitLimit { deadline: Some(end), keep_waiting: None };
+        let limit = WaitLimit { deadline: Some(end), ..WaitLimit::default() };
         loop {
             let session = self.store.session();
             let group = lock(&self.state).renew(&session);

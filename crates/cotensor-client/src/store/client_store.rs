@@ -5,8 +5,9 @@ use super::copies::UnreportedCopies;
 use super::lease_table::NewLease;
 use super::publication::{Placement, PublishTerms};
 use super::reconnect::Reconnector;
-use super::session::{Session, WORK_TIMEOUT};
+use super::session::Session;
 use crate::protocol::{self as p, Method, Spec};
+use cotensor_core::waiting::WaitReport;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Result, Segment, SegmentMut};
 use cotensor_rpc::Deadline;
 use cotensor_store::backend::{
@@ -105,6 +106,17 @@ impl ClientStore {
             self.daemon.reconnect_or_start(&session)?;
         }
         Ok(self.session().call::<M>(params, Vec::new())?.0)
+    }
+
+    /// A report of a wait for the result of `key`, with the process that computes it.
+    pub fn describe_claim(&self, key: &Key) -> WaitReport {
+        self.session().describe_claim(&key.0)
+    }
+
+    /// The process of a client of this daemon, by its name for display, as `name[12]`. Empty for a client without a process, and if this
+    /// process and the daemon are in different containers.
+    pub fn processes_of(&self, client: &str) -> Vec<u32> {
+        self.session().processes_of(client)
     }
 
     /// Starts the daemon's model process, unless it runs.
@@ -378,7 +390,8 @@ impl ComputationStore for ClientStore {
         let timeout_ms = u64::try_from(wait.as_millis()).ok();
         let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned(), timeout_ms };
         self.daemon.retry(|session| {
-            let (claim, fds) = session.connection.call::<p::Claim>(&params, Vec::new(), Some(WORK_TIMEOUT))?;
+            let describe = || session.describe_claim(&key.0);
+            let (claim, fds) = session.call_work::<p::Claim>(&params, &describe)?;
             match claim {
                 p::ClaimResult::Compute(ticket) => {
                     self.daemon.tickets.add(session, *key, ticket)?;

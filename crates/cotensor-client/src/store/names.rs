@@ -79,8 +79,9 @@ impl ClientStore {
         keep_waiting: &dyn Fn() -> bool,
     ) -> Result<NameChanges> {
         let params = changes_params(filter, since, wait);
-        let limit =
-            WaitLimit { deadline: Instant::now().checked_add(wait + ANSWER_MARGIN), keep_waiting: Some(keep_waiting) };
+        let deadline = Instant::now().checked_add(wait + ANSWER_MARGIN);
+        // Without a report: the caller waits for an event.
+        let limit = WaitLimit { deadline, keep_waiting: Some(keep_waiting), waiting: None };
         self.daemon.retry(|session| {
             match session.connection.send_call::<p::AwaitChanges>(&params, Vec::new(), &limit)?.wait(&limit)? {
                 Waited::Answer(answer) => changes_of(answer.response),

@@ -2,8 +2,10 @@
 
 use crate::OpenSession;
 use crate::protocol::{self as p, Method};
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::waiting::WaitReport;
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, Result};
 use cotensor_memory::SharedIndexReader;
+use cotensor_memory::process::{client_process, wait_report};
 use cotensor_rpc::{Connection, Deadline};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,6 +15,9 @@ use std::time::Duration;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time limit of methods that wait for other sessions or for a disk. The daemon has shorter limits.
 pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The time limit of questions about a wait.
+const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection and its session.
 pub(super) struct Session {
@@ -71,6 +76,45 @@ impl Session {
         fds: Vec<OwnedFd>,
     ) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.connection.call::<M>(params, fds, Some(WORK_TIMEOUT))
+    }
+
+    /// As [`call_long`](Self::call_long), for methods that wait for the work of another session. `describe` reports the wait.
+    pub(super) fn call_work<M: Method>(
+        &self,
+        params: &M::Params,
+        describe: &dyn Fn() -> WaitReport,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.connection.call_reported::<M>(params, WORK_TIMEOUT, describe)
+    }
+
+    /// A report of a wait for the result of a computation.
+    pub(super) fn describe_claim(&self, key: &ContentHash) -> WaitReport {
+        let params = p::ClaimHolderParams { key: key.to_string(), is_blob: false, device: Device::Cpu };
+        self.describe_work(&params, "which computes", p::Claim::NAME)
+    }
+
+    /// A report of a wait for a blob that another session uploads.
+    pub(super) fn describe_upload(&self, hash: &ContentHash, device: Device) -> WaitReport {
+        let params = p::ClaimHolderParams { key: hash.to_string(), is_blob: true, device };
+        self.describe_work(&params, "which uploads weights such as", p::PlanUpload::NAME)
+    }
+
+    /// The process of a client, by its name for display. Empty in another container.
+    pub(super) fn processes_of(&self, client: &str) -> Vec<u32> {
+        client_process(client).filter(|_| self.open.shares_pids()).into_iter().collect()
+    }
+
+    /// The daemon names the session that works.
+    fn describe_work(&self, params: &p::ClaimHolderParams, works: &str, method: &str) -> WaitReport {
+        match self.connection.call_or_forget::<p::FindClaimHolder>(params, HOLDER_TIMEOUT) {
+            Ok((p::ClaimHolder { holder: Some(holder) }, _)) => {
+                let pids = self.processes_of(&holder);
+                let key: String = params.key.chars().take(12).collect();
+                wait_report(&pids, "a process", &format!(", {holder}, {works} {key}"), false)
+            }
+            // The daemon does not answer, or the awaited answer is on its way.
+            _ => self.connection.describe(method),
+        }
     }
 
     /// Sends a notification and ignores failures: the end of a connection releases everything.

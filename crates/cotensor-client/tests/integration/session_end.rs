@@ -49,6 +49,7 @@ impl Greeting {
     fn answer(self, number: u64, locks: &LockTable) -> (UnixStream, Option<p::Resume>) {
         assert!(self.hello.lock);
         let result = p::HelloResult {
+            pid: None,
             protocol: p::PROTOCOL,
             version: String::new(),
             session: number,

@@ -1,13 +1,16 @@
 //! `claim.*`: each result is computed by one session.
 
 use super::answer::{Answer, NOTHING};
-use super::key::claim_key;
+use super::key::{claim_key, key};
 use crate::dispatch::{Caller, Reply};
 use crate::session::HANDLES_MAX;
 use crate::supervisor::Event;
-use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
+use cotensor_client::protocol::{
+    ClaimHolder, ClaimHolderParams, ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams,
+    TicketParams,
+};
 use cotensor_core::{Error, Result};
-use cotensor_store::{Claim, ComputationStore};
+use cotensor_store::{Claim, ComputationStore, blob_key};
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::time::Duration;
@@ -70,4 +73,13 @@ pub(super) async fn abandon(caller: Caller, params: TicketParams) -> Answer<Empt
 pub(super) async fn is_computed(caller: Caller, params: KeyParams) -> Answer<Computed> {
     let computed = caller.daemon.store.is_computed(&claim_key(&params.key)?);
     Ok(Computed { computed }.into())
+}
+
+pub(super) async fn holder(caller: Caller, params: ClaimHolderParams) -> Answer<ClaimHolder> {
+    let key = match params.is_blob {
+        true => blob_key(&key(&params.key)?, params.device),
+        false => claim_key(&params.key)?,
+    };
+    let holder = caller.daemon.store.claim_holder(&key);
+    Ok(ClaimHolder { holder: holder.map(|holder| holder.name().to_owned()) }.into())
 }

@@ -30,6 +30,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Finish, _>(claim::finish)
         .add::<p::Abandon, _>(claim::abandon)
         .add::<p::IsComputed, _>(claim::is_computed)
+        .add::<p::FindClaimHolder, _>(claim::holder)
         .add::<p::PlanUpload, _>(blobs::plan_upload)
         .add::<p::PublishBlobs, _>(blobs::publish)
         .add::<p::DiscardBlobs, _>(blobs::discard)

@@ -39,6 +39,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         version: env!("CARGO_PKG_VERSION").to_owned(),
         session: caller.id,
         token: daemon.token(caller.id),
+        pid: caller.pid.and_then(|pid| pid.try_into().ok()),
         epoch: daemon.epoch,
         index_slots: if index.is_some() { daemon.events.slots.count() } else { 0 },
         small_bytes_max: daemon.config.small_bytes_max,

@@ -11,11 +11,14 @@ pub struct ModelsConfig {
     pub launch: Launch,
     /// The time in which it has to become ready.
     pub start_timeout: Duration,
+    /// The time for which it may be stopped (SIGSTOP) before it is killed, rounded up to seconds. A process that a debugger traces
+    /// does not count as stopped.
+    pub stopped_timeout: Duration,
 }
 
 impl ModelsConfig {
-    /// The configuration for a program, with 60 seconds for its start.
+    /// The configuration for a program, with 60 seconds for its start, and 15 seconds for which it may be stopped.
     pub fn new(launch: Launch) -> Self {
-        Self { launch, start_timeout: Duration::from_secs(60) }
+        Self { launch, start_timeout: Duration::from_secs(60), stopped_timeout: Duration::from_secs(15) }
     }
 }

@@ -3,7 +3,7 @@
 use super::config::ModelsConfig;
 use crate::supervisor::Image;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::process::is_exiting;
+use cotensor_memory::process::{is_exiting, state};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -18,6 +18,8 @@ pub(super) const V1_FLAG: &str = "--v1";
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 /// The time for a process that closed its standard output, or was killed, to end.
 pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often the state of the process is read.
+const STATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A process that is ready, or was.
 pub(crate) struct ModelProcess {
@@ -76,8 +78,9 @@ impl ModelProcess {
         let (end, ended) = watch::channel(None);
         let process = Self { pid, path, since: Instant::now(), ended };
         let file = process.path.clone();
+        let stopped = stays_stopped(pid, config.stopped_timeout);
         tokio::spawn(async move {
-            match run(child, stdin, stdout, stop).await {
+            match run(child, stdin, stdout, stop, stopped).await {
                 Some(status) if status.success() => tracing::info!("the model process {pid} ended"),
                 Some(status) => tracing::warn!("the model process {pid} ended: {status}"),
                 // After a kill, the file is left. A process that replaces this one is not started any more.
@@ -116,12 +119,36 @@ async fn is_ready(stdout: &mut (impl AsyncRead + Unpin)) -> std::io::Result<bool
     Ok(stdout.read(&mut [0; 4096]).await? > 0)
 }
 
-/// Follows a process until its end. Returns its status unless it was ended because of `stop`.
+/// Returns when a process has been stopped for `timeout`. The process is observed, not a clock: if this process is stopped as well, the
+/// time does not pass. Under a debugger, the state of a process is `t`.
+async fn stays_stopped(pid: u32, timeout: Duration) {
+    let mut stopped = Duration::ZERO;
+    loop {
+        tokio::time::sleep(STATE_INTERVAL).await;
+        if state(pid) != Some('T') {
+            stopped = Duration::ZERO;
+            continue;
+        }
+        if stopped.is_zero() {
+            let seconds = timeout.as_secs();
+            tracing::warn!(
+                "the model process {pid} is stopped: `kill -CONT {pid}` continues it; otherwise it is killed after {seconds} s"
+            );
+        }
+        stopped += STATE_INTERVAL;
+        if stopped > timeout {
+            return tracing::warn!("the model process {pid} was stopped for {} s and is killed", timeout.as_secs());
+        }
+    }
+}
+
+/// Follows a process until its end. Returns its status unless it was ended because of `stop` or because it was `stopped`.
 async fn run(
     mut child: Child,
     stdin: Option<ChildStdin>,
     mut stdout: ChildStdout,
     mut stop: watch::Receiver<bool>,
+    stopped: impl Future<Output = ()>,
 ) -> Option<ExitStatus> {
     // Further output would block the process when the pipe is full.
     let drain = async {
@@ -132,6 +159,7 @@ async fn run(
         status = child.wait() => Some(status.unwrap_or_default()),
         _ = stop.wait_for(|&stop| stop) => None,
         () = drain => None,
+        () = stopped => None,
     };
     if status.is_none() {
         if let Some(pid) = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
@@ -143,4 +171,33 @@ async fn run(
     }
     drop(stdin);
     status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn process_stays_stopped_until_it_continues() {
+        let mut child = std::process::Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let (pid, process) = (child.id(), Pid::from_child(&child));
+        let becomes = |wanted: fn(char) -> bool| {
+            while !state(pid).is_some_and(wanted) {
+                std::thread::yield_now();
+            }
+        };
+        let ends_within =
+            |seconds| tokio::time::timeout(Duration::from_secs(seconds), stays_stopped(pid, Duration::from_secs(15)));
+        kill_process(process, Signal::STOP).unwrap();
+        becomes(|state| state == 'T');
+        ends_within(15).await.unwrap_err();
+        kill_process(process, Signal::CONT).unwrap();
+        becomes(|state| state != 'T');
+        ends_within(3600).await.unwrap_err();
+        kill_process(process, Signal::STOP).unwrap();
+        becomes(|state| state == 'T');
+        ends_within(17).await.unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

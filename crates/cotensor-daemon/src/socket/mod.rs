@@ -6,6 +6,7 @@ pub(crate) use bound::Bound;
 
 use cotensor_client::{make_socket_folder, open_regular};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::process::lock_file;
 use rustix::fs::{FlockOperation, OFlags, flock, ftruncate};
 use rustix::io::{pread, pwrite};
 use std::fs::File;
@@ -19,30 +20,17 @@ use std::time::{Duration, Instant};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for a daemon that has removed its socket to end and release its lock.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The interval between two attempts.
-const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Locks the file within `timeout`. Returns whether this process has the lock.
-fn locked(lock: &OwnedFd, timeout: Duration) -> bool {
+/// Locks the file of the socket at `path` within `timeout`, unless that is zero longer for a daemon that has removed its socket and
+/// is about to end. Returns whether this process has the lock.
+fn locked(lock: &OwnedFd, path: &Path, timeout: Duration) -> bool {
     let start = Instant::now();
-    loop {
-        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return true,
-            Err(_) if start.elapsed() >= timeout => return false,
-            Err(_) => std::thread::sleep(LOCK_RETRY_INTERVAL),
-        }
-    }
-}
-
-/// Locks the file of a daemon that has removed its socket and is about to end. False for a daemon that listens.
-fn locked_after_stop(lock: &OwnedFd, path: &Path) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < STOP_TIMEOUT && !bound::is_listened_on(path) {
-        if locked(lock, LOCK_RETRY_INTERVAL) {
-            return true;
-        }
-    }
-    false
+    let is_ending = |waited| !timeout.is_zero() && waited < timeout + STOP_TIMEOUT && !bound::is_listened_on(path);
+    let mut keep_waiting = || {
+        let waited = start.elapsed();
+        waited < timeout || is_ending(waited)
+    };
+    lock_file(lock, &format!("the daemon that ends at {}", path.display()), &mut keep_waiting).unwrap_or(false)
 }
 
 /// The folder of a socket with a shared lock: systemd-tmpfiles leaves a locked folder in `/tmp` alone, and with it the logs and
@@ -224,7 +212,7 @@ fn take_lock(path: &Path, timeout: Duration) -> Result<OwnedFd> {
         let lock = open_regular(&lock_path, OFlags::RDWR | OFlags::CREATE);
         let lock = lock.map_err(|error| Error::io("opening the socket's lock", &error).in_file(&lock_path))?;
         let lock = OwnedFd::from(lock);
-        if !locked(&lock, timeout) && (timeout.is_zero() || !locked_after_stop(&lock, path)) {
+        if !locked(&lock, path, timeout) {
             let message = match holder(&lock) {
                 Some(pid) => format!("another daemon listens here: process {pid}"),
                 None => "another daemon listens here".to_owned(),

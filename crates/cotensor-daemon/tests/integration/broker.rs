@@ -4,6 +4,7 @@ use crate::support::processes::Processes;
 use crate::support::{Running, until};
 use cotensor_client::protocol as p;
 use cotensor_client::{ClientStore, DeviceNeeds, DeviceShare};
+use cotensor_core::waiting::{WaitReport, set_wait_reporter};
 use cotensor_core::{ErrorKind, Result};
 use std::path::Path;
 use std::time::Duration;
@@ -184,4 +185,22 @@ fn programs_join_a_new_daemon_with_the_memory_that_they_hold() {
         programs.len() == 2 && programs.iter().all(|program| program.held_bytes == 500)
     });
     until("both know that", || first.is_connected() && second.is_connected());
+}
+
+#[test]
+fn too_small_a_share_is_reported_with_the_program_that_has_the_memory() {
+    let running = Running::start(|_| {});
+    let first = join(&running.socket, "first", ALL);
+    let second = join(&running.socket, "second", ALL);
+    let (reported, reports) = std::sync::mpsc::channel();
+    set_wait_reporter(Some(std::sync::Arc::new(move |report: &WaitReport| drop(reported.send(report.clone())))));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| until_share(&second, 500, true));
+        let WaitReport { text, is_expected } = reports.recv().unwrap();
+        let start = format!("waiting for process {} (", std::process::id());
+        let end = "), to free memory of GPU-5c1e: this program has 0 B, and needs 100 B at least";
+        assert!(text.starts_with(&start) && text.ends_with(end) && !is_expected, "{text}");
+        settles_at(&first, 500);
+        waiting.join().unwrap();
+    });
 }

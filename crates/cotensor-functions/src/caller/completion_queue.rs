@@ -1,6 +1,6 @@
 //! `CompletionQueue`: one thread waits for many calls and tasks of one provider.
 
-use super::provider_connection::{self, MessageRanges, ProviderConnection};
+use super::provider_connection::{self, MessageRanges, ProviderConnection, to_run};
 use super::task::Task;
 use crate::allocator::TensorAllocator;
 use crate::codec::SentTensors;
@@ -9,12 +9,17 @@ use crate::value::{Arguments, Value};
 use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider as p;
 use cotensor_core::sync::lock;
+use cotensor_core::waiting::{REPORT_AFTER, WaitClock};
 use cotensor_core::{Error, Result};
 use cotensor_rpc::Deadline;
 use cotensor_rpc::{CallGroup, WaitLimit};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How often the oldest request is searched for a report.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Waits for calls and tasks of one provider. The user chooses a number for each.
 pub struct CompletionQueue {
@@ -22,11 +27,16 @@ pub struct CompletionQueue {
     group: Arc<CallGroup>,
     /// By the numbers of the requests.
     pending: Mutex<HashMap<u64, PendingEntry>>,
+    /// Of the oldest request, while that waits for a long time.
+    clock: Mutex<Option<WaitClock>>,
 }
 
 /// A call or a task without a result.
 struct PendingEntry {
     number: u64,
+    /// The awaited event in reports.
+    what: String,
+    since: Instant,
     kind: PendingKind,
     deadline: Deadline,
 }
@@ -50,7 +60,7 @@ pub enum Completion {
 
 impl CompletionQueue {
     pub(super) fn new(connection: Arc<ProviderConnection>) -> Self {
-        Self { connection, group: Arc::default(), pending: Mutex::default() }
+        Self { connection, group: Arc::default(), pending: Mutex::default(), clock: Mutex::default() }
     }
 
     /// The epoch of the provider.
@@ -86,7 +96,7 @@ impl CompletionQueue {
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let id = self.connection.request_into::<p::Call>(&params, ranges, &deadline, &self.group)?;
         let kind = PendingKind::Call { _arguments: arguments, _sent: sent };
-        pending.insert(id, PendingEntry { number, kind, deadline });
+        pending.insert(id, PendingEntry::new(number, to_run(name), kind, deadline));
         Ok(())
     }
 
@@ -105,7 +115,8 @@ impl CompletionQueue {
         let params = p::WaitParams { task: task.number(), timeout_ms: deadline.left_ms() };
         let mut pending = lock(&self.pending);
         let id = self.connection.request_into::<p::Wait>(&params, MessageRanges::default(), &deadline, &self.group)?;
-        pending.insert(id, PendingEntry { number, kind: PendingKind::Task, deadline });
+        let what = format!("to end the task {}", task.number());
+        pending.insert(id, PendingEntry::new(number, what, PendingKind::Task, deadline));
         Ok(())
     }
 
@@ -113,7 +124,16 @@ impl CompletionQueue {
     /// ones with their numbers. After the provider has ended, returns all others as failed.
     pub fn wait(&self, wanted: &dyn Fn() -> bool) -> Vec<(u64, Completion)> {
         let deadline = lock(&self.pending).values().filter_map(|entry| entry.deadline.wait_limit(None).deadline).min();
-        let answers = match self.connection.wait_for(&self.group, &WaitLimit { deadline, keep_waiting: Some(wanted) }) {
+        let checked = Cell::new(Instant::now());
+        let keep_waiting = || {
+            if checked.get().elapsed() >= REPORT_INTERVAL {
+                checked.set(Instant::now());
+                self.check_report();
+            }
+            wanted()
+        };
+        let limit = WaitLimit { deadline, keep_waiting: Some(&keep_waiting), waiting: None };
+        let answers = match self.connection.wait_for(&self.group, &limit) {
             Ok(answers) => answers,
             Err(error) => {
                 let lost = std::mem::take(&mut *lock(&self.pending));
@@ -122,7 +142,7 @@ impl CompletionQueue {
         };
         let mut completed = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
-            let Some(PendingEntry { number, kind, deadline }) = lock(&self.pending).remove(&id) else {
+            let Some(PendingEntry { number, kind, deadline, .. }) = lock(&self.pending).remove(&id) else {
                 // The answer arrived just after the deadline.
                 self.connection.dispose_result(answer);
                 continue;
@@ -146,6 +166,21 @@ impl CompletionQueue {
         completed
     }
 
+    /// Reports the wait for the oldest request if that is due.
+    fn check_report(&self) {
+        let pending = lock(&self.pending);
+        let oldest = pending.values().min_by_key(|entry| entry.since).map(|entry| (entry.since, entry.what.clone()));
+        drop(pending);
+        let mut clock = lock(&self.clock);
+        match oldest.filter(|(since, _)| since.elapsed() >= REPORT_AFTER) {
+            Some((since, what)) => {
+                let clock = clock.get_or_insert_with(|| WaitClock::since(since));
+                clock.check(|| self.connection.describe(&what));
+            }
+            None => *clock = None,
+        }
+    }
+
     /// Removes the entries that timed out, and abandons their requests.
     fn timed_out(&self) -> Vec<(u64, Completion)> {
         let mut pending = lock(&self.pending);
@@ -165,6 +200,10 @@ impl CompletionQueue {
 }
 
 impl PendingEntry {
+    fn new(number: u64, what: String, kind: PendingKind, deadline: Deadline) -> Self {
+        Self { number, what, since: Instant::now(), kind, deadline }
+    }
+
     fn failed(self, error: Error) -> (u64, Completion) {
         let error = CallError::NotCalled(error);
         let completion = match self.kind {

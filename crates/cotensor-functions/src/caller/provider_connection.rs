@@ -10,7 +10,9 @@ use crate::value::{Arguments, ObjectConnection, RemoteObject, Value};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::provider as p;
 use cotensor_client::protocol::{Method, ProviderInfo};
+use cotensor_core::waiting::{WaitReport, Waiting};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::process::wait_report;
 use cotensor_rpc::Deadline;
 use cotensor_rpc::TENSORS_INSTEAD;
 use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit, Waited, cancelled_call};
@@ -63,6 +65,9 @@ impl ProviderConnection {
             receiver.on_notification(method, params.get(), fds);
         });
         let connection = Connection::over(socket, on_notification);
+        let (reporting, client) = (Arc::clone(&store), provider.client.clone());
+        let describe = move |method: &str| describe(&reporting, &client, &format!("to answer {method}"));
+        let connection = connection.with_reports(Box::new(describe));
         let connection = Arc::new(connection.with_peer_name(&provider.client).with_busy_poll(BUSY_POLL));
         let sender: Arc<dyn Sender> = Arc::clone(&connection) as _;
         arena.set_sender(Arc::downgrade(&sender));
@@ -93,20 +98,24 @@ impl ProviderConnection {
 
     /// Sends a request that needs no function to run, and waits for the answer.
     pub(super) fn request<M: Method>(self: &Arc<Self>, params: &M::Params) -> Result<M::Result, CallError> {
-        self.request_until::<M>(params, MessageRanges::default(), &self.answer_timeout.into(), None, |_, _| {})
+        let what = format!("to answer {}", M::NAME);
+        self.request_until::<M>(params, &what, MessageRanges::default(), &self.answer_timeout.into(), None, |_, _| {})
     }
 
     /// Sends a request and waits for the answer until `deadline`, while `wanted` returns true. `dispose` receives a
-    /// later answer.
+    /// later answer. `what` is the awaited event in reports, such as "to run f".
     pub(super) fn request_until<M: Method>(
         self: &Arc<Self>,
         params: &M::Params,
+        what: &str,
         ranges: MessageRanges<'_>,
         deadline: &Deadline,
         wanted: Option<&dyn Fn() -> bool>,
         dispose: DisposeResult,
     ) -> Result<M::Result, CallError> {
-        let limit = deadline.wait_limit(wanted);
+        let describe = || self.describe(what);
+        let waiting = Waiting::new(&describe);
+        let limit = deadline.wait_limit(wanted).reported(&waiting);
         let call =
             self.connection.send_call::<M>(params, Vec::new(), &limit).inspect_err(|_| self.on_send_failed(ranges));
         let answer = call.and_then(|call| call.wait(&limit));
@@ -123,6 +132,11 @@ impl ProviderConnection {
                 Err(error.into())
             }
         }
+    }
+
+    /// A report of a wait for this provider; `what` is the awaited event.
+    pub(super) fn describe(&self, what: &str) -> WaitReport {
+        describe(&self.store, &self.client, what)
     }
 
     /// Abandons a call. `dispose` receives its answer.
@@ -193,7 +207,8 @@ impl ProviderConnection {
     ) -> Result<Value, CallError> {
         let (params, sent) = self.params(name, arguments, deadline)?;
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
-        let result = self.request_until::<p::Call>(&params, ranges, deadline, wanted, Self::dispose_result)?;
+        let result =
+            self.request_until::<p::Call>(&params, &to_run(name), ranges, deadline, wanted, Self::dispose_result)?;
         self.open(result)
     }
 
@@ -213,7 +228,16 @@ impl ProviderConnection {
         let (params, sent) = self.params(name, arguments, deadline)?;
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let accepted = deadline.at_most(self.answer_timeout);
-        Ok(self.request_until::<p::Submit>(&params, ranges, &accepted, None, |_, _| {})?.task)
+        Ok(self
+            .request_until::<p::Submit>(
+                &params,
+                &format!("to accept a task of {name}"),
+                ranges,
+                &accepted,
+                None,
+                |_, _| {},
+            )?
+            .task)
     }
 
     pub(super) fn params(
@@ -297,7 +321,14 @@ impl ObjectConnection for ProviderConnection {
         let (timeout_ms, released) = (deadline.left_ms(), self.arena.take_released());
         let params = p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, released };
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
-        let result = self.request_until::<p::CallObject>(&params, ranges, deadline, wanted, Self::dispose_result)?;
+        let result = self.request_until::<p::CallObject>(
+            &params,
+            &to_run(method),
+            ranges,
+            deadline,
+            wanted,
+            Self::dispose_result,
+        )?;
         self.open(result)
     }
 
@@ -328,6 +359,17 @@ impl ObjectConnection for ProviderConnection {
     fn close(&self) {
         self.connection.close();
     }
+}
+
+/// A report of a wait for a provider, by its name and process; `what` is the awaited event.
+fn describe(store: &ClientStore, provider: &str, what: &str) -> WaitReport {
+    let pids = store.processes_of(provider);
+    wait_report(&pids, "a process", &format!(", the provider {provider}, {what}"), true)
+}
+
+/// A function's end as the awaited event of a report.
+pub(super) fn to_run(function: &str) -> String {
+    format!("to run {function}")
 }
 
 /// Adds the provider's name to the failure of a call that timed out.

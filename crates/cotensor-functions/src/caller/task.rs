@@ -67,7 +67,8 @@ impl Task {
         }
         let deadline = Deadline::from(timeout).for_state();
         let params = p::WaitParams { task: self.number, timeout_ms: deadline.left_ms() };
-        self.connection.request_until::<p::Wait>(&params, MessageRanges::default(), &deadline, wanted, |_, _| {})
+        let what = format!("to end the task {}", self.number);
+        self.connection.request_until::<p::Wait>(&params, &what, MessageRanges::default(), &deadline, wanted, |_, _| {})
     }
 
     /// The task's result. Can be called repeatedly.

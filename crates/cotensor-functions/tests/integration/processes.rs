@@ -3,19 +3,23 @@
 
 use crate::support::{Tracked, int, none, until};
 use cotensor_client::ClientStore;
-use cotensor_core::{DType, ErrorKind};
+use cotensor_core::waiting::{WaitReport, set_wait_reporter};
+use cotensor_core::{ContentHash, DType, Device, ErrorKind};
 use cotensor_daemon::testing::{Running, spec};
 use cotensor_daemon::{Config, Embedded};
 use cotensor_functions::{
     Arguments, CallError, Completion, Context, Failure, Functions, Object, Options, Provider, Value,
 };
-use cotensor_store::{CopyReason, StoreReports, TensorStore};
+use cotensor_store::{
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Key, StoreReports, TensorStore,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// The daemon's socket. Set only in the other process.
@@ -48,6 +52,20 @@ impl Other {
             line.clear();
             assert!(self.lines.read_line(&mut line).unwrap() > 0, "the other process ended before it printed {word:?}");
         }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Stops it, and waits until all its threads are stopped.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let threads = format!("/proc/{}/task", self.child.id());
+        until("every thread is stopped", || {
+            let mut threads = std::fs::read_dir(&threads).unwrap();
+            threads.all(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap().contains(") T "))
+        });
     }
 
     fn kill(mut self) {
@@ -105,16 +123,10 @@ fn stopped_provider_times_out_and_keeps_its_connection() {
     let functions = Functions::new(running.connect("caller")).with_timeout(Duration::from_secs(60));
     let mut provider = Other::start("stopped_provider_times_out_and_keeps_its_connection", &running.socket);
     provider.wait_for("ready");
-    let pid = Pid::from_child(&provider.child);
     let kept = functions.call("kept", &none()).unwrap();
     let Value::Remote(object) = kept else { panic!("an object") };
     functions.call("pid", &none()).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
-    let threads = format!("/proc/{}/task", provider.child.id());
-    until("every thread is stopped", || {
-        let mut threads = std::fs::read_dir(&threads).unwrap();
-        threads.all(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap().contains(") T "))
-    });
+    provider.stop();
     let brief = Some(Duration::from_millis(50));
     let times_out = |error: CallError| {
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
@@ -135,7 +147,7 @@ fn stopped_provider_times_out_and_keeps_its_connection() {
             let long = Value::List(vec![Value::from("x".repeat(60_000)); 100]);
             times_out(functions.call_within("pid", &none().arg(long), brief).unwrap_err());
         }
-        kill_process(pid, Signal::CONT).unwrap();
+        provider.signal(Signal::CONT);
         assert_eq!(int(other.join().unwrap()), i64::from(provider.child.id()), "a call at the same time");
     });
     assert_eq!(int(functions.call("pid", &none())), i64::from(provider.child.id()));
@@ -303,4 +315,94 @@ fn provider_registers_its_functions_with_the_next_daemon() {
     let functions = Functions::new(store);
     until("the function is registered again", || functions.call("answer", &none()).is_ok());
     assert_eq!(functions.call("pid", &none()).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+/// A blob that is never filled.
+struct Unfilled;
+
+impl BlobSource for Unfilled {
+    fn fill(&mut self, _: usize, _: &mut [u8]) -> cotensor_core::Result<()> {
+        print_line("uploading");
+        block_until_killed();
+        Ok(())
+    }
+}
+
+fn blob() -> BlobSpec {
+    BlobSpec {
+        device: Device::Cpu,
+        hash: ContentHash::of(&[7; 64]),
+        dtype: DType::U8,
+        shape: vec![64],
+        producer: "model".to_owned(),
+        label: String::new(),
+        keep: true,
+    }
+}
+
+#[test]
+fn waits_for_a_stopped_process_are_reported_with_its_number_and_name() {
+    let key = Key(ContentHash::of(b"stage"));
+    if let Some(socket) = other_process() {
+        let store = ClientStore::connect(Some(&socket), "stopped").unwrap();
+        let holder = store.holder("stage");
+        let Claim::Compute(_ticket) = store.claim(&key, &holder).unwrap() else { panic!("the key has no result") };
+        let _provider = Provider::builder(Arc::clone(&store))
+            .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+            .start()
+            .unwrap();
+        drop(store.blobs(&[blob()], &mut Unfilled, &holder));
+        return;
+    }
+    let running = Running::start(|_| {});
+    let store = running.connect("waiting");
+    let functions = Functions::new(Arc::clone(&store));
+    let mut other = Other::start("waits_for_a_stopped_process_are_reported_with_its_number_and_name", &running.socket);
+    other.wait_for("uploading");
+    assert_eq!(int(functions.call("echo", &none().arg(Value::Int(3)))), 3);
+    let task = functions.submit("echo", &none().arg(Value::Int(4))).unwrap();
+    other.stop();
+    let (reported, reports) = channel();
+    set_wait_reporter(Some(Arc::new(move |report: &WaitReport| drop(reported.send(report.clone())))));
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| functions.call("echo", &none().arg(Value::Int(5))));
+        let state = scope.spawn(|| task.wait(None));
+        let claim = scope.spawn(|| store.claim(&key, &store.holder("")));
+        let upload = scope.spawn(|| store.blobs(&[blob()], &mut Sevens, &store.holder("")));
+        let queued = functions.completion_queue("echo").unwrap();
+        queued.call(9, "echo", none().arg(Value::Int(6)), None).unwrap();
+        let queue = scope.spawn(move || queued.wait(&|| true));
+        let pid = other.child.id();
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        let start = format!("waiting for process {pid} ({}), ", name.trim_end());
+        let end = format!("; process {pid} is stopped: `kill -CONT {pid}` continues it");
+        let mut expected = vec![
+            format!("the provider stopped[{pid}], to run echo"),
+            format!("the provider stopped[{pid}], to end the task {}", task.number()),
+            format!("stopped[{pid}]/stage, which computes {}", key.0.short()),
+            format!("stopped[{pid}]/stage, which uploads weights such as {}", blob().hash.short()),
+        ];
+        // The call in the queue has the same report as the other call.
+        for _ in 0..5 {
+            let WaitReport { text, is_expected } = reports.recv().unwrap();
+            let what = text.strip_prefix(&start).and_then(|text| text.strip_suffix(&end)).expect(&text);
+            expected.retain(|event| event != what);
+            assert!(!is_expected, "a stopped process does not work");
+        }
+        assert_eq!(expected, [""; 0]);
+        other.kill();
+        assert!(call.join().unwrap().is_err() && state.join().unwrap().is_err() && queue.join().unwrap().len() == 1);
+        assert!(matches!(claim.join().unwrap().unwrap(), Claim::Compute(_)));
+        assert_eq!(upload.join().unwrap().unwrap().len(), 1);
+    });
+}
+
+/// The content of [`blob`].
+struct Sevens;
+
+impl BlobSource for Sevens {
+    fn fill(&mut self, _: usize, target: &mut [u8]) -> cotensor_core::Result<()> {
+        target.fill(7);
+        Ok(())
+    }
 }

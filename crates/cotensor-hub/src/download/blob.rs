@@ -29,9 +29,6 @@ pub(crate) struct Download<'a> {
 
 /// Reports the progress of one file.
 pub(crate) trait Transfer {
-    /// Another process has locked the file's download; this one waits for it. Called about 20 times a second, with the
-    /// number of the process if it is known.
-    fn waits(&self, process: Option<u32>);
     /// This many bytes of the file on disk were compared with its hash.
     fn hashed(&self, bytes: u64);
     /// The file has this many bytes on disk.
@@ -52,8 +49,8 @@ impl Download<'_> {
         if found != FileState::Whole {
             let blob = self.repository.blob(file);
             let part = PathBuf::from(format!("{}.incomplete", blob.display()));
-            let waits = |process| transfer.waits(process);
-            let _lock = lock(&self.repository.lock(file), &part, self.limits, &waits)?;
+            let what = format!("{} of {}", file.path, self.id);
+            let _lock = lock(&self.repository.lock(file), &part, &what, self.limits)?;
             // Another process may have made it while this one waited.
             if state() != FileState::Whole {
                 received = self.fetch(file, &blob, &part, transfer)?;

@@ -2,6 +2,7 @@
 
 use crate::support::{Cache, NAME, files, id, requested, server};
 use cotensor_core::ErrorKind;
+use cotensor_core::waiting::{WaitReport, set_wait_reporter};
 use cotensor_hub::testing::HubServer;
 use cotensor_hub::{Hub, Pulled, Settings};
 use std::fs;
@@ -165,12 +166,14 @@ fn holder_of_a_lock_that_does_nothing_is_named_and_given_up() {
     held.lock().unwrap();
     fs::remove_file(&blob).unwrap();
     let mut settings = cache.settings(&server);
-    settings.limits.lock = std::time::Duration::from_millis(300);
-    let (hub, told) = observed(settings);
-    let error = hub.pull(&id(), None).unwrap_err();
+    // Longer than the time after which a wait is reported.
+    settings.limits.lock = std::time::Duration::from_secs(3);
+    let (reported, reports) = std::sync::mpsc::channel();
+    set_wait_reporter(Some(Arc::new(move |report: &WaitReport| drop(reported.send(report.text.clone())))));
+    let error = Hub::new(settings).pull(&id(), None).unwrap_err();
     assert_eq!((error.kind(), error.file()), (ErrorKind::TimedOut, Some(&*lock)), "{error}");
     let process = format!("process {}", std::process::id());
     assert!(error.to_string().contains(&process), "{error}");
-    let told = told.lock().unwrap();
-    assert!(told.iter().any(|what| what.contains(&process) && what.contains("config.json")), "{told:?}");
+    let report = reports.recv().unwrap();
+    assert!(report.contains(&process) && report.contains("which downloads config.json of owner/"), "{report}");
 }

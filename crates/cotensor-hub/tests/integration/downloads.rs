@@ -1,6 +1,7 @@
 //! Downloads that succeed.
 
 use crate::support::{Cache, NAME, files, id, requested, server};
+use cotensor_core::waiting::{WaitReport, set_wait_reporter};
 use cotensor_hub::testing::{Fault, HubServer};
 use cotensor_hub::{Hub, ModelId, Settings};
 use std::fs;
@@ -160,15 +161,14 @@ fn locked_file_is_waited_for() {
     held.lock().unwrap();
     fs::remove_file(&blob).unwrap();
     server.take_requests();
-    let (events, waits) = std::sync::mpsc::channel();
+    let (reported, reports) = std::sync::mpsc::channel();
+    set_wait_reporter(Some(Arc::new(move |report: &WaitReport| drop(reported.send(report.text.clone())))));
     let hub = cache.hub(&server);
-    hub.observe(move |_, _, what| {
-        // The receiver is gone after the first message.
-        drop(events.send(what.to_owned()));
-    });
     std::thread::scope(|scope| {
         let pulling = scope.spawn(|| hub.pull(&id(), None).unwrap());
-        assert!(waits.recv().unwrap().contains("waiting for process"));
+        let report = reports.recv().unwrap();
+        let holder = format!("waiting for process {} (", std::process::id());
+        assert!(report.starts_with(&holder) && report.contains("downloads onnx/model.onnx_data of owner/"), "{report}");
         // The other process finishes the download.
         fs::write(&blob, &files()["onnx/model.onnx_data"]).unwrap();
         held.unlock().unwrap();

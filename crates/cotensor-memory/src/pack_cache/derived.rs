@@ -3,6 +3,7 @@
 use super::folder::{is_temporary, temporary_name};
 use super::verified::VerifiedPacks;
 use crate::host::MappedFile;
+use crate::process::lock_file;
 use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, Result, Segment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File};
@@ -139,8 +140,10 @@ impl DerivedFiles for DerivedFolders {
     fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
         let io = |error: std::io::Error| Error::io("cannot write derived files", &error).in_file(&self.root);
         // One process fills the folder; the others wait for it.
-        let lock = File::create(self.root.join(format!(".lock-{key}"))).map_err(io)?;
-        lock.lock().map_err(io)?;
+        let path = self.root.join(format!(".lock-{key}"));
+        let lock = File::create(&path).map_err(io)?;
+        lock_file(&lock, &format!("which writes files for an engine and has locked {}", path.display()), &mut || true)
+            .map_err(io)?;
         if let Some(folder) = self.find_files(key) {
             return Ok(folder);
         }

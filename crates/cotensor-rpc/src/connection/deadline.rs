@@ -57,7 +57,7 @@ impl Deadline {
 
     /// The limit of the caller's wait for the provider.
     pub fn wait_limit<'a>(&self, keep_waiting: Option<&'a dyn Fn() -> bool>) -> WaitLimit<'a> {
-        WaitLimit { deadline: self.end.and_then(|end| end.checked_add(self.margin)), keep_waiting }
+        WaitLimit { deadline: self.end.and_then(|end| end.checked_add(self.margin)), keep_waiting, waiting: None }
     }
 
     /// Whether the time is over.

@@ -1,17 +1,19 @@
 //! A connection that many threads call over. A caller that waits also reads for the others, so an answer wakes no extra
 //! thread.
 
+mod calls;
+
 use super::inbox::{Answer, CallGroup, Inbox};
 use super::sending::Sending;
 use super::wait_limit::{WaitLimit, cancelled_call};
 use crate::busy_poll::BusyPoll;
 use crate::frame::{Decoder, Frame};
-use crate::message::{Incoming, Response, encode_call, parse_incoming};
+use crate::message::{Incoming, encode_call, parse_incoming};
 use crate::method::Method;
 use cotensor_core::sync::lock;
+use cotensor_core::waiting::{REPORT_AFTER, WaitReport};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
-use serde::Serialize;
 use serde_json::value::RawValue;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,17 +24,21 @@ use std::time::Duration;
 
 /// The busy-poll time of a caller: most of the daemon's answers arrive sooner.
 const BUSY_POLL: Duration = Duration::from_micros(40);
-/// The longest single wait for data; a longer wait consists of several.
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest single wait for data; a longer wait consists of several. A wait is reported between them.
+const READ_TIMEOUT: Duration = REPORT_AFTER;
 
 /// Called with the method, the parameters and the descriptors of each notification.
 pub type OnNotification = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
+
+/// Describes a wait for the other end's answer to a method.
+pub type DescribeWait = Box<dyn Fn(&str) -> WaitReport + Send + Sync>;
 
 /// A connection to a server. All methods may be called from any thread.
 pub struct Connection {
     socket: Arc<UnixStream>,
     /// The name of the other end, for error messages.
     peer_name: String,
+    describe: Option<DescribeWait>,
     sending: Arc<Sending>,
     next_id: AtomicU64,
     reading: Mutex<Reading>,
@@ -80,6 +86,7 @@ impl Connection {
         Self {
             socket: Arc::new(socket),
             peer_name: "the daemon".to_owned(),
+            describe: None,
             sending: Arc::default(),
             next_id: AtomicU64::new(1),
             reading: Mutex::new(Reading {
@@ -99,89 +106,22 @@ impl Connection {
         self
     }
 
+    /// Reports calls that wait for a long time. `describe` is called by the waiting thread.
+    pub fn with_reports(mut self, describe: DescribeWait) -> Self {
+        self.describe = Some(describe);
+        self
+    }
+
+    /// A report of a wait for the answer to a method.
+    pub fn describe(&self, method: &str) -> WaitReport {
+        let unknown = || WaitReport { text: format!("waiting for {}", self.peer_name), is_expected: false };
+        self.describe.as_ref().map_or_else(unknown, |describe| describe(method))
+    }
+
     /// Sets how long a caller busy-polls for an answer before it sleeps.
     pub fn with_busy_poll(mut self, duration: Duration) -> Self {
         self.reading.get_mut().unwrap_or_else(PoisonError::into_inner).busy_poll = BusyPoll::new(duration);
         self
-    }
-
-    /// Calls a method with descriptors. Returns its result and descriptors.
-    ///
-    /// # Errors
-    /// The server's error; `Io` when the connection ends; `TimedOut` after `timeout`, which ends the connection: a late
-    /// answer could carry a lease.
-    pub fn call<M: Method>(
-        &self,
-        params: &M::Params,
-        fds: Vec<OwnedFd>,
-        timeout: Option<Duration>,
-    ) -> Result<(M::Result, Vec<OwnedFd>)> {
-        let (response, fds) = self.request::<M>(params, fds, timeout)?;
-        Ok((result_of::<M>(response)?, fds))
-    }
-
-    /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the
-    /// connection stays open.
-    ///
-    /// # Errors
-    /// As [`call`](Self::call).
-    pub fn call_or_forget<M: Method>(
-        &self,
-        params: &M::Params,
-        timeout: Duration,
-    ) -> Result<(M::Result, Vec<OwnedFd>)> {
-        let limit = WaitLimit::after(Some(timeout));
-        match self.send_call::<M>(params, Vec::new(), &limit)?.wait(&limit)? {
-            Waited::Answer(Answer { response, fds }) => Ok((result_of::<M>(response)?, fds)),
-            Waited::LimitPassed(id) => {
-                drop(lock(&self.inbox).calls.remove(&id));
-                Err(self.timeout_error())
-            }
-        }
-    }
-
-    /// As [`call`](Self::call), with the unchanged answer: for methods whose errors have data of their own.
-    ///
-    /// # Errors
-    /// As [`call`](Self::call), without the server's error.
-    pub fn request<M: Method>(
-        &self,
-        params: &M::Params,
-        fds: Vec<OwnedFd>,
-        timeout: Option<Duration>,
-    ) -> Result<(Response, Vec<OwnedFd>)> {
-        let limit = WaitLimit::after(timeout);
-        self.answer_to(self.send_call::<M>(params, fds, &limit)?, &limit)
-    }
-
-    fn answer_to(&self, call: PendingCall<'_>, limit: &WaitLimit<'_>) -> Result<(Response, Vec<OwnedFd>)> {
-        match call.wait(limit)? {
-            Waited::Answer(Answer { response, fds }) => Ok((response, fds)),
-            Waited::LimitPassed(_) => {
-                let error = self.timeout_error();
-                self.end(error.clone());
-                Err(error)
-            }
-        }
-    }
-
-    /// As [`request`](Self::request), for parameters in another form than the method's type. They are dropped when they are
-    /// encoded, and the message when it is sent: neither occupies memory during the wait.
-    ///
-    /// # Errors
-    /// As [`request`](Self::request).
-    pub fn request_raw(
-        &self,
-        method: &str,
-        params: impl Serialize,
-        timeout: Duration,
-    ) -> Result<(Response, Vec<OwnedFd>)> {
-        let limit = WaitLimit::after(Some(timeout));
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let body = encode_call(Some(id), method, &params)?;
-        drop(params);
-        self.send_encoded(id, Frame { body, fds: Vec::new() }, None, &limit)?;
-        self.answer_to(PendingCall { connection: self, id }, &limit)
     }
 
     /// Sends a call.
@@ -300,7 +240,8 @@ impl Connection {
     /// # Errors
     /// As [`notify`](Self::notify).
     pub fn send_notification(&self, frame: Frame) -> Result<()> {
-        self.sending.notify(&self.socket, frame).inspect_err(|error| {
+        let describe = || self.describe("notifications");
+        self.sending.notify(&self.socket, frame, &describe).inspect_err(|error| {
             if error.kind() == ErrorKind::Conflict {
                 self.end(error.clone());
             }
@@ -388,13 +329,13 @@ impl Connection {
                     self.arrived.notify_all();
                 }
             }
-            if let Some(keep_waiting) = limit.keep_waiting
-                && !id.is_some_and(|id| inbox.has_answer(id))
-                && inbox.closed.is_none()
-            {
-                // The closure may take locks.
+            let goes_on = !id.is_some_and(|id| inbox.has_answer(id)) && inbox.closed.is_none();
+            let is_reported = limit.waiting.is_some_and(|waiting| waiting.left().is_zero());
+            if goes_on && (limit.keep_waiting.is_some() || is_reported) {
+                // The closures may take locks, and call over this connection.
                 drop(inbox);
-                if !keep_waiting() {
+                limit.check_report();
+                if limit.keep_waiting.is_some_and(|keep_waiting| !keep_waiting()) {
                     return Ok(None);
                 }
                 inbox = lock(&self.inbox);
@@ -404,7 +345,7 @@ impl Connection {
 
     /// Waits while another caller reads.
     fn follow<'a>(&self, inbox: MutexGuard<'a, Inbox>, limit: &WaitLimit<'_>) -> MutexGuard<'a, Inbox> {
-        match limit.slice() {
+        match limit.reported_slice() {
             Some(slice) => self.arrived.wait_timeout(inbox, slice).unwrap_or_else(PoisonError::into_inner).0,
             None => self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner),
         }
@@ -466,11 +407,6 @@ impl Connection {
             }
         }
     }
-}
-
-fn result_of<M: Method>(response: Response) -> Result<M::Result> {
-    let value = response.outcome()?;
-    serde_json::from_str(value.get()).map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use super::wait_limit::{CHECK_INTERVAL, WaitLimit};
 use crate::frame::{Frame, PartialFrame};
 use cotensor_core::sync::lock;
+use cotensor_core::waiting::{WaitReport, Waiting};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
@@ -62,15 +63,21 @@ impl Sending {
         Ok(sent? || begun)
     }
 
-    /// Sends a notification, now or once the socket has room. Waits only while too many notifications do.
+    /// Sends a notification, now or once the socket has room. Waits only while too many notifications do; `describe` reports that.
     ///
     /// # Errors
     /// As [`send`](Self::send); `Conflict` when too many wait and the peer reads nothing.
-    pub(super) fn notify(self: &Arc<Self>, socket: &Arc<UnixStream>, frame: Frame) -> Result<()> {
+    pub(super) fn notify(
+        self: &Arc<Self>,
+        socket: &Arc<UnixStream>,
+        frame: Frame,
+        describe: &dyn Fn() -> WaitReport,
+    ) -> Result<()> {
         let mut state = lock(&self.state);
         if state.unsent.len() >= NOTIFICATIONS_MAX {
             drop(state);
-            return match self.send(socket, frame, &WaitLimit::after(Some(NOTIFY_TIMEOUT)))? {
+            let waiting = Waiting::new(describe);
+            return match self.send(socket, frame, &WaitLimit::after(Some(NOTIFY_TIMEOUT)).reported(&waiting))? {
                 true => Ok(()),
                 false => Err(Error::new(ErrorKind::Conflict, "the peer reads nothing")),
             };
@@ -95,8 +102,7 @@ impl Sending {
     fn begin(&self, limit: &WaitLimit<'_>) -> bool {
         let mut state = lock(&self.state);
         while state.busy {
-            let slice = limit.slice();
-            state = match slice {
+            state = match limit.reported_slice() {
                 Some(slice) => self.free.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0,
                 None => self.free.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
@@ -104,6 +110,7 @@ impl Sending {
                 break;
             }
             drop(state);
+            limit.check_report();
             if limit.is_over() {
                 return false;
             }
@@ -179,10 +186,11 @@ impl Sending {
 /// Sends a frame within `limit`. Whether all of it is sent.
 fn write(frame: &mut PartialFrame, socket: &UnixStream, limit: &WaitLimit<'_>) -> Result<bool> {
     while !frame.send_now(socket)? {
+        limit.check_report();
         if limit.is_over() {
             return Ok(false);
         }
-        let slice = limit.slice().and_then(|slice| Timespec::try_from(slice).ok());
+        let slice = limit.reported_slice().and_then(|slice| Timespec::try_from(slice).ok());
         match poll(&mut [PollFd::new(socket, PollFlags::OUT)], slice.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::io("waiting to send", &error.into())),

@@ -4,5 +4,5 @@ mod notes;
 mod request;
 
 pub(crate) use notes::Notes;
-pub use request::{BlobPack, UploadPlan};
+pub use request::{BlobPack, UploadPlan, blob_key};
 pub(crate) use request::{begin, lease_blobs, publish};

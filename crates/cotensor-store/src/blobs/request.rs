@@ -66,7 +66,7 @@ pub(crate) fn lease_blobs(
     let mut held: HashMap<ContentHash, Lease> = HashMap::new();
     let mut missing = Vec::new();
     for (hash, (index, len)) in distinct(specs)? {
-        match store.claim(&key(&hash, specs[index].device), holder)? {
+        match store.claim(&blob_key(&hash, specs[index].device), holder)? {
             Claim::Ready(leases) => drop(held.insert(hash, only(leases, &hash)?)),
             Claim::Compute(ticket) => {
                 missing.push(Missing { ticket, hash, name: name_of(&hash, &specs[index]), index, len })
@@ -78,7 +78,7 @@ pub(crate) fn lease_blobs(
 }
 
 /// The computation key of a blob on a device.
-fn key(hash: &ContentHash, device: Device) -> Key {
+pub fn blob_key(hash: &ContentHash, device: Device) -> Key {
     let mut hasher = Hasher::new("cotensor weight v1");
     hasher.field(hash.as_bytes());
     if !device.is_host() {
@@ -299,7 +299,7 @@ impl BlobPack {
 pub(crate) fn begin(store: &EmbeddedStore, specs: &[BlobSpec], holder: &Holder, waker: &Waker) -> Result<UploadPlan> {
     let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
     for (hash, (index, len)) in distinct(specs)? {
-        match store.poll_claim(&key(&hash, specs[index].device), holder, waker) {
+        match store.poll_claim(&blob_key(&hash, specs[index].device), holder, waker) {
             Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
             Poll::Ready(Claim::Compute(ticket)) => {
                 missing.push(Missing { ticket, hash, name: name_of(&hash, &specs[index]), index, len })

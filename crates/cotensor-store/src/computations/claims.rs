@@ -154,6 +154,14 @@ impl Claims {
         ))
     }
 
+    /// The holder that computes a key; none for one that nobody computes.
+    pub(crate) fn holder(&self, key: &Key) -> Option<Holder> {
+        match Self::lock(self.shard(key)).get(key) {
+            Some(Computation::Computing { holder, .. }) => Some(holder.clone()),
+            _ => None,
+        }
+    }
+
     /// The error of a claim that waited too long. It names the holder that computes.
     pub(crate) fn timed_out(&self, key: &Key) -> Error {
         Self::late(&Self::lock(self.shard(key)), key)

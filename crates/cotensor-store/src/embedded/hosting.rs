@@ -129,6 +129,12 @@ impl EmbeddedStore {
         }
     }
 
+    /// The holder that computes a key or provides a blob at the moment.
+    #[must_use]
+    pub fn claim_holder(&self, key: &Key) -> Option<Holder> {
+        self.claims.holder(key)
+    }
+
     /// The error of a claim for which [`poll_claim`](Self::poll_claim) was pending too long.
     #[must_use]
     pub fn claim_timed_out(&self, key: &Key) -> Error {

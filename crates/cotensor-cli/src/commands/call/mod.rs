@@ -12,6 +12,7 @@ use crate::launch::Program;
 use crate::output::{print, print_json};
 use crate::table::{Table, plain};
 use arguments::Reader;
+use cotensor::core::waiting::{WaitClock, WaitReport};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::store::TensorStore;
 use cotensor_client::protocol::FoundFunction;
@@ -58,10 +59,15 @@ pub(crate) fn call(args: &CallArgs, program: &Program) -> Result<()> {
 fn offered(functions: &Functions, name: &str, timeout: Duration) -> Result<()> {
     // `None`, no time-out, when the sum overflows.
     let end = Instant::now().checked_add(timeout);
+    let mut clock = WaitClock::default();
     loop {
         match functions.describe(name) {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound && end.is_none_or(|end| Instant::now() < end) => {
+                clock.check(|| WaitReport {
+                    text: format!("waiting for a process that offers the function {name:?}: none does"),
+                    is_expected: false,
+                });
                 sleep(OFFER_INTERVAL);
             }
             Err(error) => return Err(with_similar_names(error, name, functions)),

@@ -7,11 +7,11 @@ use crate::commands::embed::{ModelFunctions, model_name};
 use crate::launch::Program;
 use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
-use cotensor::core::{Error, Result, size};
+use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::process::pss_bytes;
 use cotensor_client::protocol::{Empty, GetStatus};
 use cotensor_client::{ClientStore, default_socket};
-use cotensor_functions::{Arguments, Functions, Value};
+use cotensor_functions::{Arguments, CallError, Functions, Value};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -101,7 +101,12 @@ fn loaded(store: &Arc<ClientStore>) -> Result<Vec<Entry>> {
     if functions.list(LIST)?.is_empty() {
         return Ok(Vec::new());
     }
-    Ok(call::<Listed>(&functions, LIST, &Arguments::new())?.models)
+    match functions.call(LIST, &Arguments::new()) {
+        Ok(listed) => Ok(parsed::<Listed>(&listed, LIST)?.models),
+        // The process ended, and its models with it.
+        Err(CallError::NotCalled(error)) if error.kind() == ErrorKind::Io => Ok(Vec::new()),
+        Err(error) => Err(model_error(error, LIST)),
+    }
 }
 
 pub(super) fn load(args: &LoadArgs, program: &Program) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::output::{count, print, print_json};
 use crate::signals;
 use crate::table::{Table, plain};
 use crate::terminal::takes_escapes;
+use cotensor::core::waiting::set_wait_reporter;
 use cotensor::core::{Error, Result, size};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{DeviceShares, TensorState};
@@ -25,17 +26,16 @@ use view::View;
 const PAGE: isize = 20;
 
 pub(crate) fn top(args: &TopArgs) -> Result<()> {
-    let watchdog = super::connection::watch(&args.client);
     let store = connect(args)?;
     let snapshot = Snapshot::take(&store)?;
-    // Its report would disturb the live view.
-    drop(watchdog);
     if args.client.json {
         return print_json(&report(snapshot));
     }
     if !takes_escapes(&std::io::stdout()) || !std::io::stdin().is_terminal() {
         return print(&text(snapshot));
     }
+    // Reports would disturb the live view.
+    set_wait_reporter(None);
     let io = |error: std::io::Error| Error::io("the terminal", &error);
     // Held while drawing, and for ever once the terminal is restored.
     let drawing = Arc::new(Mutex::new(()));

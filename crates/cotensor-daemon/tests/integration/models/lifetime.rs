@@ -6,6 +6,7 @@ use cotensor_client::protocol::{Empty, HttpListen, HttpListenParams, StartModels
 use cotensor_core::ErrorKind;
 use cotensor_daemon::ModelsConfig;
 use cotensor_daemon::supervisor::Launch;
+use cotensor_memory::process::state;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -41,6 +42,22 @@ fn killed_process_is_started_again_at_the_next_request() {
     let second = served.pid();
     assert_ne!(first, second);
     assert_eq!(served.start_models().unwrap().pid, second);
+}
+
+#[test]
+fn process_that_stays_stopped_is_replaced_and_one_that_continues_is_not() {
+    let served = Served::start();
+    let pid = served.pid();
+    signal(pid, Signal::STOP);
+    until("the process is stopped", || state(pid) == Some('T'));
+    signal(pid, Signal::CONT);
+    assert_eq!(served.pid(), pid);
+    signal(pid, Signal::STOP);
+    until("the process is stopped", || state(pid) == Some('T'));
+    // The request waits, and is sent to the next process.
+    let next = served.pid();
+    assert!(next != pid && !is_running(pid));
+    assert_eq!(served.fake.count("start"), 2);
 }
 
 #[test]

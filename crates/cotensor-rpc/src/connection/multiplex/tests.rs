@@ -1,7 +1,7 @@
 use super::*;
 use crate::connection::sending::NOTIFICATIONS_MAX;
 use crate::frame::send_all;
-use crate::message::{Message, parse};
+use crate::message::{Message, Response, parse};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -170,7 +170,7 @@ fn listener_reads_for_callers_and_returns_at_the_end() {
 fn late_answer_of_an_abandoned_call_goes_to_the_group() {
     let (connection, other) = connection();
     let late = Arc::new(CallGroup::default());
-    let limit = WaitLimit { deadline: Some(Instant::now()), keep_waiting: None };
+    let limit = WaitLimit { deadline: Some(Instant::now()), ..WaitLimit::default() };
     let pending = connection.send_call::<Ping>(&Empty {}, Vec::new(), &WaitLimit::default()).unwrap();
     let Ok(Waited::LimitPassed(id)) = pending.wait(&limit) else { panic!("nothing came yet") };
     connection.abandon(id, &late);
@@ -184,7 +184,7 @@ fn late_answer_of_an_abandoned_call_goes_to_the_group() {
 fn send_returns_at_its_limit_while_the_peer_does_not_read() {
     let (connection, other) = connection();
     let body = || Frame::new(vec![b' '; 1 << 20]);
-    let soon = || WaitLimit { deadline: Some(Instant::now() + Duration::from_millis(5)), keep_waiting: None };
+    let soon = || WaitLimit { deadline: Some(Instant::now() + Duration::from_millis(5)), ..WaitLimit::default() };
     assert!(connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "a part is sent, the rest follows");
     assert!(!connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "nothing is sent");
     for _ in 0..10 {
