@@ -1,7 +1,7 @@
 """Weights of the store whose pages the driver has locked: they are copied to a device without a buffer.
 
-All processes lock the same pages: those of the sealed memory, by a shared read-only mapping. A driver that locks pages of a private
-mapping, such as the one that a program sees, gets copies of them, and does not come to an end where the pages are huge.
+All processes lock the same pages: those of the sealed memory, by a shared read-only mapping. A driver that locks pages of a
+private mapping, such as the one that a program sees, gets copies of them, and does not come to an end where the pages are huge.
 """
 
 from __future__ import annotations
