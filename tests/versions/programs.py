@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict
 
-import cotensor
 import numpy as np
+
+import cotensor
 
 
 def arrays() -> Dict[str, Any]:
