@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from pathlib import Path
 
 import pytest
+from memory_common import permissions_at
 
 torch = pytest.importorskip("torch")
 
@@ -173,13 +173,6 @@ def sessions_of(models, module):
     for session in sessions:
         session.movers[0].paths = Recorded(torch.device("simulated"), module)
     return sessions
-
-
-def permissions_at(address):
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = [int(part, 16) for part in line.split(" ")[0].split("-")]
-        if start <= address < end:
-            return line.split(" ")[1]
 
 
 def test_weights_of_the_store_are_copied_from_locked_pages(attached):

@@ -81,6 +81,11 @@ def allocated():
     return int(module.memory_allocated(torch.device(DEVICE, 0)))
 
 
+def memory_for(weights_bytes):
+    """The memory for these bytes of weights, beside the tensors of other tests and activations."""
+    return int(weights_bytes) + allocated() + (4 << 20)
+
+
 def result(output):
     return output.logits if hasattr(output, "logits") else output
 
@@ -98,7 +103,7 @@ def test_outputs_are_those_of_the_device(make, strategy, share):
     with torch.no_grad():
         expected = result(there(*[value.to(DEVICE) for value in inputs])).cpu()
     del there
-    memory = int(share * size_bytes(model)) + allocated() + (4 << 20)
+    memory = memory_for(share * size_bytes(model))
     with offload(model, DEVICE, strategy=strategy, memory=memory, broker=False), torch.no_grad():
         for _ in range(5):
             close(result(model(*inputs)), expected)
@@ -111,7 +116,7 @@ def test_gradients_are_those_of_the_device(make, strategy):
     model, inputs = made(make)
     there = copy.deepcopy(model).to(DEVICE)
     there(*[value.to(DEVICE) for value in inputs]).square().mean().backward()
-    with offload(model, DEVICE, strategy=strategy, memory=size_bytes(model) + allocated() + (4 << 20), broker=False):
+    with offload(model, DEVICE, strategy=strategy, memory=memory_for(size_bytes(model)), broker=False):
         for _ in range(3):
             model.zero_grad()
             model(*inputs).square().mean().backward()
@@ -136,7 +141,7 @@ def test_training_is_that_of_the_device(optimizer, strategy):
         return losses
 
     expected = train(there, [value.to(DEVICE) for value in inputs])
-    with offload(model, DEVICE, strategy=strategy, memory=size_bytes(model) + allocated() + (4 << 20), broker=False):
+    with offload(model, DEVICE, strategy=strategy, memory=memory_for(size_bytes(model)), broker=False):
         losses = train(model, inputs)
     assert losses == pytest.approx(expected, rel=1e-3) and losses[-1] < losses[0]
 
@@ -158,7 +163,7 @@ def test_weights_of_the_store_are_copied_from_where_they_are():
     store = cotensor.Store()
     cotensor.torch.publish(model, "model", store)
     cotensor.torch.attach(model, "model", store)
-    with offload(model, DEVICE, memory=3 * LAYER_BYTES + allocated() + (4 << 20), broker=False) as session, torch.no_grad():
+    with offload(model, DEVICE, memory=memory_for(3 * LAYER_BYTES), broker=False) as session, torch.no_grad():
         for _ in range(4):
             close(model(*inputs), expected)
         stats = session.stats()

@@ -10,12 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Iterator, Tuple
 
 import pytest
-from builds import Build, Daemon, until
+from builds import Build, Daemon, Program, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BERT = str(REPOSITORY / "fixtures" / "tiny" / "bert")
@@ -45,6 +46,16 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
         yield client, daemon
     finally:
         daemon.end()
+
+
+@contextmanager
+def held(pair: Pair) -> Iterator[Program]:
+    """A program of the client's build that holds the first version of x, which the daemon's build published."""
+    client, daemon = pair
+    daemon.run(daemon.build, "publish", "x", "1")
+    with daemon.program(client, "hold", "x", "1") as holder:
+        assert holder.line() == "holds"
+        yield holder
 
 
 def extension(build: Build) -> Path:
@@ -81,9 +92,7 @@ def test_lease_keeps_a_superseded_version_until_its_process_ends(pair: Pair) -> 
 @one_protocol
 def test_killed_process_keeps_no_lease(pair: Pair) -> None:
     client, daemon = pair
-    daemon.run(daemon.build, "publish", "x", "1")
-    with daemon.program(client, "hold", "x", "1") as holder:
-        assert holder.line() == "holds"
+    with held(pair) as holder:
         assert daemon.leases(client, "x") == {1: 1}
         holder.process.kill()
     until(lambda: daemon.leases(client, "x") == {1: 0})
@@ -162,9 +171,7 @@ def test_commands_show_the_other_daemon(pair: Pair, folder: Path) -> None:
 @one_protocol
 def test_session_is_resumed_by_the_next_server(pair: Pair) -> None:
     client, daemon = pair
-    daemon.run(daemon.build, "publish", "x", "1")
-    with daemon.program(client, "hold", "x", "1") as holder:
-        assert holder.line() == "holds"
+    with held(pair) as holder:
         daemon.replace_server()
         until(lambda: daemon.leases(client, "x") == {1: 1})
         holder.finish("y")

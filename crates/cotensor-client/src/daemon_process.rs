@@ -1,8 +1,8 @@
 //! The processes of a daemon, found by the lock of its socket.
 
+use crate::state_folder::path_beside;
 use cotensor_core::waiting::WaitReport;
 use cotensor_memory::process::wait_report;
-use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -13,11 +13,14 @@ pub struct DaemonLock {
 }
 
 impl DaemonLock {
+    /// The path of the lock of a daemon at `socket`.
+    pub fn path(socket: &Path) -> PathBuf {
+        path_beside(socket, ".lock")
+    }
+
     /// The lock of the daemon at `socket`; none if no daemon was there.
     pub fn of(socket: &Path) -> Option<Self> {
-        let mut lock = OsString::from(socket);
-        lock.push(".lock");
-        let lock = std::fs::symlink_metadata(PathBuf::from(lock)).ok()?;
+        let lock = std::fs::symlink_metadata(Self::path(socket)).ok()?;
         Some(Self { device: lock.dev(), inode: lock.ino() })
     }
 

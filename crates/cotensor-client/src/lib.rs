@@ -33,5 +33,5 @@ pub use socket_path::{
     configured_socket, default_socket, make_socket_folder, own_socket, runtime_folder, socket_of_port,
 };
 pub use start::{DaemonProgram, autostart_allowed, log_path, serve_arguments};
-pub use state_folder::{kept_path, make_kept_folder, state_folder};
+pub use state_folder::{kept_path, make_kept_folder, path_beside, state_folder};
 pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder};

@@ -32,7 +32,12 @@ fn path_with(socket: &Path, suffix: &str, runtime: &Path, state: Option<PathBuf>
         (Some(folder), Some(name), Some(state)) if folder == runtime => state.join(name),
         _ => socket,
     };
-    let mut path = beside.into_os_string();
+    path_beside(&beside, suffix)
+}
+
+/// The path beside `socket` whose name is the socket's with `suffix`.
+pub fn path_beside(socket: &Path, suffix: &str) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
     path.push(suffix);
     path.into()
 }

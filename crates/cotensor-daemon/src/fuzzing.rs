@@ -5,9 +5,10 @@ use crate::supervisor::Journal;
 use crate::{Config, Daemon};
 use cotensor_core::{Memory, Result};
 use cotensor_memory::MemfdMemory;
+use cotensor_memory::process::duplicate_fds;
 use cotensor_rpc::Frame;
 use cotensor_store::{MemoryControl, StoreReports};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,11 +69,6 @@ impl Unconnected {
     }
 }
 
-/// As after a transfer to another process.
-fn owned<'a>(fds: impl IntoIterator<Item = BorrowedFd<'a>>) -> Vec<OwnedFd> {
-    fds.into_iter().filter_map(|fd| fd.try_clone_to_owned().ok()).collect()
-}
-
 /// Applies a server's events to a journal, up to the first invalid one. Then copies the journal to another process's,
 /// as events and as a handover. Returns the number of tensors.
 ///
@@ -88,7 +84,7 @@ pub fn apply_events(messages: &[&[u8]]) -> usize {
         }
     }
     let mut other = Journal::default();
-    let replayed = journal.replay(|event, fd| other.apply(event, owned(fd)).map(drop));
+    let replayed = journal.replay(|event, fd| other.apply(event, duplicate_fds(fd)?).map(drop));
     assert!(replayed.is_ok(), "a journal can be replayed: {replayed:?}");
     assert_eq!(other.entries().count(), journal.entries().count());
     assert_eq!(other.segments().count(), journal.segments().count());
@@ -104,7 +100,8 @@ pub fn apply_events(messages: &[&[u8]]) -> usize {
     assert!(journal.hand_over(block, event).is_ok());
     let mut successor = Journal::default();
     for (block, fds) in blocks {
-        assert!(successor.apply_block(&block, owned(fds)).is_ok());
+        let fds = duplicate_fds(fds);
+        assert!(fds.and_then(|fds| successor.apply_block(&block, fds)).is_ok());
     }
     for event in events {
         assert!(successor.apply(event, Vec::new()).is_ok());

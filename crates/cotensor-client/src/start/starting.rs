@@ -4,7 +4,7 @@ use crate::short_path::connect_unix;
 use crate::socket_path::make_socket_folder;
 use cotensor_core::waiting::Waiting;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::process::{detach, lock_file, lock_holder, process_name, wait_for_end};
+use cotensor_memory::process::{detach, lock_file, lock_holder_name, wait_for_end};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -94,8 +94,7 @@ fn take_lock(socket: &Path, until: Instant) -> Result<OwnedFd> {
     match lock_file(&lock, &holds, &mut || Instant::now() < until) {
         Ok(true) => Ok(lock.into()),
         Ok(false) => {
-            let holder = lock_holder(&lock).map_or_else(|| "another process".to_owned(), process_name);
-            let message = format!("{holder} starts a daemon and does not finish");
+            let message = format!("{} starts a daemon and does not finish", lock_holder_name(&lock));
             Err(Error::new(ErrorKind::TimedOut, message).in_file(path))
         }
         Err(error) => Err(Error::io("locking the start of a daemon", &error).in_file(path)),

@@ -4,6 +4,7 @@ use super::attempts::Attempts;
 use super::config::ModelsConfig;
 use super::former::end_former;
 use super::process::{EXIT_TIMEOUT, ModelProcess, stopping};
+use cotensor_client::path_beside;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -84,9 +85,7 @@ impl Models {
             attempts.ended(ended.uptime(), Instant::now());
         }
         attempts.check(Instant::now())?;
-        let mut path = self.daemon.clone().into_os_string();
-        path.push(".v1");
-        let path = PathBuf::from(path);
+        let path = path_beside(&self.daemon, ".v1");
         end_former(&path).await?;
         match ModelProcess::start(config, &self.daemon, path, self.stop.subscribe()).await {
             Ok(process) => {

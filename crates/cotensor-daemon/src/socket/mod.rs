@@ -4,7 +4,7 @@ mod bound;
 
 pub(crate) use bound::Bound;
 
-use cotensor_client::{make_socket_folder, open_regular};
+use cotensor_client::{DaemonLock, make_socket_folder, open_regular};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::lock_file;
 use rustix::fs::{FlockOperation, OFlags, flock, ftruncate};
@@ -21,8 +21,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for a daemon that has removed its socket to end and release its lock.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Locks the file of the socket at `path` within `timeout`, unless that is zero longer for a daemon that has removed its socket and
-/// is about to end. Returns whether this process has the lock.
+/// Locks the file of the socket at `path`. Waits for `timeout`, and after a time that is not zero also for a daemon that has removed
+/// its socket and is about to end. Returns whether this process has the lock.
 fn locked(lock: &OwnedFd, path: &Path, timeout: Duration) -> bool {
     let start = Instant::now();
     let is_ending = |waited| !timeout.is_zero() && waited < timeout + STOP_TIMEOUT && !bound::is_listened_on(path);
@@ -147,7 +147,7 @@ impl Listening {
 
     /// Whether the lock's file is still the locked one, so that no other daemon can have the socket.
     pub(crate) fn has_lock(&self) -> bool {
-        bound::is_at(self.lock.as_fd(), &lock_path(self.path()))
+        bound::is_at(self.lock.as_fd(), &DaemonLock::path(self.path()))
     }
 
     /// Whether another process listens at this daemon's path.
@@ -196,18 +196,12 @@ impl Listening {
     }
 }
 
-fn lock_path(path: &Path) -> PathBuf {
-    let mut lock_path = path.as_os_str().to_owned();
-    lock_path.push(".lock");
-    lock_path.into()
-}
-
 /// Locks the file beside the socket at `path`. Waits for `timeout` if another process has the lock.
 ///
 /// # Errors
 /// `Conflict` when another process has it; `Io`.
 fn take_lock(path: &Path, timeout: Duration) -> Result<OwnedFd> {
-    let lock_path = lock_path(path);
+    let lock_path = DaemonLock::path(path);
     loop {
         let lock = open_regular(&lock_path, OFlags::RDWR | OFlags::CREATE);
         let lock = lock.map_err(|error| Error::io("opening the socket's lock", &error).in_file(&lock_path))?;
@@ -294,7 +288,7 @@ mod tests {
     fn removed_socket_lock_or_folder_is_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/cotensor.sock");
-        let lock = lock_path(&path);
+        let lock = DaemonLock::path(&path);
         let mut listening = Listening::bind(&path).unwrap();
         assert!(!listening.mend().unwrap());
         let removals: [&dyn Fn(); 4] = [
@@ -321,7 +315,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cotensor.sock");
         let _first = Listening::bind(&path).unwrap();
-        std::fs::remove_file(lock_path(&path)).unwrap();
+        std::fs::remove_file(DaemonLock::path(&path)).unwrap();
         assert_eq!(Listening::bind(&path).unwrap_err().kind(), ErrorKind::Conflict);
         UnixStream::connect(&path).unwrap();
     }
@@ -344,7 +338,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cotensor.sock");
         let mut first = Listening::bind(&path).unwrap();
-        for file in [&path, &lock_path(&path)] {
+        for file in [&path, &DaemonLock::path(&path)] {
             std::fs::remove_file(file).unwrap();
         }
         let second = Listening::bind(&path).unwrap();

@@ -3,7 +3,7 @@
 use super::journal::{BLOCK_VERSION, Event, Journal};
 use crate::socket::Listening;
 use cotensor_core::{Error, Result};
-use cotensor_memory::process::{LockTable, duplicate_fd};
+use cotensor_memory::process::{LockTable, duplicate_fds};
 use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
 use serde::{Deserialize, Serialize};
 use std::net::TcpListener;
@@ -86,8 +86,7 @@ impl Sockets {
     /// # Errors
     /// `Io` when no more descriptors may be open, and when the socket has no file.
     pub(super) fn duplicate(&self, header: &HandoverHeader) -> Result<Self> {
-        let copies: Vec<OwnedFd> = self.descriptors()?.into_iter().map(duplicate_fd).collect::<Result<_>>()?;
-        Self::from_descriptors(header, &mut copies.into_iter())
+        Self::from_descriptors(header, &mut duplicate_fds(self.descriptors()?)?.into_iter())
     }
 
     /// The sockets that another process sent as [`descriptors`](Self::descriptors).

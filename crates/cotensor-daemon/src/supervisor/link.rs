@@ -10,7 +10,7 @@ use crate::spill::SpillFile;
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
-use cotensor_memory::process::{duplicate_fd, state as process_state};
+use cotensor_memory::process::{duplicate_fd, duplicate_fds, state as process_state};
 use cotensor_store::backend::Record;
 use std::collections::HashMap;
 use std::fs::File;
@@ -163,8 +163,7 @@ impl SupervisorLink {
     pub(crate) fn moved(&self, listening: &Listening) {
         let mut state = self.state();
         let moved = listening.descriptors().and_then(|fds| {
-            let copies: Vec<OwnedFd> = fds.iter().map(duplicate_fd).collect::<Result<_>>()?;
-            state.sockets.listening = listening_from(listening.path(), &mut copies.into_iter())?;
+            state.sockets.listening = listening_from(listening.path(), &mut duplicate_fds(fds)?.into_iter())?;
             state.send(&Message::Moved, &fds)
         });
         log_failure(moved);

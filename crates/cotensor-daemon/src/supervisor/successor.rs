@@ -3,7 +3,7 @@
 
 use super::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
 use crate::socket::Bound;
-use cotensor_client::connect_unix;
+use cotensor_client::{connect_unix, path_beside};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::peer_credentials;
 use std::os::fd::AsFd;
@@ -12,9 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// The path of the socket for successors.
 fn beside(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(".successor");
-    path.into()
+    path_beside(socket, ".successor")
 }
 
 fn is_own(stream: &UnixStream) -> bool {

@@ -1,6 +1,6 @@
 //! `CompletionQueue`: one thread waits for many calls and tasks of one provider.
 
-use super::provider_connection::{self, MessageRanges, ProviderConnection, to_run};
+use super::provider_connection::{self, MessageRanges, ProviderConnection};
 use super::task::Task;
 use crate::allocator::TensorAllocator;
 use crate::codec::SentTensors;
@@ -96,7 +96,7 @@ impl CompletionQueue {
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let id = self.connection.request_into::<p::Call>(&params, ranges, &deadline, &self.group)?;
         let kind = PendingKind::Call { _arguments: arguments, _sent: sent };
-        pending.insert(id, PendingEntry::new(number, to_run(name), kind, deadline));
+        pending.insert(id, PendingEntry::new(number, format!("to run {name}"), kind, deadline));
         Ok(())
     }
 

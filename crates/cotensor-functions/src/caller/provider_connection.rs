@@ -19,6 +19,7 @@ use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit, Waited, cancelled_c
 use cotensor_rpc::{Frame, check_integers};
 use cotensor_store::{Holder, TensorStore};
 use serde_json::value::RawValue;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -98,8 +99,8 @@ impl ProviderConnection {
 
     /// Sends a request that needs no function to run, and waits for the answer.
     pub(super) fn request<M: Method>(self: &Arc<Self>, params: &M::Params) -> Result<M::Result, CallError> {
-        let what = format!("to answer {}", M::NAME);
-        self.request_until::<M>(params, &what, MessageRanges::default(), &self.answer_timeout.into(), None, |_, _| {})
+        let (what, deadline) = (format_args!("to answer {}", M::NAME), self.answer_timeout.into());
+        self.request_until::<M>(params, what, MessageRanges::default(), &deadline, None, |_, _| {})
     }
 
     /// Sends a request and waits for the answer until `deadline`, while `wanted` returns true. `dispose` receives a
@@ -107,13 +108,13 @@ impl ProviderConnection {
     pub(super) fn request_until<M: Method>(
         self: &Arc<Self>,
         params: &M::Params,
-        what: &str,
+        what: fmt::Arguments<'_>,
         ranges: MessageRanges<'_>,
         deadline: &Deadline,
         wanted: Option<&dyn Fn() -> bool>,
         dispose: DisposeResult,
     ) -> Result<M::Result, CallError> {
-        let describe = || self.describe(what);
+        let describe = || self.describe(&what.to_string());
         let waiting = Waiting::new(&describe);
         let limit = deadline.wait_limit(wanted).reported(&waiting);
         let call =
@@ -207,8 +208,8 @@ impl ProviderConnection {
     ) -> Result<Value, CallError> {
         let (params, sent) = self.params(name, arguments, deadline)?;
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
-        let result =
-            self.request_until::<p::Call>(&params, &to_run(name), ranges, deadline, wanted, Self::dispose_result)?;
+        let what = format_args!("to run {name}");
+        let result = self.request_until::<p::Call>(&params, what, ranges, deadline, wanted, Self::dispose_result)?;
         self.open(result)
     }
 
@@ -228,16 +229,8 @@ impl ProviderConnection {
         let (params, sent) = self.params(name, arguments, deadline)?;
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let accepted = deadline.at_most(self.answer_timeout);
-        Ok(self
-            .request_until::<p::Submit>(
-                &params,
-                &format!("to accept a task of {name}"),
-                ranges,
-                &accepted,
-                None,
-                |_, _| {},
-            )?
-            .task)
+        let what = format_args!("to accept a task of {name}");
+        Ok(self.request_until::<p::Submit>(&params, what, ranges, &accepted, None, |_, _| {})?.task)
     }
 
     pub(super) fn params(
@@ -321,14 +314,9 @@ impl ObjectConnection for ProviderConnection {
         let (timeout_ms, released) = (deadline.left_ms(), self.arena.take_released());
         let params = p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, released };
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
-        let result = self.request_until::<p::CallObject>(
-            &params,
-            &to_run(method),
-            ranges,
-            deadline,
-            wanted,
-            Self::dispose_result,
-        )?;
+        let what = format_args!("to run {method}");
+        let result =
+            self.request_until::<p::CallObject>(&params, what, ranges, deadline, wanted, Self::dispose_result)?;
         self.open(result)
     }
 
@@ -365,11 +353,6 @@ impl ObjectConnection for ProviderConnection {
 fn describe(store: &ClientStore, provider: &str, what: &str) -> WaitReport {
     let pids = store.processes_of(provider);
     wait_report(&pids, "a process", &format!(", the provider {provider}, {what}"), true)
-}
-
-/// A function's end as the awaited event of a report.
-pub(super) fn to_run(function: &str) -> String {
-    format!("to run {function}")
 }
 
 /// Adds the provider's name to the failure of a call that timed out.

@@ -67,8 +67,8 @@ impl Task {
         }
         let deadline = Deadline::from(timeout).for_state();
         let params = p::WaitParams { task: self.number, timeout_ms: deadline.left_ms() };
-        let what = format!("to end the task {}", self.number);
-        self.connection.request_until::<p::Wait>(&params, &what, MessageRanges::default(), &deadline, wanted, |_, _| {})
+        let what = format_args!("to end the task {}", self.number);
+        self.connection.request_until::<p::Wait>(&params, what, MessageRanges::default(), &deadline, wanted, |_, _| {})
     }
 
     /// The task's result. Can be called repeatedly.

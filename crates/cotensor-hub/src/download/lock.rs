@@ -3,7 +3,7 @@
 use super::part::open_plain;
 use crate::settings::Limits;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::process::{lock_file, lock_holder, process_name};
+use cotensor_memory::process::{lock_file, lock_holder_name};
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::path::Path;
@@ -29,8 +29,7 @@ pub(super) fn lock(path: &Path, part: &Path, what: &str, limits: &Limits) -> Res
     if lock_file(&file, &format!("which downloads {what}"), &mut holder_works).map_err(io)? {
         return Ok(file);
     }
-    let holder = lock_holder(&file).map_or_else(|| "another process".to_owned(), process_name);
-    let seconds = limits.lock.as_secs();
+    let (holder, seconds) = (lock_holder_name(&file), limits.lock.as_secs());
     let message = format!("{holder} has locked this download and wrote nothing for {seconds} s");
     Err(Error::new(ErrorKind::TimedOut, message).in_file(path))
 }

@@ -43,6 +43,14 @@ pub fn duplicate_fd(fd: impl AsFd) -> Result<OwnedFd> {
     fcntl_dupfd_cloexec(fd, 0).map_err(|error| fd_error("cannot duplicate a descriptor", error))
 }
 
+/// Duplicates descriptors, as [`duplicate_fd`].
+///
+/// # Errors
+/// As there.
+pub fn duplicate_fds(fds: impl IntoIterator<Item: AsFd>) -> Result<Vec<OwnedFd>> {
+    fds.into_iter().map(duplicate_fd).collect()
+}
+
 /// The error of a call that creates a descriptor: [`fd_limit_error`] when the limit is reached, else `Io`.
 pub(crate) fn fd_error(what: &str, error: Errno) -> Error {
     match error {

@@ -1,6 +1,6 @@
 //! Locks of files that other processes hold (`flock`).
 
-use super::waited::wait_report;
+use super::waited::{process_name, wait_report};
 use cotensor_core::waiting::Waiting;
 use rustix::fs::{FlockOperation, flock, fstat};
 use rustix::io::Errno;
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// The interval between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// A holder whose number is not known.
+const UNKNOWN: &str = "another process";
 
 /// Locks a file exclusively while `keep_waiting` returns true. It is called between attempts. Returns whether the file is locked.
 /// A long wait is reported with the process that has the lock; `holds` says what that process does, such as "which has locked x".
@@ -19,7 +21,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 pub fn lock_file(file: impl AsFd, holds: &str, keep_waiting: &mut dyn FnMut() -> bool) -> Result<bool> {
     let describe = || {
         let holders: Vec<u32> = lock_holder(&file).into_iter().collect();
-        wait_report(&holders, "another process", &format!(", {holds}"), false)
+        wait_report(&holders, UNKNOWN, &format!(", {holds}"), false)
     };
     let waiting = Waiting::new(&describe);
     loop {
@@ -35,9 +37,14 @@ pub fn lock_file(file: impl AsFd, holds: &str, keep_waiting: &mut dyn FnMut() ->
     }
 }
 
+/// The process that has locked a file, as messages name it.
+pub fn lock_holder_name(file: impl AsFd) -> String {
+    lock_holder(file).map_or_else(|| UNKNOWN.to_owned(), process_name)
+}
+
 /// The process that has locked a file, by the kernel's list of locks. `None` for a file that is not locked, and for a process of
 /// another container. A process that inherited the lock is not found: the list has the process that took it.
-pub fn lock_holder(file: impl AsFd) -> Option<u32> {
+fn lock_holder(file: impl AsFd) -> Option<u32> {
     let inode = format!(":{}", fstat(file).ok()?.st_ino);
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| {

@@ -1,9 +1,8 @@
 //! Locks that the kernel releases with the last descriptor of their holder (`F_OFD_SETLK`).
 
-use super::create_memfd;
-use super::descriptors::fd_error;
+use super::{create_memfd, reopen_to_read};
 use cotensor_core::{Error, Result};
-use rustix::fs::{Mode, OFlags, SealFlags, fcntl_add_seals, open};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// An empty memfd whose byte ranges are locks. Any process with a descriptor of it can check them.
@@ -37,9 +36,7 @@ impl LockTable {
     /// `OverBudget` when the limit of descriptors is reached; `Io` when the system has no such locks.
     pub fn lock(&self, number: u64) -> Result<OwnedFd> {
         // A lock belongs to an open file description, and a duplicate would share the table's own.
-        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
-        let holder = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        let holder = holder.map_err(|error| fd_error("opening a lock table", error))?;
+        let holder = reopen_to_read(&self.0)?;
         fcntl(holder.as_fd(), libc::F_OFD_SETLK, &mut range(number, libc::F_RDLCK)?)?;
         Ok(holder)
     }
@@ -83,6 +80,7 @@ fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, range: &mut libc::flock) ->
 mod tests {
     use super::*;
     use crate::process::duplicate_fd;
+    use rustix::fs::{Mode, OFlags, open};
     use std::os::unix::process::CommandExt;
     use std::process::Command;
 

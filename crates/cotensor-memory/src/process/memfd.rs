@@ -3,9 +3,9 @@
 use super::charged_group;
 use super::descriptors::fd_error;
 use cotensor_core::Result;
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, Mode, OFlags, open};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// The name of memory for tensors, which a colon and a control group follow.
 const SEGMENT: &str = "cotensor";
@@ -24,8 +24,7 @@ pub fn create_segment_memfd() -> Result<OwnedFd> {
 /// The control group that the kernel charges for the segment behind `fd`: the folder, as the process that filled it saw
 /// it. A folder that is too long for the name of a memfd begins with "…". `None` where it is not known.
 pub fn segment_group(fd: impl AsFd) -> Option<String> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())).ok()?;
-    group_in(link.to_str()?).map(str::to_owned)
+    group_in(std::fs::read_link(link(fd.as_fd())).ok()?.to_str()?).map(str::to_owned)
 }
 
 fn segment_name(group: Option<String>) -> String {
@@ -42,6 +41,20 @@ fn segment_name(group: Option<String>) -> String {
 fn group_in(link: &str) -> Option<&str> {
     let name = link.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)");
     name.strip_prefix(SEGMENT)?.strip_prefix(':').filter(|group| !group.is_empty())
+}
+
+/// Opens the file behind `fd` once more, for reading only: an open file description of its own, unlike a duplicate's.
+///
+/// # Errors
+/// `OverBudget` when the limit of descriptors is reached; `Io`.
+pub(crate) fn reopen_to_read(fd: impl AsFd) -> Result<OwnedFd> {
+    open(link(fd.as_fd()), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| fd_error("cannot open shared memory for reading", error))
+}
+
+/// The kernel's link to the file behind a descriptor of this process.
+fn link(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
 /// Creates an empty memfd that can be sealed and that no process can execute (`MFD_NOEXEC_SEAL`). The name is for

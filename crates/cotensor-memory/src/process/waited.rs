@@ -16,7 +16,7 @@ pub fn wait_report(pids: &[u32], none: &str, what: &str, is_expected: bool) -> W
 }
 
 /// A process as messages name it: its number and the name of its program.
-pub fn process_name(pid: u32) -> String {
+pub(super) fn process_name(pid: u32) -> String {
     match read(&format!("/proc/{pid}/comm")) {
         Ok(name) => format!("process {pid} ({})", name.trim_end()),
         Err(_) => format!("process {pid}"),

@@ -186,9 +186,10 @@ impl Runtime {
                     space,
                     engine: (engine.name(), engine.version()),
                     weights: weights.hashes().iter().copied().zip(sizes).collect(),
+                    joins_rows: graph.joins_rows(),
                 };
                 let runs_on = RunsOn::new(&**engine, &*loaded, reasons);
-                let stage = Stage::new(role, kind, &graph, loaded, Some(sharing), runs_on, start.elapsed());
+                let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
                 let stage = Arc::new(stage);
                 stages.retain(|_, stage| stage.strong_count() > 0);
                 stages.insert((space, role.to_owned()), Arc::downgrade(&stage));

@@ -206,10 +206,9 @@ impl Model {
             }
             StageSource::Private(engines, mode) => engines.place(|engine, reasons| {
                 let start = Instant::now();
-                let file = open_graph(path)?;
                 let graph = engine.load_file(path, *mode)?;
                 let runs_on = RunsOn::new(&**engine, &*graph, reasons);
-                Ok(Arc::new(Stage::new(role, kind, &file, graph, None, runs_on, start.elapsed())))
+                Ok(Arc::new(Stage::new(role, kind, path, graph, None, runs_on, start.elapsed())))
             }),
         };
         load().map_err(|error| error.in_file(path))

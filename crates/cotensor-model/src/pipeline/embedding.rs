@@ -88,7 +88,7 @@ impl TextEmbedder {
             model: Arc::clone(model),
             is_pooled: task.result.as_deref() == Some(output),
             length: fixed_length(def, &stage),
-            reads_one: has_fixed_count || reads_cache || stage.joins_rows().is_some(),
+            reads_one: has_fixed_count || reads_cache || stage.joins_rows()?.is_some(),
             settings: hasher.finish(),
             stage,
             def,

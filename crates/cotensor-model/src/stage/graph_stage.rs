@@ -1,12 +1,12 @@
 use super::compute::compute_once;
 use super::outputs::Computation;
 use crate::engine::{Engine, LoadedGraph, Output, OutputAllocator, OwnMemory};
-use crate::graph::Graph;
 use crate::graph::key::{Execution, StageIdentity};
+use crate::graph::open_graph;
 use crate::tensor::Value;
 use cotensor_core::{ContentHash, Error, Kind, Result, Space};
 use cotensor_store::{Holder, Key, Store};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,6 @@ pub struct Stage {
     graph: Arc<dyn LoadedGraph>,
     sharing: Option<Sharing>,
     runs_on: RunsOn,
-    /// An operator by which a row of a batch depends on the other rows.
-    joins_rows: Option<String>,
     /// The stage whose result this one reads, and the name of the input.
     before: Option<(Arc<Stage>, String)>,
     load_time: Duration,
@@ -53,6 +51,8 @@ pub(crate) struct Sharing {
     pub(crate) engine: (&'static str, &'static str),
     /// Hash and size in bytes of every weight.
     pub(crate) weights: Vec<(ContentHash, usize)>,
+    /// As [`Stage::joins_rows`], for this graph alone.
+    pub(crate) joins_rows: Option<String>,
 }
 
 /// The result of running a stage.
@@ -76,27 +76,16 @@ impl StageRun {
 }
 
 impl Stage {
-    /// `file` is what the stage was loaded from, `graph` is loaded.
     pub(crate) fn new(
         role: &str,
         kind: Kind,
-        file: &Graph,
+        path: &Path,
         graph: Arc<dyn LoadedGraph>,
         sharing: Option<Sharing>,
         runs_on: RunsOn,
         load_time: Duration,
     ) -> Self {
-        Self {
-            role: role.to_owned(),
-            kind,
-            path: file.path().to_path_buf(),
-            graph,
-            sharing,
-            runs_on,
-            joins_rows: file.joins_rows(),
-            before: None,
-            load_time,
-        }
+        Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, runs_on, before: None, load_time }
     }
 
     /// The engine that runs the stage.
@@ -113,15 +102,24 @@ impl Stage {
             graph: Arc::clone(&self.graph),
             sharing: self.sharing.clone(),
             runs_on: self.runs_on.clone(),
-            joins_rows: before.joins_rows.clone().or_else(|| self.joins_rows.clone()),
             load_time: before.load_time + self.load_time,
             before: Some((before, input.to_owned())),
         }
     }
 
-    /// An operator by which a row of a batch depends on the other rows, so that each has to run alone.
-    pub fn joins_rows(&self) -> Option<&str> {
-        self.joins_rows.as_deref()
+    /// An operator by which a row of a batch depends on the other rows, so that each has to run alone. Reads the file of a
+    /// private copy.
+    ///
+    /// # Errors
+    /// As [`open_graph`].
+    pub fn joins_rows(&self) -> Result<Option<String>> {
+        if let Some(found) = self.before().map(|(stage, _)| stage.joins_rows()).transpose()?.flatten() {
+            return Ok(Some(found));
+        }
+        match &self.sharing {
+            Some(sharing) => Ok(sharing.joins_rows.clone()),
+            None => Ok(open_graph(&self.path)?.joins_rows()),
+        }
     }
 
     /// The stage that this one continues, and the name of the input that reads its result.

@@ -66,8 +66,8 @@ fn texts_of_a_graph_that_joins_rows_run_alone() {
         let open = |variant| runtime.open_variant(unpacked.path(), Path::new(""), variant).unwrap();
         let (plain, quantized) = (open(None), open(Some("int8")));
         let role = "encoder";
-        assert_eq!(plain.stage(role).unwrap().joins_rows(), None);
-        assert!(quantized.stage(role).unwrap().joins_rows().unwrap().starts_with("DynamicQuantizeLinear \""));
+        assert_eq!(plain.stage(role).unwrap().joins_rows().unwrap(), None);
+        assert!(quantized.stage(role).unwrap().joins_rows().unwrap().unwrap().starts_with("DynamicQuantizeLinear \""));
         assert_eq!(difference(&TextEmbedder::open(&quantized).unwrap()), 0.0, "{name}");
     }
 }

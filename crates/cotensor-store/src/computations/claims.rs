@@ -154,7 +154,7 @@ impl Claims {
         ))
     }
 
-    /// The holder that computes a key; none for one that nobody computes.
+    /// The holder that computes a key; none for a key that is not being computed.
     pub(crate) fn holder(&self, key: &Key) -> Option<Holder> {
         match Self::lock(self.shard(key)).get(key) {
             Some(Computation::Computing { holder, .. }) => Some(holder.clone()),

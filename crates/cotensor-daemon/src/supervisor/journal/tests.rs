@@ -6,6 +6,7 @@ use crate::spill::SpillFile;
 use cotensor_client::protocol::Keep;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_core::{ContentHash, Device};
+use cotensor_memory::process::duplicate_fds;
 use cotensor_store::backend::VersionState;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -77,16 +78,11 @@ fn replayed_journal_is_equal() {
     journal
         .replay(|change, fd| {
             let sent = serde_json::to_string(&change).unwrap();
-            other.apply(serde_json::from_str(&sent).unwrap(), owned(fd)).map(drop)
+            other.apply(serde_json::from_str(&sent).unwrap(), duplicate_fds(fd).unwrap()).map(drop)
         })
         .unwrap();
     assert_equal(&journal, &other);
     assert_equal(&journal, &successor(&journal));
-}
-
-/// As after a transfer to another process.
-fn owned<'a>(fds: impl IntoIterator<Item = BorrowedFd<'a>>) -> Vec<OwnedFd> {
-    fds.into_iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect()
 }
 
 /// The journal of a successor.
@@ -102,7 +98,7 @@ fn successor(journal: &Journal) -> Journal {
     };
     journal.hand_over(&mut send_block, &mut send_event).unwrap();
     let mut other = Journal::default();
-    blocks.into_iter().for_each(|(block, fds)| other.apply_block(&block, owned(fds)).unwrap());
+    blocks.into_iter().for_each(|(block, fds)| other.apply_block(&block, duplicate_fds(fds).unwrap()).unwrap());
     for event in events {
         assert_eq!(other.apply(event, Vec::new()).unwrap(), None);
     }
@@ -176,7 +172,7 @@ fn spilled_tensor_stays_without_its_segment() {
     assert_eq!(journal.apply(spilled(2, 1), Vec::new()).unwrap(), Some(11), "the last tensor of its segment");
     assert_eq!((journal.entries().count(), journal.claims().count(), journal.files().count()), (4, 1, 2));
     let mut other = Journal::default();
-    journal.replay(|change, fd| other.apply(change, owned(fd)).map(drop)).unwrap();
+    journal.replay(|change, fd| other.apply(change, duplicate_fds(fd).unwrap()).map(drop)).unwrap();
     assert_eq!(sorted(&other), sorted(&journal));
     assert_eq!(sorted(&successor(&journal)), sorted(&journal));
     // Restored, and freed.

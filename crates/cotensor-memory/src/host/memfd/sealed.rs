@@ -2,13 +2,13 @@
 
 use super::seal::{Guarantee, check_sealed};
 use crate::mapping::{Access, AliasedMapping, Mapping, MappingCache, Windows};
-use crate::process::move_above_select;
+use crate::process::{move_above_select, reopen_to_read};
 use cotensor_core::{ALIGNMENT, Device, Error, MemoryKind, Result, Segment, range_within};
-use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::fs::fstat;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A memfd that no process can resize and that no process can write, with the exception that its [`Guarantee`] names.
@@ -128,6 +128,18 @@ impl SealedMemfd {
         self.guarantee
     }
 
+    /// The mapping of [`shared_bytes`].
+    fn shared_map(&self) -> Result<&Mapping> {
+        if let Some(map) = self.shared.get() {
+            return Ok(map);
+        }
+        // A shared mapping of a descriptor that can write counts as a writable one, which Linux before 6.7 refuses for a
+        // sealed memfd.
+        let read_only = reopen_to_read(&self.fd)?;
+        let map = Mapping::new(read_only.as_fd(), self.map.len(), Access::ReadShared)?;
+        Ok(self.shared.get_or_init(|| map))
+    }
+
     /// A part of the memfd as a segment, which keeps the whole memfd mapped. `range` is in bytes.
     ///
     /// # Errors
@@ -197,21 +209,6 @@ pub fn shared_bytes(segment: &dyn Segment) -> Result<(&[u8], usize)> {
     let whole =
         whole.ok_or_else(|| Error::unsupported(format!("{} memory has no pages of its own", segment.kind())))?;
     Ok((whole.shared_map()?.bytes(), segment.fd_offset()))
-}
-
-impl SealedMemfd {
-    fn shared_map(&self) -> Result<&Mapping> {
-        if let Some(map) = self.shared.get() {
-            return Ok(map);
-        }
-        // A shared mapping of a descriptor that can write counts as a writable one, which Linux before 6.7 refuses for a
-        // sealed memfd.
-        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
-        let read_only = open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|error| Error::io("opening shared memory for reading", &error.into()))?;
-        let map = Mapping::new(read_only.as_fd(), self.map.len(), Access::ReadShared)?;
-        Ok(self.shared.get_or_init(|| map))
-    }
 }
 
 /// A part of a sealed memfd.

@@ -60,10 +60,7 @@ impl Connection {
         fds: Vec<OwnedFd>,
         timeout: Option<Duration>,
     ) -> Result<(Response, Vec<OwnedFd>)> {
-        let describe = || self.describe(M::NAME);
-        let waiting = Waiting::new(&describe);
-        let limit = WaitLimit::after(timeout).reported(&waiting);
-        self.answer_to(self.send_call::<M>(params, fds, &limit)?, &limit)
+        self.request_reported::<M>(params, fds, timeout, &|| self.describe(M::NAME))
     }
 
     /// As [`call`](Self::call) without descriptors, with another report of a long wait.
@@ -76,10 +73,20 @@ impl Connection {
         timeout: Duration,
         describe: &dyn Fn() -> WaitReport,
     ) -> Result<(M::Result, Vec<OwnedFd>)> {
-        let waiting = Waiting::new(describe);
-        let limit = WaitLimit::after(Some(timeout)).reported(&waiting);
-        let (response, fds) = self.answer_to(self.send_call::<M>(params, Vec::new(), &limit)?, &limit)?;
+        let (response, fds) = self.request_reported::<M>(params, Vec::new(), Some(timeout), describe)?;
         Ok((result_of::<M>(response)?, fds))
+    }
+
+    fn request_reported<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        timeout: Option<Duration>,
+        describe: &dyn Fn() -> WaitReport,
+    ) -> Result<(Response, Vec<OwnedFd>)> {
+        let waiting = Waiting::new(describe);
+        let limit = WaitLimit::after(timeout).reported(&waiting);
+        self.answer_to(self.send_call::<M>(params, fds, &limit)?, &limit)
     }
 
     fn answer_to(&self, call: PendingCall<'_>, limit: &WaitLimit<'_>) -> Result<(Response, Vec<OwnedFd>)> {
