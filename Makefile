@@ -126,7 +126,7 @@ SOAK_CYCLES ?= 1000000
 soak:
 	$(CARGO) build --release -p cotensor-soak
 	$(CARGO) run --release -p cotensor-soak -- chaos --seconds $(SOAK_SECONDS) --client-kills $$(($(SOAK_SECONDS) * 5)) \
-	  --daemon-kills $$(($(SOAK_SECONDS) / 6)) --seed $$RANDOM
+	  --daemon-kills $$(($(SOAK_SECONDS) / 6)) --supervisor-kills $$(($(SOAK_SECONDS) / 12)) --seed $$RANDOM
 	$(CARGO) run --release -p cotensor-soak -- cycles --cycles $(SOAK_CYCLES) --seed $$RANDOM
 
 demo:

@@ -35,9 +35,13 @@ pub(crate) struct Options {
     /// Number of clients to kill.
     #[arg(long, default_value_t = 300)]
     pub(crate) client_kills: usize,
-    /// Number of kills of the daemon.
+    /// Number of kills of the daemon's server.
     #[arg(long, default_value_t = 10)]
     pub(crate) daemon_kills: usize,
+    /// Number of kills of the daemon's supervisor, each followed by a wait until the next one has the state. With any, the
+    /// first supervisor and the first server are killed before the first client starts: the later ones have more descriptors.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) supervisor_kills: usize,
     /// Hard limit of the daemon's open descriptors [default: that of this process]. Clients let tensors go when it is reached.
     #[arg(long)]
     pub(crate) descriptors: Option<u64>,
@@ -52,6 +56,7 @@ pub(crate) struct Outcome {
     clients: usize,
     client_kills: usize,
     daemon_kills: usize,
+    supervisor_kills: usize,
     /// Maximum number of leases that the daemon counted.
     leases_max: usize,
     tensors_max: usize,
@@ -100,9 +105,11 @@ impl Outcome {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Event {
     Client,
-    Daemon,
+    Server,
+    Supervisor,
 }
 
 /// The schedule of kills, in order.
@@ -110,11 +117,11 @@ fn schedule(options: &Options, random: &mut Random) -> Vec<(Duration, Event)> {
     let at = |share: f64| Duration::from_secs_f64(options.seconds * share);
     let mut share = || random.below(1 << 20) as f64 / f64::from(1 << 20);
     let mut events: Vec<_> = (0..options.client_kills).map(|_| (at(share()), Event::Client)).collect();
-    let each = (QUIET.end - QUIET.start) / options.daemon_kills.max(1) as f64;
     // At irregular intervals with a minimum distance.
-    let daemons =
-        (0..options.daemon_kills).map(|kill| (at(QUIET.start + each * (kill as f64 + share() / 2.0)), Event::Daemon));
-    events.extend(daemons);
+    for (kills, event) in [(options.daemon_kills, Event::Server), (options.supervisor_kills, Event::Supervisor)] {
+        let each = (QUIET.end - QUIET.start) / kills.max(1) as f64;
+        events.extend((0..kills).map(|kill| (at(QUIET.start + each * (kill as f64 + share() / 2.0)), event)));
+    }
     events.sort_by_key(|(at, _)| *at);
     events
 }
@@ -124,6 +131,10 @@ fn schedule(options: &Options, random: &mut Random) -> Vec<(Duration, Event)> {
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let machine = options.descriptors.map_or_else(|| Machine::start(u64::MAX), Machine::start_limited)?;
     let daemon = Inspector(ClientStore::connect(Some(&machine.socket), "inspector")?);
+    if options.supervisor_kills > 0 {
+        machine.kill_supervisor()?;
+        machine.kill_server()?;
+    }
     let before = steady(&machine)?;
     let mut random = Random::new(options.seed);
     let mut fleet = ClientFleet::start(&machine.socket, options, &mut random)?;
@@ -133,7 +144,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 
     let taken_over = TakenOver::watch(&machine.socket)?;
     let start = Instant::now();
-    let (mut killed, mut daemons) = (0, 0);
+    let (mut killed, mut servers, mut supervisors) = (0, 0, 0);
     for (at, event) in schedule(options, &mut random) {
         std::thread::sleep(at.saturating_sub(start.elapsed()));
         match event {
@@ -146,14 +157,20 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
                     (leases_max, tensors_max) = (leases_max.max(leases), tensors_max.max(tensors));
                 }
             }
-            Event::Daemon => {
+            Event::Server => {
                 fleet.notify_kill(&machine.kill_server()?);
-                daemons += 1;
-                eprintln!(
-                    "{:5.1} s: {killed} clients killed, the daemon {daemons} times",
-                    start.elapsed().as_secs_f64()
-                );
+                servers += 1;
             }
+            Event::Supervisor => {
+                machine.kill_supervisor()?;
+                supervisors += 1;
+            }
+        }
+        if !matches!(event, Event::Client) {
+            let at = start.elapsed().as_secs_f64();
+            eprintln!(
+                "{at:5.1} s: {killed} clients killed, the server {servers} times, the supervisor {supervisors} times"
+            );
         }
     }
     std::thread::sleep(Duration::from_secs_f64(options.seconds).saturating_sub(start.elapsed()));
@@ -181,7 +198,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome {
         clients: options.clients,
         client_kills: killed,
-        daemon_kills: daemons,
+        daemon_kills: servers,
+        supervisor_kills: supervisors,
         leases_max,
         tensors_max,
         wrong,

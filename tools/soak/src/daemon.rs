@@ -8,7 +8,9 @@ use cotensor_memory::process;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
+use std::cell::Cell;
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -42,8 +44,12 @@ pub(crate) fn io(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
 }
 
 pub(crate) fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}
+
+fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::KILL);
+        let _ = kill_process(pid, signal);
     }
 }
 
@@ -56,7 +62,11 @@ pub(crate) fn this_program(role: &str) -> Result<Command> {
 
 /// A daemon started for a run.
 pub(crate) struct Machine {
-    supervisor: Child,
+    /// The first supervisor.
+    started: Child,
+    supervisor: Cell<u32>,
+    /// The server, if it started the supervisor. Otherwise the supervisor started it.
+    parent: Cell<Option<u32>>,
     pub(crate) socket: PathBuf,
     _folder: tempfile::TempDir,
 }
@@ -86,20 +96,16 @@ impl Machine {
         let socket = folder.path().join("cotensor.sock");
         // Ends when this process ends, because its standard input is closed.
         command.args([OsString::from(&socket), max_memory.to_string().into()]).stdin(Stdio::piped());
-        let supervisor = command.spawn().map_err(io("starting the daemon"))?;
-        let this = Self { supervisor, socket, _folder: folder };
+        let started = command.spawn().map_err(io("starting the daemon"))?;
+        let supervisor = Cell::new(started.id());
+        let this = Self { started, supervisor, parent: Cell::new(None), socket, _folder: folder };
         until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok())?;
         Ok(this)
     }
 
     /// Process id of the server.
     pub(crate) fn server(&self) -> Result<u32> {
-        let mut found = None;
-        until("the server runs", || {
-            found = process::children(self.supervisor.id()).first().copied();
-            found.is_some()
-        })?;
-        found.ok_or_else(|| Error::not_found("no server runs"))
+        self.parent.get().map_or_else(|| first_child("the server runs", self.supervisor.get()), Ok)
     }
 
     /// Kills the server and waits until it is dead.
@@ -108,27 +114,57 @@ impl Machine {
         let killed_ns = now_ns();
         kill(server);
         until("the server is dead", || process::parent(server).is_none())?;
+        self.parent.set(None);
         Ok(Death { killed_ns, dead_ns: now_ns() })
+    }
+
+    /// Kills the supervisor and waits until the next one, which the server starts, has the state.
+    pub(crate) fn kill_supervisor(&self) -> Result<()> {
+        let server = self.server()?;
+        // The next supervisor makes this file once it has the state.
+        let file = cotensor_client::path_beside(&self.socket, ".successor");
+        let made = || std::fs::metadata(&file).ok().map(|file| (file.ino(), file.ctime(), file.ctime_nsec()));
+        let before = made();
+        kill(self.supervisor.get());
+        until("the next supervisor has the state", || made().is_some_and(|now| before != Some(now)))?;
+        self.supervisor.set(first_child("the server has a supervisor", server)?);
+        self.parent.set(Some(server));
+        Ok(())
     }
 
     /// Current usage of both processes.
     pub(crate) fn usage(&self) -> Result<Usage> {
-        Ok(Usage { server: Process::of(self.server()?)?, supervisor: Process::of(self.supervisor.id())? })
+        Ok(Usage { server: Process::of(self.server()?)?, supervisor: Process::of(self.supervisor.get())? })
     }
 
     pub(crate) fn processes(&self) -> Result<[u32; 2]> {
-        Ok([self.server()?, self.supervisor.id()])
+        Ok([self.server()?, self.supervisor.get()])
     }
+}
+
+/// The first child process of a process, as soon as it has one.
+fn first_child(what: &str, pid: u32) -> Result<u32> {
+    let mut found = None;
+    until(what, || {
+        found = process::children(pid).first().copied();
+        found.is_some()
+    })?;
+    found.ok_or_else(|| Error::not_found(what.to_owned()))
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The daemon shuts down when its standard input is closed.
-        drop(self.supervisor.stdin.take());
-        let stopped = until("the daemon stops", || !matches!(self.supervisor.try_wait(), Ok(None)));
+        // The first supervisor shuts down when its standard input is closed. It also ends with this process.
+        drop(self.started.stdin.take());
+        let supervisor = self.supervisor.get();
+        if supervisor != self.started.id() {
+            signal(supervisor, Signal::TERM);
+            drop(until("the daemon stops", || process::parent(supervisor).is_none()));
+        }
+        let stopped = until("the daemon stops", || !matches!(self.started.try_wait(), Ok(None)));
         if stopped.is_err() {
-            drop(self.supervisor.kill());
-            drop(self.supervisor.wait());
+            drop(self.started.kill());
+            drop(self.started.wait());
         }
     }
 }

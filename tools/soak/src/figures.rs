@@ -42,6 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
             seconds,
             client_kills: 300,
             daemon_kills,
+            supervisor_kills: 0,
             descriptors: None,
             seed: 1,
         };

@@ -15,8 +15,10 @@ fn run(arguments: &str) -> Value {
 
 #[test]
 fn chaos_leaks_nothing_and_all_clients_recover() {
-    let outcome = run("chaos --clients 8 --leases 800 --seconds 6 --client-kills 30 --daemon-kills 2");
-    assert_eq!((&outcome["client_kills"], &outcome["daemon_kills"]), (&30.into(), &2.into()));
+    let outcome =
+        run("chaos --clients 8 --leases 800 --seconds 6 --client-kills 30 --daemon-kills 2 --supervisor-kills 2");
+    let kills = ["client_kills", "daemon_kills", "supervisor_kills"].map(|of| outcome[of].as_u64());
+    assert_eq!(kills, [30, 2, 2].map(Some));
     assert!(outcome["wrong"].as_array().unwrap().is_empty());
     // Each client that survived a kill of the daemon has reported its recovery.
     assert!(outcome["recovery"]["count"].as_u64().unwrap() >= 8, "{}", outcome["recovery"]);
