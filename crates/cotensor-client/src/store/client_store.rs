@@ -102,7 +102,10 @@ impl ClientStore {
     /// The daemon's; `Io` when it ends meanwhile.
     pub fn request<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
         let session = self.session();
-        if session.connection.has_ended() && !self.daemon.connection.is_closed() {
+        if let Some((result, _)) = session.call_if_open::<M>(params)? {
+            return Ok(result);
+        }
+        if !self.daemon.connection.is_closed() {
             self.daemon.reconnect_or_start(&session)?;
         }
         Ok(self.session().call::<M>(params, Vec::new())?.0)

@@ -58,6 +58,11 @@ impl Session {
         self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
     }
 
+    /// As [`call`](Self::call). None if the session ended before the daemon has seen the request.
+    pub(super) fn call_if_open<M: Method>(&self, params: &M::Params) -> Result<Option<(M::Result, Vec<OwnedFd>)>> {
+        self.connection.call_if_open::<M>(params, ANSWER_TIMEOUT)
+    }
+
     /// As [`call`](Self::call), within the deadline too, for answers without a lease: a late one does not end the
     /// connection.
     pub(super) fn call_by<M: Method>(

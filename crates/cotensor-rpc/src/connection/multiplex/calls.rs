@@ -6,7 +6,7 @@ use crate::message::{Response, encode_call};
 use crate::method::Method;
 use cotensor_core::sync::lock;
 use cotensor_core::waiting::{WaitReport, Waiting};
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -26,6 +26,27 @@ impl Connection {
     ) -> Result<(M::Result, Vec<OwnedFd>)> {
         let (response, fds) = self.request::<M>(params, fds, timeout)?;
         Ok((result_of::<M>(response)?, fds))
+    }
+
+    /// As [`call`](Self::call) without descriptors. None if the connection ended before all of the request was sent: the server has not
+    /// seen the request.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_if_open<M: Method>(
+        &self,
+        params: &M::Params,
+        timeout: Duration,
+    ) -> Result<Option<(M::Result, Vec<OwnedFd>)>> {
+        let describe = || self.describe(M::NAME);
+        let waiting = Waiting::new(&describe);
+        let limit = WaitLimit::after(Some(timeout)).reported(&waiting);
+        let call = match self.send_call::<M>(params, Vec::new(), &limit) {
+            Err(error) if error.kind() == ErrorKind::Io => return Ok(None),
+            call => call?,
+        };
+        let (response, fds) = self.answer_to(call, &limit)?;
+        Ok(Some((result_of::<M>(response)?, fds)))
     }
 
     /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the

@@ -114,6 +114,26 @@ fn end_of_connection_reaches_all_callers() {
 }
 
 #[test]
+fn call_if_open_fails_only_once_the_request_was_sent() {
+    let (connection, other) = connection();
+    let call = || connection.call_if_open::<Ping>(&Empty {}, Duration::from_secs(30));
+    std::thread::scope(|scope| {
+        let answered = scope.spawn(call);
+        answer(&other, 1, |ids| ids);
+        assert!(answered.join().unwrap().unwrap().is_some());
+        let sent = scope.spawn(call);
+        answer(&other, 1, |_| Vec::new());
+        drop(other);
+        assert_eq!(sent.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+    });
+    assert!(call().unwrap().is_none(), "the end was read");
+    let (connection, other) = self::connection();
+    drop(other);
+    assert!(connection.closed().is_none(), "the end was not read");
+    assert!(connection.call_if_open::<Ping>(&Empty {}, Duration::from_secs(30)).unwrap().is_none());
+}
+
+#[test]
 fn has_ended_sees_an_end_that_was_not_read() {
     let (connection, other) = connection();
     assert!(!connection.has_ended());
