@@ -9,7 +9,9 @@ use crate::refusals::Refusals;
 use crate::socket::Listening;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::Outbox;
+use cotensor_rpc::{FRAME_BYTES_MAX, Frame, Id, Response, send_all, to_object};
 use std::future::Future;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
@@ -113,15 +115,25 @@ impl Daemon {
     }
 
     fn accept(self: &Arc<Self>, stream: UnixStream, open: &Arc<Semaphore>) -> Result<()> {
-        let full = |_| Error::new(ErrorKind::Conflict, format!("{} are open", self.config.connections_max));
-        let place = Arc::clone(open).try_acquire_owned().map_err(full)?;
         let io = |error: std::io::Error| Error::io("accepting", &error);
-        if are_for_takeover(&stream) {
-            return Err(none_left());
-        }
         let stream = stream.into_std().map_err(io)?;
+        let max = self.config.connections_max;
+        let full = |_| Error::new(ErrorKind::OverBudget, format!("the daemon has its limit of {max} connections"));
+        let place = match Arc::clone(open).try_acquire_owned().map_err(full) {
+            Ok(_) if are_for_takeover(&stream) => Err(none_left()),
+            place => place,
+        };
+        let place = place.inspect_err(|why| refuse(&stream, why))?;
         stream.set_nonblocking(false).map_err(io)?;
         connection::serve(Arc::clone(self), stream, place)
+    }
+}
+
+/// Tells a client why its connection is closed, before it sends a request. A new socket has room for that.
+fn refuse(stream: &std::os::unix::net::UnixStream, why: &Error) {
+    let refused = Response::new(Id::null(), Err(to_object(why))).to_bytes(FRAME_BYTES_MAX);
+    if let Ok(body) = refused {
+        drop(send_all(stream.as_fd(), &Frame::new(body)));
     }
 }
 

@@ -7,7 +7,7 @@ mod taken_over;
 use crate::content::Random;
 use crate::daemon::{Machine, Process, Usage, until};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{Empty, ListOrder, ListParams, SessionInfo, Sessions};
+use cotensor_client::protocol::{Empty, ListOrder, ListParams, Ping, SessionInfo, Sessions};
 use cotensor_core::{Error, Result};
 use cotensor_store::StoreReports;
 use fleet::ClientFleet;
@@ -38,7 +38,7 @@ pub(crate) struct Options {
     /// Number of kills of the daemon's server.
     #[arg(long, default_value_t = 10)]
     pub(crate) daemon_kills: usize,
-    /// Number of kills of the daemon's supervisor, each followed by a wait until the next one has the state. With any, the
+    /// Number of kills of the daemon's supervisor, while the server answers, each followed by a wait until the next one has the state. With any, the
     /// first supervisor and the first server are killed before the first client starts: the later ones have more descriptors.
     #[arg(long, default_value_t = 0)]
     pub(crate) supervisor_kills: usize,
@@ -162,6 +162,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
                 servers += 1;
             }
             Event::Supervisor => {
+                // Until the server has the state, only the supervisor does.
+                until("the server answers", || daemon.0.request::<Ping>(&Empty {}).is_ok())?;
                 machine.kill_supervisor()?;
                 supervisors += 1;
             }

@@ -105,6 +105,7 @@ impl Reconnector {
         self.leases.forget_names();
         let (start, mut delay) = (Instant::now(), RETRY_INTERVAL_MIN);
         let (mut generation, mut starts) = (lost.generation, 0);
+        let mut failure = None;
         for _ in 0..ATTEMPTS_MAX {
             loop {
                 if self.connection.is_closed() {
@@ -113,7 +114,10 @@ impl Reconnector {
                 generation += 1;
                 match self.try_reconnect(lost, generation) {
                     Ok(()) => return Ok(()),
-                    Err(error) if error.kind() == ErrorKind::Io => break,
+                    Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::OverBudget) => {
+                        failure = Some(error);
+                        break;
+                    }
                     Err(error) if error.kind() == ErrorKind::Unreachable && start.elapsed() < MISSING_TIMEOUT => {}
                     Err(error) if error.kind() == ErrorKind::Unreachable && starts < STARTS_MAX => {
                         let Some(starter) = starter else { return Err(error) };
@@ -128,8 +132,9 @@ impl Reconnector {
             }
             std::thread::sleep(delay);
         }
-        Err(Error::new(ErrorKind::Io, "each daemon ended before it answered: see its log")
-            .in_file(&self.connection.socket))
+        let refused = failure.filter(|error| error.kind() == ErrorKind::OverBudget);
+        let ended = || Error::new(ErrorKind::Io, "each daemon ended before it answered: see its log");
+        Err(refused.unwrap_or_else(ended).in_file(&self.connection.socket))
     }
 
     fn try_reconnect(&self, lost: &Session, generation: u64) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use crate::support::Running;
 use crate::support::processes::{PROGRAM, Processes, content, put};
+use cotensor_client::ClientStore;
 use cotensor_core::ErrorKind;
 use cotensor_store::{CopyReason, Retention, StoreReports, TensorSpec, TensorStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -91,6 +92,31 @@ fn takeovers_with_256_descriptors_keep_all_tensors() {
 #[test]
 fn takeovers_with_400_descriptors_keep_all_tensors() {
     takeovers_keep_all_tensors(400);
+}
+
+#[test]
+fn clients_beyond_the_limits_hear_the_reason() {
+    let processes = Processes::start_by(|_| limited(64), |_| Vec::new());
+    let mut held = Vec::new();
+    let refused = loop {
+        match ClientStore::connect(Some(&processes.socket), "one") {
+            Ok(store) => held.push(store),
+            Err(error) => break error,
+        }
+        assert!(held.len() < 64, "no client was refused");
+    };
+    assert_eq!(refused.kind(), ErrorKind::OverBudget, "{refused}");
+    assert!(refused.message().contains("limit of open descriptors"), "{refused}");
+
+    let running = Running::start(|config| config.connections_max = 2);
+    let first = [running.connect("one"), running.connect("two")];
+    // The client may send its request before or after the daemon closes the connection.
+    for _ in 0..20 {
+        let refused = ClientStore::connect(Some(&running.socket), "three").err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::OverBudget, "{refused}");
+        assert!(refused.message().contains("limit of 2 connections"), "{refused}");
+    }
+    drop(first);
 }
 
 #[test]

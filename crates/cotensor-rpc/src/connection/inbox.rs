@@ -54,8 +54,14 @@ impl Inbox {
         self.calls.get(&id).is_some_and(Option::is_some)
     }
 
+    pub(super) fn deliver_all(&mut self, answers: Vec<(u64, Answer)>) {
+        for (id, answer) in answers {
+            self.deliver(id, answer);
+        }
+    }
+
     /// Passes an answer to its caller. An answer to a forgotten call is dropped.
-    pub(super) fn deliver(&mut self, id: u64, answer: Answer) {
+    fn deliver(&mut self, id: u64, answer: Answer) {
         if let Some(waiting) = self.calls.get_mut(&id) {
             *waiting = Some(answer);
         } else if let Some(group) = self.grouped.remove(&id) {

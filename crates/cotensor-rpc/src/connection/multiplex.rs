@@ -201,20 +201,36 @@ impl Connection {
                 None => drop(inbox.calls.insert(id, None)),
             }
         }
-        let error = match self.sending.send(&self.socket, frame, limit) {
+        let sent = self.sending.send(&self.socket, frame, limit);
+        let ended = sent.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io);
+        let error = match sent {
             Ok(true) => return Ok(()),
             Ok(false) if limit.has_passed() => self.timeout_error(),
             Ok(false) => cancelled_call(),
+            Err(failure) if ended => self.refusal(failure),
             Err(error) => error,
         };
         let mut inbox = lock(&self.inbox);
         inbox.calls.remove(&id);
         inbox.grouped.remove(&id);
         // A part of the message may be sent, so no other message can follow.
-        if error.kind() == ErrorKind::Io {
+        if ended {
             inbox.closed.get_or_insert_with(|| error.clone());
         }
         Err(error)
+    }
+
+    /// Ends the connection after a failure to send. Returns the reason that the peer sent before it closed the connection, or else `failure`.
+    fn refusal(&self, failure: Error) -> Error {
+        drop(self.socket.shutdown(Shutdown::Both));
+        loop {
+            // What has arrived, then the end.
+            match self.read(&WaitLimit::default()) {
+                Ok(answers) => lock(&self.inbox).deliver_all(answers),
+                Err(why) if why.kind() == ErrorKind::Io => return failure,
+                Err(why) => return why,
+            }
+        }
     }
 
     /// Handles notifications until the connection ends, and returns the reason. Other threads may call meanwhile.
@@ -315,9 +331,7 @@ impl Connection {
                 inbox.reading = false;
                 match read {
                     Ok(answers) => {
-                        for (id, answer) in answers {
-                            inbox.deliver(id, answer);
-                        }
+                        inbox.deliver_all(answers);
                     }
                     Err(error) => {
                         inbox.closed.get_or_insert(error);
