@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,24 @@ def test_sessions_of_an_mcp_server_share_a_model() -> None:
     notes = (RECIPES / "mcp-embeddings" / "notes.txt").read_text().splitlines()
     assert len(found["with"]["answers"]) == 3 and set(found["with"]["answers"]) <= set(notes)
     assert found["with"]["model_process_bytes"] > 5 * MIB
+
+
+def test_the_program_without_cotensor_gives_its_vectors(daemon: Daemon, tmp_path: Path) -> None:
+    """Also where the tokenizer pads each text to a fixed length, as that of MiniLM does."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("tokenizers")
+    shutil.copytree(RECIPES.parents[1] / "fixtures" / "tiny" / "bert", tmp_path / "model")
+    tokenizer = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
+    padding = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    tokenizer["padding"] = {"strategy": {"Fixed": 32}, **padding}
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    program = (
+        "import sys, numpy, cotensor; from common.onnx_embedder import OnnxEmbedder; texts = ['a note', 'a ferry at noon']\n"
+        "ours = cotensor.Embedder(sys.argv[1]).embed(texts); theirs = OnnxEmbedder(sys.argv[1]).embed(texts)\n"
+        "numpy.testing.assert_allclose(ours, theirs, atol=1e-5)"
+    )
+    given = environment(COTENSOR_SOCKET=str(daemon.socket), PYTHONPATH=str(RECIPES))
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "model")], env=given, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])

@@ -16,6 +16,8 @@ class OnnxEmbedder:
     def __init__(self, model: str) -> None:
         folder = Path(model)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # Files of many models pad each text to a fixed length, such as 128: padding costs time, and would count in the mean.
+        self.tokenizer.no_padding()
         self.session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
         self.inputs = [port.name for port in self.session.get_inputs()]
 
