@@ -2,10 +2,9 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
-use super::lease_table::NewLease;
-use super::publication::{Placement, PublishTerms};
+use super::publication::{self, FrozenTensor, Placement};
 use super::reconnect::Reconnector;
-use super::session::Session;
+use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method, Spec};
 use cotensor_core::waiting::WaitReport;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Result, Segment, SegmentMut};
@@ -260,6 +259,27 @@ impl ClientStore {
             .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
     }
 
+    /// The claim in the daemon's answer.
+    fn claimed(
+        &self,
+        session: &Session,
+        key: &Key,
+        holder: &Holder,
+        (claim, fds): (p::ClaimResult, Vec<OwnedFd>),
+    ) -> Result<Claim> {
+        match claim {
+            p::ClaimResult::Compute(ticket) => {
+                self.daemon.tickets.add(session, *key, ticket)?;
+                Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
+            }
+            p::ClaimResult::Ready(descriptors) => {
+                let mut fds = fds.into_iter();
+                let open = |descriptor| self.open(session, (descriptor, &mut fds), holder);
+                Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
+            }
+        }
+    }
+
     /// Whether a tensor of `bytes` bytes on `device` is put in a slab.
     fn is_for_slab(&self, device: Device, bytes: usize) -> bool {
         device.is_host() && self.small_bytes_max > 0 && bytes <= self.small_bytes_max
@@ -274,30 +294,26 @@ impl ClientStore {
     }
 }
 
+fn claim_params(key: &Key, holder: &Holder, wait: Duration) -> p::ClaimParams {
+    let timeout_ms = u64::try_from(wait.as_millis()).ok();
+    p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned(), timeout_ms }
+}
+
 fn reserve_params(spec: &TensorSpec, holder: &str) -> p::ReserveParams {
     p::ReserveParams { spec: Spec::from(spec), holder: holder.to_owned() }
 }
 
 impl StoreBackend for ClientStore {
     fn publish(&self, tensor: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
-        let UnpublishedTensor { spec, layout, segment, charge, holder, private, tag, .. } = tensor;
-        let segment = segment.freeze()?;
-        if private {
-            return self.lease_private(spec, layout, segment, charge, &holder);
+        if !tensor.private {
+            return FrozenTensor::new(tensor, key)?.publish(self);
         }
-        let place =
-            tag.downcast::<Placement>().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
-        let mut place = *place;
-        self.daemon.retry(|session| {
-            // Each session has tickets of its own.
-            let ticket = self.daemon.tickets.number(key)?;
-            let terms = PublishTerms { holder: holder.name().to_owned(), ticket, copies: self.copies.take() };
-            let published = place.publish(session, &self.daemon.slabs, &spec, &segment, terms)?;
-            let (id, index) = (published.id.into(), published.index);
-            let (spec, layout, segment) = (spec.clone(), layout.clone(), Arc::clone(&segment));
-            let lease = NewLease { id, index, spec, layout, segment, key };
-            self.daemon.leases.enter(session, lease, &holder, self.me.clone())
-        })
+        let UnpublishedTensor { spec, layout, segment, charge, holder, .. } = tensor;
+        self.lease_private(spec, layout, segment.freeze()?, charge, &holder)
+    }
+
+    fn publish_each(&self, results: Vec<(UnpublishedTensor, Key)>) -> Vec<Result<Lease>> {
+        publication::publish_each(self, results)
     }
 
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
@@ -390,23 +406,25 @@ impl TensorStore for ClientStore {
 
 impl ComputationStore for ClientStore {
     fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
-        let timeout_ms = u64::try_from(wait.as_millis()).ok();
-        let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned(), timeout_ms };
+        let params = claim_params(key, holder, wait);
         self.daemon.retry(|session| {
             let describe = || session.describe_claim(&key.0);
-            let (claim, fds) = session.call_work::<p::Claim>(&params, &describe)?;
-            match claim {
-                p::ClaimResult::Compute(ticket) => {
-                    self.daemon.tickets.add(session, *key, ticket)?;
-                    Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
-                }
-                p::ClaimResult::Ready(descriptors) => {
-                    let mut fds = fds.into_iter();
-                    let open = |descriptor| self.open(session, (descriptor, &mut fds), holder);
-                    Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
-                }
-            }
+            let answer = session.call_work::<p::Claim>(&params, &describe)?;
+            self.claimed(session, key, holder, answer)
         })
+    }
+
+    fn claim_each(&self, keys: &[Key], holder: &Holder) -> Vec<Result<Claim>> {
+        let params: Vec<_> = keys.iter().map(|key| claim_params(key, holder, Duration::ZERO)).collect();
+        let session = self.session();
+        let answers = session.connection.call_each::<p::Claim>(&params, WORK_TIMEOUT);
+        let claim = |(key, answer): (&Key, Result<_>)| match answer
+            .and_then(|answer| self.claimed(&session, key, holder, answer))
+        {
+            Err(_) if session.connection.closed().is_some() => self.claim_within(key, holder, Duration::ZERO),
+            claim => claim,
+        };
+        keys.iter().zip(answers).map(claim).collect()
     }
 
     fn is_computed(&self, key: &Key) -> bool {

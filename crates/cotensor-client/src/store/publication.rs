@@ -1,14 +1,17 @@
 //! Publication of a tensor: its memory, its reservation and the call.
 
+use super::client_store::ClientStore;
 use super::connection::DaemonConnection;
+use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
-use super::session::Session;
+use super::session::{ANSWER_TIMEOUT, Session};
 use super::slabs::{Slabs, whole_pages};
 use crate::protocol::{self as p, Published, Spec};
-use cotensor_core::{ErrorKind, Memory, Result, Segment, SegmentMut};
+use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::Slab;
-use cotensor_store::TensorSpec;
+use cotensor_store::backend::UnpublishedTensor;
+use cotensor_store::{Holder, Key, Lease, TensorSpec};
 use std::sync::Arc;
 
 /// The memory of an unpublished tensor.
@@ -103,20 +106,118 @@ impl Placement {
                 Ok(session.call::<p::Publish>(&params, vec![fd])?.0)
             }
             Self::Slab(own) => {
-                let freed = slabs.freed();
-                let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, *own, &**segment)?);
-                // Before the call: the daemon may report at once that the range has no leases.
-                freed.keep(*own, offset, segment);
-                let params = p::PublishSlabParams { slab, offset, spec: described, holder, ticket, copies };
+                let terms = PublishTerms { holder, ticket, copies };
+                let params = announce(session, slabs, *own, spec, segment, terms)?;
                 let published = session.call::<p::PublishSlab>(&params, Vec::new());
-                // Without an answer the tensor may be published. The next session reports that.
-                if published.is_err() && session.connection.closed().is_none() {
-                    freed.release(*own, offset);
-                }
-                Ok(published?.0)
+                published.map(|(published, _)| published).inspect_err(|_| withdraw(session, slabs, *own, &params))
             }
         }
     }
+}
+
+/// The request that publishes a range of a slab.
+fn announce(
+    session: &Session,
+    slabs: &Slabs,
+    own: u64,
+    spec: &TensorSpec,
+    segment: &Arc<dyn Segment>,
+    PublishTerms { holder, ticket, copies }: PublishTerms,
+) -> Result<p::PublishSlabParams> {
+    let freed = slabs.freed();
+    let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, own, &**segment)?);
+    // Before the call: the daemon may report at once that the range has no leases.
+    freed.keep(own, offset, segment);
+    Ok(p::PublishSlabParams { slab, offset, spec: Spec::from(spec), holder, ticket, copies })
+}
+
+/// Releases the range of a request that failed. Without an answer the tensor may be published: the next session reports that.
+fn withdraw(session: &Session, slabs: &Slabs, own: u64, params: &p::PublishSlabParams) {
+    if session.connection.closed().is_none() {
+        slabs.freed().release(own, params.offset);
+    }
+}
+
+/// A tensor that nobody can write, before its publication.
+pub(super) struct FrozenTensor {
+    spec: TensorSpec,
+    layout: Layout,
+    segment: Arc<dyn Segment>,
+    holder: Holder,
+    place: Placement,
+    key: Option<Key>,
+}
+
+impl FrozenTensor {
+    /// # Errors
+    /// `Invalid` for a tensor of another store, `Io` when the memory cannot be sealed.
+    pub(super) fn new(tensor: UnpublishedTensor, key: Option<Key>) -> Result<Self> {
+        let UnpublishedTensor { spec, layout, segment, holder, tag, .. } = tensor;
+        let segment = segment.freeze()?;
+        let place = tag.downcast().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
+        Ok(Self { spec, layout, segment, holder, place: *place, key })
+    }
+
+    pub(super) fn publish(&mut self, store: &ClientStore) -> Result<Lease> {
+        store.daemon.retry(|session| {
+            let terms = self.terms(store)?;
+            let published = self.place.publish(session, &store.daemon.slabs, &self.spec, &self.segment, terms)?;
+            self.enter(store, session, &published)
+        })
+    }
+
+    /// Each session has tickets of its own.
+    fn terms(&self, store: &ClientStore) -> Result<PublishTerms> {
+        let ticket = store.daemon.tickets.number(self.key)?;
+        Ok(PublishTerms { holder: self.holder.name().to_owned(), ticket, copies: store.copies.take() })
+    }
+
+    fn enter(&self, store: &ClientStore, session: &Session, published: &Published) -> Result<Lease> {
+        let (id, index) = (published.id.into(), published.index);
+        let (spec, layout, segment) = (self.spec.clone(), self.layout.clone(), Arc::clone(&self.segment));
+        let lease = NewLease { id, index, spec, layout, segment, key: self.key };
+        store.daemon.leases.enter(session, lease, &self.holder, store.me.clone())
+    }
+}
+
+/// Publishes results of several computations: those in slabs in one round trip, then one at a time the others, and those whose answer
+/// was lost with the daemon.
+pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor, Key)>) -> Vec<Result<Lease>> {
+    let (session, slabs) = (store.session(), &store.daemon.slabs);
+    let (mut tensors, mut requests) = (Vec::new(), Vec::new());
+    for (tensor, key) in results {
+        let tensor = FrozenTensor::new(tensor, Some(key)).and_then(|tensor| {
+            let Placement::Slab(own) = tensor.place else { return Ok((tensor, None)) };
+            let terms = tensor.terms(store)?;
+            // A session that ended has no number for the slab.
+            let request = announce(&session, slabs, own, &tensor.spec, &tensor.segment, terms).ok();
+            let sent = request.is_some().then_some(own);
+            requests.extend(request);
+            Ok((tensor, sent))
+        });
+        tensors.push(tensor);
+    }
+    let answers = session.connection.call_each::<p::PublishSlab>(&requests, ANSWER_TIMEOUT);
+    let mut answers = answers.into_iter().zip(&requests);
+    let is_lost = || session.connection.closed().is_some();
+    let publish = |tensor: Result<(FrozenTensor, Option<u64>)>| {
+        let (mut tensor, sent) = tensor?;
+        let Some((own, (answer, request))) = sent.and_then(|own| Some((own, answers.next()?))) else {
+            return tensor.publish(store);
+        };
+        match answer {
+            Err(_) if is_lost() => tensor.publish(store),
+            Err(error) => {
+                withdraw(&session, slabs, own, request);
+                Err(error)
+            }
+            Ok((published, _)) => match tensor.enter(store, &session, &published) {
+                Err(_) if is_lost() => tensor.publish(store),
+                lease => lease,
+            },
+        }
+    };
+    tensors.into_iter().map(publish).collect()
 }
 
 fn reserve(session: &Session, params: &p::ReserveParams) -> Result<u64> {

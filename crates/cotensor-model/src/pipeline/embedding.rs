@@ -6,13 +6,14 @@ use super::outputs::output_of;
 use super::run::fixed_length;
 use super::vocabulary::check_vocabulary;
 use crate::model::Model;
-use crate::stage::Stage;
+use crate::stage::{Claimed, Made, Stage};
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use cotensor_preprocess::TokenBatch;
 use cotensor_preprocess::family::{AnswerKind, StageDef};
 use cotensor_store::Holder;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The most texts of one run of the graph.
 const RUN_TEXTS_MAX: usize = 32;
@@ -23,6 +24,8 @@ const RUN_TOKENS_MAX: usize = 4096;
 const RUN_SPREAD_PERCENT: usize = 25;
 /// In tokens.
 const RUN_SPREAD_MIN: usize = 8;
+/// Embeddings are published together, when there are so many, and at the end of a call.
+const PUBLISH_TEXTS_MIN: usize = 64;
 /// The label of results in the store.
 const LABEL: &str = "sentence embedding v2";
 
@@ -125,24 +128,50 @@ impl TextEmbedder {
         let tokenized: Vec<Tokenized<'_>> = tokenized.collect::<Result<_>>()?;
         let keys: Vec<[ContentHash; 2]> =
             tokenized.iter().map(|text| self.key(&text.batch, prompt_tokens)).collect::<Result<_>>()?;
-        let mut missing: Vec<usize> = (0..texts.len()).collect();
-        if cached_by.is_some() {
-            missing.retain(|&at| !self.stage.is_computed_once(LABEL, &keys[at]));
+        let mut rows: Vec<Option<Vec<f32>>> = vec![None; texts.len()];
+        let (mut missing, mut tickets) = (Vec::new(), Vec::new());
+        let claims = match cached_by {
+            Some(holder) => self.stage.claim_each(LABEL, &keys, holder),
+            None => texts.iter().map(|_| Claimed::Compute(None)).collect(),
+        };
+        for (at, claim) in claims.into_iter().enumerate() {
+            let mut ticket = None;
+            match claim {
+                Claimed::Ready(outputs) => rows[at] = Some(row_of(&outputs)?),
+                Claimed::Compute(claimed) => {
+                    missing.push(at);
+                    ticket = claimed;
+                }
+                Claimed::Elsewhere => {}
+            }
+            tickets.push(ticket);
         }
         missing.sort_by_key(|&at| tokenized[at].count);
-        let mut computed: Vec<Option<Vec<f32>>> = vec![None; texts.len()];
+        let mut made = Vec::new();
         let mut rest = missing.as_slice();
         while !rest.is_empty() {
             let (run, later) = rest.split_at(self.run_length(rest, &tokenized));
-            for (&at, row) in run.iter().zip(self.run(run, &tokenized, prompt_tokens)?) {
-                computed[at] = Some(row);
+            let start = Instant::now();
+            let computed = self.run(run, &tokenized, prompt_tokens)?;
+            let recompute = start.elapsed() / u32::try_from(run.len()).unwrap_or(1);
+            for (&at, row) in run.iter().zip(computed) {
+                if let Some(ticket) = tickets[at].take() {
+                    made.push(Made { ticket, array: Array::f32([row.len()], row.clone())?, recompute });
+                }
+                rows[at] = Some(row);
             }
             rest = later;
+            // Other callers may wait for these.
+            if let Some(holder) = cached_by
+                && (made.len() >= PUBLISH_TEXTS_MIN || rest.is_empty())
+            {
+                self.stage.publish_each(LABEL, holder, std::mem::take(&mut made))?;
+            }
         }
-        let results = computed.into_iter().enumerate().map(|(at, values)| {
-            let values = match (values, cached_by) {
-                (Some(values), None) => values,
-                (values, holder) => self.shared(values, at, &tokenized, prompt_tokens, (&keys[at], holder))?,
+        let results = rows.into_iter().enumerate().map(|(at, row)| {
+            let values = match (row, cached_by) {
+                (None, Some(holder)) => self.run_once(at, &tokenized, prompt_tokens, &keys[at], holder)?,
+                (row, _) => row.ok_or_else(|| Error::corrupt("the graph gave no row"))?,
             };
             let Tokenized { batch, count, .. } = &tokenized[at];
             Ok(TextEmbedding { values, tokens: *count, is_truncated: batch.truncated.contains(&true) })
@@ -150,29 +179,21 @@ impl TextEmbedder {
         results.collect()
     }
 
-    /// The embedding in the store: `values` if this call computed it, else what another call computed.
-    fn shared(
+    /// The embedding of a text that another caller computes, if that does not give up.
+    fn run_once(
         &self,
-        values: Option<Vec<f32>>,
         at: usize,
         tokenized: &[Tokenized<'_>],
         prompt_tokens: usize,
-        (key, holder): (&[ContentHash; 2], Option<&Holder>),
+        key: &[ContentHash],
+        holder: &Holder,
     ) -> Result<Vec<f32>> {
-        let row = || match values {
-            Some(values) => Ok(values),
-            // It was evicted in between.
-            None => {
-                self.run(&[at], tokenized, prompt_tokens)?.pop().ok_or_else(|| Error::corrupt("the graph gave no row"))
-            }
-        };
-        let Some(holder) = holder else { return row() };
         let run = self.stage.run_once(LABEL, key, holder, |_| {
-            let row = row()?;
+            let row = self.run(&[at], tokenized, prompt_tokens)?.pop();
+            let row = row.ok_or_else(|| Error::corrupt("the graph gave no row"))?;
             Ok(vec![Array::f32([row.len()], row)?.into()])
         })?;
-        let value = run.outputs.first().ok_or_else(|| Error::corrupt("the store lost an embedding"))?;
-        Ok(value.to_f32()?.into_owned())
+        row_of(&run.outputs)
     }
 
     /// What identifies the embedding of a text: the settings, and its tokens.
@@ -253,4 +274,10 @@ impl TextEmbedder {
         let rows = values.chunks_exact(tokens * width).zip(batch.mask.as_i64()?.chunks_exact(tokens));
         rows.map(|(rows, mask)| sentence.pool(rows, width, mask, prompt_tokens)).collect()
     }
+}
+
+/// The embedding among the outputs of its computation.
+fn row_of(outputs: &[Value]) -> Result<Vec<f32>> {
+    let value = outputs.first().ok_or_else(|| Error::corrupt("the store lost an embedding"))?;
+    Ok(value.to_f32()?.into_owned())
 }

@@ -1,11 +1,11 @@
 use super::compute::compute_once;
-use super::outputs::Computation;
+use super::outputs::{Computation, Made, publish_each, values};
 use crate::engine::{Engine, LoadedGraph, Output, OutputAllocator, OwnMemory};
 use crate::graph::key::{Execution, StageIdentity};
 use crate::graph::open_graph;
 use crate::tensor::Value;
 use cotensor_core::{ContentHash, Error, Kind, Result, Space};
-use cotensor_store::{Holder, Key, Store};
+use cotensor_store::{Claim, Holder, Key, Store, Ticket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,6 +53,16 @@ pub(crate) struct Sharing {
     pub(crate) weights: Vec<(ContentHash, usize)>,
     /// As [`Stage::joins_rows`], for this graph alone.
     pub(crate) joins_rows: Option<String>,
+}
+
+/// What a call has to do for a result; see [`Stage::claim_each`].
+pub(crate) enum Claimed {
+    /// Nothing: these are its outputs.
+    Ready(Vec<Value>),
+    /// Compute it. Without a ticket, it stays private.
+    Compute(Option<Ticket>),
+    /// Ask for it alone: another caller computes it, or the store refused.
+    Elsewhere,
 }
 
 /// The result of running a stage.
@@ -220,10 +230,42 @@ impl Stage {
         self.compute(self.key_once(label, extra), &[label.to_owned()], holder, start, compute)
     }
 
-    /// Whether the store has the result of [`run_once`](Self::run_once).
-    pub fn is_computed_once(&self, label: &str, extra: &[ContentHash]) -> bool {
-        let key = self.key_once(label, extra);
-        self.sharing.as_ref().zip(key).is_some_and(|(sharing, key)| sharing.store.is_computed(&key))
+    /// The claims of several results of [`run_once`](Self::run_once), by what identifies each besides the stage: in one round trip to the
+    /// store, and without a wait for other callers.
+    pub(crate) fn claim_each(
+        &self,
+        label: &str,
+        extras: &[impl AsRef<[ContentHash]>],
+        holder: &Holder,
+    ) -> Vec<Claimed> {
+        let keys: Option<Vec<Key>> = extras.iter().map(|extra| self.key_once(label, extra.as_ref())).collect();
+        let Some((Sharing { store, .. }, keys)) = self.sharing.as_ref().zip(keys) else {
+            return extras.iter().map(|_| Claimed::Compute(None)).collect();
+        };
+        if store.config().refuses(self.kind, 0).is_some() {
+            return extras.iter().map(|_| Claimed::Elsewhere).collect();
+        }
+        let claims = store.claim_each(&keys, holder).into_iter().map(|claim| match claim {
+            Ok(Claim::Ready(leases)) => Claimed::Ready(values(leases)),
+            Ok(Claim::Compute(ticket)) => Claimed::Compute(Some(ticket)),
+            Err(_) => Claimed::Elsewhere,
+        });
+        claims.collect()
+    }
+
+    /// Publishes what a call computed for its claims, in one round trip to the store.
+    ///
+    /// # Errors
+    /// As [`run_once`](Self::run_once).
+    pub(crate) fn publish_each(&self, label: &str, holder: &Holder, made: Vec<Made>) -> Result<Vec<Value>> {
+        let Some(Sharing { store, space, .. }) = &self.sharing else {
+            return Ok(made.into_iter().map(|made| made.array.into()).collect());
+        };
+        let Some(first) = made.first() else { return Ok(Vec::new()) };
+        let (key, labels) = (first.ticket.key(), [label.to_owned()]);
+        let computation =
+            Computation { store: &**store, key, space: Some(*space), kind: self.kind, labels: &labels, holder };
+        publish_each(&computation, made)
     }
 
     fn key_once(&self, label: &str, extra: &[ContentHash]) -> Option<Key> {

@@ -5,6 +5,6 @@ mod graph_stage;
 mod outputs;
 
 pub(crate) use compute::compute_once;
-pub(crate) use graph_stage::Sharing;
+pub(crate) use graph_stage::{Claimed, Sharing};
 pub use graph_stage::{RunsOn, Stage, StageRun};
-pub(crate) use outputs::Computation;
+pub(crate) use outputs::{Computation, Made};

@@ -2,7 +2,7 @@
 
 use crate::engine::{Output, OutputAllocator, OutputSpec};
 use crate::graph::key::output_identity;
-use crate::tensor::Value;
+use crate::tensor::{Array, Value};
 use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result, Space};
 use cotensor_store::{CopyReason, Holder, Key, Lease, Reservation, Retention, Store, TensorSpec, Ticket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,6 +80,15 @@ impl<'a> StoreOutputs<'a> {
                 Ok(values(reserved.into_iter().map(publish).collect::<Result<_>>()?))
             }
         }
+    }
+
+    /// Reserves an array, its only output, with its elements; `Err` with the private result when the sharing configuration refuses it.
+    fn reserve_filled(&self, array: Array, recompute: Duration) -> Result<std::result::Result<Reservation, Lease>> {
+        let spec = self.spec(0, array.dtype(), array.shape(), Device::Cpu, recompute);
+        let shared = self.reserve_shared(&spec)?;
+        let is_private = shared.is_none();
+        let filled = self.fill(Reserved::Copy(shared, spec, array))?;
+        Ok(if is_private { Err(filled.publish()?) } else { Ok(filled) })
     }
 
     /// The reservation of an output with its elements.
@@ -161,7 +170,33 @@ enum Reserved {
     /// The engine wrote it into memory of the store.
     InPlace(Reservation),
     /// The engine allocated it. Without a reservation, it stays private.
-    Copy(Option<Reservation>, TensorSpec, crate::tensor::Array),
+    Copy(Option<Reservation>, TensorSpec, Array),
+}
+
+/// The result of a claimed computation, and the time that it took.
+pub(crate) struct Made {
+    pub(crate) ticket: Ticket,
+    pub(crate) array: Array,
+    pub(crate) recompute: Duration,
+}
+
+/// Publishes the results of several computations, which have one array each. `computation` has everything but the key.
+pub(super) fn publish_each(computation: &Computation<'_>, made: Vec<Made>) -> Result<Vec<Value>> {
+    let (mut shared, mut leases) = (Vec::new(), Vec::new());
+    for Made { ticket, array, recompute } in made {
+        let of_key = Computation { key: ticket.key(), ..*computation };
+        leases.push(match StoreOutputs::new(&of_key, false).reserve_filled(array, recompute)? {
+            Ok(reservation) => {
+                shared.push((ticket, reservation));
+                None
+            }
+            Err(private) => Some(private),
+        });
+    }
+    let mut published = Ticket::publish_each(shared)?.into_iter();
+    let lost = || Error::corrupt("the store lost a result");
+    let all = leases.into_iter().map(|private| private.or_else(|| published.next()).ok_or_else(lost));
+    Ok(values(all.collect::<Result<_>>()?))
 }
 
 pub(super) fn values(leases: Vec<Lease>) -> Vec<Value> {

@@ -21,6 +21,15 @@ pub trait ComputationStore: Send + Sync {
     /// `TimedOut` after `wait` or the longest wait of the store; the error names the holder that computes.
     fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim>;
 
+    /// As [`claim_within`](ComputationStore::claim_within) without a wait, for each of `keys`. A store of another process answers
+    /// many in one round trip.
+    ///
+    /// Before the caller waits for the claims of other holders, it publishes or abandons its own: two callers with equal keys would
+    /// wait for each other.
+    fn claim_each(&self, keys: &[Key], holder: &Holder) -> Vec<Result<Claim>> {
+        keys.iter().map(|key| self.claim_within(key, holder, Duration::ZERO)).collect()
+    }
+
     /// Whether the results of `key` exist, without leasing or waiting.
     fn is_computed(&self, key: &Key) -> bool;
 }

@@ -29,23 +29,43 @@ impl Ticket {
     /// `Invalid` without a result, or when a result is private or of another store, so that no other caller could lease
     /// it. Else as [`Reservation::publish`]. An error abandons the claim.
     pub fn publish(mut self, results: Vec<Reservation>) -> Result<Vec<Lease>> {
-        let backend = self.backend.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
+        let backend = self.backend()?;
         if results.is_empty() {
             return Err(Error::invalid("a computation needs at least one result; abandon the ticket if there is none"));
         }
         for result in &results {
-            if result.tensor.private {
-                return Err(Error::invalid(format!("{} is private; results of a claim are shared", result.name())));
-            }
-            // `addr_eq` compares the objects. Their vtables may exist more than once.
-            if !std::ptr::addr_eq(Arc::as_ptr(&result.backend), Arc::as_ptr(&backend)) {
-                return Err(Error::invalid(format!("{} was reserved in another store", result.name())));
-            }
+            check(result, &backend)?;
         }
         let leases: Vec<Lease> =
             results.into_iter().map(|result| backend.publish(result.tensor, Some(self.key))).collect::<Result<_>>()?;
         self.finish(&leases);
         Ok(leases)
+    }
+
+    /// Publishes the results of several computations of one store, of which each has one. The leases are in the same order.
+    ///
+    /// # Errors
+    /// The first, as of [`publish`](Self::publish). Results before and after it may be published.
+    pub fn publish_each(results: Vec<(Ticket, Reservation)>) -> Result<Vec<Lease>> {
+        let Some((first, _)) = results.first() else { return Ok(Vec::new()) };
+        let backend = first.backend()?;
+        for (_, result) in &results {
+            check(result, &backend)?;
+        }
+        let (mut tickets, tensors): (Vec<_>, Vec<_>) = results
+            .into_iter()
+            .map(|(ticket, result)| {
+                let key = ticket.key;
+                (ticket, (result.tensor, key))
+            })
+            .unzip();
+        let published = backend.publish_each(tensors).into_iter().zip(&mut tickets);
+        let finished: Vec<_> = published.map(|(lease, ticket)| lease.inspect(|lease| ticket.finish([lease]))).collect();
+        finished.into_iter().collect()
+    }
+
+    fn backend(&self) -> Result<Arc<dyn StoreBackend>> {
+        self.backend.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))
     }
 
     /// Ends the claim with results that are published already; see
@@ -59,6 +79,18 @@ impl Ticket {
 
     /// Abandons the claim: one of the waiting callers computes instead.
     pub fn abandon(self) {}
+}
+
+/// Whether a result can be published to `backend` for other callers.
+fn check(result: &Reservation, backend: &Arc<dyn StoreBackend>) -> Result<()> {
+    if result.tensor.private {
+        return Err(Error::invalid(format!("{} is private; results of a claim are shared", result.name())));
+    }
+    // `addr_eq` compares the objects. Their vtables may exist more than once.
+    match std::ptr::addr_eq(Arc::as_ptr(&result.backend), Arc::as_ptr(backend)) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("{} was reserved in another store", result.name()))),
+    }
 }
 
 impl Drop for Ticket {

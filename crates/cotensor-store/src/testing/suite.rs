@@ -12,7 +12,7 @@ type Check = fn(&dyn Fn(u64) -> OpenStore);
 /// # Panics
 /// When the store breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
-    let all: [(&str, Check); 22] = [
+    let all: [(&str, Check); 23] = [
         ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
         ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),
         ("unleased tensor is freed unless cached", tensors::unleased_tensor_is_freed_unless_cached),
@@ -32,6 +32,10 @@ pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
         ("result is computed once", work::result_is_computed_once),
         ("abandoned claim passes to a waiter", work::abandoned_claim_passes_to_a_waiter),
         ("claim waits at most its timeout", work::claim_waits_at_most_its_timeout),
+        (
+            "many computations are claimed and published together",
+            work::many_computations_are_claimed_and_published_together,
+        ),
         ("private or missing results are refused", work::private_or_missing_results_are_refused),
         ("blobs are filled once", work::blobs_are_filled_once),
         ("failing source publishes nothing", work::failing_source_publishes_nothing),

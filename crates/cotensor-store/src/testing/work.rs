@@ -92,6 +92,51 @@ pub(super) fn claim_waits_at_most_its_timeout(make: &dyn Fn(u64) -> OpenStore) {
     eventually("results come without a wait", || matches!(within(Duration::ZERO), Ok(Claim::Ready(_))));
 }
 
+pub(super) fn many_computations_are_claimed_and_published_together(make: &dyn Fn(u64) -> OpenStore) {
+    const COUNT: usize = 300;
+    let open = make(u64::MAX);
+    let (one, other) = (open(), open());
+    let keys: Vec<Key> = (0..COUNT).map(|number| Key(ContentHash::of(&number.to_le_bytes()))).collect();
+    let claim = |store: &dyn Store, keys: &[Key]| store.claim_each(keys, &store.holder("stage"));
+    let first: Vec<_> = claim(&*one, &keys[1..]).into_iter().map(|claim| claim.expect("claim")).collect();
+    // Another holder has all but one of these. It is not waited for.
+    let mut busy = claim(&*other, &keys);
+    assert!(matches!(busy.remove(0), Ok(Claim::Compute(_))));
+    assert!(busy.into_iter().all(|claim| claim.is_err_and(|error| error.kind() == ErrorKind::TimedOut)));
+    let tickets = first.into_iter().map(|claim| match claim {
+        Claim::Compute(ticket) => ticket,
+        Claim::Ready(_) => panic!("a result of nothing"),
+    });
+    // Small tensors, and some with memory of their own.
+    let size = |at: usize| if at.is_multiple_of(100) { LARGE } else { 10 + at % 7 };
+    let made = tickets.enumerate().map(|(at, ticket)| {
+        let spec = cached(&format!("result {at}"), size(at), 100);
+        let mut result = one.reserve(spec, &one.holder("stage")).expect("reserve");
+        result.write(&vec![(at % 251) as u8; size(at)], CopyReason::EngineOutput).expect("write");
+        (ticket, result)
+    });
+    let published = Ticket::publish_each(made.collect()).expect("publish");
+    assert!(published.iter().enumerate().all(|(at, lease)| lease.name() == format!("result {at}")));
+    drop(published);
+    eventually("the other client gets all", || {
+        let ready = claim(&*other, &keys[1..]).into_iter().enumerate().map(|(at, claim)| match claim {
+            Ok(Claim::Ready(leases)) => leases.len() == 1 && all_are(&leases[0], (at % 251) as u8),
+            _ => false,
+        });
+        ready.filter(|ready| *ready).count() == COUNT - 1
+    });
+    assert!(Ticket::publish_each(Vec::new()).expect("nothing").is_empty());
+    // The abandoned claim is free.
+    eventually("the rest is free", || matches!(claim(&*one, &keys[..1]).remove(0), Ok(Claim::Compute(_))));
+    let ticket = |key: &Key| match one.claim(key, &one.holder("stage")).expect("claim") {
+        Claim::Compute(ticket) => ticket,
+        Claim::Ready(_) => panic!("a result of nothing"),
+    };
+    let private = one.reserve_private(cached("x", 10, 1), &one.holder("m")).expect("reserve");
+    let refused = Ticket::publish_each(vec![(ticket(&keys[0]), private)]).err().map(|error| error.kind());
+    assert_eq!(refused, Some(ErrorKind::Invalid));
+}
+
 pub(super) fn private_or_missing_results_are_refused(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, watcher) = (open(), open());

@@ -12,6 +12,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// The most calls whose answers [`Connection::call_each`] has not read: neither end has to keep more.
+const PIPELINE_MAX: usize = 128;
+
 impl Connection {
     /// Calls a method with descriptors. Returns its result and descriptors.
     ///
@@ -47,6 +50,30 @@ impl Connection {
         };
         let (response, fds) = self.answer_to(call, &limit)?;
         Ok(Some((result_of::<M>(response)?, fds)))
+    }
+
+    /// Calls a method with each of `params`, in one round trip for 128 of them: all requests are sent before the first
+    /// answer is read. The results are in the order of `params`.
+    ///
+    /// # Errors
+    /// Each as [`call`](Self::call); the time-out is that of a round trip.
+    pub fn call_each<M: Method>(
+        &self,
+        params: &[M::Params],
+        timeout: Duration,
+    ) -> Vec<Result<(M::Result, Vec<OwnedFd>)>> {
+        let describe = || self.describe(M::NAME);
+        let mut results = Vec::with_capacity(params.len());
+        for params in params.chunks(PIPELINE_MAX) {
+            let waiting = Waiting::new(&describe);
+            let limit = WaitLimit::after(Some(timeout)).reported(&waiting);
+            let sent: Vec<_> = params.iter().map(|params| self.send_call::<M>(params, Vec::new(), &limit)).collect();
+            results.extend(sent.into_iter().map(|call| {
+                let (response, fds) = self.answer_to(call?, &limit)?;
+                Ok((result_of::<M>(response)?, fds))
+            }));
+        }
+        results
     }
 
     /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the

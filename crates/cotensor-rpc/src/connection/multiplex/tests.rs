@@ -134,6 +134,31 @@ fn call_if_open_fails_only_once_the_request_was_sent() {
 }
 
 #[test]
+fn call_each_sends_all_requests_before_it_waits() {
+    let (connection, other) = connection();
+    std::thread::scope(|scope| {
+        let calls = scope.spawn(|| {
+            let params: Vec<_> = (0..200).map(|_| Empty {}).collect();
+            connection.call_each::<Ping>(&params, Duration::from_secs(30))
+        });
+        // Answers only after it has read so many.
+        for count in [128, 72] {
+            answer(&other, count, |mut ids| {
+                ids.reverse();
+                ids
+            });
+        }
+        let results = calls.join().unwrap();
+        assert!(results.len() == 200 && results.iter().all(Result::is_ok));
+        let calls = scope.spawn(|| connection.call_each::<Ping>(&[Empty {}, Empty {}], Duration::from_secs(30)));
+        answer(&other, 2, |ids| ids[..1].to_vec());
+        drop(other);
+        let results = calls.join().unwrap();
+        assert!(results[0].is_ok() && results[1].as_ref().is_err_and(|error| error.kind() == ErrorKind::Io));
+    });
+}
+
+#[test]
 fn has_ended_sees_an_end_that_was_not_read() {
     let (connection, other) = connection();
     assert!(!connection.has_ended());
