@@ -224,8 +224,8 @@ class Offload(Interception):
         # The operations of other compiled functions have to be intercepted.
         stance.begin()
         # Optimizers work where the parameters and the gradients are.
-        self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.paused.add(threading.get_ident())))
-        self._handles.append(register_optimizer_step_post_hook(lambda *_: self.paused.discard(threading.get_ident())))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
         threads.begin(self)
 
     def _stop(self) -> None:
@@ -283,6 +283,21 @@ class Offload(Interception):
         forwards = getattr(self._local, "forwards", None)
         if forwards and forwards.pop():
             self._pop()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.paused.add(threading.get_ident())
+        # A step that fails midway has no end.
+        self._stepped(optimizer)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.paused.discard(threading.get_ident())
+        self._stepped(optimizer)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """The parameters of an optimizer are written: fused kernels do that without a new version."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._changed(parameter, None)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
