@@ -5,7 +5,8 @@ use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Kind, Result, size};
 use cotensor_preprocess::{
-    AudioProcessor, AudioWindows, SoundReader, audio_length, decode_audio_start, decode_image, image_size, resample,
+    Audio, AudioProcessor, AudioWindows, SoundReader, audio_length, decode_audio_start, decode_image, image_size,
+    resample,
 };
 use cotensor_store::{Holder, Key};
 use std::path::{Path, PathBuf};
@@ -208,8 +209,10 @@ impl Inputs {
         let processor = model.audio()?;
         let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
             // Only the part that the model reads is resampled. The length of the filter is far below a second.
-            let audio = decode_audio_start(&file.bytes, processor.seconds() + 1.0)?;
-            processor.process(&resample(&audio, processor.sample_rate_hz())?)
+            let audio =
+                resample(&decode_audio_start(&file.bytes, processor.seconds() + 1.0)?, processor.sample_rate_hz())?;
+            check_length(model, &audio)?;
+            processor.process(&audio)
         })?;
         let length = audio_length(&file.bytes).map_err(|error| error.in_file(&file.path))?;
         let (rate, seconds) = (length.sample_rate_hz, length.seconds());
@@ -310,6 +313,31 @@ impl<'a> LongSound<'a> {
     pub(super) fn notice(&self) -> Option<String> {
         resampled(self.rate_hz, self.windows.sample_rate_hz())
     }
+}
+
+/// # Errors
+/// `Invalid` for a sound with fewer samples than the convolutions of the model read for one row of features. Their sizes are
+/// fields of Wav2Vec2's config.json; models without them fill short sounds up.
+fn check_length(model: &Model, audio: &Audio) -> Result<()> {
+    let sizes = |field| {
+        let list = model.config_at(field).and_then(serde_json::Value::as_array)?;
+        list.iter().map(serde_json::Value::as_u64).collect::<Option<Vec<u64>>>()
+    };
+    let (Some(kernels), Some(strides)) = (sizes("conv_kernel"), sizes("conv_stride")) else { return Ok(()) };
+    let layers = kernels.iter().zip(&strides).rev();
+    let least = layers
+        .fold(1u64, |rows, (kernel, stride)| rows.saturating_sub(1).saturating_mul(*stride).saturating_add(*kernel));
+    let samples = audio.samples.len() as u64;
+    if samples >= least {
+        return Ok(());
+    }
+    let milliseconds = |samples: u64| 1e3 * samples as f64 / f64::from(audio.sample_rate_hz);
+    let message = format!(
+        "the sound is too short: {samples} samples ({:.1} ms); the model reads {least} ({:.1} ms) or more",
+        milliseconds(samples),
+        milliseconds(least)
+    );
+    Err(Error::invalid(message).in_field("audio"))
 }
 
 fn resampled(from_hz: u32, to_hz: u32) -> Option<String> {

@@ -298,9 +298,11 @@ fn refuse_cubic_resize(graph: &Graph) -> Result<()> {
         }
     });
     match refused {
-        Some(node) => Err(Error::unsupported("rten has no cubic Resize and would run it as linear")
-            .in_file(graph.path())
-            .in_field(format!("node {node:?}"))),
+        Some(node) => Err(Error::unsupported(
+            "rten has no cubic Resize and would run it as linear: the engine ort has it (Python package onnxruntime)",
+        )
+        .in_file(graph.path())
+        .in_field(format!("node {node:?}"))),
         None => Ok(()),
     }
 }
