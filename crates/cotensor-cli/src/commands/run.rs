@@ -3,7 +3,7 @@ use super::pipeline::{Models, progress};
 use super::target::Target;
 use crate::args::RunArgs;
 use crate::launch::Program;
-use crate::output::{print, print_json, report as warn};
+use crate::output::{print, print_exactly, print_json, report as warn};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &RunArgs, program: &Program) -> Result<()> {
         let mut on_text = |piece: &str| {
             if args.decoding.stream {
                 steps.finish();
-                print(piece)?;
+                print_exactly(piece)?;
             }
             Ok(())
         };

@@ -2,7 +2,7 @@
 
 use super::text::{printable, printable_json};
 use cotensor::core::{Error, Result};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 /// Writes a line to standard error. Write errors are ignored.
 pub(crate) fn report(line: &str) {
@@ -12,6 +12,14 @@ pub(crate) fn report(line: &str) {
 /// Writes text to standard output, with control characters escaped.
 pub(crate) fn print(text: &str) -> Result<()> {
     write_out(&printable(text))
+}
+
+/// Writes text that a program may read: a terminal gets it with control characters escaped, a pipe and a file as it is.
+pub(crate) fn print_exactly(text: &str) -> Result<()> {
+    match std::io::stdout().is_terminal() {
+        true => print(text),
+        false => write_out(text),
+    }
 }
 
 /// Writes to standard output; a closed pipe is no error.

@@ -29,6 +29,24 @@ fn text_equals_the_reference_as_a_whole_and_streamed() {
     assert!(String::from_utf8_lossy(&streamed.stderr).contains("notice: decoding was stopped after 16 tokens"));
 }
 
+#[test]
+fn streamed_text_reaches_a_pipe_as_it_is() {
+    let workspace = Workspace::with("llama");
+    let text = |report: serde_json::Value| report["users"][0]["answer"]["text"].as_str().unwrap().to_owned();
+    let arguments = ["--do-sample=false", "--json"];
+    let letter = text(workspace.json(&with(&arguments))).chars().find(|c| c.is_alphanumeric()).unwrap();
+    let file = workspace.path("llama/tokenizer.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": letter}, "content": "\u{9b}\u{202e}\r"});
+    let known = tokenizer["decoder"].take();
+    tokenizer["decoder"] = serde_json::json!({"type": "Sequence", "decoders": [known, replace]});
+    fs::write(file, tokenizer.to_string()).unwrap();
+    let expected = text(workspace.json(&with(&arguments)));
+    assert!(expected.contains("\u{9b}\u{202e}\r"), "{expected:?}");
+    let streamed = workspace.run(&with(&["--do-sample=false", "--stream"]));
+    assert_eq!(String::from_utf8(streamed.stdout).unwrap(), format!("{expected}\n"));
+}
+
 /// config.json has parameters for each pair of languages: a prefix and lengths.
 #[test]
 fn translation_has_the_parameters_of_its_languages() {
