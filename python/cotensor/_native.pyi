@@ -570,8 +570,16 @@ class LocalModels:
     @property
     def store(self) -> Store: ...
     def embed(
-        self, model: str, texts: Sequence[str], prompt_name: Optional[str] = None, timeout: Optional[float] = None
-    ) -> tuple[bytes, int]: ...
+        self,
+        model: str,
+        texts: Sequence[str],
+        prompt_name: Optional[str] = None,
+        timeout: Optional[float] = None,
+        *,
+        dimensions: Optional[int] = None,
+        truncate: bool = True,
+        first_index: int = 0,
+    ) -> tuple[bytes, int, list[int], list[int], list[str]]: ...
 
 @final
 class SpeechStream:

@@ -8,7 +8,9 @@ use crate::settings::{configured, configured_number};
 use crate::sharing::runtime_over;
 use crate::store::store::Store;
 use cotensor::Error;
-use cotensor::serving::{LoadedModels, ServingOptions};
+use cotensor::memory::process::check_memory;
+use cotensor::model::pipeline::EmbedderInput;
+use cotensor::serving::{EmbedRequest, LoadedModels, ServingOptions};
 use cotensor_client::settings::{ENGINE, MODEL_TTL, THREADS};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -39,6 +41,7 @@ impl LocalModels {
         }
         let store = Py::new(py, Store::in_process_with_cache(py)?)?;
         let runtime = runtime_over(py, store.get(), threads, engine.as_deref())?;
+        runtime.limit_memory(|bytes| check_memory(usize::try_from(bytes).unwrap_or(usize::MAX)).map(drop));
         let models = LoadedModels::new(runtime, options).or_raise(py)?;
         Ok(Self { models: ProcessLocal::new(models), store })
     }
@@ -49,9 +52,11 @@ impl LocalModels {
         self.store.clone_ref(py)
     }
 
-    /// The embeddings of texts, as the function ``model.embed`` has them: a row of float32 for each text as bytes, and the number
-    /// of float32 in a row. ``model`` is a folder's absolute path, or a name on the hub. Waits at most ``timeout`` seconds.
-    #[pyo3(signature = (model, texts, prompt_name=None, timeout=None))]
+    /// The embeddings of texts, as the function ``model.embed`` has them: a row of float32 for each text as bytes, the number of
+    /// float32 in a row, the tokens of each text, the positions of the texts that were cut, and notices. ``model`` is a folder's
+    /// absolute path, or a name on the hub. Waits at most ``timeout`` seconds.
+    #[pyo3(signature = (model, texts, prompt_name=None, timeout=None, *, dimensions=None, truncate=true, first_index=0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn embed<'py>(
         &self,
         py: Python<'py>,
@@ -59,14 +64,27 @@ impl LocalModels {
         #[pyo3(from_py_with = args::texts)] texts: Vec<String>,
         #[pyo3(from_py_with = args::prompt_name)] prompt_name: Option<String>,
         #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
-    ) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+        dimensions: Option<usize>,
+        truncate: bool,
+        first_index: usize,
+    ) -> PyResult<Local<'py>> {
         let models = Arc::clone(self.models.get(py, "table of models")?);
         let timeout = seconds(py, timeout)?;
-        let embed = move |_: &dyn Fn() -> bool| models.embed_now(&model, None, texts, prompt_name);
-        let embeddings = run_interruptible_within(py, "cotensor-embed", timeout, embed)?.or_raise(py)?;
+        let texts = texts.into_iter().map(EmbedderInput::Text).collect();
+        let request = EmbedRequest { texts, prompt_name, dimensions, refuses_long: !truncate };
+        let embed = move |_: &dyn Fn() -> bool| {
+            models.embed_now(&model, None, request).map_err(|error| error.in_list("texts", first_index))
+        };
+        let embedded = run_interruptible_within(py, "cotensor-embed", timeout, embed)?.or_raise(py)?;
+        let truncated = embedded.truncated().collect();
+        let embeddings = embedded.embeddings;
         let width = embeddings.first().map_or(0, |embedding| embedding.values.len());
         let values = embeddings.iter().flat_map(|embedding| &embedding.values);
         let bytes: Vec<u8> = values.flat_map(|value| value.to_ne_bytes()).collect();
-        Ok((PyBytes::new(py, &bytes), width))
+        let tokens = embeddings.iter().map(|embedding| embedding.tokens).collect();
+        Ok((PyBytes::new(py, &bytes), width, tokens, truncated, embedded.notices))
     }
 }
+
+/// Rows, width, tokens, positions of texts that were cut, notices.
+type Local<'py> = (Bound<'py, PyBytes>, usize, Vec<usize>, Vec<usize>, Vec<String>);

@@ -132,6 +132,15 @@ impl Model {
         self.model_config().at(path)
     }
 
+    /// Whether the files declare that the first `count` dimensions of an embedding are an embedding: `matryoshka_dimensions`
+    /// or `is_matryoshka` in config.json.
+    pub fn declares_dimensions(&self, count: usize) -> bool {
+        match self.config_at("matryoshka_dimensions").and_then(serde_json::Value::as_array) {
+            Some(known) => known.iter().any(|known| known.as_u64() == Some(count as u64)),
+            None => self.config_at("is_matryoshka").and_then(serde_json::Value::as_bool) == Some(true),
+        }
+    }
+
     /// The parameters of generation for a task.
     ///
     /// # Errors

@@ -21,7 +21,11 @@ pub struct Runtime {
     /// Loaded graphs by space: two folders with equal content load one graph.
     stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
     observer: OnceLock<LoadObserver>,
+    memory: OnceLock<MemoryCheck>,
 }
+
+/// Answers an error when the process has fewer bytes left.
+type MemoryCheck = fn(u64) -> Result<()>;
 
 /// A model's folder, and the variant of its graphs; `None` for any.
 type FolderVariant = (PathBuf, Option<String>);
@@ -38,8 +42,9 @@ impl Runtime {
 
     /// As [`new`](Self::new), with another hub.
     pub fn with_hub(store: Arc<dyn Store>, engines: impl Into<Engines>, hub: Hub) -> Arc<Self> {
-        let (engines, models, stages, observer) = (engines.into(), Mutex::default(), Mutex::default(), OnceLock::new());
-        Arc::new(Self { store, engines, hub, models, stages, observer })
+        let (engines, models, stages) = (engines.into(), Mutex::default(), Mutex::default());
+        let (observer, memory) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Self { store, engines, hub, models, stages, observer, memory })
     }
 
     /// A runtime over `store` with the engines of [`Engines::auto`]. `threads` is the number of threads of the engine;
@@ -86,6 +91,19 @@ impl Runtime {
     pub fn observe_loads(&self, observer: impl Fn(&str, &str) + Send + Sync + 'static) {
         // The first observer stays.
         let _ = self.observer.set(Box::new(observer));
+    }
+
+    /// Sets the check of memory before a run that needs much: it is called with the bytes, and answers `OverBudget` when fewer
+    /// are left. Without it, no run is refused. A second call has no effect.
+    pub fn limit_memory(&self, check: fn(u64) -> Result<()>) {
+        // The first check stays.
+        let _ = self.memory.set(check);
+    }
+
+    /// # Errors
+    /// That of the check of memory.
+    pub(crate) fn check_memory(&self, bytes: u64) -> Result<()> {
+        self.memory.get().map_or(Ok(()), |check| check(bytes))
     }
 
     /// The model `model`: the open copy, or a new one if none is open or the size or times of a file changed. An open

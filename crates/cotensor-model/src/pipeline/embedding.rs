@@ -1,6 +1,7 @@
 //! Sentence embeddings of many texts at a time.
 
 use super::answer::numbers;
+use super::attention::AttentionMemory;
 use super::decode::empty_cache;
 use super::outputs::output_of;
 use super::run::fixed_length;
@@ -9,9 +10,10 @@ use crate::model::Model;
 use crate::stage::{Claimed, Made, Stage};
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_preprocess::TokenBatch;
 use cotensor_preprocess::family::{AnswerKind, StageDef};
-use cotensor_store::Holder;
+use cotensor_preprocess::text::TextTokens;
+use cotensor_store::{Holder, Ticket};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,6 +21,8 @@ use std::time::Instant;
 const RUN_TEXTS_MAX: usize = 32;
 /// The most tokens of one run, padding included.
 const RUN_TOKENS_MAX: usize = 4096;
+/// The most scores of one attention head in a run: texts times the square of their tokens, so that a long text runs alone.
+const RUN_SCORES_MAX: usize = RUN_TOKENS_MAX * 512;
 /// Texts of one run have similar numbers of tokens, because a CPU computes the padding, too: at most this much more than the
 /// shortest, in percent.
 const RUN_SPREAD_PERCENT: usize = 25;
@@ -55,12 +59,23 @@ pub struct TextEmbedding {
     pub is_truncated: bool,
 }
 
-/// A text with its tokens.
-struct Tokenized<'t> {
-    text: &'t str,
-    batch: TokenBatch,
-    count: usize,
+/// What is embedded.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EmbedderInput {
+    /// A text.
+    Text(String),
+    /// The tokens of a text: ids of the model's own tokenizer, with those that it adds at the beginning and the end.
+    Tokens(Vec<u32>),
 }
+
+impl From<&str> for EmbedderInput {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+/// The texts of a call by their positions. A text without tokens to compute is an error of that text only.
+type Texts = [Result<TextTokens>];
 
 impl TextEmbedder {
     /// Opens the graph of a model.
@@ -108,54 +123,51 @@ impl TextEmbedder {
     /// With a holder, each embedding is a result in the store, which later calls reuse.
     ///
     /// # Errors
-    /// `Invalid` for a text without tokens, for a tokenizer of another model and for an unknown prompt; as [`LoadedGraph::run`](crate::engine::LoadedGraph::run).
+    /// As [`embed_each`](Self::embed_each), and the first error of a text, with its position.
     pub fn embed(
         &self,
         texts: &[&str],
         prompt_name: Option<&str>,
         cached_by: Option<&Holder>,
     ) -> Result<Vec<TextEmbedding>> {
+        let texts: Vec<EmbedderInput> = texts.iter().map(|text| (*text).into()).collect();
+        let each = self.embed_each(&texts.iter().collect::<Vec<_>>(), prompt_name, cached_by)?;
+        let at =
+            |(at, embedding): (usize, Result<_>)| embedding.map_err(|error| error.prefixed(format_args!("text {at}")));
+        each.into_iter().enumerate().map(at).collect()
+    }
+
+    /// As [`embed`](Self::embed), with an error for each text that has none.
+    ///
+    /// The error of a text is `Invalid` without tokens, for more bytes than are read, for tokens of another tokenizer and for
+    /// a tokenizer of another model; `Engine` for numbers that overflow; `OverBudget` when the memory is too small for its
+    /// length; and as [`LoadedGraph::run`](crate::engine::LoadedGraph::run).
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown prompt.
+    pub fn embed_each(
+        &self,
+        texts: &[&EmbedderInput],
+        prompt_name: Option<&str>,
+        cached_by: Option<&Holder>,
+    ) -> Result<Vec<Result<TextEmbedding>>> {
         let (sentence, tokenizer) = self.model.sentence()?;
         let prompt = sentence.prompt(prompt_name)?;
         let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
-        let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
-        let tokenized = prompted.iter().map(|text| {
-            let batch = tokenizer.encode_to(&[text], self.length)?;
-            check_vocabulary(&self.model, batch.ids.as_i64()?)?;
-            let count = batch.mask.as_i64()?.iter().filter(|&&kept| kept != 0).count();
-            Ok(Tokenized { text, batch, count })
-        });
-        let tokenized: Vec<Tokenized<'_>> = tokenized.collect::<Result<_>>()?;
-        let keys: Vec<[ContentHash; 2]> =
-            tokenized.iter().map(|text| self.key(&text.batch, prompt_tokens)).collect::<Result<_>>()?;
-        let mut rows: Vec<Option<Vec<f32>>> = vec![None; texts.len()];
-        let (mut missing, mut tickets) = (Vec::new(), Vec::new());
-        let claims = match cached_by {
-            Some(holder) => self.stage.claim_each(LABEL, &keys, holder),
-            None => texts.iter().map(|_| Claimed::Compute(None)).collect(),
-        };
-        for (at, claim) in claims.into_iter().enumerate() {
-            let mut ticket = None;
-            match claim {
-                Claimed::Ready(outputs) => rows[at] = Some(row_of(&outputs)?),
-                Claimed::Compute(claimed) => {
-                    missing.push(at);
-                    ticket = claimed;
-                }
-                Claimed::Elsewhere => {}
-            }
-            tickets.push(ticket);
-        }
-        missing.sort_by_key(|&at| tokenized[at].count);
+        let tokens: Vec<Result<TextTokens>> = texts.iter().map(|text| self.tokenize(text, prompt)).collect();
+        let mut rows: Vec<Option<Result<Vec<f32>>>> = (0..texts.len()).map(|_| None).collect();
+        let (mut missing, mut tickets) = self.claim(&tokens, prompt_tokens, cached_by, &mut rows);
+        missing.sort_by_key(|&at| count(&tokens, at));
         let mut made = Vec::new();
         let mut rest = missing.as_slice();
         while !rest.is_empty() {
-            let (run, later) = rest.split_at(self.run_length(rest, &tokenized));
+            let (run, later) = rest.split_at(self.run_length(rest, &tokens));
             let start = Instant::now();
-            let computed = self.run(run, &tokenized, prompt_tokens)?;
+            let computed = self.run_each(run, &tokens, prompt_tokens);
             let recompute = start.elapsed() / u32::try_from(run.len()).unwrap_or(1);
             for (&at, row) in run.iter().zip(computed) {
-                if let Some(ticket) = tickets[at].take() {
+                // The ticket of a text that failed passes to another caller.
+                if let (Some(ticket), Ok(row)) = (tickets.remove(&at), &row) {
                     made.push(Made { ticket, array: Array::f32([row.len()], row.clone())?, recompute });
                 }
                 rows[at] = Some(row);
@@ -169,68 +181,114 @@ impl TextEmbedder {
             }
         }
         let results = rows.into_iter().enumerate().map(|(at, row)| {
-            let values = match (row, cached_by) {
-                (None, Some(holder)) => self.run_once(at, &tokenized, prompt_tokens, &keys[at], holder)?,
+            let found = tokens[at].as_ref().map_err(Clone::clone)?;
+            let values = match (row.transpose()?, cached_by) {
+                (None, Some(holder)) => self.run_once(at, &tokens, prompt_tokens, holder)?,
                 (row, _) => row.ok_or_else(|| Error::corrupt("the graph gave no row"))?,
             };
-            let Tokenized { batch, count, .. } = &tokenized[at];
-            Ok(TextEmbedding { values, tokens: *count, is_truncated: batch.truncated.contains(&true) })
+            Ok(TextEmbedding { values, tokens: found.ids().len(), is_truncated: found.is_truncated() })
         });
-        results.collect()
+        Ok(results.collect())
+    }
+
+    /// Claims the embeddings of all texts that have tokens. Puts those that the store has into `rows`, and returns the texts to compute, with
+    /// their tickets.
+    fn claim(
+        &self,
+        tokens: &Texts,
+        prompt_tokens: usize,
+        cached_by: Option<&Holder>,
+        rows: &mut [Option<Result<Vec<f32>>>],
+    ) -> (Vec<usize>, HashMap<usize, Ticket>) {
+        let (known, keys): (Vec<usize>, Vec<_>) = tokens
+            .iter()
+            .enumerate()
+            .filter_map(|(at, tokens)| Some((at, self.key(tokens.as_ref().ok()?, prompt_tokens))))
+            .unzip();
+        let Some(holder) = cached_by else { return (known, HashMap::new()) };
+        let (mut missing, mut tickets) = (Vec::new(), HashMap::new());
+        for (at, claim) in known.into_iter().zip(self.stage.claim_each(LABEL, &keys, holder)) {
+            match claim {
+                Claimed::Ready(outputs) => rows[at] = Some(row_of(&outputs)),
+                Claimed::Compute(ticket) => {
+                    missing.push(at);
+                    tickets.extend(ticket.map(|ticket| (at, ticket)));
+                }
+                Claimed::Elsewhere => {}
+            }
+        }
+        (missing, tickets)
+    }
+
+    fn tokenize(&self, text: &EmbedderInput, prompt: &str) -> Result<TextTokens> {
+        let (_, tokenizer) = self.model.sentence()?;
+        let tokens = match text {
+            EmbedderInput::Text(text) if prompt.is_empty() => tokenizer.tokenize(text, self.length)?,
+            EmbedderInput::Text(text) => tokenizer.tokenize(&format!("{prompt}{text}"), self.length)?,
+            EmbedderInput::Tokens(ids) if prompt.is_empty() => tokenizer.tokens(ids, self.length)?,
+            EmbedderInput::Tokens(_) => {
+                return Err(Error::invalid(format!(
+                    "no prompt can be put before tokens, and this is {prompt:?}: send texts"
+                )));
+            }
+        };
+        check_vocabulary(&self.model, tokens.ids().iter().map(|&id| i64::from(id)))?;
+        Ok(tokens)
     }
 
     /// The embedding of a text that another caller computes, if that does not give up.
-    fn run_once(
-        &self,
-        at: usize,
-        tokenized: &[Tokenized<'_>],
-        prompt_tokens: usize,
-        key: &[ContentHash],
-        holder: &Holder,
-    ) -> Result<Vec<f32>> {
-        let run = self.stage.run_once(LABEL, key, holder, |_| {
-            let row = self.run(&[at], tokenized, prompt_tokens)?.pop();
-            let row = row.ok_or_else(|| Error::corrupt("the graph gave no row"))?;
+    fn run_once(&self, at: usize, tokens: &Texts, prompt_tokens: usize, holder: &Holder) -> Result<Vec<f32>> {
+        let key = self.key(tokens[at].as_ref().map_err(Clone::clone)?, prompt_tokens);
+        let run = self.stage.run_once(LABEL, &key, holder, |_| {
+            let row = self.run_each(&[at], tokens, prompt_tokens).pop();
+            let row = row.ok_or_else(|| Error::corrupt("the graph gave no row"))??;
             Ok(vec![Array::f32([row.len()], row)?.into()])
         })?;
         row_of(&run.outputs)
     }
 
     /// What identifies the embedding of a text: the settings, and its tokens.
-    fn key(&self, batch: &TokenBatch, prompt_tokens: usize) -> Result<[ContentHash; 2]> {
-        let mut hasher = Hasher::new("tokens of a sentence");
-        for (&id, &kept) in batch.ids.as_i64()?.iter().zip(batch.mask.as_i64()?) {
-            hasher.number(id as u64).number(kept as u64);
+    fn key(&self, tokens: &TextTokens, prompt_tokens: usize) -> [ContentHash; 2] {
+        let mut hasher = Hasher::new("tokens of a sentence v2");
+        for &id in tokens.ids() {
+            hasher.number(u64::from(id));
         }
-        Ok([self.settings, hasher.number(prompt_tokens as u64).finish()])
+        [self.settings, hasher.number(prompt_tokens as u64).finish()]
     }
 
     /// How many of these texts, which are sorted by length, run together.
-    fn run_length(&self, texts: &[usize], tokenized: &[Tokenized<'_>]) -> usize {
+    fn run_length(&self, texts: &[usize], tokens: &Texts) -> usize {
         if self.reads_one {
             return 1;
         }
-        let shortest = tokenized[texts[0]].count;
+        let shortest = count(tokens, texts[0]);
         let longest = (shortest + shortest * RUN_SPREAD_PERCENT / 100).max(shortest + RUN_SPREAD_MIN);
         let fits = |&(before, &at): &(usize, &usize)| {
-            let count = self.length.unwrap_or(tokenized[at].count);
-            tokenized[at].count <= longest && (before + 1) * count <= RUN_TOKENS_MAX
+            let width = self.length.unwrap_or(count(tokens, at));
+            let rows = before + 1;
+            count(tokens, at) <= longest && rows * width <= RUN_TOKENS_MAX && rows * width * width <= RUN_SCORES_MAX
         };
         texts.iter().enumerate().take(RUN_TEXTS_MAX).take_while(fits).count().max(1)
     }
 
-    /// Runs the graph on some texts, and pools.
-    fn run(&self, texts: &[usize], tokenized: &[Tokenized<'_>], prompt_tokens: usize) -> Result<Vec<Vec<f32>>> {
+    /// Runs the graph on some texts, and pools. If it fails on several texts, each runs alone, so that the others have theirs.
+    fn run_each(&self, texts: &[usize], tokens: &Texts, prompt_tokens: usize) -> Vec<Result<Vec<f32>>> {
+        match self.run(texts, tokens, prompt_tokens) {
+            Ok(rows) => rows,
+            Err(error) if texts.len() == 1 => vec![Err(error)],
+            Err(_) => texts.iter().flat_map(|&at| self.run_each(&[at], tokens, prompt_tokens)).collect(),
+        }
+    }
+
+    /// # Errors
+    /// An error of the graph, on any of the texts. That of the pooling is an error of one text.
+    fn run(&self, texts: &[usize], tokens: &Texts, prompt_tokens: usize) -> Result<Vec<Result<Vec<f32>>>> {
         let (sentence, tokenizer) = self.model.sentence()?;
-        let together;
-        let batch = match texts {
-            [only] => &tokenized[*only].batch,
-            _ => {
-                let list: Vec<&str> = texts.iter().map(|&at| tokenized[at].text).collect();
-                together = tokenizer.encode_to(&list, self.length)?;
-                &together
-            }
-        };
+        let list = texts.iter().map(|&at| tokens[at].as_ref().map_err(Clone::clone));
+        let batch = &tokenizer.batch(&list.collect::<Result<Vec<_>>>()?, self.length)?;
+        let width = batch.added.len() / texts.len();
+        let memory = AttentionMemory::of(&self.model, texts.len(), width);
+        memory.check(&self.model)?;
         let graph = self.stage.graph();
         let mut bound: Vec<(&str, Value)> = Vec::new();
         for port in graph.inputs() {
@@ -250,9 +308,9 @@ impl TextEmbedder {
         }
         let inputs: Vec<(&str, TensorRef<'_>)> =
             bound.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<_>>()?;
-        let output = graph.run_alone(&inputs, &[self.output])?.pop();
+        let output = graph.run_alone(&inputs, &[self.output]).map_err(|error| memory.explain(error))?.pop();
         let output = Value::from(output.ok_or_else(|| Error::corrupt("the graph gave no output"))?);
-        let (count, tokens) = (texts.len(), batch.added.len() / texts.len());
+        let (count, tokens) = (texts.len(), width);
         let width = match (output.shape(), self.is_pooled) {
             (&[rows, width], true) if rows == count && width > 0 => width,
             (&[rows, found, width], false) if rows == count && found == tokens && width > 0 => width,
@@ -262,18 +320,27 @@ impl TextEmbedder {
             }
         };
         let values = output.to_f32()?;
-        numbers(&values)?;
         if self.is_pooled {
             let pooled = values.chunks_exact(width).map(|row| {
+                numbers(row)?;
                 let mut row = row.to_vec();
                 sentence.truncate(&mut row);
-                row
+                Ok(row)
             });
             return Ok(pooled.collect());
         }
         let rows = values.chunks_exact(tokens * width).zip(batch.mask.as_i64()?.chunks_exact(tokens));
-        rows.map(|(rows, mask)| sentence.pool(rows, width, mask, prompt_tokens)).collect()
+        let pooled = rows.map(|(rows, mask)| {
+            numbers(rows)?;
+            sentence.pool(rows, width, mask, prompt_tokens)
+        });
+        Ok(pooled.collect())
     }
+}
+
+/// The number of tokens of a text.
+fn count(tokens: &Texts, at: usize) -> usize {
+    tokens[at].as_ref().map_or(0, |tokens| tokens.ids().len())
 }
 
 /// The embedding among the outputs of its computation.

@@ -2,6 +2,7 @@
 
 mod adapted;
 mod answer;
+mod attention;
 pub mod decode;
 mod default_task;
 mod definition;
@@ -29,7 +30,7 @@ pub use adapted::{
 pub use answer::{Answer, Object, Output};
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};
-pub use embedding::{TextEmbedder, TextEmbedding};
+pub use embedding::{EmbedderInput, TextEmbedder, TextEmbedding};
 pub use explain::{Explanation, StageUse, explain};
 pub use inputs::Inputs;
 pub use report::{Constant, StageReport, UserReport};

@@ -1,6 +1,7 @@
 //! Scores texts against the input text with a cross-encoder.
 
 use super::answer::{Answer, Output, read};
+use super::attention::AttentionMemory;
 use super::definition::User;
 use super::inputs::Inputs;
 use super::outputs::{check_architecture, output_of};
@@ -25,23 +26,37 @@ impl Run<'_> {
         if own_head {
             check_architecture(self.model, task)?;
         }
-        let mut all = Vec::with_capacity(user.texts.len());
-        for text in &user.texts {
-            self.encode_pair(def, &stage, query, text)?;
-            let mut last = self.run_stage(def, &stage, inputs, output)?;
-            if let Some(head) = &head {
-                last = self.run_head(head, user, &last)?;
-            }
-            let (width, logits) = read(&last, &task.name, None)?;
-            if width != 1 {
-                let message = format!("a reranker gives one number for a pair of texts; this model gives {width}");
-                return Err(Error::unsupported(message).in_field(LOGITS));
-            }
-            all.push(logits[0]);
+        let (mut all, mut tokens, mut truncated) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, text) in user.texts.iter().enumerate() {
+            let mut pair = || {
+                let batch = self.encode_pair(def, &stage, query, text)?;
+                let memory = AttentionMemory::of(self.model, 1, batch.added.len());
+                memory.check(self.model)?;
+                let mut last = self.run_stage(def, &stage, inputs, output).map_err(|error| memory.explain(error))?;
+                if let Some(head) = &head {
+                    last = self.run_head(head, user, &last)?;
+                }
+                let (width, logits) = read(&last, &task.name, None)?;
+                if width != 1 {
+                    let message = format!("a reranker gives one number for a pair of texts; this model gives {width}");
+                    return Err(Error::unsupported(message).in_field(LOGITS));
+                }
+                Ok((logits[0], batch))
+            };
+            let (logit, batch) = pair().map_err(|error: Error| error.prefixed(format_args!("text {at}")))?;
+            all.push(logit);
+            tokens.push(batch.mask.as_i64()?.iter().sum::<i64>() as f32);
+            truncated.push(f32::from(u8::from(batch.truncated.contains(&true))));
         }
         let scores: Vec<f32> = all.iter().map(|&logit| function.score(logit)).collect();
         let texts = descending(&all).into_iter().map(|at| (user.texts[at].clone(), scores[at])).collect();
-        let outputs = vec![Output::new("scores", &[all.len()], &scores), Output::new(LOGITS, &[all.len()], &all)];
+        let output = |name: &str, values: &[f32]| Output::new(name, &[values.len()], values);
+        let outputs = vec![
+            output("scores", &scores),
+            output(LOGITS, &all),
+            output("tokens", &tokens),
+            output("truncated", &truncated),
+        ];
         Ok((Answer::Scores { texts }, outputs))
     }
 }

@@ -171,21 +171,21 @@ impl<'a> Run<'a> {
         } else {
             (tokenizer.encode_to(texts, length)?, 0)
         };
-        check_vocabulary(self.model, batch.ids.as_i64()?)?;
+        check_vocabulary(self.model, batch.ids.as_i64()?.iter().copied())?;
         self.note_texts(texts, texts, &batch, start);
         self.set_texts(&batch);
         Ok(Text { batch, prompt_tokens })
     }
 
     /// Tokenizes two texts into one row for a stage.
-    pub(super) fn encode_pair(&mut self, def: &StageDef, stage: &Stage, query: &str, text: &str) -> Result<()> {
+    pub(super) fn encode_pair(&mut self, def: &StageDef, stage: &Stage, query: &str, text: &str) -> Result<TokenBatch> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
         let batch = tokenizer.encode_pairs(&[(query, text)], fixed_length(def, stage))?;
-        check_vocabulary(self.model, batch.ids.as_i64()?)?;
+        check_vocabulary(self.model, batch.ids.as_i64()?.iter().copied())?;
         self.note_texts(&[query, text], &[text], &batch, start);
         self.set_texts(&batch);
-        Ok(())
+        Ok(batch)
     }
 
     /// The token ids of a text that a decoder continues, without those that the tokenizer adds if it is `plain`.

@@ -56,7 +56,7 @@ pub(super) fn write(
         }
         ids
     };
-    check_vocabulary(run.model, text_ids.iter().chain(&ids))?;
+    check_vocabulary(run.model, text_ids.iter().chain(&ids).copied())?;
     let before = if continues { ids.as_slice() } else { &[] };
     let shown = Shown { before, is_text: &|_| true };
     let tokens = writing.write(run, user, &config, &ids, &shown, on_text)?;

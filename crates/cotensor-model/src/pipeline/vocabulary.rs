@@ -10,9 +10,9 @@ pub(super) fn vocabulary(model: &Model) -> Option<(&'static str, usize)> {
 }
 
 /// Refuses tokens beyond the vocabulary in config.json: the tokenizer is of another model.
-pub(super) fn check_vocabulary<'t>(model: &Model, ids: impl IntoIterator<Item = &'t i64>) -> Result<()> {
+pub(super) fn check_vocabulary(model: &Model, ids: impl IntoIterator<Item = i64>) -> Result<()> {
     let Some((field, words)) = vocabulary(model) else { return Ok(()) };
-    match ids.into_iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= words)) {
+    match ids.into_iter().find(|&id| usize::try_from(id).map_or(true, |id| id >= words)) {
         None => Ok(()),
         Some(id) => {
             let message = format!("{words} words; the tokenizer gives token {id}: it is of another model");

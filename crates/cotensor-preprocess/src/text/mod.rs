@@ -18,4 +18,4 @@ pub use positions::position_limit;
 pub use score::ScoreFunction;
 pub use sentence::SentenceProcessor;
 pub use stream::TextStream;
-pub use tokenizer::{TextProcessor, TokenBatch};
+pub use tokenizer::{TextProcessor, TextTokens, TokenBatch};

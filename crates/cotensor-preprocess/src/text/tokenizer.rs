@@ -44,6 +44,24 @@ pub struct TokenBatch {
     pub truncated: Vec<bool>,
 }
 
+/// The tokens of a text, truncated to the model's limit, before they are padded.
+pub struct TextTokens {
+    encoding: Encoding,
+    is_truncated: bool,
+}
+
+impl TextTokens {
+    /// The token ids.
+    pub fn ids(&self) -> &[u32] {
+        self.encoding.get_ids()
+    }
+
+    /// Whether the text was longer than the limit.
+    pub fn is_truncated(&self) -> bool {
+        self.is_truncated
+    }
+}
+
 impl TextProcessor {
     /// Reads tokenizer.json and, for the limits, tokenizer_config.json.
     ///
@@ -164,36 +182,80 @@ impl TextProcessor {
         self.encode_inputs(pairs.collect::<Result<_>>()?, length, true)
     }
 
-    /// `adds` tells whether the tokenizer adds its tokens.
-    fn encode_inputs(&self, texts: Vec<EncodeInput<'_>>, length: Option<usize>, adds: bool) -> Result<TokenBatch> {
-        if let Some(length) = length.filter(|&length| length as u64 > LENGTH_MAX) {
-            return Err(Error::unsupported(format!(
-                "the graph reads {length} tokens; at most {LENGTH_MAX} are supported"
+    /// The tokens of one text, for [`batch`](Self::batch). `length` is the number of tokens per row, for graphs that read a
+    /// fixed number.
+    ///
+    /// # Errors
+    /// `Invalid` when the tokenizer refuses the text, or when it has no token.
+    pub fn tokenize(&self, text: &str, length: Option<usize>) -> Result<TextTokens> {
+        let text = bounded(text)?.into();
+        let tokens = tokens_of(self.limited(length)?.as_ref().unwrap_or(&self.tokenizer), text, true)?;
+        if tokens.ids().is_empty() { Err(no_token()) } else { Ok(tokens) }
+    }
+
+    /// The tokens of a text that another program tokenized with this tokenizer: `ids` begin and end as the tokenizer
+    /// begins and ends each text. The limits are those of [`tokenize`](Self::tokenize).
+    ///
+    /// # Errors
+    /// `Invalid` for an id that is no token, for other tokens at the beginning or the end, for a tokenizer that adds no
+    /// tokens there, by which its ids could be told from those of another one, and for more tokens than the limit.
+    pub fn tokens(&self, ids: &[u32], length: Option<usize>) -> Result<TextTokens> {
+        if let Some(id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {
+            return Err(Error::invalid(format!("{id} is no token of this model's tokenizer")));
+        }
+        let name = |id: &u32| self.tokenizer.id_to_token(*id).unwrap_or_default();
+        let around = encoded(&self.tokenizer, "a".into(), true)?;
+        let added = |ends: &mut dyn Iterator<Item = (&u32, &u32)>| {
+            ends.take_while(|(_, added)| **added != 0).map(|(id, _)| *id).collect::<Vec<u32>>()
+        };
+        let (known, special) = (around.get_ids(), around.get_special_tokens_mask());
+        let first = added(&mut known.iter().zip(special));
+        let last = added(&mut known.iter().zip(special).rev());
+        if first.is_empty() && last.is_empty() {
+            return Err(Error::invalid(
+                "this model's tokenizer adds no token to a text, so its ids look like those of another tokenizer",
+            ));
+        }
+        let is_whole = ids.len() > first.len() + last.len()
+            && ids.starts_with(&first)
+            && ids.iter().rev().zip(&last).all(|(id, last)| id == last);
+        if !is_whole {
+            let names = |ids: &mut dyn Iterator<Item = &u32>| ids.map(name).collect::<Vec<_>>().join(" ");
+            return Err(Error::invalid(format!(
+                "the tokens of this model begin with {:?} and end with {:?}; these are of another tokenizer, or not of a whole text",
+                names(&mut first.iter()),
+                names(&mut last.iter().rev())
             )));
         }
-        let shorter = match (length, self.tokenizer.get_truncation()) {
-            (Some(length), Some(known)) if known.max_length <= length => None,
-            (Some(length), known) => {
-                let mut tokenizer = self.tokenizer.clone();
-                let known = known.cloned().unwrap_or_default();
-                truncate(&mut tokenizer, TruncationParams { max_length: length, ..known })?;
-                Some(tokenizer)
-            }
-            (None, _) => None,
-        };
-        let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
-        let count = texts.len();
-        let mut truncated = Vec::with_capacity(count);
-        let mut encodings = Vec::with_capacity(count);
-        for text in texts {
-            let mut encoding = encoded(tokenizer, text, adds)?;
-            // The tokens beyond the limit take far more memory than those within.
-            truncated.push(!encoding.take_overflowing().is_empty());
-            encodings.push(encoding);
+        if let Some(most) = self.max_tokens().into_iter().chain(length).min().filter(|&most| ids.len() > most) {
+            return Err(Error::invalid(format!("{} tokens; the model reads {most}", ids.len())));
         }
-        let longest = encodings.iter().map(Encoding::len).max().unwrap_or(0);
+        let count = ids.len();
+        let special = (0..count).map(|at| u32::from(at < first.len() || at >= count - last.len())).collect();
+        let encoding = Encoding::new(
+            ids.to_vec(),
+            vec![0; count],
+            ids.iter().map(name).collect(),
+            vec![None; count],
+            vec![(0, 0); count],
+            special,
+            vec![1; count],
+            Vec::new(),
+            Default::default(),
+        );
+        Ok(TextTokens { encoding, is_truncated: false })
+    }
+
+    /// Texts as one batch, padded to the longest text, or to `length`.
+    ///
+    /// # Errors
+    /// As [`encode_to`](Self::encode_to).
+    pub fn batch(&self, texts: &[&TextTokens], length: Option<usize>) -> Result<TokenBatch> {
+        let encodings: Vec<&Encoding> = texts.iter().map(|text| &text.encoding).collect();
+        let count = encodings.len();
+        let longest = encodings.iter().map(|encoding| encoding.len()).max().unwrap_or(0);
         if longest == 0 {
-            return Err(Error::invalid("the text has no token").in_field("text"));
+            return Err(no_token());
         }
         let longest = length.unwrap_or(longest);
         if length.is_some() && self.pad.is_none() && encodings.iter().any(|encoding| encoding.len() < longest) {
@@ -222,8 +284,34 @@ impl TextProcessor {
             mask,
             type_ids: array(Encoding::get_type_ids, 0)?,
             added: added.map(|added| added != 0).collect(),
-            truncated,
+            truncated: texts.iter().map(|text| text.is_truncated).collect(),
         })
+    }
+
+    /// The tokenizer with `length` as its limit, unless its own is as low.
+    fn limited(&self, length: Option<usize>) -> Result<Option<Tokenizer>> {
+        let Some(length) = length else { return Ok(None) };
+        if length as u64 > LENGTH_MAX {
+            let message = format!("the graph reads {length} tokens; at most {LENGTH_MAX} are supported");
+            return Err(Error::unsupported(message));
+        }
+        let known = self.tokenizer.get_truncation();
+        if known.is_some_and(|known| known.max_length <= length) {
+            return Ok(None);
+        }
+        let known = known.cloned().unwrap_or_default();
+        let mut tokenizer = self.tokenizer.clone();
+        truncate(&mut tokenizer, TruncationParams { max_length: length, ..known })?;
+        Ok(Some(tokenizer))
+    }
+
+    /// `adds` tells whether the tokenizer adds its tokens.
+    fn encode_inputs(&self, texts: Vec<EncodeInput<'_>>, length: Option<usize>, adds: bool) -> Result<TokenBatch> {
+        let shorter = self.limited(length)?;
+        let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
+        let tokens = texts.into_iter().map(|text| tokens_of(tokenizer, text, adds));
+        let tokens: Vec<TextTokens> = tokens.collect::<Result<_>>()?;
+        self.batch(&tokens.iter().collect::<Vec<_>>(), length)
     }
 
     /// The bytes of `text` that each of its tokens covers; empty for a token that the tokenizer adds.
@@ -272,6 +360,17 @@ impl TextProcessor {
     pub fn fingerprint(&self) -> ContentHash {
         self.fingerprint
     }
+}
+
+fn no_token() -> Error {
+    Error::invalid("the text has no token").in_field("text")
+}
+
+/// The tokens of a text, without those beyond the limit, which take far more memory than those within.
+fn tokens_of(tokenizer: &Tokenizer, text: EncodeInput<'_>, adds: bool) -> Result<TextTokens> {
+    let mut encoding = encoded(tokenizer, text, adds)?;
+    let is_truncated = !encoding.take_overflowing().is_empty();
+    Ok(TextTokens { encoding, is_truncated })
 }
 
 /// Sets the truncation, after [`check_truncation`].

@@ -3,17 +3,18 @@
 mod manage;
 mod run;
 
-use crate::LoadedModels;
 use crate::arguments::{NamedArguments, map};
+use crate::{EmbedRequest, LoadedModels};
 use cotensor_core::{DType, Result};
 use cotensor_functions::{Arguments, Context, Failure, Options, ProviderBuilder, Value};
+use cotensor_model::pipeline::EmbedderInput;
 use run::VARIANT;
 use std::sync::Arc;
 
 const EMBED_SUMMARY: &str = "Embeds texts. Arguments: model (a folder's absolute path, or a name on the hub), texts, prompt_name, \
-    variant (of its graphs). \
-    Texts of concurrent calls run together.";
-const EMBED: &[&str] = &["model", "texts", "prompt_name", VARIANT];
+    variant (of its graphs), dimensions, truncate (false refuses a text that is too long), first_index (of the first text in the \
+    caller's list, for errors). Texts of concurrent calls run together.";
+const EMBED: &[&str] = &["model", "texts", "prompt_name", VARIANT, "dimensions", "truncate", "first_index"];
 
 /// Adds the functions of models to a provider. The models must use the provider's store, so that results are passed without a copy.
 pub fn model_functions(builder: ProviderBuilder, models: Arc<LoadedModels>) -> ProviderBuilder {
@@ -49,20 +50,31 @@ pub fn model_functions(builder: ProviderBuilder, models: Arc<LoadedModels>) -> P
         })
 }
 
-/// The embeddings of texts as one tensor, with the number of tokens of each.
+/// The embeddings of texts as one tensor, with the number of tokens of each, and what happened to the texts.
 fn embed(models: &LoadedModels, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
     let arguments = NamedArguments::new(arguments, EMBED)?;
     let model = arguments.required("model")?.as_str()?;
-    let texts = arguments.texts("texts")?;
-    let prompt_name = arguments.text("prompt_name")?;
+    let request = EmbedRequest {
+        texts: arguments.texts("texts")?.into_iter().map(EmbedderInput::Text).collect(),
+        prompt_name: arguments.text("prompt_name")?,
+        dimensions: arguments.count("dimensions")?,
+        refuses_long: arguments.flag("truncate")? == Some(false),
+    };
     let variant = arguments.text(VARIANT)?;
+    let first = arguments.count("first_index")?.unwrap_or(0);
     context.check()?;
-    let embeddings = models.embed_now(model, variant.as_deref(), texts, prompt_name)?;
+    let embedded = models.embed_now(model, variant.as_deref(), request);
+    let embedded = embedded.map_err(|error| error.in_list("texts", first))?;
+    let truncated: Vec<Value> = embedded.truncated().map(|at| (at as i64).into()).collect();
+    let embeddings = &embedded.embeddings;
     let width = embeddings.first().map_or(0, |embedding| embedding.values.len());
     let bytes: Vec<u8> =
         embeddings.iter().flat_map(|embedding| &embedding.values).flat_map(|value| value.to_ne_bytes()).collect();
     let name = format!("{}/embeddings", context.client());
     let rows = context.tensor(&name, DType::F32, &[embeddings.len(), width], &bytes)?;
     let tokens: Vec<Value> = embeddings.iter().map(|embedding| (embedding.tokens as i64).into()).collect();
-    Ok(map([("embeddings", rows.into()), ("tokens", tokens.into())]))
+    let notices: Vec<Value> = embedded.notices.into_iter().map(Value::from).collect();
+    let entries = [("tokens", tokens), ("truncated", truncated), ("notices", notices)];
+    let [tokens, truncated, notices] = entries.map(|(name, list)| (name, list.into()));
+    Ok(map([("embeddings", rows.into()), tokens, truncated, notices]))
 }

@@ -1,7 +1,8 @@
 //! Requests that arrive while the model runs run together afterwards.
 
+use super::embed::TextsError;
 use cotensor_core::{Error, Result};
-use cotensor_model::pipeline::{TextEmbedder, TextEmbedding};
+use cotensor_model::pipeline::{EmbedderInput, TextEmbedder, TextEmbedding};
 use cotensor_store::Holder;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,15 +12,15 @@ use tokio::sync::oneshot;
 const ROUND_TEXTS_MAX: usize = 64;
 
 /// The embeddings of a request, once they are computed.
-pub(super) type PendingEmbeddings = oneshot::Receiver<Result<Vec<TextEmbedding>>>;
+pub(super) type PendingEmbeddings = oneshot::Receiver<Result<Vec<TextEmbedding>, TextsError>>;
 
 /// A request for embeddings.
 struct Job {
-    texts: Vec<String>,
+    texts: Vec<EmbedderInput>,
     prompt_name: Option<String>,
     /// The embeddings so far.
     done: Vec<TextEmbedding>,
-    reply: oneshot::Sender<Result<Vec<TextEmbedding>>>,
+    reply: oneshot::Sender<Result<Vec<TextEmbedding>, TextsError>>,
 }
 
 /// The thread of one model, which embeds the texts of all requests. It ends with the last sender.
@@ -43,8 +44,8 @@ impl Batches {
     /// The embeddings of texts.
     ///
     /// # Errors
-    /// As [`TextEmbedder::embed`].
-    pub(crate) fn embed(&self, texts: Vec<String>, prompt_name: Option<String>) -> PendingEmbeddings {
+    /// As [`TextEmbedder::embed_each`], with the first text that has no embedding.
+    pub(crate) fn embed(&self, texts: Vec<EmbedderInput>, prompt_name: Option<String>) -> PendingEmbeddings {
         let (reply, answer) = oneshot::channel();
         // The thread ends after the last sender; if it has panicked, the answer is the end of the channel.
         let _ = self.jobs.send(Job { texts, prompt_name, done: Vec::new(), reply });
@@ -86,32 +87,32 @@ impl Worker {
                 break;
             }
         }
-        let texts = |&(at, count): &(usize, usize)| {
-            let job = &self.waiting[at];
-            job.texts[job.done.len()..][..count].iter().map(String::as_str).collect::<Vec<_>>()
-        };
-        let embed = |texts: &[&str]| self.embedder.embed(texts, prompt_name.as_deref(), self.cached_by.as_ref());
-        let all: Vec<&str> = parts.iter().flat_map(texts).collect();
-        let outcomes: Vec<Result<Vec<TextEmbedding>>> = match embed(&all) {
-            Ok(mut embeddings) => {
-                let mut rest = embeddings.drain(..);
-                parts.iter().map(|&(_, count)| Ok(rest.by_ref().take(count).collect())).collect()
-            }
-            // The error is of one request.
-            Err(error) if parts.len() == 1 => vec![Err(error)],
-            Err(_) => parts.iter().map(|part| embed(&texts(part))).collect(),
-        };
+        let all: Vec<&EmbedderInput> = parts
+            .iter()
+            .flat_map(|&(at, count)| {
+                let job = &self.waiting[at];
+                &job.texts[job.done.len()..][..count]
+            })
+            .collect();
+        let mut embedded =
+            self.embedder.embed_each(&all, prompt_name.as_deref(), self.cached_by.as_ref()).map(Vec::into_iter);
         let mut finished = Vec::new();
-        for (&(at, _), outcome) in parts.iter().zip(outcomes) {
+        for (at, count) in parts {
             let job = &mut self.waiting[at];
-            match outcome {
-                Ok(embeddings) => {
-                    job.done.extend(embeddings);
-                    if job.done.len() == job.texts.len() {
-                        finished.push((at, None));
+            let error = match &mut embedded {
+                Ok(rest) => rest.by_ref().take(count).fold(None, |failed, embedding| match (failed, embedding) {
+                    (None, Ok(embedding)) => {
+                        job.done.push(embedding);
+                        None
                     }
-                }
-                Err(error) => finished.push((at, Some(error))),
+                    // The text after those that are done.
+                    (None, Err(error)) => Some(TextsError::of_text(job.done.len(), error)),
+                    (failed, _) => failed,
+                }),
+                Err(error) => Some(error.clone().into()),
+            };
+            if error.is_some() || job.done.len() == job.texts.len() {
+                finished.push((at, error));
             }
         }
         // From the last to the first, so that positions stay.

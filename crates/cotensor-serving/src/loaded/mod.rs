@@ -1,8 +1,11 @@
 //! The models that this process has loaded.
 
 mod batches;
+mod embed;
 mod model;
 mod table;
 
+pub(crate) use embed::in_words;
+pub use embed::{EmbedRequest, Embedded, TextsError};
 pub(crate) use model::{LoadedModel, ModelInfo, ModelKey, Score};
 pub use table::{LoadedModels, ServingOptions};

@@ -17,6 +17,10 @@ pub(crate) struct Score {
     pub(crate) score: f32,
     /// What the score is made of; the order of different texts is that of their logits.
     pub(crate) logit: f32,
+    /// The tokens of the query and the text that the model read.
+    pub(crate) tokens: usize,
+    /// Whether the query or the text was cut off.
+    pub(crate) is_truncated: bool,
 }
 
 /// A model in requests: the absolute path of a folder or a name on the hub, and the variant of its graphs.
@@ -81,6 +85,13 @@ pub(crate) struct ModelInfo {
     pub(crate) ttl: Option<Duration>,
     /// Its loaded graphs.
     pub(crate) stages: Vec<Arc<Stage>>,
+}
+
+impl ModelInfo {
+    /// Whether the model has a task with answers of this kind.
+    pub(crate) fn does(&self, kind: AnswerKind) -> bool {
+        self.model.family().tasks().any(|task| task.answer == kind)
+    }
 }
 
 impl LoadedModel {
@@ -170,10 +181,16 @@ impl LoadedModel {
         let user = User { name: "rerank".to_owned(), model: name, task, texts, ..User::default() };
         let holder = runtime.store().holder(&self.key.name);
         let report = run_user(model, &user, &Inputs::default().with_text(query), &holder)?;
-        let [scores, logits] = report.outputs.as_slice() else {
+        let [scores, logits, tokens, truncated] = report.outputs.as_slice() else {
             return Err(Error::corrupt("the model gave no scores"));
         };
-        let pairs = scores.values.iter().zip(&logits.values);
-        Ok(pairs.map(|(&score, &logit)| Score { score, logit }).collect())
+        let numbers = scores.values.iter().zip(&logits.values).zip(tokens.values.iter().zip(&truncated.values));
+        let score = |((&score, &logit), (&tokens, &truncated))| Score {
+            score,
+            logit,
+            tokens: tokens as usize,
+            is_truncated: truncated != 0.0,
+        };
+        Ok(numbers.map(score).collect())
     }
 }

@@ -1,17 +1,25 @@
 use super::batches::PendingEmbeddings;
+use super::embed::{EmbedRequest, Embedded, TextsError};
 use super::model::{LoadedModel, ModelInfo, ModelKey, Score};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
-use cotensor_model::pipeline::TextEmbedding;
+use cotensor_model::family::AnswerKind;
+use cotensor_model::pipeline::EmbedderInput;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The most models that are loaded at a time.
 const MODELS_MAX: usize = 64;
 /// The interval between two checks for models without requests.
 const UNLOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The answers of tasks with endpoints of their own.
+const SERVED: [AnswerKind; 2] = [AnswerKind::Sentence, AnswerKind::Scores];
+/// The file without which no text can be read.
+const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// How models are served.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +30,13 @@ pub struct ServingOptions {
     pub caches_results: bool,
     /// Called after requests when none has arrived for a second, such as to return memory to the system.
     pub on_idle: Option<fn()>,
+}
+
+/// A model in the hub's cache, for lists.
+pub(crate) struct InstalledModel {
+    pub(crate) name: String,
+    /// When its files came, in seconds since 1970.
+    pub(crate) created: u64,
 }
 
 impl Default for ServingOptions {
@@ -125,41 +140,35 @@ impl LoadedModels {
     ///
     /// # Errors
     /// As [`embed_now`](Self::embed_now).
-    pub(crate) async fn embed(
-        self: &Arc<Self>,
-        name: &str,
-        texts: Vec<String>,
-        prompt_name: Option<String>,
-    ) -> Result<Vec<TextEmbedding>> {
+    pub(crate) async fn embed(self: &Arc<Self>, name: &str, request: EmbedRequest) -> Result<Embedded, TextsError> {
         let (this, name) = (Arc::clone(self), name.to_owned());
+        let EmbedRequest { texts, prompt_name, dimensions, refuses_long } = request;
         let (answer, loaded) = blocking(move || this.submit(&name, None, texts, prompt_name)).await?;
         let _request = loaded.request();
-        answer.await.unwrap_or_else(|_| Err(loaded.failed()))
+        let embeddings = answer.await.unwrap_or_else(|_| Err(loaded.failed().into()))?;
+        Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
     }
 
     /// The embeddings of texts, together with those of concurrent requests. `name` is the absolute path of a folder, or a name on
     /// the hub. Loads the model if needed, and blocks.
     ///
     /// # Errors
-    /// `OverBudget` when too many models are in use; as [`Runtime::open_variant`] and
-    /// [`TextEmbedder::embed`](cotensor_model::pipeline::TextEmbedder::embed).
-    pub fn embed_now(
-        &self,
-        name: &str,
-        variant: Option<&str>,
-        texts: Vec<String>,
-        prompt_name: Option<String>,
-    ) -> Result<Vec<TextEmbedding>> {
+    /// `OverBudget` when too many models are in use; `Invalid` for more dimensions than the model has, and for a text that is too
+    /// long if the request refuses it; as [`Runtime::open_variant`] and
+    /// [`TextEmbedder::embed_each`](cotensor_model::pipeline::TextEmbedder::embed_each).
+    pub fn embed_now(&self, name: &str, variant: Option<&str>, request: EmbedRequest) -> Result<Embedded, TextsError> {
+        let EmbedRequest { texts, prompt_name, dimensions, refuses_long } = request;
         let (answer, loaded) = self.submit(name, variant, texts, prompt_name)?;
         let _request = loaded.request();
-        answer.blocking_recv().unwrap_or_else(|_| Err(loaded.failed()))
+        let embeddings = answer.blocking_recv().unwrap_or_else(|_| Err(loaded.failed().into()))?;
+        Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
     }
 
     fn submit(
         &self,
         name: &str,
         variant: Option<&str>,
-        texts: Vec<String>,
+        texts: Vec<EmbedderInput>,
         prompt_name: Option<String>,
     ) -> Result<(PendingEmbeddings, Arc<LoadedModel>)> {
         let loaded = self.get(name, variant)?;
@@ -184,6 +193,29 @@ impl LoadedModels {
             let loaded = this.get(&name, None)?;
             let _request = loaded.request();
             loaded.rerank(&this.runtime, query, texts).inspect_err(|_| this.forget_empty(&loaded))
+        })
+        .await
+    }
+
+    /// The models in the hub's cache that a request can name without a download, if they embed or rank texts.
+    ///
+    /// # Errors
+    /// As [`Hub::cached`](cotensor_model::Runtime::hub).
+    pub(crate) async fn installed(self: &Arc<Self>) -> Result<Vec<InstalledModel>> {
+        let this = Arc::clone(self);
+        blocking(move || {
+            let cached = this.runtime.hub().cached()?.into_iter();
+            let served = cached.filter(|model| {
+                model.family.as_ref().is_ok_and(|family| family.tasks().any(|task| SERVED.contains(&task.answer)))
+                    && model.folder.join(TOKENIZER_FILE).is_file()
+            });
+            let created = |folder: &Path| {
+                let time = std::fs::metadata(folder).and_then(|folder| folder.modified()).ok()?;
+                Some(time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs())
+            };
+            Ok(served
+                .map(|model| InstalledModel { created: created(&model.folder).unwrap_or(0), name: model.name })
+                .collect())
         })
         .await
     }

@@ -1,8 +1,8 @@
-//! `POST /v1/embeddings`.
+//! `POST /v1/embeddings`, and `POST /embed` of text-embeddings-inference.
 
 use super::error::ApiError;
-use super::request::Fields;
-use crate::loaded::LoadedModels;
+use super::request::{Fields, check_count, kind};
+use crate::loaded::{EmbedRequest, Embedded, LoadedModels};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -10,7 +10,8 @@ use axum::extract::rejection::BytesRejection;
 use axum::response::{AppendHeaders, IntoResponse};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use cotensor_model::pipeline::TextEmbedding;
+use cotensor_model::family::AnswerKind;
+use cotensor_model::pipeline::EmbedderInput;
 use cotensor_model::preprocess::text::normalized;
 use serde::Serialize;
 use serde_json::Value;
@@ -30,6 +31,9 @@ pub(super) struct Embeddings {
     data: Vec<Embedding>,
     model: String,
     usage: Usage,
+    /// What a reader of the numbers has to know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notices: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -69,7 +73,7 @@ pub(super) async fn create(
 ) -> Result<impl IntoResponse, ApiError> {
     let mut fields = Fields::of(body)?;
     let model = fields.model()?;
-    let texts = texts(fields.take("input"))?;
+    let texts = inputs(&mut fields, "input")?;
     let as_base64 = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -77,38 +81,81 @@ pub(super) async fn create(
             return Err(ApiError::invalid("encoding_format", format!("{other:?} is neither float nor base64")));
         }
     };
-    let dimensions = fields.one_of(["dimensions", "output_dimension"], Fields::count)?;
-    let prompt_name = fields.one_of(["prompt_name", "input_type"], prompt_name)?;
-    let truncates = truncates(&mut fields)?;
+    let request = request(&mut fields, texts)?;
     let normalizes = normalizes(&mut fields)?;
     only_floats(&mut fields)?;
     fields.refuse(UNSUPPORTED)?;
-    let embedded = models.embed(&model, texts, prompt_name).await;
-    let embeddings = embedded.map_err(|error| ApiError::of_model(&model, &error))?;
-    let truncated = embeddings.iter().filter(|embedding| embedding.is_truncated).count();
-    if let Some(index) = embeddings.iter().position(|embedding| embedding.is_truncated && !truncates) {
-        let tokens = embeddings[index].tokens;
-        let message = format!("text {index} of input is longer than the {tokens} tokens that the model reads");
-        return Err(ApiError::invalid("truncate", message));
-    }
+    let embedded = embedded(&models, &model, "input", request).await?;
+    let headers = truncated(&embedded);
+    let Embedded { embeddings, notices } = embedded;
     let tokens = embeddings.iter().map(|embedding| embedding.tokens).sum();
     let data = embeddings.into_iter().enumerate().map(|(index, embedding)| {
         let is_truncated = embedding.is_truncated;
-        let mut values = shortened(embedding, dimensions)?;
-        if normalizes {
-            values = normalized(&values);
-        }
+        let values = if normalizes { normalized(&embedding.values) } else { embedding.values };
         let embedding = if as_base64 {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             Numbers::Base64(BASE64_STANDARD.encode(bytes))
         } else {
             Numbers::List(values)
         };
-        Ok(Embedding { object: "embedding", index, embedding, is_truncated })
+        Embedding { object: "embedding", index, embedding, is_truncated }
     });
-    let data = data.collect::<Result<_, ApiError>>()?;
-    let headers = AppendHeaders((truncated > 0).then(|| (TRUNCATED, truncated.to_string())));
-    Ok((headers, Json(Embeddings { object: "list", data, model, usage: Usage::of(tokens) })))
+    let data = data.collect();
+    Ok((headers, Json(Embeddings { object: "list", data, model, usage: Usage::of(tokens), notices })))
+}
+
+/// `POST /embed`: the rows alone, of length 1.
+pub(super) async fn embed(
+    State(models): State<Arc<LoadedModels>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<impl IntoResponse, ApiError> {
+    let mut fields = Fields::of(body)?;
+    let model = fields.model_or_only(&models, AnswerKind::Sentence)?;
+    let texts = inputs(&mut fields, "inputs")?;
+    let request = request(&mut fields, texts)?;
+    normalizes(&mut fields)?;
+    fields.refuse_left_truncation()?;
+    fields.refuse(UNSUPPORTED)?;
+    let embedded = embedded(&models, &model, "inputs", request).await?;
+    let headers = truncated(&embedded);
+    let rows: Vec<Vec<f32>> = embedded.embeddings.iter().map(|embedding| normalized(&embedding.values)).collect();
+    Ok((headers, Json(rows)))
+}
+
+/// The options that all forms of requests have.
+fn request(fields: &mut Fields, texts: Vec<EmbedderInput>) -> Result<EmbedRequest, ApiError> {
+    Ok(EmbedRequest {
+        texts,
+        prompt_name: fields.one_of(["prompt_name", "input_type"], prompt_name)?,
+        dimensions: fields.one_of(["dimensions", "output_dimension"], Fields::count)?,
+        refuses_long: !fields.truncates()?,
+    })
+}
+
+/// The embeddings of texts, which are the field `list`.
+async fn embedded(
+    models: &Arc<LoadedModels>,
+    model: &str,
+    list: &str,
+    request: EmbedRequest,
+) -> Result<Embedded, ApiError> {
+    let has_tokens = request.texts.iter().any(|text| matches!(text, EmbedderInput::Tokens(_)));
+    models.embed(model, request).await.map_err(|failed| {
+        let error = ApiError::of_texts(model, list, &failed);
+        match failed.text {
+            Some(_) if has_tokens => error.followed(
+                "; send texts in the place of token numbers (LangChain's OpenAIEmbeddings does with \
+                 check_embedding_ctx_length=False)",
+            ),
+            _ => error,
+        }
+    })
+}
+
+/// The header that counts the texts whose end was cut off.
+fn truncated(embedded: &Embedded) -> AppendHeaders<Option<(&'static str, String)>> {
+    let count = embedded.truncated().count();
+    AppendHeaders((count > 0).then(|| (TRUNCATED, count.to_string())))
 }
 
 /// The name of a prompt: as `prompt_name` has it, or as the `input_type` of Cohere, Voyage and NVIDIA means it.
@@ -121,17 +168,6 @@ fn prompt_name(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiErr
             Err(ApiError::invalid(name, format!("{other:?} is neither query nor document; prompt_name names a prompt")))
         }
         _ => Ok(Some(given)),
-    }
-}
-
-/// Whether texts that are too long are cut at their end: yes, unless the request says otherwise.
-fn truncates(fields: &mut Fields) -> Result<bool, ApiError> {
-    match fields.take("truncate") {
-        None | Some(Value::Bool(true)) => Ok(true),
-        Some(Value::Bool(false)) => Ok(false),
-        Some(Value::String(side)) if side.eq_ignore_ascii_case("end") => Ok(true),
-        Some(Value::String(side)) if side.eq_ignore_ascii_case("none") => Ok(false),
-        Some(_) => Err(ApiError::invalid("truncate", "truncate is neither true, false, END nor NONE")),
     }
 }
 
@@ -157,39 +193,25 @@ fn only_floats(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-/// A text, or a list of texts.
-fn texts(input: Option<Value>) -> Result<Vec<String>, ApiError> {
-    let refused = |message: &str| ApiError::invalid("input", message);
-    let list = match input {
-        Some(Value::String(text)) => vec![Value::String(text)],
+/// A text or a list of texts; the tokens of a text, or a list of such.
+fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<EmbedderInput>, ApiError> {
+    let refused = |message: String| ApiError::invalid(name, message);
+    let list = match fields.take(name) {
+        Some(Value::Array(list)) if list.first().is_some_and(Value::is_number) => vec![Value::Array(list)],
         Some(Value::Array(list)) => list,
-        Some(_) => return Err(refused("input is neither a text nor a list of texts")),
-        None => return Err(refused("input is missing")),
+        Some(text @ Value::String(_)) => vec![text],
+        Some(other) => return Err(refused(format!("{name} is {}, and neither a text nor a list", kind(&other)))),
+        None => return Err(refused(format!("{name} is missing"))),
     };
-    if list.is_empty() || list.len() > TEXTS_MAX {
-        return Err(refused(&format!("input has {} texts; 1 to {TEXTS_MAX} are supported", list.len())));
-    }
-    let text = |value| match value {
-        Value::String(text) => Ok(text),
-        Value::Number(_) | Value::Array(_) => Err(refused(
-            "input has token numbers of another model's tokenizer: send texts (LangChain's OpenAIEmbeddings does with \
-             check_embedding_ctx_length=False)",
-        )),
-        _ => Err(refused("input has something other than texts")),
+    check_count(name, list.len(), TEXTS_MAX)?;
+    let input = |(at, value): (usize, Value)| match value {
+        Value::String(text) => Ok(EmbedderInput::Text(text)),
+        Value::Array(ids) => {
+            let ids = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<u32>>>();
+            let ids = ids.filter(|ids| !ids.is_empty());
+            ids.map(EmbedderInput::Tokens).ok_or_else(|| refused(format!("{name}[{at}] is no list of token numbers")))
+        }
+        other => Err(refused(format!("{name}[{at}] is {} and no text", kind(&other)))),
     };
-    list.into_iter().map(text).collect()
-}
-
-/// The first dimensions of an embedding, scaled to length 1, as OpenAI's.
-fn shortened(embedding: TextEmbedding, dimensions: Option<usize>) -> Result<Vec<f32>, ApiError> {
-    let values = embedding.values;
-    match dimensions {
-        None => Ok(values),
-        Some(count) if count == values.len() => Ok(values),
-        Some(count) if count < values.len() => Ok(normalized(&values[..count])),
-        Some(_) => Err(ApiError::invalid(
-            "dimensions",
-            format!("the embeddings of this model have {} dimensions", values.len()),
-        )),
-    }
+    list.into_iter().enumerate().map(input).collect()
 }

@@ -1,8 +1,13 @@
+use crate::TextsError;
+use crate::loaded::in_words;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use cotensor_core::{Error, ErrorKind};
 use serde_json::json;
+
+/// Fields of requests that errors of models name.
+const FIELDS: &[&str] = &["dimensions", "prompt_name", "truncate"];
 
 /// An error in the form of OpenAI's endpoints.
 #[derive(Debug)]
@@ -24,6 +29,18 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None }
     }
 
+    /// Adds a text and a colon before the message.
+    pub(super) fn prefixed(mut self, text: impl std::fmt::Display) -> Self {
+        self.message = format!("{text}: {}", self.message);
+        self
+    }
+
+    /// Adds a text after the message.
+    pub(super) fn followed(mut self, text: &str) -> Self {
+        self.message.push_str(text);
+        self
+    }
+
     /// An error of the model that the request names.
     pub(super) fn of_model(model: &str, error: &Error) -> Self {
         let (status, code) = match error.kind() {
@@ -35,8 +52,22 @@ impl ApiError {
             ErrorKind::Unreachable | ErrorKind::TimedOut => (StatusCode::BAD_GATEWAY, Some("hub_unreachable")),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
-        let param = (status == StatusCode::NOT_FOUND).then(|| "model".to_owned());
+        let of_request = error.field().filter(|field| FIELDS.contains(field) && error.file().is_none());
+        let param = of_request.or((status == StatusCode::NOT_FOUND).then_some("model")).map(str::to_owned);
         Self { status, message: format!("model {model:?}: {error}"), param, code }
+    }
+
+    /// An error of a request whose texts are the field `list`. That of one text has its position, and a status that clients do
+    /// not repeat.
+    pub(super) fn of_texts(model: &str, list: &str, failed: &TextsError) -> Self {
+        let TextsError { text: Some(at), error } = failed else { return Self::of_model(model, &failed.error) };
+        let (status, code) = match error.kind() {
+            ErrorKind::OverBudget => (StatusCode::PAYLOAD_TOO_LARGE, Some("over_budget")),
+            _ => (StatusCode::BAD_REQUEST, None),
+        };
+        let of_request = error.field().filter(|field| FIELDS.contains(field)).unwrap_or(list);
+        let message = format!("model {model:?}: text {at} of {list}: {}", in_words(error));
+        Self { status, message, param: Some(of_request.to_owned()), code }
     }
 }
 

@@ -1,8 +1,11 @@
 use super::error::ApiError;
-use super::{embeddings, listing, rerank};
+use super::request::BODY_BYTES_MAX;
+use super::{embeddings, listing, rerank, score};
 use crate::loaded::LoadedModels;
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::DefaultBodyLimit;
+use axum::extract::rejection::BytesRejection;
 use axum::http::{StatusCode, Uri};
 use axum::routing::{get, post};
 use cotensor_core::{Error, Result};
@@ -15,8 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// The most bytes of a request.
-const BODY_BYTES_MAX: usize = 16 << 20;
+/// The endpoints, for errors.
+const ENDPOINTS: &str =
+    "POST /v1/embeddings, /v1/rerank, /v1/score, /v2/rerank, /rerank, /embed, and GET /v1/models, /v1/models/NAME";
 /// The most connections at a time.
 const CONNECTIONS_MAX: usize = 512;
 /// The time for the headers of a request after its first byte.
@@ -65,15 +69,26 @@ pub async fn serve(models: Arc<LoadedModels>, listener: UnixListener, stop: impl
 fn routes(models: Arc<LoadedModels>) -> Router {
     Router::new()
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/embed", post(embeddings::embed))
         .route("/v1/rerank", post(rerank::rank))
+        .route("/v2/rerank", post(rerank::rank_v2))
+        .route("/rerank", post(rerank::rank))
+        .route("/v1/score", post(score::score))
         .route("/v1/models", get(listing::list))
         .route("/v1/models/{*name}", get(listing::get))
-        .fallback(|uri: Uri| async move {
-            ApiError::with_status(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
-        })
-        .method_not_allowed_fallback(|uri: Uri| async move {
-            ApiError::with_status(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take this method", uri.path()))
-        })
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(models)
+}
+
+/// Reads the body first: the end of a connection with unread bytes would take the answer with it.
+async fn no_such_path(uri: Uri, _: Result<Bytes, BytesRejection>) -> ApiError {
+    let message = format!("there is nothing at {}; the endpoints of models are {ENDPOINTS}", uri.path());
+    ApiError::with_status(StatusCode::NOT_FOUND, message)
+}
+
+async fn no_such_method(uri: Uri, _: Result<Bytes, BytesRejection>) -> ApiError {
+    let message = format!("{} does not take this method; the endpoints of models are {ENDPOINTS}", uri.path());
+    ApiError::with_status(StatusCode::METHOD_NOT_ALLOWED, message)
 }

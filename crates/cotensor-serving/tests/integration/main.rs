@@ -2,6 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod manage;
+mod server;
+mod shapes;
+mod texts;
 mod v1;
 
 use cotensor_daemon::testing::Running;

@@ -1,119 +1,12 @@
 //! The HTTP endpoints, over a real Unix socket.
 
+use crate::server::{Server, model, numbers, unpacked};
 use cotensor_hub::{Hub, Limits, Settings};
-use cotensor_model::Runtime;
-use cotensor_model::engine::RtenEngine;
-use cotensor_serving::{LoadedModels, ServingOptions, v1};
-use cotensor_store::EmbeddedStore;
+use cotensor_serving::ServingOptions;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
-
-/// A server on a thread of the test.
-struct Server {
-    folder: tempfile::TempDir,
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Server {
-    fn start(options: ServingOptions) -> Self {
-        Self::with_hub(options, Hub::from_env())
-    }
-
-    fn with_hub(options: ServingOptions, hub: Hub) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(folder.path().join("v1")).unwrap();
-        let runtime = Runtime::with_hub(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
-        let models = LoadedModels::new(runtime, options).unwrap();
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-            runtime.block_on(v1::serve(models, listener, async move { drop(stopped.await) })).unwrap();
-        });
-        Self { folder, stop: Some(stop), thread: Some(thread) }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("v1")
-    }
-
-    /// The status and the body of an answer.
-    fn request(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
-        let (head, body) = self.exchange(method, path, body);
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
-    }
-
-    /// The head and the body of an answer.
-    fn exchange(&self, method: &str, path: &str, body: &str) -> (String, Value) {
-        let mut stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (format!("{head}\r\n"), serde_json::from_str(body).unwrap())
-    }
-
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        self.request("POST", path, &body.to_string())
-    }
-
-    fn embed(&self, body: &Value) -> Value {
-        let (status, answer) = self.post("/v1/embeddings", body);
-        assert_eq!(status, 200, "{answer}");
-        answer
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-fn model(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny").join(name);
-    folder.canonicalize().unwrap().to_str().unwrap().to_owned()
-}
-
-fn numbers(embedding: &Value) -> Vec<f32> {
-    embedding["embedding"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
-}
-
-/// A model of the fixtures with its graphs unpacked.
-fn unpacked(name: &str) -> tempfile::TempDir {
-    let (from, to) =
-        (Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name), tempfile::tempdir().unwrap());
-    std::fs::create_dir(to.path().join("onnx")).unwrap();
-    for folder in ["", "onnx"] {
-        for entry in std::fs::read_dir(from.join(folder)).unwrap().flatten().filter(|entry| entry.path().is_file()) {
-            let target = to.path().join(folder).join(entry.file_name());
-            match target.extension().is_some_and(|extension| extension == "gz") {
-                false => drop(std::fs::copy(entry.path(), target).unwrap()),
-                true => {
-                    let mut packed = flate2::read::GzDecoder::new(std::fs::File::open(entry.path()).unwrap());
-                    std::io::copy(&mut packed, &mut std::fs::File::create(target.with_extension("")).unwrap()).unwrap();
-                }
-            }
-        }
-    }
-    for name in ["tokenizer.json", "tokenizer_config.json"] {
-        if !to.path().join(name).exists() {
-            std::fs::copy(Path::new(&model("bert")).join(name), to.path().join(name)).unwrap();
-        }
-    }
-    to
-}
 
 #[test]
 fn embeddings_have_the_form_of_openai() {
@@ -162,7 +55,7 @@ fn wrong_requests_are_errors_in_the_form_of_openai() {
         (400, json!("encoding_format"), "base64", json!({"model": bert, "input": "a", "encoding_format": "hex"})),
         (404, json!("model"), "/nowhere", json!({"model": "/nowhere", "input": "a"})),
         (400, json!(null), "embeds no sentences", json!({"model": vit, "input": "a"})),
-        (400, json!(null), "prompt", json!({"model": bert, "input": "a", "prompt_name": "none"})),
+        (400, json!("prompt_name"), "prompt", json!({"model": bert, "input": "a", "prompt_name": "none"})),
     ] {
         let (found, answer) = server.post("/v1/embeddings", &body);
         let error = &answer["error"];

@@ -2,7 +2,7 @@
 
 use crate::tensor::convert::{from_f32, from_i32, to_f32, to_i32};
 use crate::tensor::{Array, TensorRef};
-use cotensor_core::{DType, Error, ErrorKind, Result};
+use cotensor_core::{DType, Error, ErrorKind, Result, size};
 use ort::ErrorCode;
 use ort::value::TensorElementType;
 
@@ -80,6 +80,9 @@ pub(super) fn error(error: &ort::Error) -> Error {
     // Other failures have the same code.
     let unknown_operator =
         |message: &str| message.contains("is not a registered function/op") || message.contains("No Op registered for");
+    if let Some(message) = without_memory(error.message()) {
+        return Error::new(ErrorKind::OverBudget, message);
+    }
     let kind = match error.code() {
         ErrorCode::NotImplemented => ErrorKind::Unsupported,
         _ if unknown_operator(error.message()) => ErrorKind::Unsupported,
@@ -91,9 +94,33 @@ pub(super) fn error(error: &ort::Error) -> Error {
     Error::new(kind, error.message().trim_end())
 }
 
+/// The message for a failed allocation, with its bytes; `None` for another failure. They have no code of their own.
+fn without_memory(message: &str) -> Option<String> {
+    const FAILURES: &[&str] =
+        &["Failed to allocate memory", "smaller than requested bytes", "bad_alloc", "bad allocation"];
+    FAILURES.iter().any(|failure| message.contains(failure)).then_some(())?;
+    let after = |words: &str| message.split_once(words).map(|(_, rest)| rest.trim_start());
+    let number = after("buffer of size").or_else(|| after("requested bytes of"));
+    let digits = number.map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
+    let bytes = digits.and_then(|digits| digits.parse().ok());
+    Some(format!("onnxruntime got no memory{}", bytes.map_or(String::new(), |bytes| format!(" for {}", size(bytes)))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_allocation_is_named_with_its_bytes() {
+        let arena = "Non-zero status code returned while running MatMul node. Name:'/attention' Status Message: \
+                     /onnxruntime/core/framework/bfc_arena.cc:376 void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) \
+                     Failed to allocate memory for requested buffer of size 1073741824";
+        assert_eq!(without_memory(arena).unwrap(), "onnxruntime got no memory for 1.00 GiB");
+        let limit = "Available memory of 5 is smaller than requested bytes of 2048";
+        assert_eq!(without_memory(limit).unwrap(), "onnxruntime got no memory for 2.00 KiB");
+        assert_eq!(without_memory("Exception: std::bad_alloc").unwrap(), "onnxruntime got no memory");
+        assert_eq!(without_memory("Non-zero status code returned while running Gather node"), None);
+    }
 
     #[test]
     fn types_map_both_ways() {

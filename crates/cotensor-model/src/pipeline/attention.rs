@@ -1,0 +1,85 @@
+//! The memory that attention needs for long texts.
+
+use crate::model::{Model, StageSource};
+use cotensor_core::{Error, ErrorKind, Result, size};
+
+/// The fields of config.json with the number of attention heads.
+const HEADS: &[&str] = &[
+    "num_attention_heads",
+    "text_config.num_attention_heads",
+    "encoder_attention_heads",
+    "text_config.encoder_attention_heads",
+    "num_heads",
+    "text_config.num_heads",
+    "n_heads",
+    "n_head",
+];
+/// The copies of the scores that exist at a time: products, products with the mask, and their softmax.
+const COPIES: u64 = 3;
+/// Less memory than this, in bytes, is not compared with the memory that is left.
+const CHECKED_BYTES_MIN: u64 = 64 << 20;
+
+/// The memory for the attention of one run of a graph. The layers of a graph run one after the other, so that the scores of
+/// one layer exist at a time.
+pub(super) struct AttentionMemory {
+    rows: usize,
+    /// Of each row.
+    tokens: usize,
+    /// None without a known number of heads.
+    bytes: Option<u64>,
+}
+
+impl AttentionMemory {
+    pub(super) fn of(model: &Model, rows: usize, tokens: usize) -> Self {
+        let heads = HEADS.iter().find_map(|field| model.config_at(field)?.as_u64());
+        Self { rows, tokens, bytes: heads.map(|heads| score_bytes(rows as u64, heads, tokens as u64)) }
+    }
+
+    /// # Errors
+    /// `OverBudget` when this process has less memory left.
+    pub(super) fn check(&self, model: &Model) -> Result<()> {
+        let (Some(bytes), StageSource::Shared(runtime)) = (self.bytes, model.source()) else { return Ok(()) };
+        match bytes < CHECKED_BYTES_MIN {
+            true => Ok(()),
+            false => runtime.check_memory(bytes).map_err(|error| error.prefixed(self.in_words())),
+        }
+    }
+
+    /// Adds the length to the error of an engine that got no memory.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::OverBudget => error.prefixed(self.in_words()),
+            _ => error,
+        }
+    }
+
+    fn in_words(&self) -> String {
+        let texts = if self.rows == 1 { String::new() } else { format!("{} texts of ", self.rows) };
+        let memory = self.bytes.map_or(String::new(), |bytes| format!(" need {} for attention", size(bytes)));
+        format!("{texts}{} tokens{memory}", self.tokens)
+    }
+}
+
+/// The bytes of float32 scores: for each row and head, a number for each pair of tokens.
+fn score_bytes(rows: u64, heads: u64, tokens: u64) -> u64 {
+    [rows, heads, tokens, tokens, size_of::<f32>() as u64].into_iter().fold(COPIES, u64::saturating_mul)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_grow_with_the_square_of_the_tokens() {
+        assert_eq!(score_bytes(1, 12, 4000), 3 * 12 * 4000 * 4000 * 4);
+        assert_eq!(score_bytes(1, 12, u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn error_of_an_engine_without_memory_has_the_length() {
+        let memory = AttentionMemory { rows: 1, tokens: 4000, bytes: Some(3 << 30) };
+        let error = memory.explain(Error::new(ErrorKind::OverBudget, "onnxruntime got no memory"));
+        assert_eq!(error.message(), "4000 tokens need 3.00 GiB for attention: onnxruntime got no memory");
+        assert_eq!(memory.explain(Error::invalid("a")).message(), "a");
+    }
+}
