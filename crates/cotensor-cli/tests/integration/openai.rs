@@ -81,6 +81,8 @@ fn http_is_turned_on_once_and_survives_a_takeover() {
     assert_eq!(format!("http://{}/v1", status["http"].as_str().unwrap()), url);
 
     assert_eq!(get(&url, "/metrics", &key).0, 403);
+    let (missing, body) = request(&url, "POST /embeddings", &key, "{}");
+    assert!(missing == 404 && body.contains("POST /v1/embeddings"), "{missing} {body}");
     let (refused, body) = get(&url, "/v1/models", &key[1..]);
     let error: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((refused, &error["error"]["code"]), (401, &"invalid_api_key".into()));
@@ -120,6 +122,13 @@ fn embeddings_are_served_by_a_process_that_the_daemon_starts() {
     };
     let first = embed();
     assert_eq!(first["data"].as_array().unwrap().len(), 2);
+    // The forms of other servers, with the same key.
+    let (status, rows) = request(&url, "POST /embed", &key, r#"{"inputs": ["gulls"]}"#);
+    assert_eq!(serde_json::from_str::<Value>(&rows).unwrap().as_array().map(Vec::len), Some(1), "{status} {rows}");
+    for path in ["/rerank", "/v2/rerank"] {
+        let (status, error) = request(&url, &format!("POST {path}"), &key, r#"{"model": "m", "query": "a"}"#);
+        assert!(status == 400 && error.contains("documents"), "{status} {error}");
+    }
     let (status, error) = request(&url, "POST /v1/embeddings", &key, r#"{"model": "/nowhere", "input": "a"}"#);
     assert!((400..500).contains(&status) && error.contains("/nowhere"), "{status} {error}");
 

@@ -1,4 +1,5 @@
-//! Access rules: a request needs a token that is good for its path, and the user if the token is only for this user. Requests
+//! Access rules: a request needs a token that is good for its path, and the user if the token is only for this user. A path
+//! without an endpoint needs none for its error. Requests
 //! that a page of another site makes a browser send are refused.
 
 use super::admission::Peer;
@@ -6,7 +7,7 @@ use super::answer::Refusal;
 use super::config::HttpConfig;
 use super::context::Http;
 use super::token::Token;
-use super::v1;
+use super::{paths, v1};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, ORIGIN};
@@ -25,7 +26,7 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 pub(super) struct Access {
     /// Good for all paths.
     token: KnownToken,
-    /// Good for the paths below `/v1` only.
+    /// Good for the paths of models only.
     v1_token: KnownToken,
     /// Host names by which browsers may address the daemon.
     hosts: Vec<String>,
@@ -73,7 +74,10 @@ impl Access {
         };
         self.check_length(request)?;
         self.check_site(request)?;
-        let good = known.filter(|known| std::ptr::eq(*known, &self.token) || v1::is_below(path));
+        if !paths::is_known(path) {
+            return Err(paths::nothing_at(path).into());
+        }
+        let good = known.filter(|known| std::ptr::eq(*known, &self.token) || v1::serves(path));
         let trusted = good.is_some_and(|known| known.allows(peer));
         let reads = [Method::GET, Method::HEAD].contains(request.method());
         if trusted || reads && PUBLIC.contains(&path) {
@@ -81,14 +85,14 @@ impl Access {
         }
         Err(match known {
             Some(_) if good.is_none() => {
-                let message = "this token is good for the paths below /v1 only: `cotensor token` prints the other one";
+                let message = "this token is good for the paths of models only: `cotensor token` prints the other one";
                 Refusal::new(StatusCode::FORBIDDEN, message)
             }
             Some(_) => {
                 let message = "only processes of the daemon's user are served; with `--token-file`, every client with the token is";
                 Refusal::new(StatusCode::FORBIDDEN, message)
             }
-            None if v1::is_below(path) => {
+            None if v1::serves(path) => {
                 let message = "a token is required: `cotensor env openai` prints it as OPENAI_API_KEY";
                 Refusal::new(StatusCode::UNAUTHORIZED, message)
             }
@@ -164,7 +168,7 @@ pub(super) async fn guard(
     next: Next,
 ) -> Response {
     let checked = http.access.check(&request, &peer);
-    let for_models = v1::is_below(request.uri().path());
+    let for_models = v1::serves(request.uri().path());
     let trusted = matches!(checked, Ok(true));
     if trusted {
         peer.trust();

@@ -6,12 +6,13 @@
 //! | `DELETE /session` | ends that session |
 //! | `GET`, `PUT`, `DELETE /tensors/NAME` | a tensor's bytes, with ranges; `PUT` takes `?dtype=float32&shape=2,3`, `GET` `?format=npy` |
 //! | `GET /health` | version, protocol and Unix socket |
-//! | `/v1/…` | OpenAI's API, forwarded to the model process |
+//! | `/v1/…`, `/embed`, `/rerank`, `/v2/rerank` | APIs of OpenAI and others, forwarded to the model process |
 //! | `GET /metrics` | counters for Prometheus |
 //! | `GET /openrpc.json` | the OpenRPC document, as `rpc.discover` |
 //! | `GET /` | the dashboard |
 //!
-//! Every request except `GET /health` and `GET /` needs the token; see [`HttpConfig`]. A second token is good for `/v1` only.
+//! Every request except `GET /health` and `GET /` needs the token; see [`HttpConfig`]. A second token is good for the paths of
+//! models only. Any other path is 404.
 
 mod about;
 mod access;
@@ -25,6 +26,7 @@ mod listening;
 mod metrics;
 mod on_request;
 mod paced;
+mod paths;
 mod peer;
 mod range;
 mod rpc;

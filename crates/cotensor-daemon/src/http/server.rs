@@ -10,7 +10,7 @@ use super::listening::HttpListening;
 use super::paced::Paced;
 use super::sessions::Sessions;
 use super::v1::Forwarder;
-use super::{about, metrics, rpc, tensors, unread, v1};
+use super::{about, metrics, paths, rpc, tensors, unread, v1};
 use crate::daemon::Daemon;
 use crate::descriptors::{are_for_takeover, none_left};
 use crate::refusals::Refusals;
@@ -105,7 +105,8 @@ async fn serve_until(http: Arc<Http>, listener: TcpListener, stop: impl Future<O
 
 fn routes(http: Arc<Http>) -> Router {
     let tensor = get(tensors::get).put(tensors::put).delete(tensors::delete);
-    Router::new()
+    let router = v1::OTHER_PATHS.iter().fold(Router::new(), |router, path| router.route(path, any(v1::forward)));
+    router
         .route("/", get(about::page))
         .route("/health", get(about::health))
         .route("/metrics", get(metrics::get))
@@ -141,14 +142,12 @@ async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
 }
 
 async fn no_such_path(uri: Uri) -> Refusal {
-    Error::not_found(format!("there is nothing at {}: docs/protocol.md lists the paths", uri.path())).into()
+    paths::nothing_at(uri.path()).into()
 }
 
 async fn no_such_method() -> Refusal {
-    Refusal::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "this path does not take this method: docs/protocol.md lists those it takes",
-    )
+    let message = format!("this path does not take this method; {}", paths::ENDPOINTS);
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
 async fn end_session(State(http): State<Arc<Http>>, headers: HeaderMap) -> Result<StatusCode, Refusal> {

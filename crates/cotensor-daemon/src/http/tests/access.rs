@@ -23,7 +23,7 @@ fn token_is_required_except_for_health_and_page() {
             ("DELETE", "/tensors/x"),
             ("POST", "/jsonrpc"),
             ("DELETE", "/session"),
-            ("GET", "/nothing"),
+            ("POST", "/embed"),
             ("POST", "/health"),
             ("OPTIONS", "/"),
         ];
@@ -50,6 +50,23 @@ fn token_is_required_except_for_health_and_page() {
         }
         assert_eq!(running.get("/tensors/x").body, b"1");
     }
+}
+
+#[test]
+fn path_without_an_endpoint_is_404_with_the_endpoints() {
+    let running = Running::start(|_, _| {});
+    let token = format!("Bearer {}", running.token);
+    for headers in [&[][..], &[("Authorization", token.as_str())]] {
+        for path in ["/embeddings", "/v2/embeddings", "/v1embeddings", "/api/embed", "/tensors"] {
+            let answer = running.anonymous("POST", path, headers, b"{}");
+            let message = answer.json()["error"]["message"].to_string();
+            assert_eq!(answer.status, 404, "{path}: {message}");
+            assert!(message.contains(path) && message.contains("POST /v1/embeddings"), "{message}");
+        }
+    }
+    // A wrong token and another site's page stay refused.
+    assert_eq!(running.anonymous("GET", "/nothing", &[("Authorization", "Bearer x")], b"").status, 401);
+    assert_eq!(running.anonymous("GET", "/nothing", &[("Origin", "http://elsewhere.example")], b"").status, 403);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! OpenAI's API: requests below `/v1` are forwarded to the model process.
+//! APIs for models: requests below `/v1`, and for some paths of other servers, are forwarded to the model process.
 
 mod answer;
 mod connections;
@@ -9,7 +9,10 @@ pub(super) use answer::openai_error;
 pub(super) use forward::forward;
 pub(super) use forwarder::Forwarder;
 
-/// Whether a path is one of this API.
-pub(super) fn is_below(path: &str) -> bool {
-    path == "/v1" || path.starts_with("/v1/")
+/// The paths of other servers' APIs for models, beside those below `/v1`: of text-embeddings-inference and Cohere.
+pub(super) const OTHER_PATHS: [&str; 3] = ["/embed", "/rerank", "/v2/rerank"];
+
+/// Whether requests for a path go to the model process.
+pub(super) fn serves(path: &str) -> bool {
+    path == "/v1" || path.starts_with("/v1/") || OTHER_PATHS.contains(&path)
 }
