@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, List, Literal, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Literal, NamedTuple, Optional, Union
 
 from . import _warnings
 from ._native import Functions, LocalModels, Store
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 FUNCTION = "model.embed"
 #: The most texts of one call. The texts of concurrent calls run together.
 CALL_TEXTS_MAX = 256
+#: The most positions of texts in a warning.
+_SHOWN_MAX = 10
 #: Options of sentence-transformers' `encode`, with the values that change nothing here.
 _NEUTRAL = {
     "prompt": (None,),
@@ -48,6 +50,19 @@ _NEUTRAL = {
 }
 
 
+class Embedded(NamedTuple):
+    """The embeddings of texts, and what the model read of them."""
+
+    #: An array of shape [texts, dimensions], float32.
+    rows: "_Rows"
+    #: The number of tokens that the model read of each text.
+    tokens: List[int]
+    #: The positions of the texts whose end was cut off, because the model reads no longer ones.
+    truncated: List[int]
+    #: What a reader of the numbers has to know, such as dimensions that the model does not declare.
+    notices: List[str]
+
+
 class Embedder:
     """Embeds texts as sentence-transformers does, with no other package than numpy.
 
@@ -55,8 +70,13 @@ class Embedder:
     unloads it after a time without calls. Texts that were embedded before, by any program, are not computed again.
 
     ``prompt_name`` names the model's prompt that is put before each text (``query``, ``document``). ``dimensions`` shortens the
-    embeddings to their first numbers, scaled to length 1. ``store`` is the daemon's store: by default that of
-    :func:`cotensor.connect`, which starts the daemon when none runs. ``timeout`` limits each call, in seconds.
+    embeddings to their first numbers, scaled to length 1; a :class:`RuntimeWarning` says if the model does not declare them.
+    ``store`` is the daemon's store: by default that of :func:`cotensor.connect`, which starts the daemon when none runs.
+    ``timeout`` limits each call, in seconds.
+
+    The end of a text that is longer than the model reads is cut off, with a :class:`RuntimeWarning` once for each call.
+    :meth:`embed_with_details` returns which texts were cut, without the warning. With ``truncate=False`` such a text is an error
+    that names it: a :class:`RemoteError` from the daemon, an :class:`InvalidError` if ``is_local``.
 
     Where no daemon answers and none can be started, the constructor or a call raises :class:`NoDaemonError`. With
     ``fallback="local"`` it gives a :class:`RuntimeWarning` with the reason instead, once, and this process loads the model, with
@@ -77,6 +97,7 @@ class Embedder:
         store: Optional[Store] = None,
         timeout: Optional[float] = None,
         fallback: Optional[Literal["local"]] = None,
+        truncate: bool = True,
     ) -> None:
         from . import connect
 
@@ -91,6 +112,7 @@ class Embedder:
         self.dimensions = dimensions
         self.timeout = timeout
         self.fallback = fallback
+        self.truncate = truncate
         self._is_local = False
         self._switching = threading.Lock()
         try:
@@ -119,38 +141,69 @@ class Embedder:
         parallel: Optional[int] = None,
         *,
         prompt_name: Optional[str] = None,
+        truncate: Optional[bool] = None,
     ) -> "_Rows":
         """The embeddings: an array of shape [texts, dimensions], float32; of shape [dimensions] for a single text.
 
-        ``batch_size`` and ``parallel``, which fastembed has, have no effect: the model process chooses its batches.
+        ``batch_size`` and ``parallel``, which fastembed has, have no effect: the model process chooses its batches. ``truncate``
+        replaces that of the embedder for this call.
 
         Raises :class:`UnsupportedError` for a model without sentence embeddings, :class:`NotFoundError` for an unknown model,
         :class:`NoDaemonError` without a daemon and without ``fallback``, :class:`TimedOutError` after ``timeout``, and
-        :class:`ConflictError` if ``is_local`` in a forked child of a process that had loaded models.
+        :class:`ConflictError` if ``is_local`` in a forked child of a process that had loaded models. The error of a text names
+        its position, as ``texts[3]``.
+        """
+        embedded = self.embed_with_details(texts, prompt_name=prompt_name, truncate=truncate)
+        notices = list(embedded.notices)
+        if embedded.truncated:
+            shown = ", ".join(map(str, embedded.truncated[:_SHOWN_MAX]))
+            rest = ", ..." if len(embedded.truncated) > _SHOWN_MAX else ""
+            notices.append(
+                f"texts longer than the model reads were cut at their end: {len(embedded.truncated)} of {len(embedded.tokens)}, "
+                f"at positions {shown}{rest}; truncate=False refuses them"
+            )
+        for notice in notices:
+            _warnings.warn(notice)
+        return embedded.rows[0] if isinstance(texts, str) else embedded.rows
+
+    def embed_with_details(
+        self,
+        texts: Union[str, Iterable[str]],
+        *,
+        prompt_name: Optional[str] = None,
+        truncate: Optional[bool] = None,
+    ) -> Embedded:
+        """As :meth:`embed`, with the tokens of each text and the positions of those that were cut, and without warnings. A single
+        text has one row.
         """
         import numpy as np
 
-        single = isinstance(texts, str)
         given: List[str] = [texts] if isinstance(texts, str) else list(texts)
         for at, text in enumerate(given):
             if not isinstance(text, str):
                 raise InvalidError(f"texts[{at}] is no str but a {type(text).__name__}", field="texts")
-        parts = [self._call(given[at : at + CALL_TEXTS_MAX], prompt_name) for at in range(0, len(given), CALL_TEXTS_MAX)]
-        if not parts:
-            return np.empty((0, 0), np.float32)
+            if not text.isascii():
+                _check_unicode(text, at)
+        cuts = self.truncate if truncate is None else truncate
+        parts: List["_Rows"] = []
+        tokens: List[int] = []
+        truncated: List[int] = []
+        notices: List[str] = []
+        for at in range(0, len(given), CALL_TEXTS_MAX):
+            part = self._call(given[at : at + CALL_TEXTS_MAX], prompt_name, cuts, at)
+            parts.append(part.rows)
+            tokens += part.tokens
+            truncated += [at + position for position in part.truncated]
+            notices += [notice for notice in part.notices if notice not in notices]
         # A copy, which callers may change in place, as that of other libraries. The results of calls are read-only.
-        rows: "_Rows" = np.concatenate(parts)
-        if self.dimensions is not None:
-            if self.dimensions > rows.shape[1]:
-                raise InvalidError(f"the embeddings of this model have {rows.shape[1]} dimensions", field="dimensions")
-            rows = _normalized(rows[:, : self.dimensions])
-        return rows[0] if single else rows
+        rows: "_Rows" = np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+        return Embedded(rows, tokens, truncated, notices)
 
-    def _call(self, texts: List[str], prompt_name: Optional[str]) -> "_Rows":
+    def _call(self, texts: List[str], prompt_name: Optional[str], truncate: bool, first: int) -> Embedded:
         prompt_name = prompt_name or self.prompt_name
         if self._daemon is not None and not self._is_local:
             try:
-                return self._call_daemon(self._daemon, texts, prompt_name)
+                return self._call_daemon(self._daemon, texts, prompt_name, truncate, first)
             except NoDaemonError as error:
                 # Of a daemon that answers, this is an error of its model process.
                 if self.fallback is None or _answers(self._daemon.socket):
@@ -158,11 +211,26 @@ class Embedder:
                 self._fall_back(error)
         import numpy as np
 
-        values, width = _local_models().embed(self.model, texts, prompt_name, self.timeout)
-        return np.frombuffer(values, np.float32).reshape(len(texts), width)
+        values, width, tokens, truncated, notices = _local_models().embed(
+            self.model,
+            texts,
+            prompt_name,
+            self.timeout,
+            dimensions=self.dimensions,
+            truncate=truncate,
+            first_index=first,
+        )
+        return Embedded(np.frombuffer(values, np.float32).reshape(len(texts), width), tokens, truncated, notices)
 
-    def _call_daemon(self, store: Store, texts: List[str], prompt_name: Optional[str]) -> "_Rows":
-        arguments = {"model": self.model, "texts": texts, "prompt_name": prompt_name}
+    def _call_daemon(self, store: Store, texts: List[str], prompt_name: Optional[str], truncate: bool, first: int) -> Embedded:
+        arguments: Dict[str, Any] = {"model": self.model, "texts": texts, "prompt_name": prompt_name}
+        # Model processes of former versions do not know these.
+        if self.dimensions is not None:
+            arguments["dimensions"] = self.dimensions
+        if not truncate:
+            arguments["truncate"] = False
+        if first:
+            arguments["first_index"] = first
         try:
             result = self._functions.call(FUNCTION, kwargs=arguments)
         except (NotFoundError, IoError) as error:
@@ -171,8 +239,7 @@ class Embedder:
                 raise
             store.start_models()
             result = self._functions.call(FUNCTION, kwargs=arguments)
-        rows: "_Rows" = result["embeddings"]
-        return rows
+        return Embedded(result["embeddings"], result["tokens"], result.get("truncated", []), result.get("notices", []))
 
     def _fall_back(self, error: NoDaemonError) -> None:
         """Uses the models of this process from now on, and warns the first time."""
@@ -233,7 +300,7 @@ class Embedder:
 
     def get_embedding_dimension(self) -> int:
         """As sentence-transformers: the number of dimensions."""
-        return int(self.embed("a").shape[0])
+        return int(self.embed_with_details("a").rows.shape[1])
 
     get_sentence_embedding_dimension = get_embedding_dimension
 
@@ -285,6 +352,14 @@ def _answers(socket: Optional[Path]) -> bool:
     except CotensorError:
         pass
     return True
+
+
+def _check_unicode(text: str, at: int) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"texts[{at}] has half of a surrogate pair at character {error.start}, which no Unicode text has"
+        raise InvalidError(message, field="texts") from None
 
 
 def _normalized(rows: "_Rows") -> "_Rows":

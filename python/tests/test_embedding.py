@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Iterator
 
@@ -58,7 +59,8 @@ def test_names_of_other_libraries_work(embedder: cotensor.Embedder) -> None:
 
 
 def test_dimensions_are_the_first_ones(daemon: Daemon, embedder: cotensor.Embedder) -> None:
-    short = cotensor.Embedder(BERT, store=daemon.connect(), dimensions=4).embed(TEXTS)
+    with pytest.warns(RuntimeWarning, match="dimensions"):
+        short = cotensor.Embedder(BERT, store=daemon.connect(), dimensions=4).embed(TEXTS)
     first = embedder.embed(TEXTS)[:, :4]
     assert np.allclose(short, first / np.linalg.norm(first, axis=1, keepdims=True), atol=1e-6)
     with pytest.raises(cotensor.InvalidError, match="dimensions"):
@@ -74,6 +76,39 @@ def test_wrong_input_is_an_error(daemon: Daemon, embedder: cotensor.Embedder, tm
         embedder.embed("a", prompt_name="none")
     with pytest.raises(cotensor.CotensorError, match="config.json"):
         cotensor.Embedder(tmp_path, store=daemon.connect()).embed("a")
+
+
+def test_texts_that_are_cut_are_named(daemon: Daemon, embedder: cotensor.Embedder) -> None:
+    long = "a crane " * 100
+    texts = ["gulls"] * 300 + [long, "nets", long]
+    with pytest.warns(RuntimeWarning, match=r"2 of 303, at positions 300, 302; truncate=False") as caught:
+        rows = embedder.embed(texts)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        detailed = embedder.embed_with_details(texts)
+        embedder.embed(texts[:300])
+        embedder.embed("gulls", truncate=False)
+    assert np.array_equal(detailed.rows, rows)
+    assert (detailed.truncated, detailed.tokens[300], len(detailed.tokens)) == ([300, 302], 64, 303)
+    strict = cotensor.Embedder(BERT, store=daemon.connect(), truncate=False)
+    for refuse in (lambda: embedder.embed(texts, truncate=False), lambda: strict.embed(texts)):
+        with pytest.raises(cotensor.CotensorError, match=r"texts\[300\].*longer than the 64 tokens"):
+            refuse()
+    with pytest.warns(RuntimeWarning, match="cut"):
+        strict.embed(texts, truncate=True)
+
+
+def test_dimensions_that_the_model_does_not_declare_give_a_warning(daemon: Daemon) -> None:
+    embedder = cotensor.Embedder(BERT, store=daemon.connect(), dimensions=4)
+    with pytest.warns(RuntimeWarning, match="matryoshka_dimensions"):
+        embedder.embed(TEXTS * 100)
+    assert len(embedder.embed_with_details(TEXTS * 100).notices) == 1
+
+
+def test_half_of_a_surrogate_pair_is_named(embedder: cotensor.Embedder) -> None:
+    with pytest.raises(cotensor.InvalidError, match=r"texts\[1\].*character 2"):
+        embedder.embed(["\u00e9", "a \ud800"])
 
 
 def test_processes_share_one_model(daemon: Daemon) -> None:

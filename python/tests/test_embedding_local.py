@@ -21,7 +21,9 @@ from conftest import REPOSITORY, Daemon, command, serving
 import cotensor
 
 BERT = REPOSITORY / "fixtures" / "tiny" / "bert"
-TEXTS = ["gulls", "a crane lifts grain", "nets dry on the quay", "the harbour wakes " * 20]
+TEXTS = ["gulls", "a crane lifts grain", "nets dry on the quay", "the harbour wakes " * 3]
+#: Longer than the model reads.
+LONG = "the harbour wakes " * 20
 
 
 @pytest.fixture
@@ -59,6 +61,12 @@ def test_embeddings_equal_those_of_the_daemon(daemon: Daemon, runtime: Path) -> 
         here = local(**options)
         assert here.is_local and not there.is_local
         assert np.array_equal(here.embed(TEXTS), there.embed(TEXTS))
+        many = [*TEXTS * 80, LONG]
+        details = here.embed_with_details(many)
+        assert details[1:] == there.embed_with_details(many)[1:] and details.truncated == [320]
+        for embedder in (here, there):
+            with pytest.raises(cotensor.CotensorError, match=r"texts\[320\].*longer than the 64 tokens"):
+                embedder.embed(many, truncate=False)
         assert np.array_equal(here.embed("another text"), there.embed("another text"))
         assert np.array_equal(here.encode_document(TEXTS * 80), there.encode_document(TEXTS * 80))
         assert here.get_embedding_dimension() == there.get_embedding_dimension()

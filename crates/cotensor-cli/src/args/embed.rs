@@ -28,4 +28,7 @@ pub(crate) struct EmbedArgs {
     /// Prompt of the model that is put before each text, such as query or document.
     #[arg(long, value_name = "NAME")]
     pub(crate) prompt_name: Option<String>,
+    /// Refuse texts that are longer than the model reads, instead of cutting their end off.
+    #[arg(long)]
+    pub(crate) no_truncate: bool,
 }

@@ -4,7 +4,7 @@ use super::call::model_error;
 use super::connection::connect;
 use crate::args::EmbedArgs;
 use crate::launch::Program;
-use crate::output::{Steps, json_line, print_json, write_out};
+use crate::output::{Steps, json_line, print_json, report as warn, write_out};
 use cotensor::core::{DType, Error, Result};
 use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
 use cotensor_client::ClientStore;
@@ -24,6 +24,8 @@ const CALL_TEXTS_MAX: usize = 256;
 const LINE_BYTES_MAX: u64 = 16 << 20;
 /// The most texts of standard input.
 const TEXTS_MAX: usize = 10_000_000;
+/// The most positions of texts in a line on standard error.
+const TEXTS_SHOWN_MAX: usize = 10;
 const FUNCTION: &str = "model.embed";
 
 /// The line of one text.
@@ -32,6 +34,9 @@ struct Line<'a> {
     index: usize,
     text: &'a str,
     tokens: i64,
+    /// Whether the end of the text was cut off.
+    #[serde(rename = "truncated", skip_serializing_if = "std::ops::Not::not")]
+    is_truncated: bool,
     embedding: &'a [f32],
 }
 
@@ -42,6 +47,9 @@ struct Embedded<'a> {
     dimensions: usize,
     texts: usize,
     tokens: i64,
+    /// The positions of the texts whose end was cut off.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    truncated: &'a [usize],
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<&'a Path>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -54,6 +62,8 @@ struct Rows {
     width: usize,
     values: Vec<f32>,
     tokens: Vec<i64>,
+    /// The positions of the texts whose end was cut off, in ascending order.
+    truncated: Vec<usize>,
 }
 
 pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
@@ -71,12 +81,15 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
     let mut rows = Rows::default();
     let steps = (texts.len() > CALL_TEXTS_MAX).then(Steps::new);
     for part in texts.chunks(CALL_TEXTS_MAX) {
-        rows.add(&models, model, part, args.prompt_name.as_deref())?;
+        rows.add(&models, model, part, args)?;
         if let Some(steps) = &steps {
             steps.step(rows.tokens.len() as u64, texts.len() as u64, "embedding");
         }
     }
     drop(steps);
+    if !rows.truncated.is_empty() {
+        warn(&cut(&rows.truncated));
+    }
     match format {
         Some((path, OutputFormat::Matrix)) => rows.write_matrix(path)?,
         Some((path, OutputFormat::Lines)) => rows.write_lines(path, texts)?,
@@ -89,6 +102,7 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
             dimensions: rows.width,
             texts: texts.len(),
             tokens: rows.tokens.iter().sum(),
+            truncated: &rows.truncated,
             output: args.output.as_deref(),
             embeddings,
         });
@@ -153,6 +167,17 @@ fn output_format(path: &Path) -> Result<OutputFormat> {
     }
 }
 
+/// The line on standard error about texts that were cut.
+fn cut(texts: &[usize]) -> String {
+    let shown: Vec<String> = texts.iter().take(TEXTS_SHOWN_MAX).map(usize::to_string).collect();
+    let rest = if texts.len() > shown.len() { ", …" } else { "" };
+    format!(
+        "{} longer than the model reads and cut at the end: {}{rest} (counted from 0; --no-truncate refuses)",
+        if texts.len() == 1 { "1 text is".to_owned() } else { format!("{} texts are", texts.len()) },
+        shown.join(", ")
+    )
+}
+
 /// The texts of standard input.
 fn lines() -> Result<Vec<String>> {
     let mut input = std::io::stdin().lock();
@@ -160,8 +185,8 @@ fn lines() -> Result<Vec<String>> {
     loop {
         let number = texts.len() + 1;
         let io = |error| Error::io("reading standard input", &error);
-        let mut line = String::new();
-        let count = std::io::Read::take(&mut input, LINE_BYTES_MAX).read_line(&mut line).map_err(io)?;
+        let mut line = Vec::new();
+        let count = std::io::Read::take(&mut input, LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(io)?;
         if count as u64 == LINE_BYTES_MAX || number > TEXTS_MAX {
             let message = format!("line {number}: at most {TEXTS_MAX} lines of {LINE_BYTES_MAX} bytes are read");
             return Err(Error::invalid(message).in_field("--stdin"));
@@ -169,6 +194,10 @@ fn lines() -> Result<Vec<String>> {
         if count == 0 {
             break;
         }
+        let line = String::from_utf8(line).map_err(|error| {
+            let at = error.utf8_error().valid_up_to() + 1;
+            Error::invalid(format!("line {number}: byte {at} is not UTF-8")).in_field("--stdin")
+        })?;
         let text = line.trim_end_matches(['\n', '\r']);
         texts.push(match text.trim_start().starts_with('{') {
             false => text.to_owned(),
@@ -190,15 +219,32 @@ fn lines() -> Result<Vec<String>> {
     }
 }
 
+/// The line of standard input with the text that an error of the model process names: `texts[3]: …`.
+fn line_of(error: &Error) -> Option<usize> {
+    let (position, _) = error.message().strip_prefix("texts[")?.split_once(']')?;
+    Some(position.parse::<usize>().ok()? + 1)
+}
+
 impl Rows {
     /// Embeds further texts.
-    fn add(&mut self, models: &ModelFunctions, model: &str, texts: &[String], prompt_name: Option<&str>) -> Result<()> {
+    fn add(&mut self, models: &ModelFunctions, model: &str, texts: &[String], args: &EmbedArgs) -> Result<()> {
         let list: Vec<Value> = texts.iter().map(|text| text.as_str().into()).collect();
         let mut arguments = Arguments::new().named("model", model).named("texts", list);
-        if let Some(name) = prompt_name {
-            arguments = arguments.named("prompt_name", name);
+        if let Some(name) = &args.prompt_name {
+            arguments = arguments.named("prompt_name", name.as_str());
         }
-        let answer = models.call(FUNCTION, &arguments)?;
+        if args.no_truncate {
+            arguments = arguments.named("truncate", false);
+        }
+        let before = self.tokens.len();
+        if before > 0 {
+            arguments = arguments.named("first_index", before as i64);
+        }
+        let answer = models.call(FUNCTION, &arguments).map_err(|error| match line_of(&error) {
+            // Each line of standard input is a text.
+            Some(line) if args.stdin => error.prefixed(format_args!("line {line}")),
+            _ => error,
+        })?;
         let answer = answer.as_map()?;
         let corrupt = || Error::corrupt("the answer of the model process has no embeddings");
         let lease = answer.get("embeddings").ok_or_else(corrupt)?.as_tensor()?;
@@ -211,6 +257,10 @@ impl Rows {
         for tokens in answer.get("tokens").ok_or_else(corrupt)?.as_list()? {
             self.tokens.push(tokens.as_int()?);
         }
+        // Model processes of former versions answer no such list.
+        for at in answer.get("truncated").map(Value::as_list).transpose()?.unwrap_or_default() {
+            self.truncated.push(before + usize::try_from(at.as_int()?).map_err(|_| corrupt())?);
+        }
         Ok(())
     }
 
@@ -220,7 +270,10 @@ impl Rows {
 
     fn lines<'a>(&'a self, texts: &'a [String]) -> impl Iterator<Item = Result<String>> + 'a {
         let rows = self.rows().zip(texts).zip(&self.tokens).enumerate();
-        rows.map(|(index, ((embedding, text), &tokens))| json_line(&Line { index, text, tokens, embedding }))
+        rows.map(|(index, ((embedding, text), &tokens))| {
+            let is_truncated = self.truncated.binary_search(&index).is_ok();
+            json_line(&Line { index, text, tokens, is_truncated, embedding })
+        })
     }
 
     fn write_lines(&self, path: &Path, texts: &[String]) -> Result<()> {

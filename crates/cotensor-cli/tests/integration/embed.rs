@@ -65,3 +65,34 @@ fn texts_are_embedded_to_lines_and_matrices() {
     drop(models);
     assert!(!daemon.path("v1").exists());
 }
+
+#[test]
+fn texts_that_are_cut_or_refused_are_named() {
+    let daemon = Daemon::start(&[]);
+    let _models = Models::start(&daemon);
+    let bert = bert();
+    let long = "a crane ".repeat(100);
+    let cut = daemon.command(&["embed", &bert, "gulls", &long]).output().unwrap();
+    let (printed, said) = (String::from_utf8(cut.stdout).unwrap(), String::from_utf8(cut.stderr).unwrap());
+    assert!(said.contains("1 text is longer than the model reads") && said.contains("end: 1 ("), "{said}");
+    let lines: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!([&lines[0]["truncated"], &lines[1]["truncated"]], [&Value::Null, &true.into()]);
+    assert_eq!(daemon.json(&["embed", &bert, "gulls", &long])["truncated"], serde_json::json!([1]));
+    daemon.expect_error(
+        &["embed", &bert, "gulls", &long, "--no-truncate"],
+        2,
+        &["texts[1]", "longer than the 64 tokens"],
+    );
+    daemon.ok(&["embed", &bert, "gulls", "--no-truncate"]);
+
+    // Beyond the first call.
+    let input = format!("{}{long}\n", "gulls\n".repeat(300));
+    let refused = daemon.run_with_input(&["embed", &bert, "--stdin", "--no-truncate"], input.as_bytes());
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("texts[300]") && said.contains("line 301"), "{said}");
+    let cut = daemon.run_with_input(&["embed", &bert, "--stdin"], input.as_bytes());
+    assert!(String::from_utf8(cut.stderr).unwrap().contains("end: 300 ("));
+    let bad = daemon.run_with_input(&["embed", &bert, "--stdin"], b"gulls\nnets \xff dry\n");
+    let said = String::from_utf8(bad.stderr).unwrap();
+    assert!(bad.status.code() == Some(2) && said.contains("line 2: byte 6 is not UTF-8"), "{said}");
+}
