@@ -21,7 +21,8 @@ ALLOWED = {
     "cotensor-preprocess": {"cotensor-core", "cotensor-graph"},
     "cotensor-hub": {"cotensor-core", "cotensor-memory", "cotensor-preprocess"},
     "cotensor-model": {
-        "cotensor-core", "cotensor-formats", "cotensor-graph", "cotensor-hub", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"
+        "cotensor-core", "cotensor-formats", "cotensor-graph", "cotensor-hub", "cotensor-memory", "cotensor-sharing", "cotensor-store",
+        "cotensor-preprocess"
     },
     "cotensor-placement": {"cotensor-core"},
     "cotensor-rpc": {"cotensor-core"},

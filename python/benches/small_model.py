@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import shutil
+import json
 from pathlib import Path
 
 SKELETON = Path(__file__).resolve().parents[2] / "fixtures" / "skeletons" / "bert-base"
 
 
-def make_model(folder: Path) -> Path:
-    """Makes the folder: onnx/model.onnx, the tokenizer, and torch/ for sentence-transformers."""
+def make_model(folder: Path, positions: int = 512, width: int = 384, layers: int = 6) -> Path:
+    """Makes the folder: onnx/model.onnx, the tokenizer, and torch/ for sentence-transformers. A text has at most `positions` tokens."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, Pooling, Transformer
@@ -18,13 +18,19 @@ def make_model(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, attn_implementation="eager"
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+        intermediate_size=4 * width,
+        max_position_embeddings=positions,
+        attn_implementation="eager",
     )
     bert = BertModel(config, add_pooling_layer=False).eval()
     (folder / "onnx").mkdir(parents=True)
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_bytes(gzip.decompress((SKELETON / "tokenizer.json.gz").read_bytes()))
-    shutil.copy(SKELETON / "tokenizer_config.json", folder)
+    settings = json.loads((SKELETON / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": positions}))
     config.save_pretrained(folder)
 
     class Graph(torch.nn.Module):
@@ -52,5 +58,5 @@ def make_model(folder: Path) -> Path:
     bert.save_pretrained(source)
     PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), pad_token="[PAD]", unk_token="[UNK]").save_pretrained(source)
     words = Transformer(str(source), max_seq_length=256)
-    SentenceTransformer(modules=[words, Pooling(384), Normalize()]).save(str(folder / "torch"))
+    SentenceTransformer(modules=[words, Pooling(width), Normalize()]).save(str(folder / "torch"))
     return folder

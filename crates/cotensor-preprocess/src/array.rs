@@ -1,4 +1,4 @@
-use bytemuck::{AnyBitPattern, NoUninit};
+use bytemuck::{AnyBitPattern, Pod};
 use cotensor_core::{DType, Error, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -14,11 +14,16 @@ pub struct Array {
 /// The elements of an array, of any type.
 trait Elements: Send + Sync {
     fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-impl<T: NoUninit + Send + Sync> Elements for Vec<T> {
+impl<T: Pod + Send + Sync> Elements for Vec<T> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self)
     }
 }
 
@@ -30,7 +35,7 @@ impl Array {
     /// `Invalid` when `T` has another size than `dtype`, or when `shape` has another number of elements.
     pub fn new<T>(dtype: DType, shape: impl Into<Vec<usize>>, elements: Vec<T>) -> Result<Self>
     where
-        T: NoUninit + Send + Sync + 'static,
+        T: Pod + Send + Sync,
     {
         let shape = shape.into();
         if size_of::<T>() != dtype.size_bytes() {
@@ -41,6 +46,23 @@ impl Array {
             return Err(Error::invalid(format!("{} elements do not fill shape {shape:?}", elements.len())));
         }
         Ok(Self { dtype, shape, elements: Arc::new(elements) })
+    }
+
+    /// An array of zeros.
+    ///
+    /// # Errors
+    /// `Invalid` for a shape with too many elements.
+    pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self> {
+        let shape = shape.into();
+        let count = shape.iter().try_fold(1usize, |total, &dim| total.checked_mul(dim));
+        let count = count.filter(|count| count.checked_mul(8).is_some_and(|bytes| bytes <= isize::MAX as usize));
+        let count = count.ok_or_else(|| Error::invalid(format!("shape {shape:?} has too many elements")))?;
+        match dtype.size_bytes() {
+            1 => Self::new(dtype, shape, vec![0u8; count]),
+            2 => Self::new(dtype, shape, vec![0u16; count]),
+            4 => Self::new(dtype, shape, vec![0u32; count]),
+            _ => Self::new(dtype, shape, vec![0u64; count]),
+        }
     }
 
     /// A `float32` array.
@@ -80,6 +102,11 @@ impl Array {
     /// The elements as bytes.
     pub fn bytes(&self) -> &[u8] {
         self.elements.bytes()
+    }
+
+    /// The elements as bytes, to write; `None` when another array shares them.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Some(Arc::get_mut(&mut self.elements)?.bytes_mut())
     }
 
     /// The elements as numbers of the size of the element type.
@@ -144,5 +171,15 @@ mod tests {
         assert_eq!(Array::i64([1], vec![-1]).unwrap().as_i64().unwrap(), [-1]);
         assert!(Array::new(DType::I64, [1], vec![1i32]).is_err() && Array::f32([2], vec![1.0]).is_err());
         assert!(Array::f32([usize::MAX, 2], vec![1.0]).is_err());
+    }
+
+    #[test]
+    fn elements_are_written_until_they_are_shared() {
+        let mut array = Array::zeros(DType::F32, [2]).unwrap();
+        array.bytes_mut().unwrap()[4..].copy_from_slice(&1.5f32.to_ne_bytes());
+        let shared = array.clone();
+        assert!(array.bytes_mut().is_none());
+        assert_eq!(array.as_f32().unwrap(), [0.0, 1.5]);
+        assert!(shared == array && Array::zeros(DType::I64, [usize::MAX / 8, 1]).is_err());
     }
 }

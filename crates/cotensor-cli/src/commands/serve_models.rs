@@ -9,7 +9,7 @@ use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
-use cotensor::memory::process::{check_memory, trim_heap};
+use cotensor::memory::process::{check_memory, trim_heap, use_one_heap};
 use cotensor_client::bind_unix;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
@@ -33,6 +33,8 @@ struct Started {
 }
 
 pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<()> {
+    // The memory of a long text returns to the system whole.
+    use_one_heap();
     let mut stop = signals::bytes(&[SIGTERM, SIGINT])?;
     let store = connect(&args.client, program, "models")?;
     let options = LocalOptions {

@@ -5,6 +5,7 @@ use super::attention::AttentionMemory;
 use super::decode::empty_cache;
 use super::outputs::output_of;
 use super::run::fixed_length;
+use super::text_runs::run_length;
 use super::vocabulary::check_vocabulary;
 use crate::model::Model;
 use crate::stage::{Claimed, Made, Stage};
@@ -17,17 +18,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most texts of one run of the graph.
-const RUN_TEXTS_MAX: usize = 32;
-/// The most tokens of one run, padding included.
-const RUN_TOKENS_MAX: usize = 4096;
-/// The most scores of one attention head in a run: texts times the square of their tokens, so that a long text runs alone.
-const RUN_SCORES_MAX: usize = RUN_TOKENS_MAX * 512;
-/// Texts of one run have similar numbers of tokens, because a CPU computes the padding, too: at most this much more than the
-/// shortest, in percent.
-const RUN_SPREAD_PERCENT: usize = 25;
-/// In tokens.
-const RUN_SPREAD_MIN: usize = 8;
+/// The bytes of a token of usual text.
+const BYTES_PER_TOKEN: usize = 4;
 /// Embeddings are published together, when there are so many, and at the end of a call.
 const PUBLISH_TEXTS_MIN: usize = 64;
 /// The label of results in the store.
@@ -45,6 +37,8 @@ pub struct TextEmbedder {
     length: Option<usize>,
     /// Whether each text runs alone: the graph reads a cache, or a fixed number of texts, or joins its rows.
     reads_one: bool,
+    /// The most tokens of a text that the model reads, if they are bounded.
+    tokens_max: Option<usize>,
     settings: ContentHash,
 }
 
@@ -107,6 +101,7 @@ impl TextEmbedder {
             is_pooled: task.result.as_deref() == Some(output),
             length: fixed_length(def, &stage),
             reads_one: has_fixed_count || reads_cache || stage.joins_rows()?.is_some(),
+            tokens_max: tokenizer.max_tokens(),
             settings: hasher.finish(),
             stage,
             def,
@@ -117,6 +112,11 @@ impl TextEmbedder {
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// The number of tokens of a text, estimated from its bytes without the tokenizer.
+    pub fn estimated_tokens(&self, text: &str) -> usize {
+        (text.len() / BYTES_PER_TOKEN).min(self.tokens_max.unwrap_or(usize::MAX))
     }
 
     /// The embeddings of texts, in their order. Texts of similar length run together. `prompt_name` is as in sentence-transformers.
@@ -161,7 +161,8 @@ impl TextEmbedder {
         let mut made = Vec::new();
         let mut rest = missing.as_slice();
         while !rest.is_empty() {
-            let (run, later) = rest.split_at(self.run_length(rest, &tokens));
+            let counts: Vec<usize> = rest.iter().map(|&at| count(&tokens, at)).collect();
+            let (run, later) = rest.split_at(if self.reads_one { 1 } else { run_length(&counts, self.length) });
             let start = Instant::now();
             let computed = self.run_each(run, &tokens, prompt_tokens);
             let recompute = start.elapsed() / u32::try_from(run.len()).unwrap_or(1);
@@ -254,21 +255,6 @@ impl TextEmbedder {
             hasher.number(u64::from(id));
         }
         [self.settings, hasher.number(prompt_tokens as u64).finish()]
-    }
-
-    /// How many of these texts, which are sorted by length, run together.
-    fn run_length(&self, texts: &[usize], tokens: &Texts) -> usize {
-        if self.reads_one {
-            return 1;
-        }
-        let shortest = count(tokens, texts[0]);
-        let longest = (shortest + shortest * RUN_SPREAD_PERCENT / 100).max(shortest + RUN_SPREAD_MIN);
-        let fits = |&(before, &at): &(usize, &usize)| {
-            let width = self.length.unwrap_or(count(tokens, at));
-            let rows = before + 1;
-            count(tokens, at) <= longest && rows * width <= RUN_TOKENS_MAX && rows * width * width <= RUN_SCORES_MAX
-        };
-        texts.iter().enumerate().take(RUN_TEXTS_MAX).take_while(fits).count().max(1)
     }
 
     /// Runs the graph on some texts, and pools. If it fails on several texts, each runs alone, so that the others have theirs.

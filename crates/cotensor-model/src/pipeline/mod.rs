@@ -20,6 +20,7 @@ mod speech;
 mod streaming;
 mod task;
 mod text;
+mod text_runs;
 mod vocabulary;
 mod writing;
 

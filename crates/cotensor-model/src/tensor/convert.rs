@@ -51,7 +51,7 @@ pub(crate) fn from_f32(shape: &[usize], values: Vec<f32>, dtype: DType) -> Optio
 pub(crate) fn from_i32(shape: &[usize], values: Vec<i32>, dtype: DType) -> Option<Result<Array>> {
     fn array<T>(dtype: DType, shape: &[usize], values: Vec<i32>, convert: fn(i32) -> T) -> Result<Array>
     where
-        T: bytemuck::NoUninit + Send + Sync,
+        T: bytemuck::Pod + Send + Sync,
     {
         Array::new(dtype, shape, values.into_iter().map(convert).collect())
     }

@@ -1,5 +1,5 @@
-//! The crate's integration tests, in one program. `engine_leaks.rs` is a program of its own: it counts the mappings of
-//! its process.
+//! The crate's integration tests, in one program. `engine_leaks.rs` and `run_memory.rs` are programs of their own: they
+//! measure their process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adapters;

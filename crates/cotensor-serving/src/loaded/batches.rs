@@ -10,6 +10,9 @@ use tokio::sync::oneshot;
 
 /// The most texts of one round. The texts of a long request take several rounds, between which others run.
 const ROUND_TEXTS_MAX: usize = 64;
+/// The most squared tokens of one round, on which its time and memory depend: 64 texts of 256 tokens. A longer text than that of 2,048
+/// tokens has a round of its own.
+const ROUND_SQUARES_MAX: usize = 64 * 256 * 256;
 
 /// The embeddings of a request, once they are computed.
 pub(super) type PendingEmbeddings = oneshot::Receiver<Result<Vec<TextEmbedding>, TextsError>>;
@@ -77,13 +80,15 @@ impl Worker {
         self.waiting.retain(|job| !job.reply.is_closed());
         let Some(first) = self.waiting.front() else { return };
         let prompt_name = first.prompt_name.clone();
-        let mut room = ROUND_TEXTS_MAX;
+        let mut room = Room::default();
         let mut parts = Vec::new();
         for (at, job) in self.waiting.iter().enumerate().filter(|(_, job)| job.prompt_name == prompt_name) {
-            let count = room.min(job.texts.len() - job.done.len());
-            parts.push((at, count));
-            room -= count;
-            if room == 0 {
+            let rest = &job.texts[job.done.len()..];
+            let count = rest.iter().take_while(|text| room.take(self.embedder.estimated_tokens(text))).count();
+            if count > 0 {
+                parts.push((at, count));
+            }
+            if count < rest.len() {
                 break;
             }
         }
@@ -125,5 +130,50 @@ impl Worker {
         if self.waiting.len() > 1 && self.waiting.front().is_some_and(|job| !job.done.is_empty()) {
             self.waiting.rotate_left(1);
         }
+    }
+}
+
+/// What is left of a round.
+struct Room {
+    texts: usize,
+    squares: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { texts: ROUND_TEXTS_MAX, squares: ROUND_SQUARES_MAX }
+    }
+}
+
+impl Room {
+    /// Takes a text of so many tokens into the round, if there is room. The first text always has room.
+    fn take(&mut self, tokens: usize) -> bool {
+        let (squares, is_first) = (tokens.saturating_mul(tokens), self.texts == ROUND_TEXTS_MAX);
+        if self.texts == 0 || (squares > self.squares && !is_first) {
+            return false;
+        }
+        self.texts -= 1;
+        self.squares = self.squares.saturating_sub(squares);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts_of_round(tokens: impl Iterator<Item = usize>) -> usize {
+        let mut room = Room::default();
+        tokens.take_while(|&tokens| room.take(tokens)).count()
+    }
+
+    #[test]
+    fn round_is_bounded_by_squared_tokens_and_by_texts() {
+        for (tokens, texts) in [(1, 64), (256, 64), (512, 16), (1024, 4), (2048, 1), (8000, 1), (usize::MAX, 1)] {
+            assert_eq!(texts_of_round(std::iter::repeat(tokens)), texts, "{tokens} tokens");
+        }
+        // Short texts before a long one do not wait for it.
+        assert_eq!(texts_of_round([10, 10, 8000, 10].into_iter()), 2);
+        assert_eq!(texts_of_round([8000, 10].into_iter()), 1);
     }
 }

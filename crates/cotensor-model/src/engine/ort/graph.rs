@@ -9,7 +9,7 @@ use crate::engine::state::{Keep, RunState};
 use crate::graph::{Graph, Port};
 use crate::tensor::{Array, TensorRef};
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
-use cotensor_store::{CopyReason, Reservation};
+use cotensor_store::CopyReason;
 use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,7 +71,8 @@ impl OrtGraph {
         }
     }
 
-    /// Memory for the outputs at `wanted` whose shapes follow from the inputs.
+    /// Memory for the outputs at `wanted` whose shapes follow from the inputs: of the store, or an array. An output in the
+    /// arena of the session would keep its part of the arena until the next run.
     fn reserve(
         &self,
         inputs: &[(usize, Input<'_>)],
@@ -87,7 +88,11 @@ impl OrtGraph {
                 return Ok(None);
             }
             let spec = OutputSpec { index, dtype, shape: &shape, device: Device::Cpu };
-            Ok(allocator.allocate(&spec)?.map(|reservation| Target { reservation, dtype, shape }))
+            let memory = match allocator.allocate(&spec)? {
+                Some(reservation) => Output::Reserved(reservation),
+                None => Output::Array(Array::zeros(dtype, &*shape)?),
+            };
+            Ok(Some(Target { memory, dtype, shape }))
         };
         wanted.iter().enumerate().map(reserve).collect()
     }
@@ -115,7 +120,7 @@ impl OrtGraph {
             false => self.copy_out(index, wanted[index], &tensor, allocator).map(Some),
         };
         let copied = made.into_iter().enumerate().map(copy).collect::<Result<Vec<_>>>()?;
-        let placed = reserved.into_iter().map(|target| target.map(|target| Output::Reserved(target.reservation)));
+        let placed = reserved.into_iter().map(|target| target.map(|target| target.memory));
         let outputs: Option<Vec<_>> =
             copied.into_iter().zip(placed).map(|(copied, placed)| copied.or(placed)).collect();
         outputs.ok_or_else(|| Error::new(ErrorKind::Engine, "an output is missing"))
@@ -270,17 +275,22 @@ impl Input<'_> {
     }
 }
 
-/// An output in memory of the store.
+/// Memory that a run fills with an output.
 struct Target {
-    reservation: Reservation,
+    memory: Output,
     dtype: DType,
     shape: Vec<usize>,
 }
 
 impl Target {
     fn tensor(&mut self) -> Result<Tensor<'_>> {
-        let range = self.reservation.layout().byte_range();
-        let bytes = self.reservation.bytes_mut().and_then(|bytes| bytes.get_mut(range));
+        let bytes = match &mut self.memory {
+            Output::Array(array) => array.bytes_mut(),
+            Output::Reserved(reservation) => {
+                let range = reservation.layout().byte_range();
+                reservation.bytes_mut().and_then(|bytes| bytes.get_mut(range))
+            }
+        };
         let bytes = bytes.ok_or_else(|| Error::unsupported("the host cannot write this output"))?;
         Tensor::write(element_type(self.dtype)?, &self.shape, bytes).map_err(|failure| error(&failure))
     }

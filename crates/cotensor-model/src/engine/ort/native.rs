@@ -4,6 +4,7 @@
 use cotensor_store::Lease;
 use ort::environment::Environment;
 use ort::memory::{Allocator, MemoryInfo};
+use ort::session::RunOptions;
 use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
 use ort::sys;
 use ort::value::{DynValue, Outlet, TensorElementType};
@@ -12,7 +13,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{NonNull, null_mut};
 
 type Result<T> = ort::Result<T>;
 
@@ -76,6 +77,8 @@ impl SessionOptions {
         let mut builder = ort::session::Session::builder(environment)?
             .with_auto_device(AutoDevicePolicy::PreferCPU)?
             .with_prepacking(self.prepacks)?
+            // A plan of memory is kept for each combination of input shapes, and texts have all lengths.
+            .with_memory_pattern(false)?
             // Threads that wait for the next run leave the cores to the other sessions and processes.
             .with_config_entry("session.force_spinning_stop", "1")?
             // Without it, sums of products of uint8 and int8 saturate on x86-64 processors that lack VNNI.
@@ -116,6 +119,8 @@ pub(super) struct OpenModel<'a> {
 pub(super) struct Session {
     /// Reads the bytes of `_weights`, so it is dropped first.
     session: ort::session::Session,
+    /// Return the free memory of the session's arena after each run.
+    options: RunOptions,
     /// Holds the bytes that `session` reads. Dropped last.
     _weights: Vec<Lease>,
 }
@@ -124,8 +129,7 @@ impl Session {
     /// Opens a model file with onnxruntime's own means.
     pub(super) fn of_file(environment: &Environment, options: &SessionOptions, path: &Path) -> Result<Self> {
         let session = options.builder(environment)?.commit_from_file(path)?;
-        return_free_memory();
-        Ok(Self { session, _weights: Vec::new() })
+        Self::with_weights(session, Vec::new())
     }
 
     /// Opens `model` with its weights in memory of the store. `leases` has a lease for each of the weights, which the
@@ -138,7 +142,13 @@ impl Session {
     ) -> Result<Self> {
         // The session ends before the leases do: in `Self` by the order of the fields.
         let session = build(&leases, environment, options, model)?;
-        Ok(Self { session, _weights: leases })
+        Self::with_weights(session, leases)
+    }
+
+    fn with_weights(session: ort::session::Session, weights: Vec<Lease>) -> Result<Self> {
+        let mut options = RunOptions::new()?;
+        options.set("memory.enable_memory_arena_shrinkage", "cpu:0")?;
+        Ok(Self { session, options, _weights: weights })
     }
 
     /// Writes the files that `options` name, for `model` with the weights in `leases`.
@@ -172,12 +182,12 @@ impl Session {
             |tensor: &Option<Tensor<'o>>| tensor.as_ref().map_or(null_mut(), |tensor| tensor.value.ptr().cast_mut());
         let mut values: Vec<*mut sys::OrtValue> = outputs.iter().map(|(_, tensor)| given(tensor)).collect();
         // SAFETY: every pointer is valid for the whole call: names and values are borrowed. The counts are the lengths
-        // of the arrays. A given output is a tensor over memory that it borrows mutably, so nothing else reads or
+        // of the arrays. `options` are never changed. A given output is a tensor over memory that it borrows mutably, so nothing else reads or
         // writes it. `OrtSession` is documented to run on several threads at a time.
         ortsys![
             unsafe Run(
                 self.session.ptr().cast_mut(),
-                null(),
+                self.options.ptr(),
                 input_names.as_ptr(),
                 input_values.as_ptr(),
                 input_values.len(),
@@ -192,16 +202,6 @@ impl Session {
             None => unsafe { Tensor::adopt(value) },
         });
         made.collect()
-    }
-}
-
-/// Gives free memory of the allocator back to the system: onnxruntime packs every weight of a file again to check it,
-/// and the allocator would keep up to 100 MiB of these copies.
-fn return_free_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the function changes free memory only, under the locks of the allocator.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }
 

@@ -1,0 +1,56 @@
+//! The memory of a run returns to the system. A program of its own: it measures the whole process.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, unreachable_pub, reason = "the other test program uses the rest")]
+#[path = "integration/support/onnx.rs"]
+mod onnx;
+
+use cotensor_memory::process::{anonymous_rss_bytes, trim_heap};
+use cotensor_model::engine::LoadedGraph;
+use cotensor_model::tensor::{Array, TensorRef};
+use onnx::*;
+use rten_onnx::onnx::{DataType, GraphProto};
+
+/// What a process may keep beside a fifth of its memory.
+const KEPT_BYTES_MAX: u64 = 16 << 20;
+
+/// `y = softmax(x · xᵀ) · x`: attention, whose memory is proportional to the squared number of rows.
+fn attention() -> GraphProto {
+    GraphProto {
+        node: vec![
+            node("Transpose", &["x"], &["turned"], vec![]),
+            node("MatMul", &["x", "turned"], &["scores"], vec![]),
+            node("Softmax", &["scores"], &["weights"], vec![int_attribute("axis", -1)]),
+            node("MatMul", &["weights", "x"], &["mixed"], vec![]),
+            node("Add", &["mixed", "b"], &["y"], vec![]),
+        ],
+        initializer: vec![f32_tensor("b", &[SIZE as i64], &noise(SIZE, 2))],
+        input: vec![value("x", DataType::FLOAT, &[None, Some(SIZE as i64)])],
+        output: vec![value("y", DataType::FLOAT, &[None, Some(SIZE as i64)])],
+        value_info: vec![],
+    }
+}
+
+fn run(graph: &dyn LoadedGraph, rows: usize) -> Array {
+    let input = Array::f32([rows, SIZE], noise(rows * SIZE, 3)).unwrap();
+    graph.run_alone(&[("x", TensorRef::from(&input))], &["y"]).unwrap().remove(0)
+}
+
+#[test]
+fn memory_of_a_long_input_returns_after_the_run() {
+    let used = || anonymous_rss_bytes(std::process::id()).unwrap();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store();
+        let graph = load_on(&*engine, &save(folder.path(), "model.onnx", &model(attention())), &*store);
+        run(&*graph, 16);
+        trim_heap();
+        let before = used();
+        // Each matrix has 137 MiB.
+        assert_eq!(run(&*graph, 6000).shape(), [6000, SIZE]);
+        let after = used();
+        let limit = before + before / 5 + KEPT_BYTES_MAX;
+        assert!(after <= limit, "{}: {after} bytes after the run, {before} before", engine.name());
+    }
+}
