@@ -3,12 +3,13 @@
 
 use crate::mapping::{Access, Mapping};
 use cotensor_core::{
-    Device, Error, ErrorKind, FileStamp, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size,
+    ContentHash, Device, Error, ErrorKind, FileStamp, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size,
 };
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,6 +45,16 @@ impl MappedFile {
         let len = len.ok_or_else(|| Error::corrupt("impossible length").in_file(path))?;
         let map = Mapping::new(file.as_fd(), len, Access::Read).map_err(|error| error.in_file(path))?;
         Ok(Self { map, file, stamp: FileStamp::of(&found) })
+    }
+
+    /// The hash of the file, which is read piece by piece: a hash of the mapping would keep all its pages in this process.
+    ///
+    /// # Errors
+    /// `Io` when the file cannot be read.
+    pub(crate) fn content_hash(&self) -> Result<ContentHash> {
+        ContentHash::of_pieces(self.map.len(), |at, piece| {
+            self.file.read_exact_at(piece, at as u64).map_err(|error| Error::io("cannot read", &error))
+        })
     }
 
     /// The identity of the file when it was mapped.

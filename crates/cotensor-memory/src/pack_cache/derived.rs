@@ -4,7 +4,7 @@ use super::folder::{is_temporary, temporary_name};
 use super::verified::VerifiedPacks;
 use crate::host::MappedFile;
 use crate::process::lock_file;
-use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, Result, Segment};
+use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File};
 use std::io::Write;
@@ -79,7 +79,7 @@ impl DerivedFolders {
             let file = MappedFile::open(&path)?;
             let noted = noted(folder, name);
             if !(trusts_notes && self.verified.contains(&noted, file.stamp())) {
-                if hash_of(&file) != *hash {
+                if hash_of(&file, &path)? != *hash {
                     return Err(Error::corrupt("the file does not match its hash").in_file(path));
                 }
                 self.verified.insert(&noted, file.stamp());
@@ -154,7 +154,7 @@ impl DerivedFiles for DerivedFolders {
         for path in entries(&temporary.path) {
             File::open(&path).and_then(|file| file.sync_all()).map_err(io)?;
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            manifest.push_str(&format!("{} {name}\n", hash_of(&MappedFile::open(&path)?)));
+            manifest.push_str(&format!("{} {name}\n", hash_of(&MappedFile::open(&path)?, &path)?));
             names.push(name.to_owned());
         }
         let hash = ContentHash::of(manifest.as_bytes());
@@ -205,6 +205,7 @@ fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-fn hash_of(file: &MappedFile) -> String {
-    ContentHash::of(file.bytes().unwrap_or_default()).to_string()
+fn hash_of(file: &MappedFile, path: &Path) -> Result<String> {
+    let hash = file.content_hash().map_err(|error| error.in_file(path))?;
+    Ok(hash.to_string())
 }

@@ -8,6 +8,7 @@ use crate::engine::checks::weight_bytes;
 use crate::engine::guard::guarded;
 use crate::graph::{Graph, Port};
 use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Error, ErrorKind, Result};
+use cotensor_memory::process::trim_heap;
 use cotensor_store::Lease;
 use ort::value::Outlet;
 use std::path::Path;
@@ -80,7 +81,10 @@ impl OrtEngine {
         let saves = Some((folder.join(prepacked::MODEL), prepacked::DATA));
         let options = SessionOptions { prepacks: true, saves, ..self.options.clone() };
         let model = self.describe(graph, leases)?;
-        Session::save(leases, &self.library.environment, &options, &model).map_err(|failure| error(&failure))
+        let saved = Session::save(leases, &self.library.environment, &options, &model);
+        // The allocator would keep the packed copies while the files are hashed and opened.
+        trim_heap();
+        saved.map_err(|failure| error(&failure))
     }
 
     fn describe<'g>(&self, graph: &'g Graph, leases: &[Lease]) -> Result<OpenModel<'g>> {

@@ -86,9 +86,6 @@ impl SessionOptions {
         if self.is_optimized {
             builder = builder.with_optimization_level(GraphOptimizationLevel::Disable)?;
         }
-        if self.prepacks && self.saves.is_none() {
-            builder = builder.with_config_entry("session.prepack.enable_parallel", "1")?;
-        }
         if let Some((path, data)) = &self.saves {
             builder = builder
                 .with_optimized_model_path(path)?
