@@ -1,6 +1,6 @@
 """Embeddings by the one model of the machine, beside a model in each process and beside servers, in one run.
 
-    python benches/embeddings.py [--json FILE] [--requests N] [--processes N]
+    python benches/embeddings.py [--json FILE] [--requests N] [--processes N] [--long-texts N]
 
 The model has the architecture and size of all-MiniLM-L6-v2 (90 MB) and seeded random weights. Requests come from one asynchronous
 program on a core of its own, over connections that stay open; texts are distinct, and the cache of results is off.
@@ -13,17 +13,19 @@ import asyncio
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from embedding_peers import ECHO, FASTEMBED, ONNXRUNTIME, SERVERS, Engine
-from measure import pss
+from measure import anonymous, pss
 from small_model import make_model
 
 #: A figure, the figure that divides it (or none), its bound, and whether the bound is a minimum.
@@ -32,7 +34,12 @@ BOUNDS = [
     ("each further client, bytes", None, 25 << 20, False),
     ("one text, /v1/embeddings", "one text, engine and two echoes", 1.15, False),
     ("64 requests at a time, texts/s", "batches of 64 by hand, texts/s", 0.9, True),
+    ("private memory after long texts, bytes", "private memory after loading, bytes", 1.2, False),
 ]
+#: The most tokens of a long text.
+LONG_TOKENS = 8000
+#: The time in seconds after which an idle model process has returned its memory.
+IDLE_SECONDS = 4
 #: The cores of the load generator and of the servers.
 CLIENT_CORE, SERVER_CORE = 0, 1
 #: Words of the texts, in the vocabulary of every BERT.
@@ -249,6 +256,43 @@ def requests(model: Path, total: int, figures: Dict[str, float]) -> None:
         figures[f"64 requests at a time, {name}, texts/s"] = statistics.median(rates[name])
 
 
+def long_texts(model: Path, count: int, figures: Dict[str, float]) -> None:
+    """The private memory of the model process before, during and after texts of 1 to 8,000 tokens. Their lengths are distributed
+    evenly on a logarithmic scale; the first text has the greatest length."""
+    choose = random.Random(0)
+    with daemon("--listen", "127.0.0.1:0", "--no-result-cache") as environment:
+        listening = command("env", "openai", environment=environment)
+        base = listening["OPENAI_BASE_URL"].split("//")[1].split("/")[0].split(":")
+        place = (base[0], int(base[1])), "/v1/embeddings", listening["OPENAI_API_KEY"]
+
+        def body(number: int) -> bytes:
+            # Two tokens are around each text.
+            tokens = LONG_TOKENS - 2 if number == 0 else int(LONG_TOKENS ** choose.random())
+            return json.dumps({"model": str(model), "input": " ".join(choose.choices(WORDS, k=tokens))}).encode()
+
+        asyncio.run(load(place, lambda _: json.dumps({"model": str(model), "input": "a text"}).encode(), 1, 1))
+        time.sleep(IDLE_SECONDS)
+        process = command("status", environment=environment)["models"]
+        figures["private memory after loading, bytes"] = peak = anonymous(process)
+        ended = threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not ended.wait(0.02):
+                peak = max(peak, anonymous(process))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            asyncio.run(load(place, body, count, 4))
+        finally:
+            ended.set()
+            watcher.join()
+        time.sleep(IDLE_SECONDS)
+        figures["private memory with long texts, peak, bytes"] = peak
+        figures["private memory after long texts, bytes"] = anonymous(process)
+
+
 def shown(name: str, figure: float) -> str:
     if name.endswith("bytes"):
         return f"{figure / (1 << 20):.0f} MiB"
@@ -260,12 +304,14 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
     parser.add_argument("--requests", type=int, default=640, metavar="N", help="requests of each round (default: 640)")
     parser.add_argument("--processes", type=int, default=8, metavar="N", help="client processes (default: 8)")
+    parser.add_argument("--long-texts", type=int, default=100, metavar="N", help="texts of 1 to 8,000 tokens (default: 100)")
     given = parser.parse_args()
     figures: Dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model")
         memory(model, given.processes, figures)
         requests(model, given.requests, figures)
+        long_texts(make_model(Path(folder) / "long", positions=8192), given.long_texts, figures)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     for name, figure in figures.items():
         print(f"{name:70} {shown(name, figure):>12}")

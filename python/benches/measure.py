@@ -102,6 +102,12 @@ def pss(pid: int) -> int:
     return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) << 10
 
 
+def anonymous(pid: int) -> int:
+    """The anonymous memory of a process, in bytes: no files and no shared memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")) << 10
+
+
 class Child:
     """A process that runs a script, with pipes for its input and output."""
 

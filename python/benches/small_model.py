@@ -10,7 +10,9 @@ SKELETON = Path(__file__).resolve().parents[2] / "fixtures" / "skeletons" / "ber
 
 
 def make_model(folder: Path, positions: int = 512, width: int = 384, layers: int = 6) -> Path:
-    """Makes the folder: onnx/model.onnx, the tokenizer, and torch/ for sentence-transformers. A text has at most `positions` tokens."""
+    """Makes the folder: onnx/model.onnx, the tokenizer, and torch/ for sentence-transformers.
+
+    A text has at most `positions` tokens."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, Pooling, Transformer
