@@ -115,8 +115,12 @@ impl TextEmbedder {
     }
 
     /// The number of tokens of a text, estimated from its bytes without the tokenizer.
-    pub fn estimated_tokens(&self, text: &str) -> usize {
-        (text.len() / BYTES_PER_TOKEN).min(self.tokens_max.unwrap_or(usize::MAX))
+    pub fn estimated_tokens(&self, text: &EmbedderInput) -> usize {
+        let tokens = match text {
+            EmbedderInput::Text(text) => text.len() / BYTES_PER_TOKEN,
+            EmbedderInput::Tokens(ids) => ids.len(),
+        };
+        tokens.min(self.tokens_max.unwrap_or(usize::MAX))
     }
 
     /// The embeddings of texts, in their order. Texts of similar length run together. `prompt_name` is as in sentence-transformers.
