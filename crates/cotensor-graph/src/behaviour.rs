@@ -24,9 +24,11 @@ impl Graph {
     /// `Unsupported` for an operator that draws random numbers: two runs on equal inputs give other results, which cannot
     /// be shared. The error names the node.
     pub fn check_repeatable(&self) -> Result<()> {
+        let constants = self.constants();
+        // A mode that is computed may be true.
         let trains = |node: &NodeProto| {
-            let mode = node.input.get(2).and_then(|name| self.small_constant(name));
-            mode.is_some_and(|(_, bytes)| bytes.iter().any(|&byte| byte != 0))
+            let mode = node.input.get(2).filter(|name| !name.is_empty());
+            mode.is_some_and(|name| !constants.is_zero(name))
         };
         let found = self.find(|node, operator| RANDOM.contains(&operator) || operator == "Dropout" && trains(node));
         found.map_or(Ok(()), |found| {

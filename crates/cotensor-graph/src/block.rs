@@ -1,11 +1,11 @@
 //! Finds the end of an inner block of an encoder that normalizes before attention and before the feed-forward part, as
 //! CLIP does. Two models that read different layers of one tower are cut at the same block, and share the blocks before.
 
+use super::constants::Constants;
 use super::encoder::{Cut, Walk};
 use super::flow::{Flow, repeatable, separates};
 use super::proto::operator;
-use rten_onnx::onnx::{GraphProto, TensorProto};
-use std::collections::HashMap;
+use rten_onnx::onnx::GraphProto;
 
 /// A place after a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +23,8 @@ pub struct BlockEnd {
 /// # Errors
 /// The reason why the end cannot be proved.
 pub(super) fn find_block(graph: &GraphProto, place: BlockEnd) -> Result<Cut, String> {
-    let constants: HashMap<&str, &TensorProto> =
-        graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, tensor))).collect();
-    let flow = Flow::of(graph, &constants).ok_or("the graph has subgraphs, or its nodes are out of order")?;
+    let constants = Constants::of(graph);
+    let flow = Flow::of(graph).ok_or("the graph has subgraphs, or its nodes are out of order")?;
     let walk = Walk::new(graph, &constants, &flow);
     let products = walk.all_products();
     let (wanted, count) = (place.blocks.saturating_mul(2), products.len());
@@ -45,7 +44,7 @@ pub(super) fn find_block(graph: &GraphProto, place: BlockEnd) -> Result<Cut, Str
     if !walk.sum(norm.input).is_some_and(|(a, b)| attended.contains(a) || attended.contains(b)) {
         return Err("the normalization after the attention is not around a residual sum, as a block's is".into());
     }
-    let scaled = |name: &String| constants.get(name.as_str()).is_some_and(|scale| scale.dims == [place.width as i64]);
+    let scaled = |name: &String| constants.dims(name) == Some(&[place.width as i64]);
     if !graph.node[norm.end].input.iter().any(scaled) {
         return Err(format!("the normalization after the attention is not over {} elements", place.width));
     }

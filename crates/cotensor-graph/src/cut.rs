@@ -5,6 +5,7 @@
 //! position is not cut.
 
 use super::block::{BlockEnd, find_block};
+use super::constants::Constants;
 use super::encoder::{Cut, EncoderSize, find};
 use super::initializer;
 use super::onnx::Graph;
@@ -156,9 +157,8 @@ fn boundary(graph: &GraphProto, cut: &Cut, name: &str) -> ValueInfoProto {
     let known = graph.value_info.iter().find(|known| known.name.as_ref() == Some(&cut.value));
     let kind = known.and_then(|known| known.r#type.clone()).unwrap_or_else(|| {
         // The scale or the shift at the end of the normalization.
-        let ends_in =
-            |tensor: &&TensorProto| tensor.name.as_ref().is_some_and(|name| graph.node[cut.node].input.contains(name));
-        let width = graph.initializer.iter().find(ends_in).and_then(|tensor| tensor.dims.last().copied());
+        let constants = Constants::of(graph);
+        let width = graph.node[cut.node].input.iter().find_map(|name| constants.dims(name)?.last().copied());
         let dim = |dim_value| Dimension { dim_value, dim_param: None };
         let shape = TensorShapeProto { dim: vec![dim(None), dim(None), dim(width)] };
         TypeProto {

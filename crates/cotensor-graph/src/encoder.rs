@@ -5,9 +5,11 @@
 //! such product: one around the feed-forward part, and one at the end of the encoder. A normalization of the head comes
 //! later and adds no residual, so it is not the end.
 
+use super::constants::Constants;
 use super::flow::{Flow, repeatable, separates};
-use super::proto::{operator, tensor_bytes};
-use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
+use super::proto::operator;
+use cotensor_core::DType;
+use rten_onnx::onnx::{GraphProto, NodeProto};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -77,9 +79,8 @@ pub(super) struct Norm<'g> {
 /// # Errors
 /// The reason why the end cannot be proved.
 pub(super) fn find(graph: &GraphProto, size: &EncoderSize) -> Result<Cut, String> {
-    let constants: HashMap<&str, &TensorProto> =
-        graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, tensor))).collect();
-    let flow = Flow::of(graph, &constants).ok_or("the graph has subgraphs, or its nodes are out of order")?;
+    let constants = Constants::of(graph);
+    let flow = Flow::of(graph).ok_or("the graph has subgraphs, or its nodes are out of order")?;
     let walk = Walk::new(graph, &constants, &flow);
 
     let products = walk.all_products();
@@ -106,7 +107,7 @@ pub(super) fn find(graph: &GraphProto, size: &EncoderSize) -> Result<Cut, String
             "the normalizations after the last attention do not end residual sums, as an encoder block's do".into()
         );
     }
-    let scaled = |name: &String| constants.get(name.as_str()).is_some_and(|scale| scale.dims == [size.width as i64]);
+    let scaled = |name: &String| constants.dims(name) == Some(&[size.width as i64]);
     if !graph.node[outer.end].input.iter().any(scaled) {
         return Err(format!("the normalization after the last block is not over {} elements", size.width));
     }
@@ -128,7 +129,7 @@ pub(super) fn find(graph: &GraphProto, size: &EncoderSize) -> Result<Cut, String
 /// A graph with indexes of its values.
 pub(super) struct Walk<'g> {
     graph: &'g GraphProto,
-    constants: &'g HashMap<&'g str, &'g TensorProto>,
+    constants: &'g Constants<'g>,
     flow: &'g Flow<'g>,
     /// The node that makes each value.
     makers: HashMap<&'g str, &'g NodeProto>,
@@ -137,11 +138,7 @@ pub(super) struct Walk<'g> {
 }
 
 impl<'g> Walk<'g> {
-    pub(super) fn new(
-        graph: &'g GraphProto,
-        constants: &'g HashMap<&'g str, &'g TensorProto>,
-        flow: &'g Flow<'g>,
-    ) -> Self {
+    pub(super) fn new(graph: &'g GraphProto, constants: &'g Constants<'g>, flow: &'g Flow<'g>) -> Self {
         let makes = |node: &'g NodeProto| node.output.iter().map(move |name| (name.as_str(), node));
         let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
         for (at, node) in graph.node.iter().enumerate() {
@@ -237,11 +234,11 @@ impl<'g> Walk<'g> {
 }
 
 /// Whether a node reduces the last axis.
-fn over_last_axis(node: &NodeProto, constants: &HashMap<&str, &TensorProto>) -> bool {
+fn over_last_axis(node: &NodeProto, constants: &Constants<'_>) -> bool {
     let attribute = node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some("axes"));
-    match (attribute, node.input.get(1).and_then(|name| constants.get(name.as_str()))) {
+    match (attribute, node.input.get(1)) {
         (Some(axes), _) => axes.ints == [-1],
-        (None, Some(axes)) => tensor_bytes(axes) == (-1i64).to_le_bytes(),
+        (None, Some(axes)) => constants.elements(axes) == Some((DType::I64, (-1i64).to_le_bytes().to_vec())),
         (None, None) => false,
     }
 }

@@ -1,8 +1,8 @@
 //! Which values of a graph depend on its inputs, and which of them a place between its nodes separates.
 
 use super::proto::operator;
-use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
-use std::collections::{HashMap, HashSet};
+use rten_onnx::onnx::{GraphProto, NodeProto};
+use std::collections::HashSet;
 
 /// The values that depend on the inputs of the graph.
 pub(super) struct Flow<'g> {
@@ -14,15 +14,15 @@ pub(super) struct Flow<'g> {
 
 impl<'g> Flow<'g> {
     /// `None` for nodes out of order, names that are defined twice, and subgraphs, which may read any outer value.
-    pub(super) fn of(graph: &'g GraphProto, constants: &HashMap<&str, &TensorProto>) -> Option<Self> {
+    pub(super) fn of(graph: &'g GraphProto) -> Option<Self> {
+        let mut defined: HashSet<&str> = graph.initializer.iter().filter_map(|tensor| tensor.name.as_deref()).collect();
         let names = graph.input.iter().filter_map(|input| input.name.as_deref());
-        let inputs: Vec<&str> = names.filter(|name| !constants.contains_key(name)).collect();
+        let inputs: Vec<&str> = names.filter(|name| !defined.contains(name)).collect();
         let mut varying: HashSet<&str> = inputs.iter().copied().collect();
-        let (mut defined, mut data) = (varying.clone(), varying.clone());
+        let mut data = varying.clone();
+        defined.extend(&inputs);
         for node in &graph.node {
-            let known = |name: &String| {
-                name.is_empty() || defined.contains(name.as_str()) || constants.contains_key(name.as_str())
-            };
+            let known = |name: &String| name.is_empty() || defined.contains(name.as_str());
             if !node.input.iter().all(known) || node.attribute.iter().any(|attribute| attribute.g.is_some()) {
                 return None;
             }

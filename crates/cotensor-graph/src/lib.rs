@@ -6,6 +6,7 @@
 mod affine;
 mod behaviour;
 mod block;
+mod constants;
 pub mod content;
 mod cut;
 mod encoder;
@@ -24,6 +25,7 @@ mod types;
 mod wire;
 
 pub use block::BlockEnd;
+pub use constants::Constants;
 pub use encoder::{DecoderSize, EncoderSize};
 pub use files::{GraphFiles, check_location, outside_folder};
 pub use limits::{

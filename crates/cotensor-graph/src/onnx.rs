@@ -1,5 +1,6 @@
+use super::constants::Constants;
 use super::files::GraphFiles;
-use super::proto::{dtype_of, normal_domain, port, tensor_bytes, visit_nodes};
+use super::proto::{normal_domain, port, visit_nodes};
 use super::types::{Port, Weight, WeightPlace};
 use super::{fingerprint, initializer, shapes, transpose, wire};
 use cotensor_core::{ContentHash, DType, Error, Result};
@@ -112,12 +113,9 @@ impl Graph {
         visit_nodes(self.graph(), visit);
     }
 
-    /// The element type and the little-endian elements of a constant of the main graph that is too small for a weight.
-    pub fn small_constant(&self, name: &str) -> Option<(DType, Vec<u8>)> {
-        let tensor = self.graph().initializer.iter().find(|tensor| tensor.name.as_deref() == Some(name))?;
-        let is_embedded = tensor.data_location != Some(DataLocation::EXTERNAL);
-        is_embedded.then_some(())?;
-        Some((dtype_of(tensor.data_type).ok()?, tensor_bytes(tensor)))
+    /// The constants of the main graph, with their copies.
+    pub fn constants(&self) -> Constants<'_> {
+        Constants::of(self.graph())
     }
 
     /// The graph as an ONNX file. Weight number `i` is the whole external file

@@ -5,10 +5,15 @@ use cotensor_core::ErrorKind;
 use cotensor_model::graph::{Graph, open_graph};
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
 
-/// A graph with one node, in a subgraph if `nested`. The last input of the node is a constant that is true.
+/// A graph with one node, in a subgraph if `nested`. Its constants are `yes`, the copy `again`, and the conversion of a zero `no`.
 fn with_node(mut inner: NodeProto, nested: bool) -> Graph {
     inner.output = vec!["y".to_owned()];
-    let truth = raw_tensor("yes", DataType::BOOL, &[], vec![1]);
+    let initializer =
+        vec![raw_tensor("yes", DataType::BOOL, &[], vec![1]), raw_tensor("zero", DataType::INT32, &[], vec![0; 4])];
+    let copies = [
+        self::node("Identity", &["yes"], &["again"], vec![]),
+        self::node("Cast", &["zero"], &["no"], vec![int_attribute("to", DataType::BOOL.0.into())]),
+    ];
     let output = vec![value("y", DataType::FLOAT, &[Some(1)])];
     let node = match nested {
         false => inner,
@@ -20,7 +25,13 @@ fn with_node(mut inner: NodeProto, nested: bool) -> Graph {
         }
     };
     let input = vec![value("x", DataType::FLOAT, &[Some(1)])];
-    let graph = GraphProto { node: vec![node], initializer: vec![truth], input, output, ..GraphProto::default() };
+    let graph = GraphProto {
+        node: copies.into_iter().chain([node]).collect(),
+        initializer,
+        input,
+        output,
+        ..GraphProto::default()
+    };
     let folder = tempfile::tempdir().unwrap();
     open_graph(&save(folder.path(), "model.onnx", &model(graph))).unwrap()
 }
@@ -48,15 +59,21 @@ fn operators_that_join_rows_are_found() {
 fn random_operators_are_refused() {
     let made = |op, inputs: &[&str]| node(op, inputs, &[], vec![]);
     for nested in [false, true] {
-        for random in [made("RandomNormalLike", &["x"]), made("Bernoulli", &["x"]), made("Dropout", &["x", "", "yes"])]
-        {
+        for random in [
+            made("RandomNormalLike", &["x"]),
+            made("Bernoulli", &["x"]),
+            made("Dropout", &["x", "", "yes"]),
+            made("Dropout", &["x", "", "again"]),
+            // A mode that is not constant may be true.
+            made("Dropout", &["x", "", "x"]),
+        ] {
             let operator = random.op_type.clone().unwrap();
             let error = with_node(random, nested).check_repeatable().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert_eq!(error.field(), Some(format!("{operator} \"{operator} node\"").as_str()));
             assert!(error.file().is_some());
         }
-        for repeatable in [made("Relu", &["x"]), made("Dropout", &["x"])] {
+        for repeatable in [made("Relu", &["x"]), made("Dropout", &["x"]), made("Dropout", &["x", "", "no"])] {
             with_node(repeatable, nested).check_repeatable().unwrap();
         }
     }

@@ -10,7 +10,8 @@ use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
 use cotensor_model::tensor::{Array, Value};
 use cotensor_store::Holder;
-use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
+use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, TensorProto};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -154,6 +155,69 @@ fn graph_is_cut_before_a_normalization_of_the_head() {
     assert_eq!(hashes, plain);
     let plain = halves(folder.path(), TINY, |_| ()).map(Result::unwrap);
     assert_eq!(trunk.fingerprint(&hashes), plain[0].fingerprint(&hashes), "the trunk is the same, the head differs");
+}
+
+/// Gives the parameters of normalizations by other nodes, as exporters do: `before` makes a node that gives `name`, and may
+/// replace the initializer of this name in the list.
+fn with_copied_parameters(graph: &mut GraphProto, before: CopiedBy) {
+    let is_norm = |node: &&NodeProto| node.op_type.as_deref() == Some("LayerNormalization");
+    let norms = graph.node.iter().filter(is_norm).flat_map(|node| node.input[1..].to_vec());
+    let names: BTreeSet<String> = norms.collect();
+    assert!(names.len() >= 2, "{names:?}");
+    for name in names {
+        let made = before(&mut graph.initializer, &name);
+        graph.node.insert(0, made);
+    }
+}
+
+type CopiedBy = fn(&mut Vec<TensorProto>, &str) -> NodeProto;
+
+/// Gives the initializer another name.
+fn renamed(initializers: &mut [TensorProto], name: &str) -> String {
+    let tensor = initializers.iter_mut().find(|tensor| tensor.name.as_deref() == Some(name)).unwrap();
+    let source = format!("{name}/source");
+    tensor.name = Some(source.clone());
+    source
+}
+
+#[test]
+fn parameters_may_be_behind_copies_conversions_and_constant_nodes() {
+    let forms: [CopiedBy; 3] = [
+        |initializers: &mut Vec<TensorProto>, name: &str| {
+            node("Identity", &[&renamed(initializers, name)], &[name], vec![])
+        },
+        |initializers: &mut Vec<TensorProto>, name: &str| {
+            let to = int_attribute("to", DataType::FLOAT.0.into());
+            node("Cast", &[&renamed(initializers, name)], &[name], vec![to])
+        },
+        |initializers: &mut Vec<TensorProto>, name: &str| {
+            let at = initializers.iter().position(|tensor| tensor.name.as_deref() == Some(name)).unwrap();
+            let value = AttributeProto {
+                t: Some(f32_tensor(name, &initializers.remove(at).dims, &[1.0; 32])),
+                ..int_attribute("value", 0)
+            };
+            node(
+                "Constant",
+                &[],
+                &[name],
+                vec![AttributeProto { i: None, r#type: Some(AttributeType::TENSOR), ..value }],
+            )
+        },
+    ];
+    for before in forms {
+        let folder = tempfile::tempdir().unwrap();
+        let [trunk, rest] = halves(folder.path(), TINY, |graph| with_copied_parameters(graph, before));
+        assert!(trunk.unwrap().operators().contains("LayerNormalization"));
+        assert!(!rest.unwrap().operators().contains("LayerNormalization"));
+        // The copies prove nothing for another size.
+        let other = EncoderSize { width: 33, ..TINY };
+        let error = halves(folder.path(), other, |graph| with_copied_parameters(graph, before))[0]
+            .as_ref()
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains("not over 33 elements"), "{error}");
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn saturating(graph: &Graph, weights: Option<&[&[u8]]>) -> Option<String> {
         .enumerate()
         .map(|(at, weight)| (weight.name.as_str(), (weight.dtype, weights.map(|weights| weights[at]))))
         .collect();
+    let constants = graph.constants();
     let mut found = None;
     graph.visit_nodes(&mut |node| {
         let fits = match node.op_type.as_deref() {
@@ -39,9 +40,9 @@ fn saturating(graph: &Graph, weights: Option<&[&[u8]]>) -> Option<String> {
             _ => return,
         };
         let name = node.input.get(1).map_or("", String::as_str);
-        let is_safe = match types.get(name) {
+        let is_safe = match constants.initializer(name).and_then(|name| types.get(name)) {
             Some(&(dtype, bytes)) => bytes.is_some_and(|bytes| fits(dtype, bytes)),
-            None => graph.small_constant(name).is_some_and(|(dtype, bytes)| fits(dtype, &bytes)),
+            None => constants.elements(name).is_some_and(|(dtype, bytes)| fits(dtype, &bytes)),
         };
         if !is_safe {
             found.get_or_insert_with(|| node.name.clone().unwrap_or_default());

@@ -1,0 +1,78 @@
+//! The constants of a graph: initializers, `Constant` nodes, and copies of them. Exporters write one initializer for equal
+//! parameters and give the others by `Identity`, and they convert constants by `Cast`.
+
+use super::proto::{dtype_of, operator, tensor_bytes};
+use cotensor_core::DType;
+use rten_onnx::onnx::{DataLocation, GraphProto, NodeProto, TensorProto};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// The constants of a graph by name, without those of its subgraphs.
+pub struct Constants<'g>(HashMap<&'g str, Constant<'g>>);
+
+#[derive(Clone, Copy)]
+struct Constant<'g> {
+    tensor: &'g TensorProto,
+    /// Whether the constant has another element type than the tensor.
+    is_cast: bool,
+}
+
+impl Constant<'_> {
+    /// Whether the file of the graph holds the elements, which are too small for a weight.
+    fn is_embedded(&self) -> bool {
+        self.tensor.data_location != Some(DataLocation::EXTERNAL)
+    }
+}
+
+impl<'g> Constants<'g> {
+    /// Reads the nodes in order; a copy before its source is no constant. Of two values with one name, the first counts.
+    pub(super) fn of(graph: &'g GraphProto) -> Self {
+        let plain = |tensor| Constant { tensor, is_cast: false };
+        let named = graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, plain(tensor))));
+        let mut known: HashMap<&str, Constant<'_>> = named.collect();
+        for node in &graph.node {
+            let source = || node.input.first().and_then(|name| known.get(name.as_str())).copied();
+            let found = match operator(node) {
+                "Constant" => value_of(node).map(plain),
+                "Identity" => source(),
+                "Cast" => source().map(|source| Constant { is_cast: true, ..source }),
+                _ => None,
+            };
+            if let (Some(constant), Some(output)) = (found, node.output.first())
+                && let Entry::Vacant(entry) = known.entry(output)
+            {
+                entry.insert(constant);
+            }
+        }
+        Self(known)
+    }
+
+    /// Whether all elements of a constant are 0, also after a conversion.
+    pub(super) fn is_zero(&self, name: &str) -> bool {
+        let embedded = self.0.get(name).filter(|constant| constant.is_embedded());
+        embedded.is_some_and(|constant| tensor_bytes(constant.tensor).iter().all(|&byte| byte == 0))
+    }
+
+    /// The shape of a constant.
+    pub fn dims(&self, name: &str) -> Option<&'g [i64]> {
+        Some(&self.0.get(name)?.tensor.dims)
+    }
+
+    /// The element type and the little-endian elements of a constant that the file of the graph holds. `None` after a
+    /// conversion.
+    pub fn elements(&self, name: &str) -> Option<(DType, Vec<u8>)> {
+        let constant = self.0.get(name).filter(|constant| !constant.is_cast && constant.is_embedded())?;
+        Some((dtype_of(constant.tensor.data_type).ok()?, tensor_bytes(constant.tensor)))
+    }
+
+    /// The name of the initializer of which a value is an unconverted copy.
+    pub fn initializer(&self, name: &str) -> Option<&'g str> {
+        let Constant { tensor, is_cast } = self.0.get(name)?;
+        tensor.name.as_deref().filter(|_| !is_cast)
+    }
+}
+
+/// The tensor that a `Constant` node gives.
+fn value_of(node: &NodeProto) -> Option<&TensorProto> {
+    node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some("value"))?.t.as_ref()
+}
