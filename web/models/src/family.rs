@@ -89,7 +89,7 @@ impl ModelFamily {
             stages: stages.collect(),
             tasks: tasks.collect(),
             decoder: self.family.decoder.as_ref(),
-            positions: self.positions(),
+            positions: self.config().decoder_positions(),
             similarity: self.family.similarity.as_ref(),
             whole_graph: self.whole_graph(),
         };
@@ -160,13 +160,6 @@ impl ModelFamily {
 
     pub(crate) fn model_type(&self) -> &str {
         self.config.get("model_type").and_then(Value::as_str).unwrap_or_default()
-    }
-
-    /// The number of positions of a decoder, if they are limited.
-    pub(crate) fn positions(&self) -> Option<usize> {
-        let decoder = self.family.decoder.as_ref()?;
-        let number = |field: &String| self.config().at(field).and_then(Value::as_u64);
-        decoder.positions.iter().find_map(number).and_then(|positions| usize::try_from(positions).ok())
     }
 
     /// The file of a stage's graph, and whether it holds the whole model.

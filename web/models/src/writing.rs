@@ -52,7 +52,7 @@ impl Generation {
     pub fn new(files: &ConfigFiles, family: &ModelFamily, task: &str) -> Result<Generation> {
         let found = find_json(files, FILE)?;
         let open = || GenerationConfig::of(&family.config(), found.as_ref(), task);
-        Ok(Self { config: open()?, timed: open()?.with_timestamps()?, positions: family.positions() })
+        Ok(Self { config: open()?, timed: open()?.with_timestamps()?, positions: family.config().decoder_positions() })
     }
 
     /// The languages of speech with their tokens, as JSON `[["<|en|>", 50259]]`; empty for a model for one language.
@@ -161,7 +161,7 @@ impl Generation {
 #[wasm_bindgen]
 pub struct Decoding {
     settings: Settings,
-    reason: &'static str,
+    reason: String,
     prompt: Vec<i64>,
     tokens: Vec<i64>,
     ended: bool,
@@ -228,7 +228,7 @@ impl Decoding {
     /// Where the most tokens come from, for messages.
     #[wasm_bindgen(getter)]
     pub fn reason(&self) -> String {
-        self.reason.to_owned()
+        self.reason.clone()
     }
 
     /// The hash of everything besides model and prompt that decides the tokens, 64 hexadecimal digits.

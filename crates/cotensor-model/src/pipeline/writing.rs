@@ -78,7 +78,8 @@ impl Writing {
         on_text: &mut OnText<'_>,
     ) -> Result<Vec<i64>> {
         let request = user.request();
-        let (settings, reason) = config.settings(&request, prompt.len(), self.positions(run))?;
+        let (settings, reason) =
+            config.settings(&request, prompt.len(), run.model.model_config().decoder_positions())?;
         for parameter in config.unapplied() {
             run.notice(format!("{parameter} of the model's configuration is not applied"));
         }
@@ -191,12 +192,6 @@ impl Writing {
             }
         }
         hasher.finish()
-    }
-
-    /// The number of positions of the model, if they are limited.
-    fn positions(&self, run: &Run<'_>) -> Option<usize> {
-        let number = |field: &String| run.model.config_at(field).and_then(serde_json::Value::as_u64);
-        self.def.positions.iter().find_map(number).and_then(|positions| usize::try_from(positions).ok())
     }
 }
 

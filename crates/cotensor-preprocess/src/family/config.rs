@@ -1,6 +1,7 @@
 //! The fields of config.json that a family names: where a graph is cut for the stages of a model.
 
 use super::definition::{BlockFields, Family, StageDef};
+use crate::text::scaled_positions;
 use cotensor_core::{Error, Result};
 use cotensor_graph::{BlockEnd, DecoderSize, EncoderSize, Graph};
 use serde_json::Value;
@@ -24,6 +25,19 @@ impl<'a> ModelConfig<'a> {
     /// A value of config.json, which may be in an inner object: `vision_config.hidden_size`. `None` for null.
     pub fn at(&self, path: &str) -> Option<&'a Value> {
         path.split('.').try_fold(self.values, |value, name| value.get(name)).filter(|value| !value.is_null())
+    }
+
+    /// The number of positions of the decoder, if they are limited.
+    pub fn decoder_positions(&self) -> Option<usize> {
+        let number = |path: &String| {
+            let (object, field) = match path.rsplit_once('.') {
+                Some((object, field)) => (self.at(object)?, field),
+                None => (self.values, path.as_str()),
+            };
+            scaled_positions(object, field)
+        };
+        let positions = self.family.decoder.as_ref()?.positions.iter().find_map(number)?;
+        usize::try_from(positions).ok()
     }
 
     /// The part of a graph that is the stage: the trunk of a graph with trunk and head, what follows it, or its part of the
@@ -148,5 +162,25 @@ impl StageDef {
         sources.sort_unstable();
         sources.dedup();
         sources
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family::family_of;
+    use serde_json::json;
+
+    #[test]
+    fn positions_of_a_decoder_include_the_scaling_beside_them() {
+        let positions = |model_type, values: &Value| {
+            let family = family_of(model_type).unwrap();
+            ModelConfig { family, values, folder: Path::new("") }.decoder_positions()
+        };
+        let yarn = json!({"max_position_embeddings": 40_960, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}});
+        assert_eq!(positions("qwen3", &yarn), Some(131_072));
+        assert_eq!(positions("llava", &json!({"text_config": yarn})), Some(131_072));
+        assert_eq!(positions("gpt2", &json!({"n_positions": 1024})), Some(1024));
+        assert_eq!(positions("t5", &json!({"n_positions": 512})), None);
     }
 }

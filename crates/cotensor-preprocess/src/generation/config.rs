@@ -200,23 +200,35 @@ impl GenerationConfig {
         request: &Request<'_>,
         prompt: usize,
         positions: Option<usize>,
-    ) -> Result<(Settings, &'static str)> {
+    ) -> Result<(Settings, String)> {
         let room = positions.map_or(usize::MAX, |positions| positions.saturating_sub(prompt)).min(NEW_TOKENS_MAX);
         // `max_length` and `min_length` include the prompt; they count only without the others.
         let new = |whole: usize| whole.saturating_sub(prompt);
-        let configured_max = self.length("max_new_tokens")?.or(self.length("max_length")?.map(new));
+        let file = self.file.file_name().unwrap_or_default().display();
+        let configured_max = match (self.length("max_new_tokens")?, self.length("max_length")?) {
+            (Some(max), _) => Some((max, format!("max_new_tokens = {max} in {file}"))),
+            (None, Some(whole)) => Some((new(whole), format!("max_length = {whole} with the prompt in {file}"))),
+            (None, None) => None,
+        };
         let configured_min = self.length("min_new_tokens")?.or(self.length("min_length")?.map(new));
         let (max, reason) = match (request.max_new_tokens, configured_max) {
-            (Some(max), _) => (max, "max_new_tokens"),
-            (None, Some(max)) if max <= room => (max, "the length in generation_config.json"),
+            (Some(max), _) => (max, "max_new_tokens".to_owned()),
+            (None, Some((max, origin))) if max <= room => (max, origin),
             (None, None) if DEFAULT_NEW_TOKENS <= room => {
-                (DEFAULT_NEW_TOKENS.max(request.min_new_tokens.unwrap_or(0)).min(room), "the default length")
+                (DEFAULT_NEW_TOKENS.max(request.min_new_tokens.unwrap_or(0)).min(room), "the default length".to_owned())
             }
-            (None, _) => (room, "the model's positions"),
+            (None, _) => (room, "the model's positions".to_owned()),
         };
         let min = request.min_new_tokens.unwrap_or_else(|| configured_min.unwrap_or(0).min(max));
         if max > room || min > max || max == 0 {
-            let message = format!("{min} to {max} tokens after a prompt of {prompt}; the model has room for {room}");
+            let limit = match positions {
+                _ if max < room && request.max_new_tokens.is_none() => {
+                    format!("the limit is {reason}: give max_new_tokens")
+                }
+                Some(positions) => format!("the model has room for {room}, as it reads {positions} tokens"),
+                None => format!("at most {room} are decoded"),
+            };
+            let message = format!("{min} to {max} tokens after a prompt of {prompt}; {limit}");
             return Err(Error::invalid(message).in_field(format!("{}.max_new_tokens", request.user)));
         }
         let repetition_penalty = self.number("repetition_penalty")?.unwrap_or(1.0) as f32;
@@ -310,6 +322,21 @@ mod tests {
         assert_eq!(lengths(json!({"max_length": 20, "min_length": 30}), Some(5)).unwrap(), (5, 5));
         assert_eq!(lengths(json!({}), Some(97)).unwrap_err().field(), Some("u.max_new_tokens"));
         assert_eq!(lengths(json!({"max_length": -1}), None).unwrap_err().field(), Some("max_length"));
+        let error = lengths(json!({"max_length": 3}), None).unwrap_err().to_string();
+        assert!(
+            error.contains("max_length = 3 with the prompt in generation_config.json: give max_new_tokens"),
+            "{error}"
+        );
+        let error = lengths(json!({"max_length": 3}), Some(97)).unwrap_err().to_string();
+        assert!(error.contains("room for 96, as it reads 100 tokens") && !error.contains("max_length"), "{error}");
+    }
+
+    #[test]
+    fn prompt_beyond_the_positions_is_refused_with_their_number() {
+        let config = GenerationConfig::of_values(json!({"max_length": 20}));
+        let request = Request { user: "u", ..Request::default() };
+        let error = config.settings(&request, 101, Some(100)).unwrap_err().to_string();
+        assert!(error.contains("room for 0, as it reads 100 tokens"), "{error}");
     }
 
     #[test]

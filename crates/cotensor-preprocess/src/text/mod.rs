@@ -14,7 +14,7 @@ mod tokenizer;
 pub use chat::ChatTemplate;
 pub use ctc::CtcDecoder;
 pub use pooling::normalized;
-pub use positions::position_limit;
+pub use positions::{position_limit, scaled_positions};
 pub use score::ScoreFunction;
 pub use sentence::SentenceProcessor;
 pub use stream::TextStream;
