@@ -25,7 +25,7 @@ for (const [name, expected] of Object.entries(golden.models)) {
   test(`spaces, weights and keys of ${name} are equal`, async () => {
     const model = await openTiny(name);
     const fingerprints = {
-      text: () => new TextProcessor(model.files).fingerprint,
+      text: () => new TextProcessor(model.files, model.family).fingerprint,
       image: () => new ImageProcessor(model.files, model.family).fingerprint,
       audio: () => new AudioProcessor(model.files, model.family).fingerprint,
     };

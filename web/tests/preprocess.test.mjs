@@ -7,6 +7,7 @@ import { readSafetensors } from "./support/safetensors.mjs";
 import { fixtures, openTiny } from "./support/tiny.mjs";
 
 await loadModels();
+const bert = new ModelFamily('{"model_type": "bert"}', []);
 const read = async (path) => new Uint8Array(await readFile(new URL(path, fixtures)));
 const cases = async (model) => JSON.parse(await model.text("preprocess.json"));
 const numbers = (array) => Array.from(array, Number);
@@ -23,7 +24,7 @@ test("tokens are equal", async () => {
   let checked = 0;
   for (const name of ["bert", "clip", "whisper"]) {
     const model = await openTiny(name);
-    const processor = new TextProcessor(model.files);
+    const processor = new TextProcessor(model.files, model.family);
     const { cases: list, batch } = (await cases(model)).text;
     for (const { text, input_ids, decoded } of list) {
       if (input_ids.length === 0) continue;
@@ -42,7 +43,7 @@ test("tokens are equal", async () => {
 
 test("pairs of texts are equal", async () => {
   const model = await openTiny("bert");
-  const processor = new TextProcessor(model.files);
+  const processor = new TextProcessor(model.files, model.family);
   const { pairs, text } = await cases(model);
   for (const { texts, input_ids, token_type_ids } of pairs) {
     const [first, second] = texts.map((index) => text.cases[index].text);
@@ -144,6 +145,15 @@ test("features of sounds are equal", async () => {
   assert.throws(() => processor.processSamples(new Float32Array(10), 1), { kind: "Invalid" });
 });
 
+test("texts end with the positions of the encoder", async () => {
+  const model = await openTiny("bert");
+  const limit = (config) => new TextProcessor(model.files, new ModelFamily(JSON.stringify(config), [])).maxTokens;
+  const known = limit({ model_type: "bert" });
+  assert.equal(limit({ model_type: "bert", max_position_embeddings: known - 1 }), known - 1);
+  assert.equal(limit({ model_type: "roberta", max_position_embeddings: known, pad_token_id: 1 }), known - 2);
+  assert.equal(limit({ model_type: "llama", max_position_embeddings: known - 1 }), known, "a decoder counts what it writes, too");
+});
+
 test("wrong configurations name file and field", async () => {
   const vit = new ModelFamily('{"model_type": "vit"}', []);
   const files = (name, text) => {
@@ -157,8 +167,8 @@ test("wrong configurations name file and field", async () => {
   assert.throws(() => new ModelFamily('{"model_type": "vit"}', [], "fp15"), { kind: "Invalid", message: /fp16/ });
   assert.throws(() => new ModelFamily('{"model_type": "vit"}', ["onnx/model.onnx"], "fp16"), { kind: "NotFound", message: /onnx\/model.onnx/ });
   assert.throws(() => new ImageProcessor(files("preprocessor_config.json", '{"size": 32, "resample": 9}'), vit), { kind: "Invalid", message: /resample/ });
-  assert.throws(() => new TextProcessor(new ConfigFiles()), { kind: "NotFound", message: /tokenizer.json/ });
-  assert.throws(() => new TextProcessor(files("tokenizer.json", "{")), { kind: "Corrupt", message: /tokenizer.json/ });
+  assert.throws(() => new TextProcessor(new ConfigFiles(), bert), { kind: "NotFound", message: /tokenizer.json/ });
+  assert.throws(() => new TextProcessor(files("tokenizer.json", "{"), bert), { kind: "Corrupt", message: /tokenizer.json/ });
   const whisper = await openTiny("whisper");
   assert.throws(() => new Generation(files("generation_config.json", "[]"), whisper.family, "transcription"), { kind: "Corrupt", message: /generation_config.json/ });
 });
@@ -169,9 +179,9 @@ test("a damaged tokenizer on which a library fails is an error", () => {
   const template = { type: "TemplateProcessing", single: [{ SpecialToken: { id: "Y", type_id: 0 } }], pair: [], special_tokens: {} };
   files.set("tokenizer.json", JSON.stringify({ model, added_tokens: [], post_processor: template }));
   const failure = { name: "CotensorError", kind: "Corrupt", message: /tokenizer|damaged/ };
-  assert.throws(() => new TextProcessor(files).encode(["a"]), failure);
+  assert.throws(() => new TextProcessor(files, bert).encode(["a"]), failure);
   // Other objects are not concerned.
-  assert.throws(() => new TextProcessor(new ConfigFiles()), { kind: "NotFound" });
+  assert.throws(() => new TextProcessor(new ConfigFiles(), bert), { kind: "NotFound" });
 });
 
 test("sentence embeddings are pooled over tokens", () => {

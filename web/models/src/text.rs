@@ -2,6 +2,7 @@
 
 use crate::arrays::ArrayHandle;
 use crate::errors::Result;
+use crate::family::ModelFamily;
 use crate::files::ConfigFiles;
 use crate::sentence::SentencePooling;
 use cotensor_core::{Error, size};
@@ -19,13 +20,13 @@ pub struct TextProcessor(cotensor_preprocess::TextProcessor);
 
 #[wasm_bindgen]
 impl TextProcessor {
-    /// Reads tokenizer.json and, for the limits, tokenizer_config.json.
+    /// Reads tokenizer.json and, for the limits, tokenizer_config.json and the positions of the model.
     ///
     /// # Errors
-    /// `NotFound` without a tokenizer.json, `Corrupt` when it is not a tokenizer.
+    /// `NotFound` without a tokenizer.json, `Corrupt` when it is not a tokenizer, `Invalid` for a limit without room for text.
     #[wasm_bindgen(constructor)]
-    pub fn new(files: &ConfigFiles) -> Result<TextProcessor> {
-        Ok(Self(cotensor_preprocess::TextProcessor::open(files)?))
+    pub fn new(files: &ConfigFiles, family: &ModelFamily) -> Result<TextProcessor> {
+        Ok(Self(cotensor_preprocess::TextProcessor::open_for(files, &family.config())?))
     }
 
     /// This tokenizer with the limits of sentence embeddings.

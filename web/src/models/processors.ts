@@ -71,7 +71,7 @@ export class Processors {
   }
 
   get text(): TextProcessor {
-    this.#text ??= new TextProcessor(this.files);
+    this.#text ??= new TextProcessor(this.files, this.definition);
     return this.#text;
   }
 

@@ -8,7 +8,7 @@ use cotensor_preprocess::family::{CONFIG_FILE, Family, ModelConfig, Variant, fam
 use cotensor_preprocess::generation::{self, GenerationConfig};
 use cotensor_preprocess::{
     AudioProcessor, ChatTemplate, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor,
-    find_json, position_limit,
+    find_json,
 };
 use cotensor_store::Store;
 use std::collections::HashMap;
@@ -184,16 +184,9 @@ impl Model {
     /// The tokenizer.
     ///
     /// # Errors
-    /// As [`TextProcessor::open`].
+    /// As [`TextProcessor::open_for`].
     pub fn text(&self) -> Result<&TextProcessor> {
-        self.opened(&self.text, || {
-            let text = TextProcessor::open(&self.files())?;
-            // A decoder counts what it reads and writes together, and refuses what does not fit.
-            match position_limit(&self.config).filter(|_| self.family.decoder.is_none()) {
-                Some(limit) => text.limited_to(limit),
-                None => Ok(text),
-            }
-        })
+        self.opened(&self.text, || TextProcessor::open_for(&self.files(), &self.model_config()))
     }
 
     /// The template of chats, if the model has one.

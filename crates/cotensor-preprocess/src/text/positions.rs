@@ -23,7 +23,7 @@ const MULTIPLYING: [&str; 3] = ["linear", "dynamic", "yarn"];
 
 /// The number of positions in `field` of this object, with the scaling of rotary positions beside it, as vLLM computes it: the
 /// factor times `original_max_position_embeddings`, or times the field.
-pub fn scaled_positions(config: &Value, field: &str) -> Option<u64> {
+pub(crate) fn scaled_positions(config: &Value, field: &str) -> Option<u64> {
     let plain = config.get(field)?.as_u64()?;
     // Gemma 3 states the extended number.
     let is_gemma = config.get("model_type").and_then(Value::as_str).is_some_and(|name| name.starts_with("gemma3"));

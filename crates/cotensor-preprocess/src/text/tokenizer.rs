@@ -1,6 +1,8 @@
 use super::growth::check_growth;
+use super::positions::position_limit;
 use super::stream::TextStream;
 use crate::array::Array;
+use crate::family::ModelConfig;
 use crate::files::{ModelFiles, find_json};
 use crate::guard::guarded;
 use cotensor_core::{ContentHash, Error, Hasher, Result};
@@ -109,6 +111,19 @@ impl TextProcessor {
         Ok(Self { tokenizer, pad, fingerprint: hasher.finish() })
     }
 
+    /// As [`open`](Self::open), for texts of at most the positions that the encoder of this model counts.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `Invalid` for positions without room for text.
+    pub fn open_for(files: &dyn ModelFiles, config: &ModelConfig<'_>) -> Result<Self> {
+        let text = Self::open(files)?;
+        // A decoder counts what it reads and writes together, and refuses what does not fit.
+        match position_limit(config.values).filter(|_| config.family.decoder.is_none()) {
+            Some(limit) => text.limited_to(limit),
+            None => Ok(text),
+        }
+    }
+
     /// This tokenizer with the settings of sentence-transformers: at most `max_tokens` per text, in lower case if
     /// `lower`.
     ///
@@ -135,7 +150,7 @@ impl TextProcessor {
     ///
     /// # Errors
     /// `Invalid` when `max_tokens` leaves no room for text.
-    pub fn limited_to(self, max_tokens: usize) -> Result<Self> {
+    fn limited_to(self, max_tokens: usize) -> Result<Self> {
         match self.max_tokens() {
             Some(known) if known <= max_tokens => Ok(self),
             _ => self.for_sentences(Some(max_tokens), false),
