@@ -576,6 +576,7 @@ class LocalModels:
         prompt_name: Optional[str] = None,
         timeout: Optional[float] = None,
         *,
+        pooling: Optional[str] = None,
         dimensions: Optional[int] = None,
         truncate: bool = True,
         first_index: int = 0,

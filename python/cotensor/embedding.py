@@ -69,10 +69,13 @@ class Embedder:
     ``model`` is a folder, or a name on the hub. The daemon's model process loads it at the first call, once for all programs, and
     unloads it after a time without calls. Texts that were embedded before, by any program, are not computed again.
 
-    ``prompt_name`` names the model's prompt that is put before each text (``query``, ``document``). ``dimensions`` shortens the
-    embeddings to their first numbers, scaled to length 1; a :class:`RuntimeWarning` says if the model does not declare them.
-    ``store`` is the daemon's store: by default that of :func:`cotensor.connect`, which starts the daemon when none runs.
-    ``timeout`` limits each call, in seconds.
+    ``prompt_name`` names the model's prompt that is put before each text (``query``, ``document``). ``pooling`` says
+    how the vectors of tokens become that of a text, in place of the model's files: ``"mean"``, ``"cls"``, ``"max"``,
+    ``"mean_sqrt_len_tokens"``, ``"weightedmean"`` or ``"lasttoken"``. Where no file states it, a model whose name is
+    known is pooled as its name stands for, with a :class:`RuntimeWarning`; other models need the argument.
+    ``dimensions`` shortens the embeddings to their first numbers, scaled to length 1; a :class:`RuntimeWarning` says if the model
+    does not declare them. ``store`` is the daemon's store: by default that of :func:`cotensor.connect`, which starts the daemon
+    when none runs. ``timeout`` limits each call, in seconds.
 
     The end of a text that is longer than the model reads is cut off, with a :class:`RuntimeWarning` once for each call.
     :meth:`embed_with_details` returns which texts were cut, without the warning. With ``truncate=False`` such a text is an error
@@ -93,6 +96,7 @@ class Embedder:
         model: Union[str, "os.PathLike[str]"],
         *,
         prompt_name: Optional[str] = None,
+        pooling: Optional[str] = None,
         dimensions: Optional[int] = None,
         store: Optional[Store] = None,
         timeout: Optional[float] = None,
@@ -107,6 +111,8 @@ class Embedder:
         # A relative folder has no meaning in another process.
         self.model: str = str(Path(name).absolute()) if Path(name).is_dir() else name
         self.prompt_name = prompt_name
+        self.pooling = pooling
+        self._noticed: set[str] = set()
         if dimensions is not None and dimensions < 1:
             raise InvalidError("dimensions is a number from 1 on", field="dimensions")
         self.dimensions = dimensions
@@ -154,16 +160,14 @@ class Embedder:
         its position, as ``texts[3]``.
         """
         embedded = self.embed_with_details(texts, prompt_name=prompt_name, truncate=truncate)
-        notices = list(embedded.notices)
+        self._warn(embedded.notices)
         if embedded.truncated:
             shown = ", ".join(map(str, embedded.truncated[:_SHOWN_MAX]))
             rest = ", ..." if len(embedded.truncated) > _SHOWN_MAX else ""
-            notices.append(
+            _warnings.warn(
                 f"texts longer than the model reads were cut at their end: {len(embedded.truncated)} of {len(embedded.tokens)}, "
                 f"at positions {shown}{rest}; truncate=False refuses them"
             )
-        for notice in notices:
-            _warnings.warn(notice)
         return embedded.rows[0] if isinstance(texts, str) else embedded.rows
 
     def embed_with_details(
@@ -216,6 +220,7 @@ class Embedder:
             texts,
             prompt_name,
             self.timeout,
+            pooling=self.pooling,
             dimensions=self.dimensions,
             truncate=truncate,
             first_index=first,
@@ -225,6 +230,8 @@ class Embedder:
     def _call_daemon(self, store: Store, texts: List[str], prompt_name: Optional[str], truncate: bool, first: int) -> Embedded:
         arguments: Dict[str, Any] = {"model": self.model, "texts": texts, "prompt_name": prompt_name}
         # Model processes of former versions do not know these.
+        if self.pooling is not None:
+            arguments["pooling"] = self.pooling
         if self.dimensions is not None:
             arguments["dimensions"] = self.dimensions
         if not truncate:
@@ -240,6 +247,13 @@ class Embedder:
             store.start_models()
             result = self._functions.call(FUNCTION, kwargs=arguments)
         return Embedded(result["embeddings"], result["tokens"], result.get("truncated", []), result.get("notices", []))
+
+    def _warn(self, notices: Iterable[str]) -> None:
+        """Warns of each notice once."""
+        for notice in notices:
+            if notice not in self._noticed:
+                self._noticed.add(notice)
+                _warnings.warn(f"{self.model}: {notice}")
 
     def _fall_back(self, error: NoDaemonError) -> None:
         """Uses the models of this process from now on, and warns the first time."""

@@ -55,7 +55,7 @@ impl LocalModels {
     /// The embeddings of texts, as the function ``model.embed`` has them: a row of float32 for each text as bytes, the number of
     /// float32 in a row, the tokens of each text, the positions of the texts that were cut, and notices. ``model`` is a folder's
     /// absolute path, or a name on the hub. Waits at most ``timeout`` seconds.
-    #[pyo3(signature = (model, texts, prompt_name=None, timeout=None, *, dimensions=None, truncate=true, first_index=0))]
+    #[pyo3(signature = (model, texts, prompt_name=None, timeout=None, *, pooling=None, dimensions=None, truncate=true, first_index=0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn embed<'py>(
         &self,
@@ -64,6 +64,7 @@ impl LocalModels {
         #[pyo3(from_py_with = args::texts)] texts: Vec<String>,
         #[pyo3(from_py_with = args::prompt_name)] prompt_name: Option<String>,
         #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
+        pooling: Option<String>,
         dimensions: Option<usize>,
         truncate: bool,
         first_index: usize,
@@ -71,7 +72,7 @@ impl LocalModels {
         let models = Arc::clone(self.models.get(py, "table of models")?);
         let timeout = seconds(py, timeout)?;
         let texts = texts.into_iter().map(EmbedderInput::Text).collect();
-        let request = EmbedRequest { texts, prompt_name, dimensions, refuses_long: !truncate };
+        let request = EmbedRequest { texts, prompt_name, pooling, dimensions, refuses_long: !truncate };
         let embed = move |_: &dyn Fn() -> bool| {
             models.embed_now(&model, None, request).map_err(|error| error.in_list("texts", first_index))
         };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import warnings
@@ -56,6 +57,25 @@ def test_names_of_other_libraries_work(embedder: cotensor.Embedder) -> None:
     for option in ({"precision": "int8"}, {"prompt": "query: "}, {"output_value": "token_embeddings"}, {"other": 1}):
         with pytest.raises(cotensor.UnsupportedError, match=next(iter(option))):
             embedder.encode(TEXTS, **option)
+
+
+def test_pooling_is_given_or_that_of_the_name(daemon: Daemon, embedder: cotensor.Embedder, tmp_path: Path) -> None:
+    model = tmp_path / "bge-small-en-v1.5"
+    shutil.copytree(BERT, model, ignore=shutil.ignore_patterns("1_Pooling"))
+    store = daemon.connect()
+    by_name = cotensor.Embedder(model, store=store)
+    with pytest.warns(RuntimeWarning, match='"cls".*bge-small-en-v1.5'):
+        first = by_name.embed(TEXTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(by_name.embed(TEXTS), first)
+        assert np.array_equal(cotensor.Embedder(model, store=store, pooling="cls").embed(TEXTS), first)
+        assert np.array_equal(cotensor.Embedder(model, store=store, pooling="mean").embed(TEXTS), embedder.embed(TEXTS))
+    unnamed = model.rename(tmp_path / "model")
+    with pytest.raises(cotensor.InvalidError, match=r'pooling="cls".*1_Pooling/config.json'):
+        cotensor.Embedder(unnamed, store=store).embed(TEXTS)
+    with pytest.raises(cotensor.InvalidError, match="mean"):
+        cotensor.Embedder(unnamed, store=store, pooling="first").embed(TEXTS)
 
 
 def test_dimensions_are_the_first_ones(daemon: Daemon, embedder: cotensor.Embedder) -> None:

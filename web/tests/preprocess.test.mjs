@@ -185,8 +185,17 @@ test("a damaged tokenizer on which a library fails is an error", () => {
 });
 
 test("sentence embeddings are pooled over tokens", () => {
-  const pooling = new SentencePooling(new ConfigFiles(), new ModelFamily('{"model_type": "bert"}', []));
-  const [x, y] = pooling.pool(Float32Array.of(1, 0, 0, 1, 9, 9), 2, Uint8Array.of(1, 1, 0), 0);
+  const rows = Float32Array.of(1, 0, 0, 1, 9, 9);
+  const open = new SentencePooling(new ConfigFiles(), bert, "model");
+  assert.throws(() => open.pool(rows, 2, Uint8Array.of(1, 1, 0), 0), { kind: "Invalid", message: /1_Pooling/ });
+  const first = new SentencePooling(new ConfigFiles(), bert, "Xenova/bge-small-en-v1.5");
+  assert.match(first.notice, /bge-small-en-v1.5/);
+  assert.deepEqual([...first.pool(rows, 2, Uint8Array.of(1, 1, 0), 0)], [1, 0]);
+  const files = new ConfigFiles();
+  files.set("1_Pooling/config.json", '{"pooling_mode": "mean"}');
+  const pooling = new SentencePooling(files, bert, "model");
+  assert.equal(pooling.notice, undefined);
+  const [x, y] = pooling.pool(rows, 2, Uint8Array.of(1, 1, 0), 0);
   assert.ok(Math.abs(x - Math.SQRT1_2) < 1e-6 && Math.abs(y - Math.SQRT1_2) < 1e-6);
   assert.throws(() => pooling.pool(Float32Array.of(1, 0), 2, Uint8Array.of(1, 1), 0), { kind: "Invalid", message: /rows/ });
   assert.equal(pooling.prompt("query"), "");

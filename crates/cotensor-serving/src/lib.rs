@@ -6,7 +6,7 @@
 //! | `model.open` | `folder`, `variant` | a reference, which keeps the model open |
 //! | `model.run` | `model`, `variant`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `prompt_name`, `chat`, `max_new_tokens`, `min_new_tokens`, `do_sample`, `temperature`, `top_k`, `top_p`, `seed`, `threshold` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `variant`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
-//! | `model.embed` | `model`, `texts`, `prompt_name`, `variant`, `dimensions`, `truncate` (false refuses a text that is too long), `first_index` (of the first text in the caller's list, for errors) | `embeddings` (a tensor: one row for each text), `tokens` (counts), `truncated` (positions of the texts that were cut), `notices` |
+//! | `model.embed` | `model`, `texts`, `prompt_name`, `variant`, `pooling`, `dimensions`, `truncate` (false refuses a text that is too long), `first_index` (of the first text in the caller's list, for errors) | `embeddings` (a tensor: one row for each text), `tokens` (counts), `truncated` (positions of the texts that were cut), `notices` |
 //! | `model.load` | `model`, `variant`, `ttl_s`, `pinned` | the entry of `model.list` |
 //! | `model.unload` | `model`, or `all` | `unloaded` (names) |
 //! | `model.list` | | `models`: each with `name`, `folder`, `family`, `stages`, `engines`, `weights_bytes`, `shared_bytes`, `requests`, `in_use`, `idle_s`, `pinned`, `unload_in_s` |

@@ -14,13 +14,19 @@ pub struct SentencePooling(pub(crate) SentenceProcessor);
 #[wasm_bindgen]
 impl SentencePooling {
     /// Reads modules.json, the files of the modules, sentence_bert_config.json and config_sentence_transformers.json. Without
-    /// them, the embedding is the mean over tokens, scaled to length 1.
+    /// them, the pooling is that which the model's name stands for, with a notice.
     ///
     /// # Errors
     /// `Corrupt` when a file is not JSON, `Invalid` for a field with an invalid value.
     #[wasm_bindgen(constructor)]
-    pub fn new(files: &ConfigFiles, family: &ModelFamily) -> Result<SentencePooling> {
-        Ok(Self(SentenceProcessor::open(files, family.config().values)?))
+    pub fn new(files: &ConfigFiles, family: &ModelFamily, name: &str) -> Result<SentencePooling> {
+        Ok(Self(SentenceProcessor::open(files, family.config().values, name)?))
+    }
+
+    /// How the pooling was found, if no file of the model states it.
+    #[wasm_bindgen(getter)]
+    pub fn notice(&self) -> Option<String> {
+        self.0.notice().map(str::to_owned)
     }
 
     /// The text before each text: the prompt of this name, or the default prompt.
@@ -35,7 +41,7 @@ impl SentencePooling {
     /// `prompt_tokens` is the number of tokens of the prompt.
     ///
     /// # Errors
-    /// `Invalid` for rows that do not fit the mask and when no token is left, `Unsupported` for a module that is not supported.
+    /// `Invalid` for rows that do not fit the mask, when nothing states the pooling, and when no token is left, `Unsupported` for a module that is not supported.
     pub fn pool(&self, rows: &[f32], width: usize, mask: &[u8], prompt_tokens: usize) -> Result<Vec<f32>> {
         if width == 0 || width.checked_mul(mask.len()) != Some(rows.len()) {
             let message = format!("{} numbers are not {} rows of {width}", rows.len(), mask.len());

@@ -191,8 +191,8 @@ export class LoadedModel {
     return this.processors.labelledTokens(text, logits, width, labels);
   }
 
-  pooled(text: string, width: number, rows: Float32Array): Float32Array {
-    return this.processors.pooled(text, width, rows);
+  pooled(text: string, width: number, rows: Float32Array, notices: string[]): Float32Array {
+    return this.processors.pooled(text, width, rows, notices);
   }
 
   generation(task: string): ReturnType<Processors["generation"]> {

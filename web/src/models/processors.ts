@@ -27,7 +27,7 @@ import type { Run } from "./run.js";
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 const MEDIA_FILES = ["preprocessor_config.json", "processor_config.json"];
-const SENTENCE_FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"];
+const SENTENCE_FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/config.json", "3_Dense/config.json"];
 const GENERATION_FILES = ["generation_config.json"];
 
 /** The files that the processors of a family read, if the model has them. */
@@ -86,7 +86,7 @@ export class Processors {
   }
 
   get sentence(): SentencePooling {
-    this.#sentence ??= new SentencePooling(this.files, this.definition);
+    this.#sentence ??= new SentencePooling(this.files, this.definition, this.name);
     return this.#sentence;
   }
 
@@ -137,7 +137,8 @@ export class Processors {
   }
 
   /** The embedding of a text from its hidden states. */
-  pooled(text: string, width: number, rows: Float32Array): Float32Array {
+  pooled(text: string, width: number, rows: Float32Array, notices: string[]): Float32Array {
+    if (this.sentence.notice !== undefined) notices.push(`pooling: ${this.sentence.notice}`);
     const { mask } = this.encodeText(text, true, false);
     const prompt = this.sentence.prompt(undefined);
     const promptTokens = prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt);

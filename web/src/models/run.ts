@@ -217,7 +217,7 @@ export class Run {
         return vector("embedding", normalized(values));
       case "sentence":
         if (last.name === task.result) return vector("sentence_embedding", values);
-        return vector("sentence_embedding", this.model.pooled(this.inputs.text ?? "", readRows(tensor.shape, values, task.name, 0), values));
+        return vector("sentence_embedding", this.model.pooled(this.inputs.text ?? "", readRows(tensor.shape, values, task.name, 0), values, this.notices));
       default:
         throw new CotensorError("Unsupported", `${task.name}: this package does not run tasks with answers of type ${task.answer} yet`);
     }

@@ -31,4 +31,8 @@ pub(crate) struct EmbedArgs {
     /// Refuse texts that are longer than the model reads, instead of cutting their end off.
     #[arg(long)]
     pub(crate) no_truncate: bool,
+    /// How the vectors of tokens become that of a text: mean, cls, max, mean_sqrt_len_tokens, weightedmean, lasttoken [default: as the
+    /// model's files state].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pooling: Option<String>,
 }

@@ -13,6 +13,7 @@ use cotensor_formats::file_error;
 use cotensor_formats::{Format, write};
 use cotensor_functions::{Arguments, Functions, Value};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -64,6 +65,7 @@ struct Rows {
     tokens: Vec<i64>,
     /// The positions of the texts whose end was cut off, in ascending order.
     truncated: Vec<usize>,
+    notices: BTreeSet<String>,
 }
 
 pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
@@ -90,6 +92,7 @@ pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
     if !rows.truncated.is_empty() {
         warn(&cut(&rows.truncated));
     }
+    rows.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
     match format {
         Some((path, OutputFormat::Matrix)) => rows.write_matrix(path)?,
         Some((path, OutputFormat::Lines)) => rows.write_lines(path, texts)?,
@@ -230,8 +233,10 @@ impl Rows {
     fn add(&mut self, models: &ModelFunctions, model: &str, texts: &[String], args: &EmbedArgs) -> Result<()> {
         let list: Vec<Value> = texts.iter().map(|text| text.as_str().into()).collect();
         let mut arguments = Arguments::new().named("model", model).named("texts", list);
-        if let Some(name) = &args.prompt_name {
-            arguments = arguments.named("prompt_name", name.as_str());
+        for (name, value) in [("prompt_name", &args.prompt_name), ("pooling", &args.pooling)] {
+            if let Some(value) = value {
+                arguments = arguments.named(name, value.as_str());
+            }
         }
         if args.no_truncate {
             arguments = arguments.named("truncate", false);
@@ -257,9 +262,12 @@ impl Rows {
         for tokens in answer.get("tokens").ok_or_else(corrupt)?.as_list()? {
             self.tokens.push(tokens.as_int()?);
         }
-        // Model processes of former versions answer no such list.
+        // Model processes of former versions answer no such lists.
         for at in answer.get("truncated").map(Value::as_list).transpose()?.unwrap_or_default() {
             self.truncated.push(before + usize::try_from(at.as_int()?).map_err(|_| corrupt())?);
+        }
+        for notice in answer.get("notices").map(Value::as_list).transpose()?.unwrap_or_default() {
+            self.notices.insert(notice.as_str()?.to_owned());
         }
         Ok(())
     }

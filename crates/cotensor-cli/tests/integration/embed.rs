@@ -1,6 +1,6 @@
 //! `embed`, with the models of a process of their own.
 
-use crate::support::Daemon;
+use crate::support::{Daemon, copy};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -62,6 +62,20 @@ fn texts_are_embedded_to_lines_and_matrices() {
     daemon.expect_error(&["embed", &bert], 2, &["TEXT"]);
     let empty = daemon.run_with_input(&["embed", &bert, "--stdin"], b"");
     assert_eq!(empty.status.code(), Some(2));
+
+    // A model whose files state no pooling.
+    let named = daemon.path("bge-small-en-v1.5");
+    copy(Path::new(&bert), &named);
+    std::fs::remove_dir_all(named.join("1_Pooling")).unwrap();
+    let named = named.to_str().unwrap();
+    let noticed = daemon.run_with_input(&["embed", named, "gulls"], b"");
+    let notice = String::from_utf8(noticed.stderr).unwrap();
+    assert!(noticed.status.success() && notice.contains("notice: ") && notice.contains("\"cls\""), "{notice}");
+    let first = daemon.ok(&["embed", named, "gulls", "--pooling", "cls"]);
+    assert_eq!(first, noticed.stdout);
+    let mean = String::from_utf8(daemon.ok(&["embed", named, "gulls", "--pooling", "mean"])).unwrap();
+    assert_eq!(Some(mean.trim_end()), printed.lines().next());
+    daemon.expect_error(&["embed", named, "a", "--pooling", "first"], 2, &["pooling", "mean"]);
     drop(models);
     assert!(!daemon.path("v1").exists());
 }

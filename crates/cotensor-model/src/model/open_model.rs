@@ -203,11 +203,20 @@ impl Model {
     /// As [`SentenceProcessor::open`] and [`TextProcessor::open`].
     pub(crate) fn sentence(&self) -> Result<&(SentenceProcessor, TextProcessor)> {
         self.opened(&self.sentence, || {
-            let sentence = SentenceProcessor::open(&self.files(), &self.config)?;
+            let sentence = SentenceProcessor::open(&self.files(), &self.config, &self.name())?;
             let text = self.text()?;
             let text = text.for_sentences(sentence.max_tokens(text.max_tokens()), sentence.lowercases())?;
             Ok((sentence, text))
         })
+    }
+
+    /// The configuration of sentence embeddings with the pooling that a user chose, or with that of the files.
+    ///
+    /// # Errors
+    /// As [`sentence`](Self::sentence) and [`SentenceProcessor::with_pooling`]; errors name the folder.
+    pub(crate) fn sentence_pooled(&self, pooling: Option<&str>) -> Result<SentenceProcessor> {
+        let (sentence, _) = self.sentence()?;
+        pooling.map_or_else(|| Ok(sentence.clone()), |name| sentence.clone().with_pooling(name))
     }
 
     /// The function from the logit of a reranker to its score.

@@ -11,6 +11,7 @@ use crate::model::Model;
 use crate::stage::{Claimed, Made, Stage};
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
+use cotensor_preprocess::SentenceProcessor;
 use cotensor_preprocess::family::{AnswerKind, StageDef};
 use cotensor_preprocess::text::TextTokens;
 use cotensor_store::{Holder, Ticket};
@@ -31,6 +32,7 @@ pub struct TextEmbedder {
     stage: Arc<Stage>,
     def: &'static StageDef,
     output: &'static str,
+    sentence: SentenceProcessor,
     /// Whether the output is the embedding, and not a row for each token.
     is_pooled: bool,
     /// The number of tokens that the graph reads, if it is fixed.
@@ -51,6 +53,8 @@ pub struct TextEmbedding {
     pub tokens: usize,
     /// Whether the end of the text was cut off.
     pub is_truncated: bool,
+    /// How the pooling was found, if no file of the model states it.
+    pub notice: Option<Arc<str>>,
 }
 
 /// What is embedded.
@@ -75,8 +79,18 @@ impl TextEmbedder {
     /// Opens the graph of a model.
     ///
     /// # Errors
-    /// `Unsupported` for a model without sentence embeddings; as [`Model::stage`].
+    /// As [`open_pooled`](Self::open_pooled).
     pub fn open(model: &Arc<Model>) -> Result<Self> {
+        Self::open_pooled(model, None)
+    }
+
+    /// Opens the graph of a model; `pooling` replaces the pooling of its files: `mean`, `cls`, `max`, `mean_sqrt_len_tokens`,
+    /// `weightedmean` or `lasttoken`.
+    ///
+    /// # Errors
+    /// `Unsupported` for a model without sentence embeddings, and for a pooling of a graph that pools itself; `Invalid` for an
+    /// unknown pooling; as [`Model::stage`].
+    pub fn open_pooled(model: &Arc<Model>, pooling: Option<&str>) -> Result<Self> {
         let family = model.family();
         let task = family.tasks().find(|task| task.answer == AnswerKind::Sentence).ok_or_else(|| {
             Error::unsupported(format!("{} embeds no sentences: a model of BERT's family does", family.title))
@@ -90,7 +104,12 @@ impl TextEmbedder {
         let port = stage.graph().inputs().iter().find(|port| port.name == ids);
         let has_fixed_count = port.and_then(|port| port.dims.as_ref()?.first().copied().flatten()).is_some();
         let reads_cache = stage.graph().inputs().iter().any(|port| def.source(&port.name) == Some("cache.empty"));
-        let (sentence, tokenizer) = model.sentence()?;
+        let (_, tokenizer) = model.sentence()?;
+        let sentence = model.sentence_pooled(pooling)?;
+        let is_pooled = task.result.as_deref() == Some(output);
+        if is_pooled && pooling.is_some() {
+            return Err(Error::unsupported("the graph pools itself").in_file(model.folder()).in_field("pooling"));
+        }
         let mut hasher = Hasher::new(LABEL);
         hasher
             .field(format!("{sentence:?}").as_bytes())
@@ -98,7 +117,8 @@ impl TextEmbedder {
             .field(output.as_bytes());
         Ok(Self {
             model: Arc::clone(model),
-            is_pooled: task.result.as_deref() == Some(output),
+            is_pooled,
+            sentence,
             length: fixed_length(def, &stage),
             reads_one: has_fixed_count || reads_cache || stage.joins_rows()?.is_some(),
             tokens_max: tokenizer.max_tokens(),
@@ -155,8 +175,9 @@ impl TextEmbedder {
         prompt_name: Option<&str>,
         cached_by: Option<&Holder>,
     ) -> Result<Vec<Result<TextEmbedding>>> {
-        let (sentence, tokenizer) = self.model.sentence()?;
-        let prompt = sentence.prompt(prompt_name)?;
+        let (_, tokenizer) = self.model.sentence()?;
+        let prompt = self.sentence.prompt(prompt_name)?;
+        let notice: Option<Arc<str>> = self.sentence.notice().filter(|_| !self.is_pooled).map(Arc::from);
         let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
         let tokens: Vec<Result<TextTokens>> = texts.iter().map(|text| self.tokenize(text, prompt)).collect();
         let mut rows: Vec<Option<Result<Vec<f32>>>> = (0..texts.len()).map(|_| None).collect();
@@ -191,7 +212,12 @@ impl TextEmbedder {
                 (None, Some(holder)) => self.run_once(at, &tokens, prompt_tokens, holder)?,
                 (row, _) => row.ok_or_else(|| Error::corrupt("the graph gave no row"))?,
             };
-            Ok(TextEmbedding { values, tokens: found.ids().len(), is_truncated: found.is_truncated() })
+            Ok(TextEmbedding {
+                values,
+                tokens: found.ids().len(),
+                is_truncated: found.is_truncated(),
+                notice: notice.clone(),
+            })
         });
         Ok(results.collect())
     }
@@ -273,7 +299,7 @@ impl TextEmbedder {
     /// # Errors
     /// An error of the graph, on any of the texts. That of the pooling is an error of one text.
     fn run(&self, texts: &[usize], tokens: &Texts, prompt_tokens: usize) -> Result<Vec<Result<Vec<f32>>>> {
-        let (sentence, tokenizer) = self.model.sentence()?;
+        let (_, tokenizer) = self.model.sentence()?;
         let list = texts.iter().map(|&at| tokens[at].as_ref().map_err(Clone::clone));
         let batch = &tokenizer.batch(&list.collect::<Result<Vec<_>>>()?, self.length)?;
         let width = batch.added.len() / texts.len();
@@ -314,7 +340,7 @@ impl TextEmbedder {
             let pooled = values.chunks_exact(width).map(|row| {
                 numbers(row)?;
                 let mut row = row.to_vec();
-                sentence.truncate(&mut row);
+                self.sentence.truncate(&mut row);
                 Ok(row)
             });
             return Ok(pooled.collect());
@@ -322,7 +348,8 @@ impl TextEmbedder {
         let rows = values.chunks_exact(tokens * width).zip(batch.mask.as_i64()?.chunks_exact(tokens));
         let pooled = rows.map(|(rows, mask)| {
             numbers(rows)?;
-            sentence.pool(rows, width, mask, prompt_tokens)
+            let pooled = self.sentence.pool(rows, width, mask, prompt_tokens);
+            pooled.map_err(|error| error.in_file(self.model.folder()))
         });
         Ok(pooled.collect())
     }

@@ -199,7 +199,12 @@ impl Run<'_> {
                 } else {
                     let Text { batch, prompt_tokens } = text()?;
                     let (width, rows) = read(Some(Some(batch.added.len())))?;
-                    sentence.pool(&rows, width, batch.mask.as_i64()?, *prompt_tokens)?
+                    let pooled = sentence.pool(&rows, width, batch.mask.as_i64()?, *prompt_tokens);
+                    let pooled = pooled.map_err(|error| error.in_file(self.model.folder()))?;
+                    if let Some(notice) = sentence.notice() {
+                        self.notice(notice.to_owned());
+                    }
+                    pooled
                 };
                 embedding("sentence_embedding", vector)
             }

@@ -4,7 +4,7 @@ use crate::support::onnx::engines;
 use crate::support::{self, fixtures, runtime, user};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
-use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, default_task, run_user};
+use cotensor_model::pipeline::{Answer, Inputs, TextEmbedder, User, UserReport, default_task, run_user};
 use cotensor_store::EmbeddedStore;
 use safetensors::SafeTensors;
 use std::fs;
@@ -67,9 +67,63 @@ fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 
+/// Writes the file that states the pooling.
+fn state_pooling(folder: &Path) {
+    fs::create_dir_all(folder.join("1_Pooling")).unwrap();
+    fs::write(folder.join("1_Pooling/config.json"), r#"{"pooling_mode": "mean"}"#).unwrap();
+}
+
+#[test]
+fn pooling_that_no_file_states_is_refused_or_has_a_notice() {
+    let folder = unpacked("trunk");
+    refused(run(folder.path(), "sentence-embedding"), &["state no pooling", "--pooling cls", "1_Pooling/config.json"]);
+    for (name, expects_mean) in [("Xenova/all-MiniLM-L6-v2", true), ("BAAI/bge-small-en-v1.5", false)] {
+        set(folder.path(), "config.json", "_name_or_path", name.into());
+        let report = run(folder.path(), "sentence-embedding").unwrap();
+        assert_eq!(report.notices.len(), 1, "{:?}", report.notices);
+        assert!(report.notices[0].contains(name), "{:?}", report.notices);
+        let is_mean =
+            report.outputs[0].values.iter().zip(reference("trunk.embedding")).all(|(a, b)| (a - b).abs() < 1e-5);
+        assert_eq!(is_mean, expects_mean, "{name}");
+    }
+    state_pooling(folder.path());
+    let report = run(folder.path(), "sentence-embedding").unwrap();
+    assert!(report.notices.is_empty(), "{:?}", report.notices);
+    matches_reference(&report, "trunk.embedding", 1e-5);
+    // A pooling that is not set, or not known.
+    for (pooling, reason) in [
+        (r#"{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": false}"#, "no pooling is set"),
+        (r#"{"pooling_mode_mean_tokens": true, "pooling_mode_attention": true}"#, "pooling_mode_attention"),
+    ] {
+        fs::write(folder.path().join("1_Pooling/config.json"), pooling).unwrap();
+        refused(run(folder.path(), "sentence-embedding"), &["1_Pooling/config.json", reason]);
+    }
+    // What follows the pooling.
+    state_pooling(folder.path());
+    fs::create_dir(folder.path().join("2_Dense")).unwrap();
+    fs::write(folder.path().join("2_Dense/config.json"), "{}").unwrap();
+    refused(run(folder.path(), "sentence-embedding"), &["2_Dense/config.json", "no modules.json"]);
+}
+
+#[test]
+fn user_chooses_a_pooling() {
+    let folder = unpacked("trunk");
+    let runtime = runtime(EmbeddedStore::builder());
+    let model = runtime.open(folder.path()).unwrap();
+    let embed = |pooling: Option<&str>| TextEmbedder::open_pooled(&model, pooling)?.embed(&[TEXT], None, None);
+    assert_eq!(embed(None).unwrap_err().field(), Some("1_Pooling/config.json"));
+    let mean = embed(Some("mean")).unwrap().remove(0);
+    assert_eq!(mean.notice, None);
+    assert!(mean.values.iter().zip(reference("trunk.embedding")).all(|(a, b)| (a - b).abs() < 1e-5));
+    assert_ne!(embed(Some("cls")).unwrap()[0].values, mean.values);
+    let error = embed(Some("first")).unwrap_err();
+    assert!(error.field() == Some("pooling") && error.to_string().contains("cls, max, mean"), "{error}");
+}
+
 #[test]
 fn trunk_gives_the_mean_over_tokens_and_has_no_head() {
     let folder = unpacked("trunk");
+    state_pooling(folder.path());
     matches_reference(&run(folder.path(), "sentence-embedding").unwrap(), "trunk.embedding", 1e-5);
     refused(run(folder.path(), "text-classification"), &["no such head"]);
 }
@@ -79,6 +133,8 @@ fn trunk_with_a_classification_head_does_only_that_task() {
     let folder = unpacked("classification");
     let report = run(folder.path(), "text-classification").unwrap();
     matches_reference(&report, "classification.logits", 1e-5);
+    refused(run(folder.path(), "sentence-embedding"), &["architectures", "BertForSequenceClassification"]);
+    state_pooling(folder.path());
     let Answer::Label { label, .. } = &report.answer else { panic!("{:?}", report.answer) };
     let logits = reference("classification.logits");
     let best = (0..3).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
@@ -108,6 +164,7 @@ fn token_classifier_does_not_classify_texts() {
 #[test]
 fn fill_mask_model_is_cut_at_the_end_of_its_encoder_and_classifies_nothing() {
     let folder = unpacked("fill-mask");
+    state_pooling(folder.path());
     matches_reference(&run(folder.path(), "sentence-embedding").unwrap(), "fill-mask.embedding", 1e-5);
     refused(run(folder.path(), "text-classification"), &["BertForMaskedLM"]);
     refused(run(folder.path(), "token-classification"), &["BertForMaskedLM"]);

@@ -258,8 +258,11 @@ fn unavailable_devices_are_skipped_with_the_reason() {
 fn precision_chooses_the_variant_of_the_graphs() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("bert");
-    std::fs::create_dir_all(copy.join("onnx")).unwrap();
-    let copies = ["config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx_data"];
+    for inner in ["onnx", "1_Pooling"] {
+        std::fs::create_dir_all(copy.join(inner)).unwrap();
+    }
+    let copies =
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "1_Pooling/config.json", "onnx/model.onnx_data"];
     for (from, to) in copies.map(|file| (file, file)).into_iter().chain([("onnx/model.onnx", "onnx/model_fp16.onnx")]) {
         std::fs::copy(models().join("bert").join(from), copy.join(to)).unwrap();
     }

@@ -27,8 +27,11 @@ fn read(path: &Path) -> ModelProto {
 /// A model folder with the tiny BERT and a head in one graph, whose only output is logits.
 fn whole_bert(folder: &Path, head: &str) -> PathBuf {
     let (from, onnx) = (tiny_bert(), folder.join("onnx"));
-    fs::create_dir_all(&onnx).unwrap();
-    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx_data"] {
+    for inner in ["onnx", "1_Pooling"] {
+        fs::create_dir_all(folder.join(inner)).unwrap();
+    }
+    let files = ["config.json", "tokenizer.json", "tokenizer_config.json", "1_Pooling/config.json"];
+    for file in files.into_iter().chain(["onnx/model.onnx_data"]) {
         fs::copy(from.join(file), folder.join(file)).unwrap();
     }
     save(&onnx, "model.onnx", &whole_graph(head))

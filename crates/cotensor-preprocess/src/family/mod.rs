@@ -11,6 +11,7 @@ pub use config::{CONFIG_FILE, ModelConfig};
 pub use definition::{
     BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef,
 };
+pub(crate) use tables::known_pooling;
 pub use tables::{families, family_of, family_of_model, kinds_by_name, tasks, variants};
 pub use task::{AnswerKind, Task, TextLimit};
 pub use variant::{Variant, variant};

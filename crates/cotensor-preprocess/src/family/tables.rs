@@ -11,6 +11,15 @@ struct Tables {
     family: Vec<Family>,
     task: Vec<Task>,
     variant: Vec<Variant>,
+    pooling: Vec<NamedPooling>,
+}
+
+/// The pooling of models whose names begin so.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamedPooling {
+    mode: String,
+    names: Vec<String>,
 }
 
 fn tables() -> &'static Tables {
@@ -33,6 +42,14 @@ pub fn tasks() -> &'static [Task] {
 /// All variants of graphs, in the order in which they are chosen.
 pub fn variants() -> &'static [Variant] {
     &tables().variant
+}
+
+/// The pooling that a model's name stands for: that of the longest known beginning of its last part. `None` for an unknown name.
+pub(crate) fn known_pooling(model: &str) -> Option<&'static str> {
+    let name = model.rsplit('/').next().unwrap_or(model).to_ascii_lowercase();
+    let named = tables().pooling.iter().flat_map(|table| table.names.iter().map(|begin| (begin, table.mode.as_str())));
+    let longest = named.filter(|(begin, _)| name.starts_with(begin.as_str())).max_by_key(|(begin, _)| begin.len());
+    longest.map(|(_, mode)| mode)
 }
 
 /// The family of a `model_type`.

@@ -4,6 +4,7 @@
 mod chat;
 mod ctc;
 mod growth;
+mod known_pooling;
 mod pooling;
 mod positions;
 mod score;

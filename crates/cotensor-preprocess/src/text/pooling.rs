@@ -25,6 +25,11 @@ pub(super) const POOLINGS: [(&str, &str, Pooling); 6] = [
     ("lasttoken", "pooling_mode_lasttoken", Pooling::LastToken),
 ];
 
+/// The pooling of this name.
+pub(super) fn pooling_named(name: &str) -> Option<Pooling> {
+    POOLINGS.iter().find(|(known, ..)| *known == name).map(|(.., pooling)| *pooling)
+}
+
 /// Pools rows; each comes with its position, from 1, for the weighted mean. `None` without rows.
 pub(super) fn pool_once(pooling: Pooling, rows: &[(usize, &[f32])], width: usize) -> Option<Vec<f32>> {
     let sum = |weight: fn(usize) -> f32| {

@@ -1,4 +1,5 @@
-use super::pooling::{POOLINGS, Pooling, normalized, pool_once};
+use super::known_pooling::{self, Known};
+use super::pooling::{POOLINGS, Pooling, normalized, pool_once, pooling_named};
 use super::positions::position_limit;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{Error, Result};
@@ -12,16 +13,20 @@ const MODULES_MAX: usize = 64;
 const PROMPTS_MAX: usize = 1024;
 /// The folder of the pooling configuration, unless modules.json names another.
 const POOLING_FOLDER: &str = "1_Pooling";
+/// Configurations of modules that change an embedding, as sentence-transformers names their folders.
+const LATER_MODULES: [&str; 2] = ["2_Dense/config.json", "3_Dense/config.json"];
 
 /// From hidden states to a sentence embedding, as the files of sentence-transformers configure it: modules.json, the
-/// files of the modules, sentence_bert_config.json and config_sentence_transformers.json. Without these files, the
-/// embedding is the mean over tokens, scaled to length 1.
+/// files of the modules, sentence_bert_config.json and config_sentence_transformers.json. Without these files, the pooling is
+/// the user's, or that which the model's name stands for, with a notice; the embedding is scaled to length 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SentenceProcessor {
     poolings: Vec<Pooling>,
     normalizes: bool,
     /// Why the modules cannot be applied. It is an error unless the graph has the embedding as an output.
-    unusable: Option<String>,
+    unusable: Option<Unusable>,
+    /// How the pooling was found, if no file states it.
+    notice: Option<String>,
     prompts: BTreeMap<String, String>,
     /// The name of the prompt that applies when the user names none.
     default_prompt: Option<String>,
@@ -35,16 +40,26 @@ pub struct SentenceProcessor {
     truncate_dim: Option<usize>,
 }
 
+/// Why hidden states cannot be pooled.
+#[derive(Clone, Debug, PartialEq)]
+enum Unusable {
+    /// No file states the pooling: the field, and the message.
+    Open(&'static str, String),
+    /// The modules are not supported.
+    Modules(String),
+}
+
 impl SentenceProcessor {
-    /// Reads the files of a model whose config.json is `config`.
+    /// Reads the files of a model whose config.json is `config`. `name` is its name on the hub, or that of its folder.
     ///
     /// # Errors
     /// `Corrupt` when a file is not JSON, `Invalid` for a field with an invalid value; the error names file and field.
-    pub fn open(files: &dyn ModelFiles, config: &Value) -> Result<Self> {
+    pub fn open(files: &dyn ModelFiles, config: &Value, name: &str) -> Result<Self> {
         let mut this = Self {
             poolings: vec![Pooling::Mean],
             normalizes: true,
             unusable: None,
+            notice: None,
             prompts: BTreeMap::new(),
             default_prompt: None,
             pools_prompt: true,
@@ -54,7 +69,7 @@ impl SentenceProcessor {
             truncate_dim: None,
         };
         match find_json(files, MODULES_FILE)? {
-            None => drop(this.read_pooling(files, POOLING_FOLDER)?),
+            None => this.read_without_modules(files, config, name)?,
             Some(listed) => {
                 this.read_modules(files, &listed).map_err(|error| match error.file() {
                     None => error.in_file(files.path(MODULES_FILE)),
@@ -70,6 +85,27 @@ impl SentenceProcessor {
     /// it. The positions are a limit in any case.
     pub fn max_tokens(&self, tokenizer: Option<usize>) -> Option<usize> {
         self.max_tokens.or(tokenizer).into_iter().chain(self.positions).min()
+    }
+
+    /// This processor with a pooling that a user chose, in place of that of the files.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown name; the message lists the names.
+    pub fn with_pooling(mut self, name: &str) -> Result<Self> {
+        let Some(pooling) = pooling_named(name) else {
+            let known: Vec<&str> = POOLINGS.iter().map(|(known, ..)| *known).collect();
+            let message = format!("{name:?} is no pooling; known: {}", known.join(", "));
+            return Err(Error::invalid(message).in_field("pooling"));
+        };
+        self.poolings = vec![pooling];
+        self.notice = None;
+        self.unusable = self.unusable.filter(|reason| !matches!(reason, Unusable::Open(..)));
+        Ok(self)
+    }
+
+    /// What each embedding of hidden states has to say: how the pooling was found, if no file states it.
+    pub fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
     }
 
     /// Whether texts are converted to lower case.
@@ -101,12 +137,16 @@ impl SentenceProcessor {
     /// padding. The first `prompt_tokens` rows belong to the prompt.
     ///
     /// # Errors
-    /// `Unsupported` when modules.json lists an unsupported module or one whose configuration is missing, `Invalid` when no
-    /// token is left.
+    /// `Unsupported` when modules.json lists an unsupported module or one whose configuration is missing, `Invalid` when nothing
+    /// states the pooling, and when no token is left.
     pub fn pool(&self, rows: &[f32], width: usize, mask: &[i64], prompt_tokens: usize) -> Result<Vec<f32>> {
-        if let Some(reason) = &self.unusable {
-            let message = format!("{reason}; export the graph with an output sentence_embedding");
-            return Err(Error::unsupported(message).in_field("modules.json"));
+        match &self.unusable {
+            None => {}
+            Some(Unusable::Open(field, message)) => return Err(Error::invalid(message.as_str()).in_field(*field)),
+            Some(Unusable::Modules(reason)) => {
+                let message = format!("{reason}; export the graph with an output sentence_embedding");
+                return Err(Error::unsupported(message).in_field(MODULES_FILE));
+            }
         }
         let skipped = if self.pools_prompt { 0 } else { prompt_tokens };
         let counted: Vec<(usize, &[f32])> = (0..mask.len())
@@ -133,6 +173,28 @@ impl SentenceProcessor {
         embedding.truncate(self.truncate_dim.unwrap_or(usize::MAX));
     }
 
+    fn read_without_modules(&mut self, files: &dyn ModelFiles, config: &Value, name: &str) -> Result<()> {
+        // Modules after the pooling.
+        for later in LATER_MODULES {
+            if find_json(files, later)?.is_some() {
+                let message = format!("the folder has {later}, and no modules.json that says where it applies");
+                self.unusable = Some(Unusable::Modules(message));
+                return Ok(());
+            }
+        }
+        if self.read_pooling(files, POOLING_FOLDER)? {
+            return Ok(());
+        }
+        match known_pooling::of(config, name) {
+            Known::ByName(pooling, notice) => {
+                self.poolings = pooling_named(pooling).into_iter().collect();
+                self.notice = Some(notice);
+            }
+            Known::Nothing(field, message) => self.unusable = Some(Unusable::Open(field, message)),
+        }
+        Ok(())
+    }
+
     fn read_modules(&mut self, files: &dyn ModelFiles, listed: &Value) -> Result<()> {
         let modules = listed.as_array().filter(|modules| (1..=MODULES_MAX).contains(&modules.len()));
         let modules =
@@ -155,17 +217,18 @@ impl SentenceProcessor {
                 "Pooling" if index > 0 && !pooled => {
                     pooled = true;
                     if !self.read_pooling(files, path)? {
-                        self.unusable = Some(format!("{} is missing", file_in(path, "config.json")));
+                        let message = format!("{} is missing", file_in(path, "config.json"));
+                        self.unusable = Some(Unusable::Modules(message));
                     }
                 }
                 "Normalize" if pooled && normalizes_embedding(files, path)? => self.normalizes = true,
                 // Dropout is active in training only.
                 "Dropout" if pooled => {}
-                _ => self.unusable = Some(format!("module {index} ({class}) is not supported")),
+                _ => self.unusable = Some(Unusable::Modules(format!("module {index} ({class}) is not supported"))),
             }
         }
         if !pooled && self.unusable.is_none() {
-            self.unusable = Some("a list of modules without pooling is not supported".into());
+            self.unusable = Some(Unusable::Modules("a list of modules without pooling is not supported".into()));
         }
         Ok(())
     }
@@ -175,10 +238,8 @@ impl SentenceProcessor {
         let name = file_in(folder, "config.json");
         let Some(config) = find_json(files, &name)? else { return Ok(false) };
         let invalid = |field: &str, message: String| Error::invalid(message).in_file(files.path(&name)).in_field(field);
-        let known = |name: &str| {
-            let found = POOLINGS.iter().find(|(known, ..)| *known == name).map(|(.., pooling)| *pooling);
-            found.ok_or_else(|| invalid("pooling_mode", format!("{name:?} is not known")))
-        };
+        let known =
+            |name: &str| pooling_named(name).ok_or_else(|| invalid("pooling_mode", format!("{name:?} is not known")));
         self.poolings = match config.get("pooling_mode") {
             Some(Value::String(name)) => vec![known(name)?],
             Some(Value::Array(names)) if (1..=POOLINGS.len()).contains(&names.len()) => {
@@ -186,10 +247,21 @@ impl SentenceProcessor {
             }
             Some(_) => return Err(invalid("pooling_mode", "a name or a list of names is required".into())),
             None => {
-                let on = |flag: &str| config.get(flag).and_then(Value::as_bool).unwrap_or(false);
-                let on = POOLINGS.iter().filter(|(_, flag, _)| on(flag)).map(|(.., pooling)| *pooling);
+                let flags = config.as_object().into_iter().flatten();
+                let set: Vec<&str> = flags
+                    .filter(|(name, value)| name.starts_with("pooling_mode_") && value.as_bool() != Some(false))
+                    .map(|(name, _)| name.as_str())
+                    .collect();
+                if let Some(other) = set.iter().find(|name| !POOLINGS.iter().any(|(_, flag, _)| flag == *name)) {
+                    return Err(invalid(other, "this pooling is not known".into()));
+                }
+                let on = POOLINGS.iter().filter(|(_, flag, _)| set.contains(flag)).map(|(.., pooling)| *pooling);
                 let on: Vec<Pooling> = on.collect();
-                if on.is_empty() { vec![Pooling::Mean] } else { on }
+                if on.is_empty() {
+                    let message = "no pooling is set; write {\"pooling_mode\": \"mean\"}, or another name";
+                    return Err(invalid("pooling_mode", message.into()));
+                }
+                on
             }
         };
         self.pools_prompt = config.get("include_prompt").and_then(Value::as_bool).unwrap_or(true);

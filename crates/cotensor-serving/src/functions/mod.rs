@@ -12,9 +12,9 @@ use run::VARIANT;
 use std::sync::Arc;
 
 const EMBED_SUMMARY: &str = "Embeds texts. Arguments: model (a folder's absolute path, or a name on the hub), texts, prompt_name, \
-    variant (of its graphs), dimensions, truncate (false refuses a text that is too long), first_index (of the first text in the \
-    caller's list, for errors). Texts of concurrent calls run together.";
-const EMBED: &[&str] = &["model", "texts", "prompt_name", VARIANT, "dimensions", "truncate", "first_index"];
+    variant (of its graphs), pooling (in place of that of the model's files: mean, cls, ...), dimensions, truncate (false refuses a \
+    text that is too long), first_index (of the first text in the caller's list, for errors). Texts of concurrent calls run together.";
+const EMBED: &[&str] = &["model", "texts", "prompt_name", VARIANT, "pooling", "dimensions", "truncate", "first_index"];
 
 /// Adds the functions of models to a provider. The models must use the provider's store, so that results are passed without a copy.
 pub fn model_functions(builder: ProviderBuilder, models: Arc<LoadedModels>) -> ProviderBuilder {
@@ -57,6 +57,7 @@ fn embed(models: &LoadedModels, arguments: &Arguments, context: &Context) -> Res
     let request = EmbedRequest {
         texts: arguments.texts("texts")?.into_iter().map(EmbedderInput::Text).collect(),
         prompt_name: arguments.text("prompt_name")?,
+        pooling: arguments.text("pooling")?,
         dimensions: arguments.count("dimensions")?,
         refuses_long: arguments.flag("truncate")? == Some(false),
     };

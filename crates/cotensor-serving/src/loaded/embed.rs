@@ -4,6 +4,7 @@ use cotensor_core::{Error, Result};
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{EmbedderInput, TextEmbedding};
 use cotensor_model::preprocess::text::normalized;
+use std::collections::BTreeSet;
 
 /// What is embedded, and how.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +13,8 @@ pub struct EmbedRequest {
     pub texts: Vec<EmbedderInput>,
     /// The prompt of the model that is put before each text.
     pub prompt_name: Option<String>,
+    /// The pooling, in place of that of the model's files.
+    pub pooling: Option<String>,
     /// The number of dimensions; all by default. The first ones are scaled to length 1.
     pub dimensions: Option<usize>,
     /// Whether a text that is too long is an error. By default its end is cut off.
@@ -41,7 +44,9 @@ impl Embedded {
         dimensions: Option<usize>,
         refuses_long: bool,
     ) -> Result<Self, TextsError> {
-        let mut this = Self { embeddings, notices: Vec::new() };
+        let notices: BTreeSet<&str> = embeddings.iter().filter_map(|embedding| embedding.notice.as_deref()).collect();
+        let notices = notices.into_iter().map(str::to_owned).collect();
+        let mut this = Self { embeddings, notices };
         if let Some(at) = this.truncated().next().filter(|_| refuses_long) {
             let tokens = this.embeddings[at].tokens;
             let message = format!("the text is longer than the {tokens} tokens that the model reads");

@@ -7,6 +7,7 @@ use cotensor_model::family::AnswerKind;
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Inputs, TextEmbedder, User, run_user};
 use cotensor_model::stage::Stage;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -48,7 +49,8 @@ impl ModelKey {
 pub(crate) struct LoadedModel {
     pub(crate) key: ModelKey,
     pub(crate) model: Arc<Model>,
-    batches: Mutex<Option<Arc<Batches>>>,
+    /// The threads that embed, by the pooling that replaces that of the model's files.
+    batches: Mutex<HashMap<Option<String>, Arc<Batches>>>,
     created: SystemTime,
     usage: Mutex<Usage>,
 }
@@ -118,7 +120,7 @@ impl LoadedModel {
 
     /// The error of a request whose thread ended. The next request starts another thread.
     pub(super) fn failed(&self) -> Error {
-        *self.batches.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner).clear();
         Error::new(ErrorKind::Engine, "the model failed on this request")
     }
 
@@ -152,21 +154,27 @@ impl LoadedModel {
     pub(super) fn load(&self, runtime: &Runtime, caches_results: bool) -> Result<()> {
         let family = self.model.family();
         if family.tasks().any(|task| task.answer == AnswerKind::Sentence) {
-            self.batches(runtime, caches_results)?;
+            self.batches(runtime, caches_results, None)?;
         }
         self.model.load_stages()
     }
 
-    /// The thread that embeds. The first call opens its graph.
-    pub(super) fn batches(&self, runtime: &Runtime, caches_results: bool) -> Result<Arc<Batches>> {
+    /// The thread that embeds with a pooling, or with that of the model's files. The first call opens its graph.
+    pub(super) fn batches(
+        &self,
+        runtime: &Runtime,
+        caches_results: bool,
+        pooling: Option<&str>,
+    ) -> Result<Arc<Batches>> {
         let mut started = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(batches) = &*started {
+        let pooling = pooling.map(str::to_owned);
+        if let Some(batches) = started.get(&pooling) {
             return Ok(Arc::clone(batches));
         }
-        let embedder = TextEmbedder::open(&self.model)?;
+        let embedder = TextEmbedder::open_pooled(&self.model, pooling.as_deref())?;
         let holder = caches_results.then(|| runtime.store().holder(&self.key.name));
         let batches = Arc::new(Batches::start(embedder, holder)?);
-        *started = Some(Arc::clone(&batches));
+        started.insert(pooling, Arc::clone(&batches));
         Ok(batches)
     }
 

@@ -142,23 +142,23 @@ impl LoadedModels {
     /// As [`embed_now`](Self::embed_now).
     pub(crate) async fn embed(self: &Arc<Self>, name: &str, request: EmbedRequest) -> Result<Embedded, TextsError> {
         let (this, name) = (Arc::clone(self), name.to_owned());
-        let EmbedRequest { texts, prompt_name, dimensions, refuses_long } = request;
-        let (answer, loaded) = blocking(move || this.submit(&name, None, texts, prompt_name)).await?;
+        let EmbedRequest { texts, prompt_name, pooling, dimensions, refuses_long } = request;
+        let submit = move || this.submit(&name, None, texts, (prompt_name, pooling));
+        let (answer, loaded) = blocking(submit).await?;
         let _request = loaded.request();
         let embeddings = answer.await.unwrap_or_else(|_| Err(loaded.failed().into()))?;
         Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
     }
 
-    /// The embeddings of texts, together with those of concurrent requests. `name` is the absolute path of a folder, or a name on
-    /// the hub. Loads the model if needed, and blocks.
+    /// The embeddings of texts, together with those of concurrent requests. Loads the model if needed, and blocks.
     ///
     /// # Errors
     /// `OverBudget` when too many models are in use; `Invalid` for more dimensions than the model has, and for a text that is too
     /// long if the request refuses it; as [`Runtime::open_variant`] and
     /// [`TextEmbedder::embed_each`](cotensor_model::pipeline::TextEmbedder::embed_each).
     pub fn embed_now(&self, name: &str, variant: Option<&str>, request: EmbedRequest) -> Result<Embedded, TextsError> {
-        let EmbedRequest { texts, prompt_name, dimensions, refuses_long } = request;
-        let (answer, loaded) = self.submit(name, variant, texts, prompt_name)?;
+        let EmbedRequest { texts, prompt_name, pooling, dimensions, refuses_long } = request;
+        let (answer, loaded) = self.submit(name, variant, texts, (prompt_name, pooling))?;
         let _request = loaded.request();
         let embeddings = answer.blocking_recv().unwrap_or_else(|_| Err(loaded.failed().into()))?;
         Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
@@ -169,10 +169,10 @@ impl LoadedModels {
         name: &str,
         variant: Option<&str>,
         texts: Vec<EmbedderInput>,
-        prompt_name: Option<String>,
+        (prompt_name, pooling): (Option<String>, Option<String>),
     ) -> Result<(PendingEmbeddings, Arc<LoadedModel>)> {
         let loaded = self.get(name, variant)?;
-        let batches = loaded.batches(&self.runtime, self.options.caches_results);
+        let batches = loaded.batches(&self.runtime, self.options.caches_results, pooling.as_deref());
         let pending = batches.inspect_err(|_| self.forget_empty(&loaded))?.embed(texts, prompt_name);
         Ok((pending, loaded))
     }

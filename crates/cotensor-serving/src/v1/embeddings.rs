@@ -127,6 +127,7 @@ fn request(fields: &mut Fields, texts: Vec<EmbedderInput>) -> Result<EmbedReques
     Ok(EmbedRequest {
         texts,
         prompt_name: fields.one_of(["prompt_name", "input_type"], prompt_name)?,
+        pooling: fields.text("pooling")?,
         dimensions: fields.one_of(["dimensions", "output_dimension"], Fields::count)?,
         refuses_long: !fields.truncates()?,
     })

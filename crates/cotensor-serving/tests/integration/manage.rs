@@ -52,13 +52,15 @@ fn fixture(name: &str) -> String {
     folder.canonicalize().unwrap().to_str().unwrap().to_owned()
 }
 
-/// Another folder of the same model. Its graphs are a link.
+/// Another folder of the same model. Its inner folders are links.
 fn copy_of(model: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(Path::new(model).join(file), copy.path().join(file)).unwrap();
     }
-    std::os::unix::fs::symlink(Path::new(model).join("onnx"), copy.path().join("onnx")).unwrap();
+    for inner in ["onnx", "1_Pooling"] {
+        std::os::unix::fs::symlink(Path::new(model).join(inner), copy.path().join(inner)).unwrap();
+    }
     copy
 }
 

@@ -109,8 +109,8 @@ pub(crate) fn numbers(embedding: &Value) -> Vec<f32> {
 pub(crate) fn unpacked(name: &str) -> tempfile::TempDir {
     let (from, to) =
         (Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name), tempfile::tempdir().unwrap());
-    std::fs::create_dir(to.path().join("onnx")).unwrap();
-    for folder in ["", "onnx"] {
+    for folder in ["", "onnx", "1_Pooling"].into_iter().filter(|folder| from.join(folder).is_dir()) {
+        std::fs::create_dir_all(to.path().join(folder)).unwrap();
         for entry in std::fs::read_dir(from.join(folder)).unwrap().flatten().filter(|entry| entry.path().is_file()) {
             let target = to.path().join(folder).join(entry.file_name());
             match target.extension().is_some_and(|extension| extension == "gz") {

@@ -9,6 +9,38 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 #[test]
+fn pooling_that_no_file_states_is_given_or_has_a_notice() {
+    let server = Server::start(ServingOptions::default());
+    let folder = unpacked("tiny/bert");
+    std::fs::remove_dir_all(folder.path().join("1_Pooling")).unwrap();
+    let name = folder.path().to_str().unwrap();
+    let request = |pooling: Value| json!({"model": name, "input": "gulls", "pooling": pooling});
+    let (status, refused) = server.post("/v1/embeddings", &request(Value::Null));
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(
+        status == 400 && message.contains("1_Pooling/config.json") && message.contains("--pooling cls"),
+        "{refused}"
+    );
+    let mean = server.embed(&request(json!("mean")));
+    assert!(mean.get("notices").is_none(), "{mean}");
+    let known = server.embed(&json!({"model": model("bert"), "input": "gulls"}));
+    assert_eq!(numbers(&mean["data"][0]), numbers(&known["data"][0]));
+    let first = server.embed(&request(json!("cls")));
+    assert_ne!(numbers(&first["data"][0]), numbers(&mean["data"][0]));
+    let (status, refused) = server.post("/v1/embeddings", &request(json!("first")));
+    assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("mean"), "{refused}");
+    // The name of a model stands for its pooling.
+    let named = tempfile::tempdir().unwrap();
+    let path = named.path().join("bge-small-en-v1.5");
+    std::fs::rename(folder.path(), &path).unwrap();
+    for _ in 0..2 {
+        let answer = server.embed(&json!({"model": path, "input": "gulls"}));
+        assert_eq!(numbers(&answer["data"][0]), numbers(&first["data"][0]));
+        assert!(answer["notices"][0].as_str().unwrap().contains("bge-small-en-v1.5"), "{answer}");
+    }
+}
+
+#[test]
 fn embeddings_have_the_form_of_openai() {
     let server = Server::start(ServingOptions::default());
     let bert = model("bert");
