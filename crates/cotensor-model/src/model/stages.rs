@@ -11,6 +11,8 @@ use std::time::Instant;
 
 /// The most heads in an error message.
 const HEADS_SHOWN_MAX: usize = 20;
+/// The most graphs in an error message.
+const GRAPHS_SHOWN_MAX: usize = 10;
 
 /// The name of a model's own head.
 pub(crate) const OWN_HEAD: &str = "head";
@@ -170,8 +172,30 @@ impl Model {
         let found = def.graph_file(self.variant, |file| self.folder.join(file).is_file());
         found.map(|(file, is_whole)| (self.folder.join(file), is_whole)).ok_or_else(|| {
             let expected = def.files.join(" or ");
-            Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
+            let message =
+                format!("the graph of stage {:?} is missing: {expected}; {}", def.role, self.way_to_a_graph());
+            Error::not_found(message).in_file(&self.folder)
         })
+    }
+
+    /// What the folder has in place of a graph, and what to do.
+    fn way_to_a_graph(&self) -> String {
+        let names = |folder: &str| {
+            let files = std::fs::read_dir(self.folder.join(folder)).into_iter().flatten().flatten();
+            files.filter_map(|file| file.file_name().into_string().ok()).collect::<Vec<_>>()
+        };
+        let (own, inner) = (names(""), names("onnx").into_iter().map(|name| format!("onnx/{name}")));
+        let mut graphs: Vec<String> = own.into_iter().chain(inner).filter(|name| name.ends_with(".onnx")).collect();
+        graphs.sort_unstable();
+        graphs.truncate(GRAPHS_SHOWN_MAX);
+        if graphs.is_empty() {
+            let folder = self.folder.display();
+            return format!(
+                "the folder has no ONNX graph; export the model by `optimum-cli export onnx --model {folder} {folder}/onnx` \
+                 (Python package optimum)"
+            );
+        }
+        format!("the folder has {}: give the right one an expected name, by a link", graphs.join(", "))
     }
 
     fn head_file(&self, name: &str) -> PathBuf {

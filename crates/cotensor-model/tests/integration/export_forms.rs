@@ -106,6 +106,26 @@ fn pooling_that_no_file_states_is_refused_or_has_a_notice() {
 }
 
 #[test]
+fn missing_graph_is_an_error_that_lists_graphs_or_names_the_export() {
+    let folder = unpacked("trunk");
+    let graph = folder.path().join("onnx/model.onnx");
+    fs::rename(&graph, folder.path().join("onnx/other.onnx")).unwrap();
+    refused(
+        run(folder.path(), "sentence-embedding"),
+        &["onnx/model.onnx or model.onnx", "the folder has onnx/other.onnx"],
+    );
+    fs::remove_file(folder.path().join("onnx/other.onnx")).unwrap();
+    fs::write(folder.path().join("model.safetensors"), "").unwrap();
+    let command = format!("`optimum-cli export onnx --model {0} {0}/onnx`", folder.path().display());
+    refused(run(folder.path(), "sentence-embedding"), &["no ONNX graph", &command]);
+    // The graph of sentence-transformers' exporter.
+    let folder = unpacked("trunk");
+    state_pooling(folder.path());
+    fs::rename(folder.path().join("onnx/model.onnx"), folder.path().join("onnx/model_O3.onnx")).unwrap();
+    matches_reference(&run(folder.path(), "sentence-embedding").unwrap(), "trunk.embedding", 1e-5);
+}
+
+#[test]
 fn user_chooses_a_pooling() {
     let folder = unpacked("trunk");
     let runtime = runtime(EmbeddedStore::builder());

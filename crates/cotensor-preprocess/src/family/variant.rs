@@ -97,25 +97,42 @@ mod tests {
     use crate::family::family_of;
 
     #[test]
+    fn graphs_of_fastembed_and_of_the_exporter_of_sentence_transformers_are_found() {
+        let encoder = &family_of("bert").unwrap().stages[0];
+        let found = |name: Option<&str>, there: &[&str]| {
+            let variant = name.map(|name| variant(name).unwrap());
+            encoder.graph_file(variant, |file| there.contains(&file)).map(|(file, _)| file)
+        };
+        assert_eq!(found(None, &["model_optimized.onnx"]).unwrap(), "model_optimized.onnx");
+        let exported =
+            ["onnx/model_O1.onnx", "onnx/model_O3.onnx", "onnx/model_O4.onnx", "onnx/model_qint8_avx512_vnni.onnx"];
+        assert_eq!(found(None, &exported).unwrap(), "onnx/model_O3.onnx");
+        assert_eq!(found(Some("fp16"), &exported).unwrap(), "onnx/model_O4.onnx");
+        assert_eq!(found(Some("int8"), &exported).unwrap(), "onnx/model_qint8_avx512_vnni.onnx");
+        assert_eq!(found(Some("int8"), &["onnx/model_qint8_arm64.onnx"]).unwrap(), "onnx/model_qint8_arm64.onnx");
+        assert_eq!(found(Some("uint8"), &["onnx/model_quint8_avx2.onnx"]).unwrap(), "onnx/model_quint8_avx2.onnx");
+        let all = [&exported[..], &["onnx/model.onnx"]].concat();
+        assert_eq!(found(None, &all).unwrap(), "onnx/model.onnx", "the plain file comes first");
+    }
+
+    #[test]
     fn candidates_have_the_suffixes_of_the_variant() {
         let files = |family: &str, only: Option<&str>| -> Vec<(String, bool)> {
             let stage = &family_of(family).unwrap().stages[0];
             stage.candidates(only.map(|name| variant(name).unwrap())).collect()
         };
         let part = |name: &str| (name.to_owned(), false);
-        assert_eq!(files("bert", Some("fp16")), [part("onnx/model_fp16.onnx"), part("model_fp16.onnx")]);
+        assert_eq!(files("bert", Some("fp16"))[..2], [part("onnx/model_fp16.onnx"), part("model_fp16.onnx")]);
         let quantized = files("bert", Some("q8"));
         assert_eq!(quantized[..2], [part("onnx/model_quantized.onnx"), part("model_quantized.onnx")]);
-        assert_eq!(quantized[2..], [part("onnx/model_int8.onnx"), part("model_int8.onnx")]);
+        assert_eq!(quantized[2..4], [part("onnx/model_int8.onnx"), part("model_int8.onnx")]);
         let all = files("bert", None);
         assert_eq!(all[..2], [part("onnx/model.onnx"), part("model.onnx")], "the plain file comes first");
         assert!(all.len() > 10 && all.contains(&part("onnx/model_q4.onnx")));
         // A whole model of a variant comes before the parts of the next one.
         let all = files("clip", None);
-        assert_eq!(
-            all[2..5],
-            [("onnx/model.onnx".into(), true), ("model.onnx".into(), true), part("onnx/vision_model_fp16.onnx")]
-        );
+        assert_eq!(all[2..4], [("onnx/model.onnx".into(), true), ("model.onnx".into(), true)]);
+        assert_eq!(all[4], part("onnx/vision_model_optimized.onnx"));
         let has_file = |file: &str| file == "onnx/model.onnx" || file == "onnx/vision_model_q4.onnx";
         let tower = family_of("clip").unwrap().stage("vision_tower").unwrap();
         assert_eq!(tower.graph_file(None, has_file), Some(("onnx/model.onnx".into(), true)));
