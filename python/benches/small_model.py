@@ -33,6 +33,8 @@ def make_model(folder: Path, positions: int = 512, width: int = 384, layers: int
     tokenizer.write_bytes(gzip.decompress((SKELETON / "tokenizer.json.gz").read_bytes()))
     settings = json.loads((SKELETON / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": positions}))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     config.save_pretrained(folder)
 
     class Graph(torch.nn.Module):

@@ -29,6 +29,8 @@ def embedding_model(name: str, folder: Path) -> Path:
     source, made = FIXTURES / "skeletons" / name, folder / name
     (made / "onnx").mkdir(parents=True)
     shutil.copy(source / "config.json", made)
+    (made / "1_Pooling").mkdir()
+    (made / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     shutil.copy(source / "tokenizer_config.json", made)
     for file in ("tokenizer.json", "onnx/model.onnx"):
         (made / file).write_bytes(gzip.decompress((source / f"{file}.gz").read_bytes()))

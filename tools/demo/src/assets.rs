@@ -27,7 +27,7 @@ macro_rules! skeleton {
 }
 
 const SKELETONS: &[Skeleton] = &[
-    skeleton!("bert-base": "config.json" "labels.json" "tokenizer.json.gz" "tokenizer_config.json"
+    skeleton!("bert-base": "config.json" "1_Pooling/config.json" "labels.json" "tokenizer.json.gz" "tokenizer_config.json"
         "onnx/model.onnx.gz" "onnx/head.sentiment.onnx.gz" "onnx/head.entities.onnx.gz" "seed.json.gz"),
     skeleton!("clip-vit-b16": "config.json" "labels.json" "preprocessor_config.json" "tokenizer.json.gz" "tokenizer_config.json"
         "onnx/vision_model.onnx.gz" "onnx/text_model.onnx.gz" "onnx/head.classifier.onnx.gz" "seed.json.gz"),
@@ -41,9 +41,9 @@ const SKELETONS: &[Skeleton] = &[
     skeleton!("bart-base": "config.json" "generation_config.json" "tokenizer.json.gz" "tokenizer_config.json"
         "onnx/encoder_model.onnx.gz" "onnx/decoder_model.onnx.gz" "onnx/decoder_with_past_model.onnx.gz" "seed.json.gz"),
     skeleton!("clap-htsat": "config.json" "preprocessor_config.json" "onnx/audio_model.onnx.gz" "seed.json.gz"),
-    skeleton!("roberta-base": "config.json" "labels.json" "tokenizer.json.gz" "tokenizer_config.json" "onnx/model.onnx.gz"
+    skeleton!("roberta-base": "config.json" "1_Pooling/config.json" "labels.json" "tokenizer.json.gz" "tokenizer_config.json" "onnx/model.onnx.gz"
         "onnx/head.entities.onnx.gz" "seed.json.gz"),
-    skeleton!("mpnet-base": "config.json" "tokenizer.json.gz" "tokenizer_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
+    skeleton!("mpnet-base": "config.json" "1_Pooling/config.json" "tokenizer.json.gz" "tokenizer_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
     skeleton!("detr-resnet-50": "config.json" "preprocessor_config.json" "onnx/model.onnx.gz" "seed.json.gz"),
     skeleton!("clip-vit-l14-336": "config.json" "preprocessor_config.json" "onnx/vision_model.onnx.gz" "onnx/text_model.onnx.gz"
         "seed.json.gz"; "clip-vit-b16": "tokenizer.json.gz" "tokenizer_config.json"),

@@ -249,7 +249,11 @@ pub fn materialize(name: &str, root: &Path, done: &(dyn Fn(u64, u64) -> bool + S
         let bytes = unpacked(file, bytes)?;
         match *file {
             "seed.json.gz" => write_weights(&bytes, &target.join("onnx"), done)?,
-            file => std::fs::write(target.join(file.trim_end_matches(".gz")), bytes).map_err(io)?,
+            file => {
+                let path = target.join(file.trim_end_matches(".gz"));
+                std::fs::create_dir_all(path.parent().unwrap_or(&target)).map_err(io)?;
+                std::fs::write(path, bytes).map_err(io)?;
+            }
         }
     }
     match std::fs::rename(incomplete.path(), parent) {
