@@ -114,8 +114,8 @@ fn install(cache: &Path, name: &str, from: &Path, without: &str) {
     std::fs::create_dir_all(folder.join("refs")).unwrap();
     std::fs::write(folder.join("refs/main"), commit).unwrap();
     let snapshot = folder.join("snapshots").join(commit);
-    std::fs::create_dir_all(snapshot.join("onnx")).unwrap();
-    for part in ["", "onnx"] {
+    for part in ["", "onnx", "1_Pooling"].into_iter().filter(|part| from.join(part).is_dir()) {
+        std::fs::create_dir_all(snapshot.join(part)).unwrap();
         for entry in std::fs::read_dir(from.join(part)).unwrap().flatten().filter(|entry| entry.path().is_file()) {
             if entry.file_name() != without {
                 std::fs::copy(entry.path(), snapshot.join(part).join(entry.file_name())).unwrap();
