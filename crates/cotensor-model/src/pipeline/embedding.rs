@@ -183,11 +183,12 @@ impl TextEmbedder {
         let mut rows: Vec<Option<Result<Vec<f32>>>> = (0..texts.len()).map(|_| None).collect();
         let (mut missing, mut tickets) = self.claim(&tokens, prompt_tokens, cached_by, &mut rows);
         missing.sort_by_key(|&at| count(&tokens, at));
+        let counts: Vec<usize> = missing.iter().map(|&at| count(&tokens, at)).collect();
         let mut made = Vec::new();
         let mut rest = missing.as_slice();
         while !rest.is_empty() {
-            let counts: Vec<usize> = rest.iter().map(|&at| count(&tokens, at)).collect();
-            let (run, later) = rest.split_at(if self.reads_one { 1 } else { run_length(&counts, self.length) });
+            let counts = &counts[counts.len() - rest.len()..];
+            let (run, later) = rest.split_at(if self.reads_one { 1 } else { run_length(counts, self.length) });
             let start = Instant::now();
             let computed = self.run_each(run, &tokens, prompt_tokens);
             let recompute = start.elapsed() / u32::try_from(run.len()).unwrap_or(1);
