@@ -8,7 +8,6 @@ use crate::settings::{configured, configured_number};
 use crate::sharing::runtime_over;
 use crate::store::store::Store;
 use cotensor::Error;
-use cotensor::memory::process::check_memory;
 use cotensor::model::pipeline::EmbedderInput;
 use cotensor::serving::{EmbedRequest, LoadedModels, ServingOptions};
 use cotensor_client::settings::{ENGINE, MODEL_TTL, THREADS};
@@ -41,7 +40,7 @@ impl LocalModels {
         }
         let store = Py::new(py, Store::in_process_with_cache(py)?)?;
         let runtime = runtime_over(py, store.get(), threads, engine.as_deref())?;
-        runtime.limit_memory(|bytes| check_memory(usize::try_from(bytes).unwrap_or(usize::MAX)).map(drop));
+        runtime.limit_to_free_memory();
         let models = LoadedModels::new(runtime, options).or_raise(py)?;
         Ok(Self { models: ProcessLocal::new(models), store })
     }

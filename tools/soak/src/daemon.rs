@@ -154,7 +154,7 @@ fn first_child(what: &str, pid: u32) -> Result<u32> {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The first supervisor shuts down when its standard input is closed. It also ends with this process.
+        // The first supervisor, if it lives, shuts down when its standard input is closed. A later one has another input.
         drop(self.started.stdin.take());
         let supervisor = self.supervisor.get();
         if supervisor != self.started.id() {

@@ -9,7 +9,7 @@ use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
-use cotensor::memory::process::{check_memory, trim_heap, use_one_heap};
+use cotensor::memory::process::{trim_heap, use_one_heap};
 use cotensor_client::bind_unix;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
@@ -44,7 +44,7 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
         ..LocalOptions::default()
     };
     let runtime = options.runtime_over(Arc::clone(&store) as Arc<_>)?;
-    runtime.limit_memory(|bytes| check_memory(usize::try_from(bytes).unwrap_or(usize::MAX)).map(drop));
+    runtime.limit_to_free_memory();
     let limits = Limits { workers: usize::from(args.workers), ..Limits::default() };
     let options = ServingOptions {
         model_ttl: Some(args.model_ttl).filter(|&ttl| ttl > 0).map(Duration::from_secs),

@@ -138,7 +138,7 @@ fn withdraw(session: &Session, slabs: &Slabs, own: u64, params: &p::PublishSlabP
     }
 }
 
-/// A tensor that nobody can write, before its publication.
+/// A sealed tensor before its publication.
 pub(super) struct FrozenTensor {
     spec: TensorSpec,
     layout: Layout,

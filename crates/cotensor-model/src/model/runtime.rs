@@ -6,6 +6,7 @@ use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::HashedWeights;
 use cotensor_core::{ContentHash, Kind, Result, Space};
 use cotensor_hub::{Hub, ModelId};
+use cotensor_memory::process::check_memory;
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -98,6 +99,11 @@ impl Runtime {
     pub fn limit_memory(&self, check: fn(u64) -> Result<()>) {
         // The first check stays.
         let _ = self.memory.set(check);
+    }
+
+    /// As [`limit_memory`](Self::limit_memory), with the memory that the system and the control groups of this process have left.
+    pub fn limit_to_free_memory(&self) {
+        self.limit_memory(|bytes| check_memory(usize::try_from(bytes).unwrap_or(usize::MAX)).map(drop));
     }
 
     /// # Errors

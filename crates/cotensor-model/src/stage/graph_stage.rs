@@ -257,11 +257,9 @@ impl Stage {
     ///
     /// # Errors
     /// As [`run_once`](Self::run_once).
-    pub(crate) fn publish_each(&self, label: &str, holder: &Holder, made: Vec<Made>) -> Result<Vec<Value>> {
-        let Some(Sharing { store, space, .. }) = &self.sharing else {
-            return Ok(made.into_iter().map(|made| made.array.into()).collect());
-        };
-        let Some(first) = made.first() else { return Ok(Vec::new()) };
+    pub(crate) fn publish_each(&self, label: &str, holder: &Holder, made: Vec<Made>) -> Result<()> {
+        // Only a shared stage has tickets.
+        let (Some(Sharing { store, space, .. }), Some(first)) = (&self.sharing, made.first()) else { return Ok(()) };
         let (key, labels) = (first.ticket.key(), [label.to_owned()]);
         let computation =
             Computation { store: &**store, key, space: Some(*space), kind: self.kind, labels: &labels, holder };

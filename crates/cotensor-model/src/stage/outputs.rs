@@ -82,15 +82,6 @@ impl<'a> StoreOutputs<'a> {
         }
     }
 
-    /// Reserves an array, its only output, with its elements; `Err` with the private result when the sharing configuration refuses it.
-    fn reserve_filled(&self, array: Array, recompute: Duration) -> Result<std::result::Result<Reservation, Lease>> {
-        let spec = self.spec(0, array.dtype(), array.shape(), Device::Cpu, recompute);
-        let shared = self.reserve_shared(&spec)?;
-        let is_private = shared.is_none();
-        let filled = self.fill(Reserved::Copy(shared, spec, array))?;
-        Ok(if is_private { Err(filled.publish()?) } else { Ok(filled) })
-    }
-
     /// The reservation of an output with its elements.
     fn fill(&self, reserved: Reserved) -> Result<Reservation> {
         let (shared, spec, array) = match reserved {
@@ -180,23 +171,19 @@ pub(crate) struct Made {
     pub(crate) recompute: Duration,
 }
 
-/// Publishes the results of several computations, which have one array each. `computation` has everything but the key.
-pub(super) fn publish_each(computation: &Computation<'_>, made: Vec<Made>) -> Result<Vec<Value>> {
-    let (mut shared, mut leases) = (Vec::new(), Vec::new());
+/// Publishes the results of several computations, which have one array each. `computation` has everything but the key. A result
+/// that the sharing configuration refuses is not published: its ticket passes to another caller.
+pub(super) fn publish_each(computation: &Computation<'_>, made: Vec<Made>) -> Result<()> {
+    let mut filled = Vec::with_capacity(made.len());
     for Made { ticket, array, recompute } in made {
         let of_key = Computation { key: ticket.key(), ..*computation };
-        leases.push(match StoreOutputs::new(&of_key, false).reserve_filled(array, recompute)? {
-            Ok(reservation) => {
-                shared.push((ticket, reservation));
-                None
-            }
-            Err(private) => Some(private),
-        });
+        let outputs = StoreOutputs::new(&of_key, false);
+        let spec = outputs.spec(0, array.dtype(), array.shape(), Device::Cpu, recompute);
+        if let Some(shared) = outputs.reserve_shared(&spec)? {
+            filled.push((ticket, outputs.fill(Reserved::Copy(Some(shared), spec, array))?));
+        }
     }
-    let mut published = Ticket::publish_each(shared)?.into_iter();
-    let lost = || Error::corrupt("the store lost a result");
-    let all = leases.into_iter().map(|private| private.or_else(|| published.next()).ok_or_else(lost));
-    Ok(values(all.collect::<Result<_>>()?))
+    Ticket::publish_each(filled).map(drop)
 }
 
 pub(super) fn values(leases: Vec<Lease>) -> Vec<Value> {
