@@ -354,9 +354,6 @@ message! {
         /// What it is for people, such as `bert/pooler.dense.weight`: a part of the tensor's name.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         label: String,
-        /// Whether it stays without leases until memory is needed; else the last lease frees it.
-        #[serde(default = "kept")]
-        keep: bool,
     }
 
     /// Blobs to lease.
@@ -455,10 +452,6 @@ message! {
 
 fn is_zero(count: &usize) -> bool {
     *count == 0
-}
-
-fn kept() -> bool {
-    true
 }
 
 fn list_max() -> usize {

@@ -35,7 +35,6 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
                 shape: blob.shape.clone(),
                 producer: params.producer.clone(),
                 label: blob.label.clone(),
-                keep: blob.keep,
             })
         })
         .collect::<Result<_>>()?;

@@ -26,7 +26,6 @@ fn blob(byte: u8, len: usize) -> BlobSpec {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
-        keep: true,
     }
 }
 

@@ -142,7 +142,6 @@ fn blob(len: usize) -> BlobSpec {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
-        keep: true,
     }
 }
 

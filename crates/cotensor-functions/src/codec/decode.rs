@@ -148,7 +148,6 @@ fn lease(wanted: &TensorRef, context: &dyn CodecContext) -> Result<Lease> {
         shape: wanted.shape.clone(),
         producer,
         label: String::new(),
-        keep: true,
     })
 }
 

@@ -336,7 +336,6 @@ fn blob() -> BlobSpec {
         shape: vec![64],
         producer: "model".to_owned(),
         label: String::new(),
-        keep: true,
     }
 }
 

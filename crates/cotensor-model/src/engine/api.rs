@@ -2,7 +2,8 @@ use super::output::{Output, OutputAllocator, OwnMemory};
 use super::state::{Keep, RunState, keep_arrays};
 use crate::graph::{Graph, Port};
 use crate::tensor::{Array, TensorRef};
-use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Result};
+use crate::weights::HashedWeights;
+use cotensor_core::{DType, DerivedFiles, Device, Result};
 use cotensor_store::Lease;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,35 +37,12 @@ pub trait Engine: Send + Sync {
     /// for an inconsistent graph.
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>>;
 
-    /// Loads a graph with this [fingerprint](Graph::fingerprint) from files that an engine derived from the graph and its
-    /// weights before. The loaded graph reads these instead of the weights. `None` without such files.
-    ///
-    /// # Errors
-    /// As [`load`](Engine::load).
-    fn find_derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Result<Option<Arc<dyn LoadedGraph>>> {
-        let _ = (graph, fingerprint);
-        Ok(None)
-    }
-
-    /// Whether [`load_derived`](Engine::load_derived) makes files and drops the leases of the weights.
-    fn derives(&self, graph: &Graph, fingerprint: &ContentHash) -> bool {
-        let _ = (graph, fingerprint);
-        false
-    }
-
-    /// As [`load`](Engine::load) for a graph with this fingerprint. The engine may first make the files that
-    /// [`find_derived`](Engine::find_derived) finds, and read these.
-    ///
-    /// # Errors
-    /// As [`load`](Engine::load).
-    fn load_derived(
-        &self,
-        graph: &Graph,
-        weights: Vec<Lease>,
-        fingerprint: &ContentHash,
-    ) -> Result<Arc<dyn LoadedGraph>> {
-        let _ = fingerprint;
-        self.load(graph, weights)
+    /// Loads `graph`, with these weights, from files in the layout of the engine's kernels. Makes the files if they do not
+    /// exist. The loaded graph needs no weights of the store. `None`: the engine has no such files, or cannot make
+    /// them, such as on a full disk.
+    fn load_derived(&self, graph: &Graph, weights: &HashedWeights<'_>) -> Option<Arc<dyn LoadedGraph>> {
+        let _ = (graph, weights);
+        None
     }
 
     /// Loads a graph from its file as a program without Cotensor would. The demo and the benchmarks compare against

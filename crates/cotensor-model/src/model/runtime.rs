@@ -194,14 +194,12 @@ impl Runtime {
                     return Ok(stage);
                 }
                 let loaded = match leases.take() {
-                    Some(leases) => Some(engine.load_derived(&graph, leases, &fingerprint)?),
-                    None => engine.find_derived(&graph, &fingerprint)?,
+                    Some(leases) => Some(engine.load(&graph, leases)?),
+                    None => engine.load_derived(&graph, &weights),
                 };
                 let Some(loaded) = loaded else {
                     drop(stages);
-                    // A process that reads the files needs no weights in the store.
-                    let keep = !engine.derives(&graph, &fingerprint);
-                    leases = Some(weights.lease(&*self.store, &self.store.holder(producer), producer, keep)?);
+                    leases = Some(weights.lease(&self.store.holder(producer), producer)?);
                     continue;
                 };
                 let sizes = graph.weights().iter().map(|weight| weight.size_bytes());

@@ -42,14 +42,15 @@ fn load_at(
     now: SystemTime,
 ) -> Result<LoadedWeights> {
     let weights = HashedWeights::at(graph, store, now)?;
-    Ok(LoadedWeights { leases: weights.lease(store, holder, producer, true)?, hashes: weights.hashes })
+    Ok(LoadedWeights { leases: weights.lease(holder, producer)?, hashes: weights.hashes })
 }
 
 /// A graph's weights, before they are in a store: their files and content hashes.
 pub struct HashedWeights<'g> {
-    weights: &'g [Weight],
+    pub(super) weights: &'g [Weight],
     files: WeightFiles,
     hashes: Vec<ContentHash>,
+    store: &'g dyn Store,
     now: SystemTime,
 }
 
@@ -58,11 +59,11 @@ impl<'g> HashedWeights<'g> {
     ///
     /// # Errors
     /// `Conflict` for a file that changes while it is read, and `Io`.
-    pub fn of(graph: &'g Graph, store: &dyn Store) -> Result<Self> {
+    pub fn of(graph: &'g Graph, store: &'g dyn Store) -> Result<Self> {
         Self::at(graph, store, SystemTime::now())
     }
 
-    fn at(graph: &'g Graph, store: &dyn Store, now: SystemTime) -> Result<Self> {
+    fn at(graph: &'g Graph, store: &'g dyn Store, now: SystemTime) -> Result<Self> {
         let weights = graph.weights();
         let mut files = WeightFiles::default();
         for weight in weights {
@@ -70,13 +71,13 @@ impl<'g> HashedWeights<'g> {
         }
         let key = files.identity(graph);
         if let Some(hashes) = store.get_note(&key).and_then(|note| read_note(&note, weights.len())) {
-            return Ok(Self { weights, files, hashes, now });
+            return Ok(Self { weights, files, hashes, store, now });
         }
         let hashes = hash_weights(weights, &files)?;
         if files.settled(now) {
             store.put_note(&key, &write_note(&hashes));
         }
-        Ok(Self { weights, files, hashes, now })
+        Ok(Self { weights, files, hashes, store, now })
     }
 
     /// The content hash of each of [`Graph::weights`], in that order.
@@ -84,12 +85,11 @@ impl<'g> HashedWeights<'g> {
         &self.hashes
     }
 
-    /// As [`load_weights`]: one lease for each of [`Graph::weights`], in that order. `keep`: weights that the store lacks stay in
-    /// it without leases until memory is needed.
+    /// As [`load_weights`]: one lease for each of [`Graph::weights`], in that order.
     ///
     /// # Errors
     /// As [`load_weights`].
-    pub fn lease(&self, store: &dyn Store, holder: &Holder, producer: &str, keep: bool) -> Result<Vec<Lease>> {
+    pub fn lease(&self, holder: &Holder, producer: &str) -> Result<Vec<Lease>> {
         let weights = self.weights.iter().zip(&self.hashes);
         let specs: Vec<BlobSpec> = weights
             .map(|(weight, &hash)| BlobSpec {
@@ -99,17 +99,20 @@ impl<'g> HashedWeights<'g> {
                 shape: weight.shape.clone(),
                 producer: producer.to_owned(),
                 label: label_of(weight, producer),
-                keep,
             })
             .collect();
-        let Self { weights, files, hashes, now } = self;
-        let mut reader = WeightReader { weights, hashes, files, store, now: *now };
-        let leases = store.blobs(&specs, &mut reader, holder)?;
+        let leases = self.store.blobs(&specs, &mut self.reader(), holder)?;
         if leases.len() != specs.len() {
             let message = format!("the store gave {} leases for {} weights", leases.len(), specs.len());
             return Err(Error::new(ErrorKind::Conflict, message));
         }
         Ok(leases)
+    }
+
+    /// Reads weights from the files.
+    pub(super) fn reader(&self) -> WeightReader<'_> {
+        let Self { weights, files, hashes, store, now } = self;
+        WeightReader { weights, hashes, files, store: *store, now: *now }
     }
 }
 
@@ -119,8 +122,8 @@ fn label_of(weight: &Weight, producer: &str) -> String {
     if label.len() > LABEL_BYTES_MAX { String::new() } else { label }
 }
 
-/// Reads weights into memory of the store.
-struct WeightReader<'a> {
+/// Reads weights into memory of the store or into a file.
+pub(super) struct WeightReader<'a> {
     weights: &'a [Weight],
     hashes: &'a [ContentHash],
     files: &'a WeightFiles,

@@ -5,5 +5,6 @@ mod file;
 mod hash;
 mod load;
 mod note;
+mod write;
 
 pub use load::{HashedWeights, LoadedWeights, load_weights};

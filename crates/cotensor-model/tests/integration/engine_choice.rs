@@ -2,12 +2,12 @@
 
 use crate::support::onnx::{engines, f32_tensor, int_attribute, node, string_attribute};
 use crate::support::{copy, edit, inputs, tiny, user};
-use cotensor_core::ErrorKind;
+use cotensor_core::{ContentHash, DerivedFiles, ErrorKind, Result};
 use cotensor_model::Runtime;
-use cotensor_model::engine::{AUTO, Engines, RtenEngine};
+use cotensor_model::engine::{self, AUTO, EngineOptions, Engines, RtenEngine};
 use cotensor_model::pipeline::{Pipeline, explain, run_user};
 use cotensor_store::{EmbeddedStore, StoreReports, TensorStore};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn runtime(engines: impl Into<Engines>) -> Arc<Runtime> {
@@ -106,5 +106,46 @@ fn derived_files_replace_weights() {
         assert_eq!(output.max_abs_diff(&expected), 0.0);
         // Reports count the same weights.
         assert!(!stage.weights().is_empty() && stage.weights() == first.weights());
+    }
+}
+
+/// Derived files in a folder where one file cannot be written: the engine's, or the one with the weights for it.
+struct Unwritable {
+    root: tempfile::TempDir,
+    takes_weights: bool,
+}
+
+impl DerivedFiles for Unwritable {
+    fn find_files(&self, _: &ContentHash) -> Option<PathBuf> {
+        None
+    }
+
+    fn remove_files(&self, _: &ContentHash) {}
+
+    fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
+        let folder = self.root.path().join(key.to_string());
+        match self.takes_weights {
+            true => std::fs::create_dir_all(folder.join("model.data")).unwrap(),
+            false => std::fs::write(&folder, []).unwrap(),
+        }
+        fill(&folder).map(|()| folder)
+    }
+}
+
+/// Neither a failure to write the weights nor one of onnxruntime to write its files is one to load the model.
+#[test]
+fn without_room_for_derived_files_the_store_has_the_weights() {
+    for takes_weights in [false, true] {
+        let derived = Arc::new(Unwritable { root: tempfile::tempdir().unwrap(), takes_weights });
+        let options = EngineOptions { threads: Some(1), derived: Some(derived) };
+        for engine in engine::names().filter_map(|name| engine::open(name, options.clone()).ok()) {
+            let store = EmbeddedStore::builder().build();
+            let runtime = Runtime::new(store.clone(), engine);
+            let model = runtime.open(&tiny("bert")).unwrap();
+            let stage = model.stage("encoder").unwrap();
+            assert!(!stage.runs_on().engine.contains("prepacked"), "{}", stage.runs_on().engine);
+            assert!(store.stats().total_tensors > 0);
+            run_user(&model, &user("one", "bert", "sentence-embedding"), &inputs(), &store.holder("one")).unwrap();
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Compares each stage of each family, on each engine, with the outputs of the reference implementation for the same weights and inputs.
 
-use crate::support::onnx::{engines, open_for};
+use crate::support::onnx::{engines, load_graph, open_for};
 use crate::support::{array, difference};
 use cotensor_model::engine::{Engine, LoadedGraph};
 use cotensor_model::tensor::TensorRef;
-use cotensor_model::weights::load_weights;
 use cotensor_store::{EmbeddedStore, Store};
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,9 +23,8 @@ fn graph_path(folder: &Path, stage: &str) -> PathBuf {
 
 fn load(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
     let graph = open_for(engine, path);
-    let weights = load_weights(&graph, store, &store.holder("test"), "test").unwrap();
-    assert!(!weights.leases.is_empty() || path.ends_with("head.onnx") || path.ends_with("head.entities.onnx"));
-    engine.load_derived(&graph, weights.leases, &graph.fingerprint(&weights.hashes)).unwrap()
+    assert!(!graph.weights().is_empty() || path.ends_with("head.onnx") || path.ends_with("head.entities.onnx"));
+    load_graph(engine, &graph, store)
 }
 
 /// Runs all cases of a family and returns its stages with the number of cases of each.

@@ -118,7 +118,7 @@ fn provide(
     let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
     let charges = charges(store, device, total as u64, specs, &unknown)?;
     let start = store.clock.now();
-    let located = fill(store, device, specs, &unknown, ranges, total, source)?;
+    let located = fill(store, device, &unknown, ranges, total, source)?;
     let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
     for ((each, located), charge) in unknown.into_iter().zip(located).zip(charges) {
         list(store, specs, each, located, charge, each_took, holder, held)?;
@@ -148,11 +148,10 @@ fn charges<'a>(
     contents.into_iter().map(charge).collect()
 }
 
-/// Fills a pack of the cache with blobs to keep, or a segment of `total` bytes with the blobs at `ranges`.
+/// Fills a pack of the cache with the blobs, or a segment of `total` bytes with the blobs at `ranges`.
 fn fill(
     store: &EmbeddedStore,
     device: Device,
-    specs: &[BlobSpec],
     unknown: &[Missing],
     ranges: Vec<Range<usize>>,
     total: usize,
@@ -162,7 +161,6 @@ fn fill(
     // If the cache has no room, the blobs go into memory of this process.
     if let Some(cache) = &store.cache
         && cache.device() == device
-        && unknown.iter().any(|each| specs[each.index].keep)
         && let Some(mut pack) = store.unless_cache_fails(cache.begin(&entries))
     {
         for (index, each) in unknown.iter().enumerate() {
@@ -227,7 +225,7 @@ fn list(
         kind: Kind::Weight,
         space: None,
         producer: listed.producer,
-        retention: if listed.keep { Retention::Cached { recompute } } else { Retention::WhileLeased },
+        retention: Retention::Cached { recompute },
         metadata: None,
         members: None,
     };

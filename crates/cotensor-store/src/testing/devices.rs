@@ -136,15 +136,7 @@ fn device_blobs_are_filled_once(device: Device, open: &OpenStore) {
         .map(|index| {
             let bytes = vec![index; LARGE / 2];
             let (hash, shape) = (ContentHash::of(&bytes), vec![bytes.len()]);
-            BlobSpec {
-                hash,
-                dtype: DType::U8,
-                shape,
-                device,
-                producer: "suite".to_owned(),
-                label: String::new(),
-                keep: true,
-            }
+            BlobSpec { hash, dtype: DType::U8, shape, device, producer: "suite".to_owned(), label: String::new() }
         })
         .collect();
     let mut source = Numbered(0);

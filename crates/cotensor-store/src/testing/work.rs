@@ -182,7 +182,6 @@ fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<BlobSpec> {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
-        keep: true,
     };
     lens.into_iter().map(spec).collect()
 }

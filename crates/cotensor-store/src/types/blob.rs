@@ -17,8 +17,6 @@ pub struct BlobSpec {
     pub producer: String,
     /// What it is for people, such as `bert/pooler.dense.weight`: a part of the tensor's name, unless it is empty or too long.
     pub label: String,
-    /// Whether it stays without leases until memory is needed, and in the store's cache; else the last lease frees it.
-    pub keep: bool,
 }
 
 impl BlobSpec {

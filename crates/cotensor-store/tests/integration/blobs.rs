@@ -27,7 +27,6 @@ impl Source {
             shape: vec![bytes.len()],
             producer: "bert".to_owned(),
             label: String::new(),
-            keep: true,
         };
         let specs = contents.iter().map(spec).collect();
         (Self { contents, filled: 0 }, specs)
@@ -170,7 +169,6 @@ fn blob_is_leased_in_several_shapes_and_dtypes() {
         shape: shape.to_vec(),
         producer: "bert".to_owned(),
         label: String::new(),
-        keep: true,
     };
     let mut source = Source { contents: vec![bytes.to_vec(); 3], filled: 0 };
     let specs = [spec(DType::F32, &[6]), spec(DType::F32, &[1, 6]), spec(DType::I64, &[3])];
@@ -194,25 +192,6 @@ fn blob_is_leased_in_several_shapes_and_dtypes() {
     assert_eq!(store.blobs(&other_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
     let wrong_size = [spec(DType::U8, &[23])];
     assert_eq!(store.blobs(&wrong_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
-}
-
-#[test]
-fn blobs_that_are_not_kept_end_with_their_leases() {
-    let cache = FakeCache::default();
-    let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
-    let holder = store.holder("bert");
-    let (mut source, specs) = Source::new(&[&[1; 900], &[2; 100]]);
-    let specs = [BlobSpec { keep: false, ..specs[0].clone() }, specs[1].clone()];
-    let first = store.blobs(&specs[..1], &mut source, &holder).unwrap();
-    assert!(cache.find(&specs[0].hash).is_none(), "nothing is written for a blob that is not kept");
-    let second = store.blobs(&specs[..1], &mut source, &holder).unwrap();
-    assert_eq!(source.filled, 1);
-    drop(first);
-    assert_eq!(second[0].bytes().unwrap(), [1; 900]);
-    drop(second);
-    assert_eq!(store.stats().total_tensors, 0);
-    drop(store.blobs(&specs, &mut source, &holder).unwrap());
-    assert_eq!(store.stats().total_tensors, 1, "the second blob stays");
 }
 
 #[test]

@@ -132,7 +132,6 @@ fn content(number: usize) -> BlobSpec {
         shape: vec![number * 10],
         producer: "m".to_owned(),
         label: String::new(),
-        keep: true,
     }
 }
 

@@ -62,7 +62,6 @@ fn specs() -> Vec<BlobSpec> {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
-        keep: true,
     };
     [5000, 6000, 7000].map(spec).to_vec()
 }

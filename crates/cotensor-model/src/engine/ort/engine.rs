@@ -7,7 +7,8 @@ use crate::engine::api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGr
 use crate::engine::checks::weight_bytes;
 use crate::engine::guard::guarded;
 use crate::graph::{Graph, Port};
-use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Error, ErrorKind, Result};
+use crate::weights::HashedWeights;
+use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Error, Result};
 use cotensor_memory::process::trim_heap;
 use cotensor_store::Lease;
 use ort::value::Outlet;
@@ -77,14 +78,17 @@ impl OrtEngine {
         opened.inspect_err(|_| derived.remove_files(key)).ok()
     }
 
-    fn make_derived(&self, graph: &Graph, leases: &[Lease], folder: &Path) -> Result<()> {
+    /// onnxruntime maps one weight of a file after the other, packs it and unmaps it.
+    fn make_derived(&self, graph: &Graph, weights: &HashedWeights<'_>, folder: &Path) -> Result<()> {
+        let source = folder.join(prepacked::SOURCE);
+        let graph = graph.encode_with_weights_at(&weights.write(&source)?)?;
         let saves = Some((folder.join(prepacked::MODEL), prepacked::DATA));
         let options = SessionOptions { prepacks: true, saves, ..self.options.clone() };
-        let model = self.describe(graph, leases)?;
-        let saved = Session::save(leases, &self.library.environment, &options, &model);
+        let saved = Session::of_bytes(&self.library.environment, &options, &graph, folder).map(drop);
         // The allocator would keep the packed copies while the files are hashed and opened.
         trim_heap();
-        saved.map_err(|failure| error(&failure))
+        saved.map_err(|failure| error(&failure))?;
+        std::fs::remove_file(&source).map_err(|error| Error::io("removing", &error).in_file(source))
     }
 
     fn describe<'g>(&self, graph: &'g Graph, leases: &[Lease]) -> Result<OpenModel<'g>> {
@@ -133,35 +137,19 @@ impl Engine for OrtEngine {
         OrtGraph::of_graph(session, graph, "")
     }
 
-    fn find_derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Result<Option<Arc<dyn LoadedGraph>>> {
-        let Some((derived, key)) = self.derived(graph, fingerprint) else { return Ok(None) };
-        let Some(folder) = derived.find_files(&key) else { return Ok(None) };
+    fn load_derived(&self, graph: &Graph, weights: &HashedWeights<'_>) -> Option<Arc<dyn LoadedGraph>> {
+        let fingerprint = graph.fingerprint(weights.hashes());
+        let (derived, key) = self.derived(graph, &fingerprint)?;
         // Files that cannot be opened are made again.
-        Ok(self.open_or_remove(graph, derived, &key, &folder))
-    }
-
-    fn derives(&self, graph: &Graph, fingerprint: &ContentHash) -> bool {
-        self.derived(graph, fingerprint).is_some()
-    }
-
-    fn load_derived(
-        &self,
-        graph: &Graph,
-        weights: Vec<Lease>,
-        fingerprint: &ContentHash,
-    ) -> Result<Arc<dyn LoadedGraph>> {
-        let Some((derived, key)) = self.derived(graph, fingerprint) else { return self.load(graph, weights) };
-        let make = || derived.make_files(&key, &mut |folder| self.make_derived(graph, &weights, folder));
-        match guarded("loading", make) {
-            Ok(folder) => match self.open_or_remove(graph, derived, &key, &folder) {
-                // The session maps its own form of the weights, so the leases end.
-                Some(loaded) => Ok(loaded),
-                None => self.load(graph, weights),
-            },
-            // Without room for the files, the weights of the store are enough.
-            Err(error) if error.kind() == ErrorKind::Io => self.load(graph, weights),
-            Err(error) => Err(error.in_file(graph.path())),
+        let found = derived.find_files(&key);
+        if let Some(loaded) = found.and_then(|folder| self.open_or_remove(graph, derived, &key, &folder)) {
+            return Some(loaded);
         }
+        let make = || derived.make_files(&key, &mut |folder| self.make_derived(graph, weights, folder));
+        // Without files, such as on a full disk, the weights of the store are enough. A fault of the graph is found again
+        // when it is loaded with these.
+        let folder = guarded("loading", make).ok()?;
+        self.open_or_remove(graph, derived, &key, &folder)
     }
 
     /// onnxruntime maps external data in both modes. It uses the same kernels as for shared graphs.

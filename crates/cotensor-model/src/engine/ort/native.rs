@@ -129,6 +129,19 @@ impl Session {
         Self::with_weights(session, Vec::new())
     }
 
+    /// Opens a graph whose weights are in files of `folder`.
+    pub(super) fn of_bytes(
+        environment: &Environment,
+        options: &SessionOptions,
+        graph: &[u8],
+        folder: &Path,
+    ) -> Result<Self> {
+        let folder = folder.to_str().ok_or_else(|| Error::new("the path of the folder is not UTF-8"))?;
+        let builder = options.builder(environment)?;
+        let mut builder = builder.with_config_entry("session.model_external_initializers_file_folder_path", folder)?;
+        Self::with_weights(builder.commit_from_memory(graph)?, Vec::new())
+    }
+
     /// Opens `model` with its weights in memory of the store. `leases` has a lease for each of the weights, which the
     /// host can address.
     pub(super) fn of_memory(
@@ -137,26 +150,30 @@ impl Session {
         options: &SessionOptions,
         model: &OpenModel<'_>,
     ) -> Result<Self> {
-        // The session ends before the leases do: in `Self` by the order of the fields.
-        let session = build(&leases, environment, options, model)?;
-        Self::with_weights(session, leases)
+        let mut builder = options.builder(environment)?;
+        if leases.is_empty() {
+            return Self::with_weights(builder.commit_from_memory(&model.graph)?, leases);
+        }
+        let mut graph = ort::editor::Graph::new()?;
+        for (&(name, dtype, shape), lease) in model.weights.iter().zip(&leases) {
+            let bytes = lease.bytes().ok_or_else(|| Error::new("the host cannot address a weight"))?;
+            add_weight(&mut graph, name, Tensor::read(dtype, shape, bytes)?)?;
+        }
+        let mut session = builder.edit_from_memory(&model.graph)?;
+        let inputs = session.inputs().iter().filter(|input| model.inputs.contains(&input.name()));
+        graph.set_inputs(inputs.map(|input| Outlet::new(input.name(), input.dtype().clone())).collect::<Vec<_>>())?;
+        let sets = model.operator_sets.iter().map(|(domain, version)| ort::editor::Opset::new(domain, *version));
+        let mut addition = ort::editor::Model::new(sets.collect::<Result<Vec<_>>>()?)?;
+        addition.set_graph(graph)?;
+        session.apply_model(&addition)?;
+        // The session ends before the leases do: `Self` drops it first.
+        Self::with_weights(session.into_session()?, leases)
     }
 
     fn with_weights(session: ort::session::Session, weights: Vec<Lease>) -> Result<Self> {
         let mut options = RunOptions::new()?;
         options.set("memory.enable_memory_arena_shrinkage", "cpu:0")?;
         Ok(Self { session, options, _weights: weights })
-    }
-
-    /// Writes the files that `options` name, for `model` with the weights in `leases`.
-    pub(super) fn save(
-        leases: &[Lease],
-        environment: &Environment,
-        options: &SessionOptions,
-        model: &OpenModel<'_>,
-    ) -> Result<()> {
-        // The session ends here, while the leases are borrowed.
-        build(leases, environment, options, model).map(drop)
     }
 
     /// The inputs and outputs as onnxruntime found them. A session with weights lists them as inputs, too.
@@ -202,32 +219,6 @@ impl Session {
     }
 }
 
-/// A session that reads the bytes of `leases`; the caller ends it before the leases end.
-fn build(
-    leases: &[Lease],
-    environment: &Environment,
-    options: &SessionOptions,
-    model: &OpenModel<'_>,
-) -> Result<ort::session::Session> {
-    let mut builder = options.builder(environment)?;
-    if leases.is_empty() {
-        return builder.commit_from_memory(&model.graph);
-    }
-    let mut graph = ort::editor::Graph::new()?;
-    for (&(name, dtype, shape), lease) in model.weights.iter().zip(leases) {
-        let bytes = lease.bytes().ok_or_else(|| Error::new("the host cannot address a weight"))?;
-        add_weight(&mut graph, name, Tensor::read(dtype, shape, bytes)?)?;
-    }
-    let mut session = builder.edit_from_memory(&model.graph)?;
-    let inputs = session.inputs().iter().filter(|input| model.inputs.contains(&input.name()));
-    graph.set_inputs(inputs.map(|input| Outlet::new(input.name(), input.dtype().clone())).collect::<Vec<_>>())?;
-    let sets = model.operator_sets.iter().map(|(domain, version)| ort::editor::Opset::new(domain, *version));
-    let mut addition = ort::editor::Model::new(sets.collect::<Result<Vec<_>>>()?)?;
-    addition.set_graph(graph)?;
-    session.apply_model(&addition)?;
-    session.into_session()
-}
-
 /// Adds a weight to the graph without a copy of its bytes.
 fn add_weight(graph: &mut ort::editor::Graph, name: &str, tensor: Tensor<'_>) -> Result<()> {
     let name = CString::new(name)?;
@@ -236,7 +227,7 @@ fn add_weight(graph: &mut ort::editor::Graph, name: &str, tensor: Tensor<'_>) ->
     let mut add = || -> Result<()> {
         // SAFETY: the value is a tensor over the bytes of a weight. onnxruntime takes the value, and reads the bytes
         // until the session ends. The bytes belong to the segment of a lease, which never moves or changes them, and
-        // both callers of `build` end the session before the lease.
+        // the session ends before the lease.
         ortsys![@editor: unsafe AddInitializerToGraph(graph.ptr_mut(), name.as_ptr(), value, true)?];
         Ok(())
     };

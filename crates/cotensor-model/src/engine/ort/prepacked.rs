@@ -10,6 +10,8 @@ use cotensor_core::{ContentHash, Hasher};
 pub(super) const MODEL: &str = "model.onnx";
 /// Its weights.
 pub(super) const DATA: &str = "model.data";
+/// The weights from which these files are made, while they are made.
+pub(super) const SOURCE: &str = "source.data";
 
 /// The kind of kernels in stage keys and reports.
 pub(super) const VARIANT: &str = "prepacked";

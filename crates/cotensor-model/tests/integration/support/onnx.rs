@@ -4,7 +4,7 @@ use cotensor_core::{ContentHash, DerivedFiles, Result};
 use cotensor_model::engine::{self, Engine, EngineOptions, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::{Graph, open_graph};
 use cotensor_model::tensor::{Array, TensorRef};
-use cotensor_model::weights::{LoadedWeights, load_weights};
+use cotensor_model::weights::{HashedWeights, LoadedWeights, load_weights};
 use cotensor_store::{EmbeddedStore, Store};
 use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataLocation, DataType, Dimension, GraphProto, ModelProto, NodeProto,
@@ -184,9 +184,15 @@ pub(crate) fn load(path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
 
 /// Opens the graph on `engine` over `store`, as a runtime does.
 pub(crate) fn load_on(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
-    let graph = open_for(engine, path);
-    let weights = weights(&graph, store);
-    engine.load_derived(&graph, weights.leases, &graph.fingerprint(&weights.hashes)).unwrap()
+    load_graph(engine, &open_for(engine, path), store)
+}
+
+/// Loads the graph on `engine` over `store`, as a runtime does.
+pub(crate) fn load_graph(engine: &dyn Engine, graph: &Graph, store: &dyn Store) -> Arc<dyn LoadedGraph> {
+    let weights = HashedWeights::of(graph, store).unwrap();
+    engine
+        .load_derived(graph, &weights)
+        .unwrap_or_else(|| engine.load(graph, weights.lease(&store.holder("test"), "test").unwrap()).unwrap())
 }
 
 /// Derived files in a folder of one process.
