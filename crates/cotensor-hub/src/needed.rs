@@ -14,16 +14,21 @@ pub(crate) const CONFIGURATION_BYTES_MAX: u64 = 64 << 20;
 const GRAPH_BYTES_MAX: u64 = (1 << 31) - 1;
 /// The most bytes of a file with a graph's weights.
 const WEIGHTS_BYTES_MAX: u64 = 1 << 40;
+/// The weights of a module of sentence-transformers.
+const MODULE_WEIGHTS_FILE: &str = "model.safetensors";
 /// JSON files that no part of this program reads, and that can be large.
 const UNREAD: &[&str] = &["vocab.json", "trainer_state.json"];
 /// The most graphs in an error message.
 const GRAPHS_SHOWN_MAX: usize = 10;
 
 /// The configuration of the model, of its tokenizer, its processors and its generation: the JSON files and templates in
-/// the repository's folder, and the configuration of each of sentence-transformers' modules (`1_Pooling/config.json`).
+/// the repository's folder, and the configuration and the weights of each of sentence-transformers' modules
+/// (`1_Pooling/config.json`, `2_Dense/model.safetensors`).
 pub(crate) fn configuration(files: &[RepoFile]) -> impl Iterator<Item = &RepoFile> {
     files.iter().filter(|file| match file.path.split_once('/') {
-        Some((folder, name)) => name == CONFIG_FILE && folder.starts_with(|c: char| c.is_ascii_digit()),
+        Some((folder, name)) => {
+            [CONFIG_FILE, MODULE_WEIGHTS_FILE].contains(&name) && folder.starts_with(|c: char| c.is_ascii_digit())
+        }
         None => {
             let is_read = file.path.ends_with(".json") || file.path.ends_with(".jinja");
             is_read && !file.path.ends_with(".index.json") && !UNREAD.contains(&file.path.as_str())
@@ -207,10 +212,18 @@ mod tests {
     }
 
     #[test]
-    fn configuration_of_modules_is_needed() {
-        let files = repository(&["1_Pooling/config.json", "modules.json", "onnx/config.json", "chat_template.jinja"]);
+    fn configuration_and_weights_of_modules_are_needed() {
+        let needed = [
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "modules.json",
+            "chat_template.jinja",
+        ];
+        let others = ["onnx/config.json", "2_Dense/pytorch_model.bin", "model.safetensors", "onnx/model.safetensors"];
+        let files = repository(&[&needed[..], &others].concat());
         let found: Vec<&RepoFile> = configuration(&files).collect();
-        assert_eq!(paths(&found), ["1_Pooling/config.json", "modules.json", "chat_template.jinja"]);
+        assert_eq!(paths(&found), needed);
     }
 
     #[test]

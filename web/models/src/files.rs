@@ -34,7 +34,16 @@ impl ConfigFiles {
     /// # Errors
     /// `Invalid` past the limits of count and bytes.
     pub fn set(&mut self, name: String, text: String) -> Result<()> {
-        let bytes = self.bytes.saturating_add(text.len() as u64);
+        self.set_bytes(name, text.into_bytes())
+    }
+
+    /// As [`set`](Self::set), for a file that is not a text: the weights of a module.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    #[wasm_bindgen(js_name = setBytes)]
+    pub fn set_bytes(&mut self, name: String, content: Vec<u8>) -> Result<()> {
+        let bytes = self.bytes.saturating_add(content.len() as u64);
         if bytes > BYTES_MAX {
             return Err(Error::invalid(format!("more than {} of configuration", size(BYTES_MAX))).in_file(name).into());
         }
@@ -42,7 +51,7 @@ impl ConfigFiles {
             return Err(Error::invalid(format!("more than {FILES_MAX} configuration files")).in_file(name).into());
         }
         self.bytes = bytes;
-        self.files.insert(name, text.into_bytes());
+        self.files.insert(name, content);
         Ok(())
     }
 }

@@ -41,7 +41,8 @@ impl SentencePooling {
     /// `prompt_tokens` is the number of tokens of the prompt.
     ///
     /// # Errors
-    /// `Invalid` for rows that do not fit the mask, when nothing states the pooling, and when no token is left, `Unsupported` for a module that is not supported.
+    /// `Invalid` for rows that do not fit the mask, when nothing states the pooling, and when no token is left, `Unsupported` for a module that is not supported, the
+    /// error of a module whose files are missing or wrong.
     pub fn pool(&self, rows: &[f32], width: usize, mask: &[u8], prompt_tokens: usize) -> Result<Vec<f32>> {
         if width == 0 || width.checked_mul(mask.len()) != Some(rows.len()) {
             let message = format!("{} numbers are not {} rows of {width}", rows.len(), mask.len());

@@ -28,6 +28,8 @@ import type { Run } from "./run.js";
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 const MEDIA_FILES = ["preprocessor_config.json", "processor_config.json"];
 const SENTENCE_FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/config.json", "3_Dense/config.json"];
+/** The weights of a module of sentence-transformers, in its folder. */
+const MODULE_WEIGHTS_FILE = "model.safetensors";
 const GENERATION_FILES = ["generation_config.json"];
 
 /** The files that the processors of a family read, if the model has them. */
@@ -62,10 +64,12 @@ export class Processors {
     const texts = await Promise.all(filesOf(description).map(async (file) => [file, await folder.text(file)] as const));
     for (const [file, text] of texts) if (text !== undefined) files.set(file, text);
     const modules = texts.find(([file]) => file === "modules.json")?.[1];
-    for (const path of modules === undefined ? [] : modulePaths(modules)) {
+    for (const { path, hasWeights } of modules === undefined ? [] : modulesOf(modules)) {
       const file = `${path}/config.json`;
       const text = await folder.text(file);
       if (text !== undefined) files.set(file, text);
+      const weights = `${path}/${MODULE_WEIGHTS_FILE}`;
+      if (hasWeights && (await folder.has(weights))) files.setBytes(weights, await folder.bytes(weights));
     }
     return new Processors(definition, files, folder.modelId);
   }
@@ -200,9 +204,9 @@ export class Processors {
   }
 }
 
-function modulePaths(text: string): string[] {
-  const modules = JSON.parse(text) as unknown;
-  const paths = Array.isArray(modules) ? modules.map((each: { path?: unknown }) => each.path) : [];
+function modulesOf(text: string): { path: string; hasWeights: boolean }[] {
+  const listed = JSON.parse(text) as unknown;
+  const modules = Array.isArray(listed) ? listed.map(({ path, type }: { path?: unknown; type?: unknown }) => ({ path, hasWeights: typeof type === "string" && /\.(Dense|LayerNorm)$/.test(type) })) : [];
   // The tokenizer's files are beside modules.json.
-  return paths.filter((path): path is string => typeof path === "string" && /^[\w-]{1,100}$/.test(path));
+  return modules.filter((each): each is { path: string; hasWeights: boolean } => typeof each.path === "string" && /^[\w-]{1,100}$/.test(each.path));
 }

@@ -96,6 +96,11 @@ impl Model {
         &self.folder
     }
 
+    /// An error that names the folder, unless it names a file.
+    pub(crate) fn at_folder(&self, error: Error) -> Error {
+        if error.file().is_some() { error } else { error.in_file(&self.folder) }
+    }
+
     fn files(&self) -> ModelFolder<'_> {
         ModelFolder::new(&self.folder)
     }

@@ -112,7 +112,7 @@ impl TextEmbedder {
         }
         let mut hasher = Hasher::new(LABEL);
         hasher
-            .field(format!("{sentence:?}").as_bytes())
+            .field(sentence.fingerprint(is_pooled).as_bytes())
             .field(tokenizer.fingerprint().as_bytes())
             .field(output.as_bytes());
         Ok(Self {
@@ -350,7 +350,7 @@ impl TextEmbedder {
         let pooled = rows.map(|(rows, mask)| {
             numbers(rows)?;
             let pooled = self.sentence.pool(rows, width, mask, prompt_tokens);
-            pooled.map_err(|error| error.in_file(self.model.folder()))
+            pooled.map_err(|error| self.model.at_folder(error))
         });
         Ok(pooled.collect())
     }

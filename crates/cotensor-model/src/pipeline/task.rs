@@ -200,7 +200,7 @@ impl Run<'_> {
                     let Text { batch, prompt_tokens } = text()?;
                     let (width, rows) = read(Some(Some(batch.added.len())))?;
                     let pooled = sentence.pool(&rows, width, batch.mask.as_i64()?, *prompt_tokens);
-                    let pooled = pooled.map_err(|error| error.in_file(self.model.folder()))?;
+                    let pooled = pooled.map_err(|error| self.model.at_folder(error))?;
                     if let Some(notice) = sentence.notice() {
                         self.notice(notice.to_owned());
                     }

@@ -228,7 +228,7 @@ fn pooling_files_take_effect_as_in_sentence_transformers() {
     add("2_Normalize", "sentence_transformers.models.Normalize");
     matches_reference(&pooling(serde_json::json!(["max", "mean"])).unwrap(), "pooled.max.mean.normalized", 1e-5);
     add("3_Dense", "sentence_transformers.models.Dense");
-    refused(pooling("mean".into()), &["module 3 (Dense)"]);
+    refused(pooling("mean".into()), &["3_Dense/config.json", "needs this file"]);
     add("../elsewhere", "sentence_transformers.models.Normalize");
     refused(pooling("mean".into()), &["plain folder name"]);
 }

@@ -21,6 +21,7 @@ mod pipeline;
 mod pipeline_inputs;
 mod pool;
 mod relatives;
+mod sentence_modules;
 mod shared_model;
 mod shared_tower;
 mod similarity;

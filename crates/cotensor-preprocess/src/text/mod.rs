@@ -3,8 +3,11 @@
 
 mod chat;
 mod ctc;
+mod dense;
 mod growth;
 mod known_pooling;
+mod module_list;
+mod modules;
 mod pooling;
 mod positions;
 mod score;
