@@ -24,5 +24,5 @@ pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
 pub use image::{ImageProcessor, decode_image, image_of_pixels, image_size};
 pub use text::{
     ChatTemplate, CtcDecoder, ScoreFunction, SentenceProcessor, TextProcessor, TextStream, TokenBatch, normalized,
-    position_limit,
+    position_limit, positions_depend_on_length,
 };

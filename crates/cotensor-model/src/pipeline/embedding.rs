@@ -4,16 +4,16 @@ use super::answer::numbers;
 use super::attention::AttentionMemory;
 use super::decode::empty_cache;
 use super::outputs::output_of;
-use super::run::fixed_length;
+use super::run::{TASK_INPUT, fixed_length, task_value};
 use super::text_runs::run_length;
 use super::vocabulary::check_vocabulary;
 use crate::model::Model;
 use crate::stage::{Claimed, Made, Stage};
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_preprocess::SentenceProcessor;
 use cotensor_preprocess::family::{AnswerKind, StageDef};
 use cotensor_preprocess::text::TextTokens;
+use cotensor_preprocess::{SentenceProcessor, positions_depend_on_length};
 use cotensor_store::{Holder, Ticket};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,8 +37,13 @@ pub struct TextEmbedder {
     is_pooled: bool,
     /// The number of tokens that the graph reads, if it is fixed.
     length: Option<usize>,
-    /// Whether each text runs alone: the graph reads a cache, or a fixed number of texts, or joins its rows.
+    /// Whether each text runs alone: the graph reads a cache, or a fixed number of texts, or joins its rows, or positions depend
+    /// on the longest text of a batch.
     reads_one: bool,
+    /// Whether the graph reads the number of a task.
+    reads_task: bool,
+    /// What each embedding has to say: how the pooling was found, and that code of the model is not known.
+    notice: Option<Arc<str>>,
     /// The most tokens of a text that the model reads, if they are bounded.
     tokens_max: Option<usize>,
     settings: ContentHash,
@@ -53,7 +58,7 @@ pub struct TextEmbedding {
     pub tokens: usize,
     /// Whether the end of the text was cut off.
     pub is_truncated: bool,
-    /// How the pooling was found, if no file of the model states it.
+    /// How the pooling was found, if no file of the model states it, and whether the model has code that is not known.
     pub notice: Option<Arc<str>>,
 }
 
@@ -70,6 +75,15 @@ impl From<&str> for EmbedderInput {
     fn from(text: &str) -> Self {
         Self::Text(text.to_owned())
     }
+}
+
+/// What a prompt changes beside the tokens.
+#[derive(Clone, Copy)]
+struct Prompt {
+    /// The number of its tokens.
+    tokens: usize,
+    /// The number of the task, for a graph that reads it.
+    task: Option<i64>,
 }
 
 /// The texts of a call by their positions. A text without tokens to compute is an error of that text only.
@@ -103,13 +117,19 @@ impl TextEmbedder {
         let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
         let port = stage.graph().inputs().iter().find(|port| port.name == ids);
         let has_fixed_count = port.and_then(|port| port.dims.as_ref()?.first().copied().flatten()).is_some();
-        let reads_cache = stage.graph().inputs().iter().any(|port| def.source(&port.name) == Some("cache.empty"));
+        let reads = |source: &str| stage.graph().inputs().iter().any(|port| def.source(&port.name) == Some(source));
+        let depends_on_length = positions_depend_on_length(model.config());
         let (_, tokenizer) = model.sentence()?;
         let sentence = model.sentence_pooled(pooling)?;
         let is_pooled = task.result.as_deref() == Some(output);
         if is_pooled && pooling.is_some() {
             return Err(Error::unsupported("the graph pools itself").in_file(model.folder()).in_field("pooling"));
         }
+        let pooling_notice = sentence.notice().filter(|_| !is_pooled).map(str::to_owned);
+        let notice = [pooling_notice, model.model_config().code_notice()]
+            .into_iter()
+            .flatten()
+            .reduce(|a, b| format!("{a}; {b}"));
         let mut hasher = Hasher::new(LABEL);
         hasher
             .field(sentence.fingerprint(is_pooled).as_bytes())
@@ -120,7 +140,9 @@ impl TextEmbedder {
             is_pooled,
             sentence,
             length: fixed_length(def, &stage),
-            reads_one: has_fixed_count || reads_cache || stage.joins_rows()?.is_some(),
+            reads_one: has_fixed_count || reads("cache.empty") || depends_on_length || stage.joins_rows()?.is_some(),
+            reads_task: reads(TASK_INPUT),
+            notice: notice.map(|notice| notice.into()),
             tokens_max: tokenizer.max_tokens(),
             settings: hasher.finish(),
             stage,
@@ -177,11 +199,16 @@ impl TextEmbedder {
     ) -> Result<Vec<Result<TextEmbedding>>> {
         let (_, tokenizer) = self.model.sentence()?;
         let prompt = self.sentence.prompt(prompt_name)?;
-        let notice: Option<Arc<str>> = self.sentence.notice().filter(|_| !self.is_pooled).map(Arc::from);
-        let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
+        let task = if self.reads_task {
+            Some(self.sentence.task(prompt_name).map_err(|error| self.model.at_folder(error))?)
+        } else {
+            None
+        };
         let tokens: Vec<Result<TextTokens>> = texts.iter().map(|text| self.tokenize(text, prompt)).collect();
+        let before = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
+        let prompt = Prompt { tokens: before, task };
         let mut rows: Vec<Option<Result<Vec<f32>>>> = (0..texts.len()).map(|_| None).collect();
-        let (mut missing, mut tickets) = self.claim(&tokens, prompt_tokens, cached_by, &mut rows);
+        let (mut missing, mut tickets) = self.claim(&tokens, prompt, cached_by, &mut rows);
         missing.sort_by_key(|&at| count(&tokens, at));
         let counts: Vec<usize> = missing.iter().map(|&at| count(&tokens, at)).collect();
         let mut made = Vec::new();
@@ -190,7 +217,7 @@ impl TextEmbedder {
             let counts = &counts[counts.len() - rest.len()..];
             let (run, later) = rest.split_at(if self.reads_one { 1 } else { run_length(counts, self.length) });
             let start = Instant::now();
-            let computed = self.run_each(run, &tokens, prompt_tokens);
+            let computed = self.run_each(run, &tokens, prompt);
             let recompute = start.elapsed() / u32::try_from(run.len()).unwrap_or(1);
             for (&at, row) in run.iter().zip(computed) {
                 // The ticket of a text that failed passes to another caller.
@@ -210,14 +237,14 @@ impl TextEmbedder {
         let results = rows.into_iter().enumerate().map(|(at, row)| {
             let found = tokens[at].as_ref().map_err(Clone::clone)?;
             let values = match (row.transpose()?, cached_by) {
-                (None, Some(holder)) => self.run_once(at, &tokens, prompt_tokens, holder)?,
+                (None, Some(holder)) => self.run_once(at, &tokens, prompt, holder)?,
                 (row, _) => row.ok_or_else(|| Error::corrupt("the graph gave no row"))?,
             };
             Ok(TextEmbedding {
                 values,
                 tokens: found.ids().len(),
                 is_truncated: found.is_truncated(),
-                notice: notice.clone(),
+                notice: self.notice.clone(),
             })
         });
         Ok(results.collect())
@@ -228,14 +255,14 @@ impl TextEmbedder {
     fn claim(
         &self,
         tokens: &Texts,
-        prompt_tokens: usize,
+        prompt: Prompt,
         cached_by: Option<&Holder>,
         rows: &mut [Option<Result<Vec<f32>>>],
     ) -> (Vec<usize>, HashMap<usize, Ticket>) {
         let (known, keys): (Vec<usize>, Vec<_>) = tokens
             .iter()
             .enumerate()
-            .filter_map(|(at, tokens)| Some((at, self.key(tokens.as_ref().ok()?, prompt_tokens))))
+            .filter_map(|(at, tokens)| Some((at, self.key(tokens.as_ref().ok()?, prompt))))
             .unzip();
         let Some(holder) = cached_by else { return (known, HashMap::new()) };
         let (mut missing, mut tickets) = (Vec::new(), HashMap::new());
@@ -269,10 +296,10 @@ impl TextEmbedder {
     }
 
     /// The embedding of a text that another caller computes, if that does not give up.
-    fn run_once(&self, at: usize, tokens: &Texts, prompt_tokens: usize, holder: &Holder) -> Result<Vec<f32>> {
-        let key = self.key(tokens[at].as_ref().map_err(Clone::clone)?, prompt_tokens);
+    fn run_once(&self, at: usize, tokens: &Texts, prompt: Prompt, holder: &Holder) -> Result<Vec<f32>> {
+        let key = self.key(tokens[at].as_ref().map_err(Clone::clone)?, prompt);
         let run = self.stage.run_once(LABEL, &key, holder, |_| {
-            let row = self.run_each(&[at], tokens, prompt_tokens).pop();
+            let row = self.run_each(&[at], tokens, prompt).pop();
             let row = row.ok_or_else(|| Error::corrupt("the graph gave no row"))??;
             Ok(vec![Array::f32([row.len()], row)?.into()])
         })?;
@@ -280,26 +307,30 @@ impl TextEmbedder {
     }
 
     /// What identifies the embedding of a text: the settings, and its tokens.
-    fn key(&self, tokens: &TextTokens, prompt_tokens: usize) -> [ContentHash; 2] {
+    fn key(&self, tokens: &TextTokens, prompt: Prompt) -> [ContentHash; 2] {
         let mut hasher = Hasher::new("tokens of a sentence v2");
         for &id in tokens.ids() {
             hasher.number(u64::from(id));
         }
-        [self.settings, hasher.number(prompt_tokens as u64).finish()]
+        hasher.number(prompt.tokens as u64);
+        if let Some(task) = prompt.task {
+            hasher.number(task as u64);
+        }
+        [self.settings, hasher.finish()]
     }
 
     /// Runs the graph on some texts, and pools. If it fails on several texts, each runs alone, so that the others have theirs.
-    fn run_each(&self, texts: &[usize], tokens: &Texts, prompt_tokens: usize) -> Vec<Result<Vec<f32>>> {
-        match self.run(texts, tokens, prompt_tokens) {
+    fn run_each(&self, texts: &[usize], tokens: &Texts, prompt: Prompt) -> Vec<Result<Vec<f32>>> {
+        match self.run(texts, tokens, prompt) {
             Ok(rows) => rows,
             Err(error) if texts.len() == 1 => vec![Err(error)],
-            Err(_) => texts.iter().flat_map(|&at| self.run_each(&[at], tokens, prompt_tokens)).collect(),
+            Err(_) => texts.iter().flat_map(|&at| self.run_each(&[at], tokens, prompt)).collect(),
         }
     }
 
     /// # Errors
     /// An error of the graph, on any of the texts. That of the pooling is an error of one text.
-    fn run(&self, texts: &[usize], tokens: &Texts, prompt_tokens: usize) -> Result<Vec<Result<Vec<f32>>>> {
+    fn run(&self, texts: &[usize], tokens: &Texts, prompt: Prompt) -> Result<Vec<Result<Vec<f32>>>> {
         let (_, tokenizer) = self.model.sentence()?;
         let list = texts.iter().map(|&at| tokens[at].as_ref().map_err(Clone::clone));
         let batch = &tokenizer.batch(&list.collect::<Result<Vec<_>>>()?, self.length)?;
@@ -317,6 +348,10 @@ impl TextEmbedder {
                 Some("text.positions") => &batch.positions,
                 Some("cache.empty") => {
                     bound.push((&port.name, empty_cache(Some(port))?));
+                    continue;
+                }
+                Some(TASK_INPUT) => {
+                    bound.push((&port.name, task_value(port, prompt.task, texts.len())?));
                     continue;
                 }
                 _ => return Err(Error::unsupported("no text gives this input").in_field(port.name.as_str())),
@@ -349,7 +384,7 @@ impl TextEmbedder {
         let rows = values.chunks_exact(tokens * width).zip(batch.mask.as_i64()?.chunks_exact(tokens));
         let pooled = rows.map(|(rows, mask)| {
             numbers(rows)?;
-            let pooled = self.sentence.pool(rows, width, mask, prompt_tokens);
+            let pooled = self.sentence.pool(rows, width, mask, prompt.tokens);
             pooled.map_err(|error| self.model.at_folder(error))
         });
         Ok(pooled.collect())

@@ -7,6 +7,7 @@ use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::report::{Constant, StageReport};
 use super::vocabulary::check_vocabulary;
+use crate::graph::Port;
 use crate::model::{Model, StageSource};
 use crate::stage::{Stage, StageRun};
 use crate::tensor::{Array, Value};
@@ -167,6 +168,10 @@ impl<'a> Run<'a> {
             let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
             let prompted: Vec<&str> = prompted.iter().map(String::as_str).collect();
             let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
+            if let Some(port) = stage.and_then(|stage| task_port(def, stage)) {
+                let number = sentence.task(user.prompt_name.as_deref()).map_err(|error| self.model.at_folder(error))?;
+                self.values.insert(TASK_INPUT.into(), task_value(port, Some(number), texts.len())?);
+            }
             (tokenizer.encode_to(&prompted, length)?, prompt_tokens)
         } else {
             (tokenizer.encode_to(texts, length)?, 0)
@@ -318,6 +323,27 @@ impl<'a> Run<'a> {
             self.note(stage, run, &format!("{} of {signature}", stage.role));
         }
     }
+}
+
+/// The source of an input that reads the number of a task.
+pub(super) const TASK_INPUT: &str = "text.task";
+
+/// The input that reads the number of a task.
+fn task_port<'s>(def: &StageDef, stage: &'s Stage) -> Option<&'s Port> {
+    stage.graph().inputs().iter().find(|port| def.source(&port.name) == Some(TASK_INPUT))
+}
+
+/// The number of a task for an input of a graph: one number, or one for each of `count` texts.
+pub(super) fn task_value(port: &Port, task: Option<i64>, count: usize) -> Result<Value> {
+    let task = task.ok_or_else(|| Error::invalid("no task is given").in_field(&port.name))?;
+    let shape: Vec<usize> = match port.dims.as_deref() {
+        Some([]) => Vec::new(),
+        Some([Some(1)]) => vec![1],
+        Some([None]) => vec![count],
+        _ => return Err(Error::unsupported("the number of a task has no dimension, or one").in_field(&port.name)),
+    };
+    let values = vec![task; shape.iter().product()];
+    Ok(Value::from(Array::i64(shape, values)?))
 }
 
 /// The number of tokens that a graph reads, if it is fixed.

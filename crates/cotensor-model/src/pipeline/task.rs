@@ -85,6 +85,9 @@ pub(super) fn answer_in(
     let task = run.model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
     user.check_limits(&user.name)?;
     user.check_task(task)?;
+    if let Some(notice) = run.model.model_config().code_notice() {
+        run.notice(notice);
+    }
     match task.answer {
         AnswerKind::Text => text::write(run, task, user, inputs, on_text),
         AnswerKind::Transcript => speech::transcribe(run, task, user, inputs, on_text),

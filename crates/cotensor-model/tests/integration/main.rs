@@ -4,6 +4,7 @@
 
 mod adapters;
 mod configuration;
+mod embedders;
 mod embedding;
 mod engine;
 mod engine_choice;

@@ -40,6 +40,24 @@ impl<'a> ModelConfig<'a> {
         usize::try_from(positions).ok()
     }
 
+    /// What each answer says if `auto_map` names a class that the family does not know: code of the model, which is not run. The
+    /// graph has what this code computes; only the limits and the inputs are read from the configuration as the family says.
+    pub fn code_notice(&self) -> Option<String> {
+        if self.family.code.is_empty() {
+            return None;
+        }
+        let map = self.values.get("auto_map").and_then(Value::as_object);
+        let models = map.into_iter().flatten().filter(|(name, _)| name.starts_with("AutoModel"));
+        // "owner/repository--module.Class"
+        let mut classes = models.filter_map(|(_, class)| class.as_str()?.rsplit(['.', '-']).next());
+        let class = classes.find(|class| !self.family.code.iter().any(|known| class.starts_with(known.as_str())))?;
+        Some(format!(
+            "auto_map in {CONFIG_FILE} names {class}, which is code of the model and not known: its graph is run, with the limits \
+             and the inputs of {}",
+            self.family.title
+        ))
+    }
+
     /// The part of a graph that is the stage: the trunk of a graph with trunk and head, what follows it, or its part of the
     /// graph of a whole model. `whole` tells whether the graph holds the whole model.
     ///
@@ -170,6 +188,28 @@ mod tests {
     use super::*;
     use crate::family::family_of;
     use serde_json::json;
+
+    #[test]
+    fn code_of_a_model_has_a_notice_unless_the_family_knows_it() {
+        let notice = |model_type, auto_map: Value| {
+            let values = json!({"auto_map": auto_map});
+            ModelConfig { family: family_of(model_type).unwrap(), values: &values, folder: Path::new("") }.code_notice()
+        };
+        for (model_type, class) in [
+            ("bert", "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"),
+            ("xlm-roberta", "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"),
+            ("nomic_bert", "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"),
+            ("new", "Alibaba-NLP/new-impl--modeling.NewModel"),
+            ("gte", "modeling_hf_alibaba_nlp_gte.GteModel"),
+            ("eurobert", "modeling_eurobert.EuroBertModel"),
+        ] {
+            assert_eq!(notice(model_type, json!({"AutoConfig": "own.Config", "AutoModel": class})), None, "{class}");
+        }
+        assert_eq!(notice("bert", Value::Null), None);
+        assert_eq!(notice("bert", json!({"AutoConfig": "configuration.OwnConfig"})), None);
+        let text = notice("bert", json!({"AutoModel": "owner/name--modeling.OwnBert"})).unwrap();
+        assert!(text.contains("OwnBert") && text.contains("limits"), "{text}");
+    }
 
     #[test]
     fn positions_of_a_decoder_include_the_scaling_beside_them() {

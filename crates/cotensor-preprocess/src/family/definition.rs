@@ -18,6 +18,10 @@ pub struct Family {
     /// The file by which models of the family differ from those of another family with the same `model_type`.
     #[serde(default)]
     pub file: Option<String>,
+    /// Beginnings of the names of classes in `auto_map` of config.json whose inputs, positions and padding are those of the
+    /// family. Such a class is code of the model, which is not run.
+    #[serde(default)]
+    pub code: Vec<String>,
     /// The kinds of its tensors.
     #[serde(deserialize_with = "kinds")]
     pub kinds: Vec<Kind>,

@@ -202,7 +202,7 @@ mod tests {
                 .map(|family| family.title.as_str())
                 .collect()
         };
-        assert_eq!(with(Kind::TextEmbedding), ["BERT", "T5", "LLaMA embeddings", "LLaMA", "BART"]);
+        assert_eq!(with(Kind::TextEmbedding), ["BERT", "T5", "LLaMA embeddings", "Gemma embeddings", "LLaMA", "BART"]);
         assert_eq!(with(Kind::VisionEmbedding), ["ViT", "CLIP", "SigLIP", "DETR"]);
         assert_eq!(with(Kind::AudioEmbedding), ["Whisper", "Wav2Vec2", "CLAP"]);
         assert_eq!(with(Kind::VisionTextJoint), ["CLIP", "SigLIP", "LLaVA", "BLIP"]);

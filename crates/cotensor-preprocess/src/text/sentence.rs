@@ -2,6 +2,7 @@ use super::module_list::{ModuleList, Unusable, count};
 use super::modules::Module;
 use super::pooling::{POOLINGS, pool_once, pooling_named};
 use super::positions::position_limit;
+use crate::family::CONFIG_FILE;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use serde_json::Value;
@@ -10,6 +11,14 @@ use std::collections::BTreeMap;
 
 /// The most prompts of a model.
 const PROMPTS_MAX: usize = 1024;
+/// The names under which a prompt or a task is found, in this order, beside its own name.
+const ALIASES: [(&str, &[&str]); 2] =
+    [("query", &["query", "retrieval.query"]), ("document", &["document", "passage", "corpus", "retrieval.passage"])];
+/// The argument with the name of a prompt.
+const PROMPT_NAME: &str = "prompt_name";
+/// The tasks of a model, and the texts before the texts of each.
+const TASKS: &str = "lora_adaptations";
+const TASK_PROMPTS: &str = "task_instructions";
 
 /// From hidden states to a sentence embedding, as the files of sentence-transformers configure it: modules.json, the
 /// files of the modules, sentence_bert_config.json and config_sentence_transformers.json. Without these files, the pooling is
@@ -24,21 +33,26 @@ pub struct SentenceProcessor {
     positions: Option<usize>,
     /// The number of dimensions of the embedding, if it is truncated.
     truncate_dim: Option<usize>,
+    /// The tasks for which the model has weights of their own (`lora_adaptations`), in the order of their numbers.
+    tasks: Vec<String>,
 }
 
 impl SentenceProcessor {
     /// Reads the files of a model whose config.json is `config`. `name` is its name on the hub, or that of its folder.
     ///
     /// # Errors
-    /// `Corrupt` when a file is not JSON, `Invalid` for a field with an invalid value; the error names file and field.
+    /// `Corrupt` when a file is not JSON, `Invalid` for a field with an invalid value, and as [`position_limit`]; the error
+    /// names file and field.
     pub fn open(files: &dyn ModelFiles, config: &Value, name: &str) -> Result<Self> {
         let mut this = Self {
             modules: ModuleList::read(files, config, name)?,
             prompts: BTreeMap::new(),
             default_prompt: None,
-            positions: position_limit(config),
+            positions: position_limit(config).map_err(|error| error.in_file(files.path(CONFIG_FILE)))?,
             truncate_dim: None,
+            tasks: Vec::new(),
         };
+        this.read_tasks(config).map_err(|error| error.in_file(files.path(CONFIG_FILE)))?;
         this.read_prompts(files)?;
         Ok(this)
     }
@@ -77,22 +91,41 @@ impl SentenceProcessor {
 
     /// The text before each text: the prompt of this name in config_sentence_transformers.json, or its default prompt.
     /// As in sentence-transformers, each model has the prompts `query` and `document`; `document` is also found as
-    /// `passage` or `corpus`. They are empty unless the file has them.
+    /// `passage` or `corpus`. They are empty unless the file has them. In models with tasks, they are those of the tasks
+    /// `retrieval.query` and `retrieval.passage`.
     ///
     /// # Errors
     /// `Invalid` for a name that the file does not have; the message lists the names.
     pub fn prompt(&self, name: Option<&str>) -> Result<&str> {
         let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok("") };
-        let candidates: &[&str] = if name == "document" { &["document", "passage", "corpus"] } else { &[name] };
-        match candidates.iter().find_map(|name| self.prompts.get(*name)) {
+        match candidates(&name).iter().find_map(|name| self.prompts.get(*name)) {
             Some(prompt) => Ok(prompt),
             None if ["query", "document"].contains(&name) => Ok(""),
             None => {
                 let known: Vec<&str> = self.prompts.keys().map(String::as_str).take(PROMPTS_MAX).collect();
                 let message = format!("the model has no prompt {name:?}; it has: {}", known.join(", "));
-                Err(Error::invalid(message).in_field("prompt_name"))
+                Err(Error::invalid(message).in_field(PROMPT_NAME))
             }
         }
+    }
+
+    /// The number of the task that the prompt of this name, or the default prompt, belongs to: its place in `lora_adaptations`.
+    ///
+    /// # Errors
+    /// `Invalid` without a name, and for one that is no task; the message lists the tasks. `Unsupported` for a model that names
+    /// no tasks.
+    pub fn task(&self, name: Option<&str>) -> Result<i64> {
+        if self.tasks.is_empty() {
+            let message = "the graph reads the number of a task, and this list of the tasks is missing";
+            return Err(Error::unsupported(message).in_file(CONFIG_FILE).in_field(TASKS));
+        }
+        let name = name.or(self.default_prompt.as_deref()).unwrap_or_default();
+        let found = candidates(&name).iter().find_map(|name| self.tasks.iter().position(|task| task == name));
+        let found = found.and_then(|at| i64::try_from(at).ok());
+        found.ok_or_else(|| {
+            let message = format!("the model needs one of its tasks: {}", self.tasks.join(", "));
+            Error::invalid(message).in_field(PROMPT_NAME)
+        })
     }
 
     /// Hash of every setting that an embedding depends on beside its tokens; `is_pooled` tells whether the graph gives the
@@ -158,6 +191,28 @@ impl SentenceProcessor {
         embedding.truncate(self.truncate_dim.unwrap_or(usize::MAX));
     }
 
+    fn read_tasks(&mut self, config: &Value) -> Result<()> {
+        let listed = match config.get(TASKS) {
+            None | Some(Value::Null) => return Ok(()),
+            Some(listed) => listed.as_array().filter(|tasks| tasks.len() <= PROMPTS_MAX),
+        };
+        let names = listed.and_then(|tasks| tasks.iter().map(|task| task.as_str().map(str::to_owned)).collect());
+        self.tasks = names.ok_or_else(|| {
+            Error::invalid(format!("a list of at most {PROMPTS_MAX} strings is required")).in_field(TASKS)
+        })?;
+        let prompts = config.get(TASK_PROMPTS).and_then(Value::as_object).into_iter().flatten();
+        for (name, prompt) in prompts.filter(|(name, _)| self.tasks.contains(name)) {
+            let prompt =
+                prompt.as_str().ok_or_else(|| Error::invalid("strings are required").in_field(TASK_PROMPTS))?;
+            self.prompts.insert(name.clone(), prompt.to_owned());
+        }
+        // A task without a text has an empty prompt.
+        for task in &self.tasks {
+            self.prompts.entry(task.clone()).or_default();
+        }
+        Ok(())
+    }
+
     fn read_prompts(&mut self, files: &dyn ModelFiles) -> Result<()> {
         const FILE: &str = "config_sentence_transformers.json";
         let Some(config) = find_json(files, FILE)? else { return Ok(()) };
@@ -179,6 +234,12 @@ impl SentenceProcessor {
         self.default_prompt = config.get("default_prompt_name").and_then(Value::as_str).map(str::to_owned);
         self.prompt(None).map(drop).map_err(|error| invalid("default_prompt_name", error.message().to_owned()))
     }
+}
+
+/// The names under which a prompt or a task is found.
+fn candidates<'a>(name: &'a &'a str) -> &'a [&'a str] {
+    let known = ALIASES.iter().find(|(alias, _)| alias == name);
+    known.map_or(std::slice::from_ref(name), |(_, names)| names)
 }
 
 /// A vector after modules.

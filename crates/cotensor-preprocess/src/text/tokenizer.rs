@@ -2,7 +2,7 @@ use super::growth::check_growth;
 use super::positions::position_limit;
 use super::stream::TextStream;
 use crate::array::Array;
-use crate::family::ModelConfig;
+use crate::family::{self, ModelConfig};
 use crate::files::{ModelFiles, find_json};
 use crate::guard::guarded;
 use cotensor_core::{ContentHash, Error, Hasher, Result};
@@ -114,11 +114,15 @@ impl TextProcessor {
     /// As [`open`](Self::open), for texts of at most the positions that the encoder of this model counts.
     ///
     /// # Errors
-    /// As [`open`](Self::open); `Invalid` for positions without room for text.
+    /// As [`open`](Self::open) and [`position_limit`]; `Invalid` for positions without room for text.
     pub fn open_for(files: &dyn ModelFiles, config: &ModelConfig<'_>) -> Result<Self> {
         let text = Self::open(files)?;
         // A decoder counts what it reads and writes together, and refuses what does not fit.
-        match position_limit(config.values).filter(|_| config.family.decoder.is_none()) {
+        if config.family.decoder.is_some() {
+            return Ok(text);
+        }
+        let limit = position_limit(config.values).map_err(|error| error.in_file(files.path(family::CONFIG_FILE)))?;
+        match limit {
             Some(limit) => text.limited_to(limit),
             None => Ok(text),
         }
