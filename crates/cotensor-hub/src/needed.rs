@@ -3,7 +3,7 @@
 use crate::cache::RepoFile;
 use crate::id::ModelId;
 use cotensor_core::{Error, Result, size};
-use cotensor_preprocess::family::{Family, family_of_model, variant, variants};
+use cotensor_preprocess::family::{EXPORTER, Family, family_of_model, variant, variants};
 use serde_json::Value;
 
 /// The file that names the model's family.
@@ -125,9 +125,16 @@ fn without_graphs(id: &ModelId, family: &Family, files: &[RepoFile]) -> Error {
     let other = if other.is_empty() { String::new() } else { format!(" (it has {other})") };
     let name = id.name();
     let folder = name.rsplit('/').next().unwrap_or(name);
+    // The exporter leaves out the files of sentence-transformers.
+    let way = match files.iter().any(|file| file.path == "modules.json") {
+        true => format!(
+            "download it by `hf download {name} --local-dir {folder}` and export it by \
+             `optimum-cli export onnx --model {folder} --task feature-extraction {folder}/onnx`"
+        ),
+        false => format!("export the model by `optimum-cli export onnx --model {name} {folder}`"),
+    };
     Error::not_found(format!(
-        "{id} has no ONNX graph {}{other}; export the model by `optimum-cli export onnx --model {name} {folder}` \
-         (Python package optimum), then use the folder {folder} in place of the name",
+        "{id} has no ONNX graph {}{other}; {way} (`pip install {EXPORTER}`), then use the folder {folder} in place of the name",
         expected.join(", ")
     ))
 }
@@ -234,6 +241,10 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::NotFound);
         let text = error.to_string();
         assert!(text.contains("`optimum-cli export onnx --model google/vit-base vit-base`"), "{text}");
+        let bert = family(&json!({"model_type": "bert"}), |_| false).unwrap();
+        let sentence = graphs(&id, bert, &repository(&["modules.json"]), None).unwrap_err().to_string();
+        assert!(sentence.contains("`hf download google/vit-base --local-dir vit-base`"), "{sentence}");
+        assert!(sentence.contains("--model vit-base --task feature-extraction vit-base/onnx`"), "{sentence}");
         let other = graphs(&id, vit, &repository(&["other.onnx"]), None).unwrap_err().to_string();
         assert!(other.contains("it has other.onnx"), "{other}");
         for config in [json!({}), json!({"model_type": 5}), json!({"model_type": "unknown"})] {

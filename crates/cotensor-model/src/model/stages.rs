@@ -189,11 +189,7 @@ impl Model {
         graphs.sort_unstable();
         graphs.truncate(GRAPHS_SHOWN_MAX);
         if graphs.is_empty() {
-            let folder = self.folder.display();
-            return format!(
-                "the folder has no ONNX graph; export the model by `optimum-cli export onnx --model {folder} {folder}/onnx` \
-                 (Python package optimum)"
-            );
+            return format!("the folder has no ONNX graph; {}", self.model_config().way_to_graphs());
         }
         format!("the folder has {}: give the right one an expected name, by a link", graphs.join(", "))
     }

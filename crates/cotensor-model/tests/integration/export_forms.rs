@@ -116,7 +116,8 @@ fn missing_graph_is_an_error_that_lists_graphs_or_names_the_export() {
     );
     fs::remove_file(folder.path().join("onnx/other.onnx")).unwrap();
     fs::write(folder.path().join("model.safetensors"), "").unwrap();
-    let command = format!("`optimum-cli export onnx --model {0} {0}/onnx`", folder.path().display());
+    let command =
+        format!("`optimum-cli export onnx --model {0} --task feature-extraction {0}/onnx`", folder.path().display());
     refused(run(folder.path(), "sentence-embedding"), &["no ONNX graph", &command]);
     // The graph of sentence-transformers' exporter.
     let folder = unpacked("trunk");

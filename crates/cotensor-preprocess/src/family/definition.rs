@@ -18,6 +18,9 @@ pub struct Family {
     /// The file by which models of the family differ from those of another family with the same `model_type`.
     #[serde(default)]
     pub file: Option<String>,
+    /// The model types that optimum's exporter does not know.
+    #[serde(default)]
+    pub unexported: Vec<String>,
     /// Beginnings of the names of classes in `auto_map` of config.json whose inputs, positions and padding are those of the
     /// family. Such a class is code of the model, which is not run.
     #[serde(default)]

@@ -2,6 +2,7 @@
 
 mod config;
 mod definition;
+mod export;
 mod form;
 mod tables;
 mod task;
@@ -11,6 +12,7 @@ pub use config::{CONFIG_FILE, ModelConfig};
 pub use definition::{
     BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef,
 };
+pub use export::EXPORTER;
 pub(crate) use tables::known_pooling;
 pub use tables::{families, family_of, family_of_model, kinds_by_name, tasks, variants};
 pub use task::{AnswerKind, Task, TextLimit};

@@ -27,6 +27,9 @@ pub struct Task {
     /// The output of the last stage that is the answer itself, in graphs that have it.
     #[serde(default)]
     pub result: Option<String>,
+    /// The task of optimum's exporter that makes the graphs.
+    #[serde(default)]
+    pub export: Option<String>,
     /// How the last output becomes an answer.
     pub answer: AnswerKind,
 }
