@@ -23,6 +23,6 @@ pub use audio::{
 pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
 pub use image::{ImageProcessor, decode_image, image_of_pixels, image_size};
 pub use text::{
-    ChatTemplate, CtcDecoder, ScoreFunction, SentenceProcessor, TextProcessor, TextStream, TokenBatch, normalized,
-    position_limit, positions_depend_on_length,
+    ChatTemplate, CtcDecoder, LogitScore, ScoreFunction, SentenceProcessor, TextProcessor, TextStream, TokenBatch,
+    normalized, position_limit, positions_depend_on_length,
 };

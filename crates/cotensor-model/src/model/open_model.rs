@@ -7,8 +7,8 @@ use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{CONFIG_FILE, Family, ModelConfig, Variant, family_of_model, variant};
 use cotensor_preprocess::generation::{self, GenerationConfig};
 use cotensor_preprocess::{
-    AudioProcessor, ChatTemplate, CtcDecoder, ImageProcessor, ScoreFunction, SentenceProcessor, TextProcessor,
-    find_json,
+    AudioProcessor, ChatTemplate, CtcDecoder, ImageProcessor, LogitScore, ScoreFunction, SentenceProcessor,
+    TextProcessor, find_json,
 };
 use cotensor_store::Store;
 use std::collections::HashMap;
@@ -231,6 +231,15 @@ impl Model {
     pub(crate) fn score_function(&self) -> Result<ScoreFunction> {
         self.check_unchanged()?;
         ScoreFunction::open(&self.files(), &self.config)
+    }
+
+    /// What a causal language model scores texts by.
+    ///
+    /// # Errors
+    /// As [`LogitScore::open`].
+    pub(crate) fn logit_score(&self) -> Result<LogitScore> {
+        self.check_unchanged()?;
+        LogitScore::open(&self.files())
     }
 
     /// The decoder of connectionist temporal classification.

@@ -10,6 +10,7 @@ mod embedding;
 mod explain;
 mod image_tokens;
 mod inputs;
+mod logit_ranking;
 mod objects;
 mod outputs;
 mod report;

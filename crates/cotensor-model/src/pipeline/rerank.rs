@@ -7,12 +7,16 @@ use super::inputs::Inputs;
 use super::outputs::{check_architecture, output_of};
 use super::run::Run;
 use cotensor_core::{Error, Result};
+use cotensor_preprocess::ScoreFunction;
 use cotensor_preprocess::family::{LOGITS, Task};
 
 impl Run<'_> {
     /// Scores each text of the user against the input text. Each pair runs by itself: users with different lists share
     /// the results of equal pairs, and no pair needs padding.
     pub(super) fn rerank(&mut self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+        if !task.head {
+            return self.rank_by_logits(task, user, inputs);
+        }
         let query = inputs.text()?;
         let function = self.model.score_function()?;
         let [role] = task.stages.as_slice() else {
@@ -48,17 +52,28 @@ impl Run<'_> {
             tokens.push(batch.mask.as_i64()?.iter().sum::<i64>() as f32);
             truncated.push(f32::from(u8::from(batch.truncated.contains(&true))));
         }
-        let scores: Vec<f32> = all.iter().map(|&logit| function.score(logit)).collect();
-        let texts = descending(&all).into_iter().map(|at| (user.texts[at].clone(), scores[at])).collect();
-        let output = |name: &str, values: &[f32]| Output::new(name, &[values.len()], values);
-        let outputs = vec![
-            output("scores", &scores),
-            output(LOGITS, &all),
-            output("tokens", &tokens),
-            output("truncated", &truncated),
-        ];
-        Ok((Answer::Scores { texts }, outputs))
+        Ok(ranked(user, function, &all, &tokens, &truncated))
     }
+}
+
+/// The answer for the logit of each text of the user, with the number of tokens and whether the text was cut off.
+pub(super) fn ranked(
+    user: &User,
+    function: ScoreFunction,
+    logits: &[f32],
+    tokens: &[f32],
+    truncated: &[f32],
+) -> (Answer, Vec<Output>) {
+    let scores: Vec<f32> = logits.iter().map(|&logit| function.score(logit)).collect();
+    let texts = descending(logits).into_iter().map(|at| (user.texts[at].clone(), scores[at])).collect();
+    let output = |name: &str, values: &[f32]| Output::new(name, &[values.len()], values);
+    let outputs = vec![
+        output("scores", &scores),
+        output(LOGITS, logits),
+        output("tokens", tokens),
+        output("truncated", truncated),
+    ];
+    (Answer::Scores { texts }, outputs)
 }
 
 /// The positions of the logits, the largest first. Scores have no such order: the sigmoid of different logits from 17 on is 1
@@ -72,7 +87,6 @@ fn descending(logits: &[f32]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_preprocess::text::ScoreFunction;
 
     #[test]
     fn order_is_that_of_the_logits_where_scores_are_equal() {

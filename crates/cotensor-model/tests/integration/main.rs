@@ -16,6 +16,7 @@ mod graph_fingerprint;
 mod graph_hostile;
 mod greedy_decoding;
 mod image_texts;
+mod logit_ranking;
 mod long_speech;
 mod object_detection;
 mod pipeline;

@@ -101,6 +101,16 @@ impl Family {
         task.prompt && medium == "text" || stages.any(|stage| stage.reads(medium))
     }
 
+    /// The file with which models of this family's types belong to another family that has the task.
+    fn file_for(&self, task: &str) -> Option<&'static str> {
+        let is_other = |other: &&'static Family| {
+            other.model_types.iter().any(|known| self.model_types.contains(known))
+                && other.name != self.name
+                && other.tasks().any(|known| known.name == task)
+        };
+        families().iter().filter(is_other).find_map(|other| other.file.as_deref())
+    }
+
     /// The task of this name, in the variant for this family.
     ///
     /// # Errors
@@ -111,7 +121,9 @@ impl Family {
         self.tasks().find(|task| task.name == plain).ok_or_else(|| {
             let known: Vec<&str> = self.tasks().map(|task| task.name.as_str()).collect();
             let known = if known.is_empty() { "none yet".to_owned() } else { known.join(", ") };
-            Error::invalid(format!("{} cannot do {name:?}; it can do: {known}", self.title))
+            let way_out =
+                self.file_for(plain).map_or_else(String::new, |file| format!("; a model with {file} can do it"));
+            Error::invalid(format!("{} cannot do {name:?}; it can do: {known}{way_out}", self.title))
         })
     }
 }
@@ -217,6 +229,8 @@ mod tests {
         assert!(kinds_by_name("bert/roberto").is_empty() && kinds_by_name("").is_empty());
         assert_eq!(family_of_model("qwen3", |file| file == "modules.json").unwrap().name, "llama-embedding");
         assert_eq!((family("qwen3").name.as_str(), family("qwen3").tasks().count()), ("llama", 1));
+        let error = family("qwen3").task("rerank").unwrap_err().to_string();
+        assert!(error.ends_with("it can do: text-generation; a model with modules.json can do it"), "{error}");
         assert!(family("vit").may_share_with(family("clip")));
         assert!(!family("bert").may_share_with(family("whisper")));
         assert_eq!(family_of("gpt_neox").unwrap_err().kind(), ErrorKind::Unsupported);

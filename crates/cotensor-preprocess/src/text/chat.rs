@@ -80,10 +80,31 @@ impl ChatTemplate {
         } else {
             Variable::from(text)
         };
-        let messages: Variable = [context! { role => "user", content => content }].into_iter().collect();
+        self.rendered([context! { role => "user", content => content }].into_iter().collect(), true)
+    }
+
+    /// The prompt for a pair of texts to compare: messages with the roles `query` and `document`, after a message of the system
+    /// with the instruction, as sentence-transformers gives them to the template. `begins_answer` is `add_generation_prompt`.
+    ///
+    /// # Errors
+    /// As [`prompt`](Self::prompt); `Unsupported` for a template without these roles, which leaves out one of the texts.
+    pub fn pair_prompt(&self, instruction: &str, query: &str, document: &str, begins_answer: bool) -> Result<String> {
+        let message = |role: &str, content: &str| context! { role => role, content => content };
+        let system = (!instruction.is_empty()).then(|| message("system", instruction));
+        let messages = system.into_iter().chain([message("query", query), message("document", document)]);
+        let prompt = self.rendered(messages.collect(), begins_answer)?;
+        match [query, document].iter().all(|text| prompt.contains(text.trim())) {
+            true => Ok(prompt),
+            false => Err(Error::unsupported("the template has no place for messages of the roles query and document")
+                .in_file(&self.file)
+                .in_field(FIELD)),
+        }
+    }
+
+    fn rendered(&self, messages: Variable, begins_answer: bool) -> Result<String> {
         let tokens: Kwargs =
             self.tokens.iter().map(|(name, token)| (name.as_str(), Variable::from(token.as_str()))).collect();
-        let given = context! { messages, add_generation_prompt => true, tools => (), documents => (), ..Variable::from(tokens) };
+        let given = context! { messages, add_generation_prompt => begins_answer, tools => (), documents => (), ..Variable::from(tokens) };
         let render = || {
             let rendered = self.environment.render_str(&self.source, given);
             rendered.map_err(|error| Error::invalid(described(&error)))

@@ -6,6 +6,7 @@ mod ctc;
 mod dense;
 mod growth;
 mod known_pooling;
+mod logit_score;
 mod module_list;
 mod modules;
 mod pooling;
@@ -17,6 +18,7 @@ mod tokenizer;
 
 pub use chat::ChatTemplate;
 pub use ctc::CtcDecoder;
+pub use logit_score::LogitScore;
 pub use pooling::normalized;
 pub(crate) use positions::scaled_positions;
 pub use positions::{position_limit, positions_depend_on_length};
