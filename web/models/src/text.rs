@@ -32,10 +32,11 @@ impl TextProcessor {
     /// This tokenizer with the limits of sentence embeddings.
     ///
     /// # Errors
-    /// `Invalid` when the limit leaves no room for text.
+    /// `Invalid` when the limit leaves no room for text, `Unsupported` for texts that are tokenized in another way.
     #[wasm_bindgen(js_name = forSentences)]
     pub fn for_sentences(&self, sentence: &SentencePooling) -> Result<TextProcessor> {
         let pooling = &sentence.0;
+        pooling.check_input()?;
         Ok(Self(self.0.for_sentences(pooling.max_tokens(self.0.max_tokens()), pooling.lowercases())?))
     }
 

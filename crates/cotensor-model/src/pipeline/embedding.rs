@@ -121,6 +121,7 @@ impl TextEmbedder {
         let depends_on_length = positions_depend_on_length(model.config());
         let (_, tokenizer) = model.sentence()?;
         let sentence = model.sentence_pooled(pooling)?;
+        sentence.check_input()?;
         let is_pooled = task.result.as_deref() == Some(output);
         if is_pooled && pooling.is_some() {
             return Err(Error::unsupported("the graph pools itself").in_file(model.folder()).in_field("pooling"));

@@ -164,6 +164,7 @@ impl<'a> Run<'a> {
         }
         let (batch, prompt_tokens) = if task.answer == AnswerKind::Sentence {
             let (sentence, tokenizer) = self.model.sentence()?;
+            sentence.check_input()?;
             let prompt = sentence.prompt(user.prompt_name.as_deref())?;
             let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
             let prompted: Vec<&str> = prompted.iter().map(String::as_str).collect();

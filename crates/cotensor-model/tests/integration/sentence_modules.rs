@@ -1,8 +1,8 @@
 //! Modules of sentence-transformers after a graph (fixtures/modules): embeddings equal those of its encode.
 
-use crate::support::{References, copy, fixtures, runtimes, unpacked};
+use crate::support::{References, copy, fixtures, runtimes, unpacked, user};
 use cotensor_core::{Error, ErrorKind};
-use cotensor_model::pipeline::TextEmbedder;
+use cotensor_model::pipeline::{Inputs, TextEmbedder, run_user};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -169,4 +169,24 @@ fn vector_of_another_width_than_a_module_reads_is_refused() {
     let error = embed(folder.path()).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("in_features")), "{error}");
     assert!(error.message().contains("2_Dense reads vectors of 16 numbers, and these have 32"), "{error}");
+}
+
+/// The graph gives the embedding, but not of the tokens that the model was trained on.
+#[test]
+fn settings_that_change_tokens_are_refused_whatever_the_graph_gives() {
+    let file = "sentence_bert_config.json";
+    let pooled = unpacked(&fixtures().join("forms/sentence-embedding"));
+    assert!(embed(pooled.path()).is_ok());
+    for folder in [pooled, folder("after")] {
+        set(folder.path(), file, "query_length", 32.into());
+        let error = embed(folder.path()).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("query_length")), "{error}");
+        assert_eq!(error.file(), Some(folder.path().join(file).as_path()));
+        let runtime = runtimes().remove(0);
+        let model = runtime.open(folder.path()).unwrap();
+        let inputs = Inputs::default().with_text(TEXTS[0]);
+        let run =
+            run_user(&model, &user("one", "model", "sentence-embedding"), &inputs, &runtime.store().holder("one"));
+        assert_eq!(run.unwrap_err().field(), Some("query_length"));
+    }
 }

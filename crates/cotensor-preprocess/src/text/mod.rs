@@ -15,6 +15,7 @@ mod score;
 mod sentence;
 mod stream;
 mod tokenizer;
+mod transformer;
 
 pub use chat::ChatTemplate;
 pub use ctc::CtcDecoder;

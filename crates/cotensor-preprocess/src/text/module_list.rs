@@ -3,6 +3,7 @@
 use super::known_pooling::{self, Known};
 use super::modules::{Module, Vectors, file_in};
 use super::pooling::{POOLINGS, Pooling, pooling_named};
+use super::transformer::Transformer;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
@@ -19,9 +20,6 @@ const PACKAGE: &str = "sentence_transformers.";
 /// The class of jina-embeddings-v3, which reads files as the Transformer of sentence-transformers does.
 const KNOWN_CODE: [&str; 1] = ["custom_st.Transformer"];
 
-/// What the Transformer of sentence-transformers gives.
-const TOKENS: &str = "token_embeddings";
-
 /// From the hidden states of tokens to the embedding of a text.
 #[derive(Clone, Debug)]
 pub(super) struct ModuleList {
@@ -34,6 +32,8 @@ pub(super) struct ModuleList {
     pub(super) on_text: Vec<Module>,
     /// Why the modules cannot be applied. It is an error unless the graph has the embedding as an output.
     pub(super) unusable: Option<Unusable>,
+    /// Why texts cannot be tokenized as the model was trained.
+    pub(super) input: Option<Error>,
     /// How the pooling was found, if no file states it.
     pub(super) notice: Option<String>,
     /// The length that sentence_bert_config.json sets, in tokens.
@@ -62,6 +62,7 @@ impl ModuleList {
             pools_prompt: true,
             on_text: Vec::new(),
             unusable: None,
+            input: None,
             notice: None,
             max_tokens: None,
             lowercases: false,
@@ -143,7 +144,11 @@ impl ModuleList {
             }
             match class {
                 "Transformer" if index == 0 => {
-                    self.read_transformer(files, &file_in(path, "sentence_bert_config.json"))?
+                    let read = Transformer::read(files, &file_in(path, "sentence_bert_config.json"))?;
+                    (self.max_tokens, self.lowercases, self.input) = (read.max_tokens, read.lowercases, read.input);
+                    if let Some(error) = read.output {
+                        self.refuse(files, error);
+                    }
                 }
                 "Pooling" if index > 0 && !is_pooled => {
                     is_pooled = true;
@@ -204,19 +209,6 @@ impl ModuleList {
         };
         self.pools_prompt = config.get("include_prompt").and_then(Value::as_bool).unwrap_or(true);
         Ok(true)
-    }
-
-    fn read_transformer(&mut self, files: &dyn ModelFiles, name: &str) -> Result<()> {
-        let Some(config) = find_json(files, name)? else { return Ok(()) };
-        self.max_tokens = count(&config, "max_seq_length").map_err(|error| error.in_file(files.path(name)))?;
-        self.lowercases = config.get("do_lower_case").and_then(Value::as_bool).unwrap_or(false);
-        // Newer versions state what the module gives.
-        let gives = config.get("module_output_name").and_then(Value::as_str).unwrap_or(TOKENS);
-        if gives != TOKENS {
-            let message = format!("a Transformer that gives {gives} is not supported; one that gives {TOKENS} is");
-            self.refuse(files, Error::unsupported(message).in_file(files.path(name)).in_field("module_output_name"));
-        }
-        Ok(())
     }
 }
 

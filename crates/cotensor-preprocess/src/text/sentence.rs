@@ -79,6 +79,14 @@ impl SentenceProcessor {
         Ok(self)
     }
 
+    /// Refuses a model whose texts are tokenized in a way that is not supported.
+    ///
+    /// # Errors
+    /// `Unsupported`; the error names file and field.
+    pub fn check_input(&self) -> Result<()> {
+        self.modules.input.clone().map_or(Ok(()), Err)
+    }
+
     /// What each embedding of hidden states has to say: how the pooling was found, if no file states it.
     pub fn notice(&self) -> Option<&str> {
         self.modules.notice.as_deref()
