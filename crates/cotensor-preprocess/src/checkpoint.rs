@@ -126,3 +126,55 @@ impl Header {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn file(dtype: &str, shape: &[usize], offsets: [u64; 2], data: &[u8]) -> Vec<u8> {
+        let header =
+            json!({"__metadata__": {"format": "pt"}, "w": {"dtype": dtype, "shape": shape, "data_offsets": offsets}});
+        let header = header.to_string().into_bytes();
+        [&(header.len() as u64).to_le_bytes()[..], &header, data].concat()
+    }
+
+    #[test]
+    fn tensors_are_read_in_each_floating_point_type() {
+        // 1.5 and -2.
+        for (dtype, data) in [
+            ("BF16", vec![0xc0, 0x3f, 0x00, 0xc0]),
+            ("F16", vec![0x00, 0x3e, 0x00, 0xc0]),
+            ("F32", [1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect()),
+            ("F64", [1.5f64, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect()),
+        ] {
+            let file = file(dtype, &[2, 1], [0, data.len() as u64], &data);
+            let header = Header::of_file(&file).unwrap();
+            assert_eq!(header.names().collect::<Vec<_>>(), ["w"]);
+            assert_eq!(header.floats(&file, "w", &[2, 1]).unwrap(), [1.5, -2.0], "{dtype}");
+            assert!(header.floats(&file, "w", &[2]).unwrap_err().message().contains("[2,1]"));
+            assert!(header.floats(&file, "b", &[2]).is_err());
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        let data = [0u8; 8];
+        let read = |file: &[u8]| Header::of_file(file).and_then(|header| header.floats(file, "w", &[2]));
+        assert!(read(&file("F32", &[2], [0, 8], &data)).is_ok());
+        for (reason, wrong) in [
+            ("out of range", file("F32", &[2], [0, 8], &data[..7])),
+            ("out of range", file("F32", &[2], [u64::MAX - 8, u64::MAX], &data)),
+            ("are required", file("F32", &[2], [0, 4], &data)),
+            ("are required", file("F32", &[2], [8, 0], &data)),
+            ("floating-point", file("I32", &[2], [0, 8], &data)),
+            ("not finite", file("F32", &[2], [0, 8], &[0xff; 8])),
+            ("ends inside", vec![9; 4]),
+            ("ends inside", [&9u64.to_le_bytes()[..], b"{}"].concat()),
+            ("at most", [0xff; 16].to_vec()),
+        ] {
+            let error = read(&wrong).unwrap_err();
+            assert!(error.message().contains(reason), "{reason}: {error}");
+        }
+    }
+}
