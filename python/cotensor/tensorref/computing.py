@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
 from .arguments import Args, Kwargs, collect, replace, replace_values, tensors, to_device
+from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
-from .gradients import ToDevice
+from .gradients import Substitution, ToDevice
 from .mover import Mover
 from .operations import kind_of, name_of, written_by
 from .weights import Weight
@@ -46,6 +47,8 @@ class Computing(TorchFunctionMode):
         self.hooks: Hooks = mover.hooks
         #: Whether results leave the device at once.
         self.results_on_host = results_on_host
+        #: What each thread does.
+        self.local = threading.local()
         #: Threads whose functions run as they are.
         self.paused: Set[int] = set()
         #: Errors of saved tensors: an exception of their hooks would end the process in a thread of the device.
@@ -180,7 +183,9 @@ class Computing(TorchFunctionMode):
                 for tensor in on_host:
                     copies[id(tensor)] = self._copy(tensor, found.get(id(tensor)), mover.device)
                 versions = [None if copy.is_inference() else copy._version for copy in copies.values()]
-                result = func(*replace(args, copies), **(replace_values(kwargs, copies) if kwargs else kwargs))
+                others = [(tensor, copies[id(tensor)]) for tensor in on_host if id(tensor) not in found]
+                with Substitution(self.local, others) as operation:
+                    result = func(*replace(args, copies), **(replace_values(kwargs, copies) if kwargs else kwargs))
                 break
             except torch.OutOfMemoryError:
                 if attempt:
@@ -197,7 +202,7 @@ class Computing(TorchFunctionMode):
         changed = self._written(on_host, copies, versions, statistics)
         if changed:
             self._write_back(changed, found, statistics, mover)
-        return self._home(result) if self.results_on_host else result
+        return self._home(result, operation) if self.results_on_host else result
 
     @staticmethod
     def _written(
@@ -304,20 +309,45 @@ class Computing(TorchFunctionMode):
     def _on_host(self, func: Any, args: Args, kwargs: Kwargs, results_to: Optional[Mover]) -> Any:
         """Runs an operation on the host. Its results go to a device, if any."""
         device = self.target if results_to is None else results_to.device
+        #: Tensors of devices by their ids, with their copies and the versions of these.
+        moved: Dict[int, Tuple[torch.Tensor, torch.Tensor, Optional[int]]] = {}
+        statistics, targets = written_by(func, args, kwargs), written(func, args, kwargs)
 
         def home(value: Any) -> Any:
-            return value.to("cpu") if isinstance(value, torch.Tensor) and not value.is_cpu else value
-
-        def away(value: Any) -> Any:
-            return to_device(value, device) if isinstance(value, torch.Tensor) and value.is_cpu else value
+            if not isinstance(value, torch.Tensor) or value.is_cpu:
+                return value
+            if id(value) not in moved:
+                copy = value.to("cpu")
+                moved[id(value)] = value, copy, None if copy.is_inference() else copy._version
+            return moved[id(value)][1]
 
         args, kwargs = tree_map(home, (list(args), dict(kwargs)))
         if self._ours(kwargs.get("device")) is not None:
             kwargs["device"] = "cpu"  # type: ignore[index]
-        result = func(*args, **kwargs)
+        with Substitution(self.local, [(tensor, copy) for tensor, copy, _ in moved.values()]) as operation:
+            result = as_on(self.target.type, func, self._handlers[func][1], args, kwargs)
+        originals = {id(copy): tensor for tensor, copy, _ in moved.values()}
+        for tensor, copy, version in moved.values():
+            if any(tensor is one for one in statistics):
+                tensor.data.copy_(copy.detach())
+            elif (version is not None and copy._version != version) or any(tensor is one for one in targets):
+                # As the operation did, with its gradient.
+                tensor.copy_(copy)
+                operation.give(copy, tensor)
+
+        def away(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.is_cpu:
+                return value
+            original = originals.get(id(value))
+            if original is not None or results_to is None:
+                return value if original is None else original
+            result = to_device(value, device)
+            operation.give(value, result)
+            return result
+
         if self.results_on_host:
             return self._mark(result)
-        return result if results_to is None else self._on_device(tree_map, (away, result), {}, device)
+        return self._on_device(tree_map, (away, result), {}, device)
 
     def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool) -> Any:
         """Makes a tensor; ``belongs``: on the device, unless the arguments name another one."""
@@ -379,9 +409,17 @@ class Computing(TorchFunctionMode):
 
         return tree_map(mark, result)
 
-    def _home(self, result: Any) -> Any:
+    def _home(self, result: Any, operation: Substitution) -> Any:
         """Results as tensors of the host that belong to the device."""
-        return self._mark(tree_map(lambda value: value.to("cpu") if isinstance(value, torch.Tensor) else value, result))
+
+        def home(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            result = value.to("cpu")
+            operation.give(value, result)
+            return result
+
+        return self._mark(tree_map(home, result))
 
     def _ours(self, device: Any) -> Optional[torch.device]:
         """The device of this session that a program names, if it is one."""

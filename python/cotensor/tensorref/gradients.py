@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+import threading
+from typing import Any, List, Optional, Tuple
 
 import torch
 
 from .mover import Mover
+from .simulated.tensor import raw_storage
 from .weights import Weight
 
 
@@ -33,18 +35,82 @@ class SavedWeight:
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), offset
         self.state = weight.state()
 
-    def changed(self) -> RuntimeError:
-        """The error for a weight that was changed after the forward pass, as PyTorch's."""
-        return RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"{self.weight.name}, of shape {list(self.size)}"
-        )
+    def changed(self) -> Optional[RuntimeError]:
+        """The error for a weight that was changed after the forward pass."""
+        return _modified(self.weight.name, self.size) if self.weight.state() != self.state else None
 
 
-class SavedOnHost:
-    """A tensor that waits on the host."""
+class SavedTensor:
+    """A tensor that the backward pass needs, and the version of the program's tensor with the same values.
 
-    __slots__ = ("device", "tensor")
+    PyTorch compares versions of tensors that it saves by itself, but not of those that a session saves for it."""
 
-    def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
+    __slots__ = ("device", "tensor", "version", "watched")
+
+    def __init__(self, tensor: torch.Tensor, device: Optional[torch.device]) -> None:
+        #: ``device``: where the backward pass needs it, if it waits elsewhere.
         self.tensor, self.device = tensor, device
+        self.watched = None if tensor.is_inference() else tensor
+        self.version = 0 if self.watched is None else tensor._version
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """The program has ``tensor``, which is another one."""
+        # The tensor itself would keep the function that saves it, and neither would ever be freed.
+        if not tensor.is_inference():
+            self.watched, self.version = tensor.detach(), tensor._version
+
+    def changed(self) -> Optional[RuntimeError]:
+        """The error for a tensor that was changed after the forward pass."""
+        if self.watched is None or self.watched._version == self.version:
+            return None
+        text = f"a tensor at version {self.watched._version} instead of {self.version}"
+        return _modified(text, self.watched.size())
+
+
+def _modified(name: str, size: Any) -> RuntimeError:
+    """PyTorch's error."""
+    text = "one of the variables needed for gradient computation has been modified by an inplace operation"
+    return RuntimeError(f"{text}: {name}, of shape {list(size)}")
+
+
+class Substitution:
+    """One operation that gets other tensors than the program passed, and gives others than the program gets. A context manager:
+    what a thread saves in it belongs to the operation."""
+
+    __slots__ = ("arguments", "local", "outer", "saved")
+
+    def __init__(self, local: threading.local, arguments: List[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.local = local
+        #: Tensors of the program with those that the operation gets instead.
+        self.arguments = arguments
+        #: What the operation saved, by the memory of its own tensors.
+        self.saved: List[Tuple[int, SavedTensor]] = []
+
+    def __enter__(self) -> "Substitution":
+        self.outer = Substitution.current(self.local)
+        self.local.substitution = self
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.local.substitution = self.outer
+
+    @staticmethod
+    def current(local: threading.local) -> Optional["Substitution"]:
+        """The operation of this thread, if one gets other tensors."""
+        return getattr(local, "substitution", None)
+
+    def save(self, saved: SavedTensor, tensor: torch.Tensor) -> None:
+        """The operation saves one of its own tensors."""
+        key = raw_storage(tensor)
+        for program, own in self.arguments:
+            if raw_storage(own) == key:
+                saved.watch(program)
+        self.saved.append((key, saved))
+
+    def give(self, own: torch.Tensor, program: torch.Tensor) -> None:
+        """The program gets one tensor instead of a result of the operation."""
+        if self.saved:
+            key = raw_storage(own)
+            for memory, saved in self.saved:
+                if memory == key:
+                    saved.watch(program)

@@ -19,9 +19,10 @@ from . import broker as brokers
 from . import compiled, stance, threads
 from .arguments import to_device
 from .events import Hooks, Middleware
-from .gradients import SavedOnHost, SavedWeight
+from .gradients import SavedTensor, SavedWeight, Substitution
 from .interception import Interception
 from .mover import Mover
+from .simulated import SimulatedDevice
 from .simulated.tensor import raw_storage
 from .sizes import size_bytes
 from .strategy import Strategy
@@ -102,7 +103,6 @@ class Offload(Interception):
             mover.lock = self.lock
         self.models = list(models)
         self.strategy = strategy
-        self._local = threading.local()
         self._entered = 0
         self._entries = threading.Lock()
         self._handles: List[Any] = []
@@ -252,13 +252,13 @@ class Offload(Interception):
     def _push(self) -> None:
         hooks = saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
-        stack = self._local.__dict__.setdefault("stack", [])
+        stack = self.local.__dict__.setdefault("stack", [])
         stack.append(hooks)
         _push_mode(self)  # type: ignore[no-untyped-call]
 
     def _pop(self) -> None:
         threads.leave(self)
-        self._local.stack.pop().__exit__(None, None, None)
+        self.local.stack.pop().__exit__(None, None, None)
 
     @contextlib.contextmanager
     def inside(self, model: torch.nn.Module) -> Iterator[bool]:
@@ -275,12 +275,12 @@ class Offload(Interception):
         # Threads of the backward pass have the modes of the thread that called it.
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         entered = self.is_entered and not any([threads.session_of(mode) is self for mode in modes])
-        self._local.__dict__.setdefault("forwards", []).append(entered)
+        self.local.__dict__.setdefault("forwards", []).append(entered)
         if entered:
             self._push()
 
     def _after_forward(self, model: torch.nn.Module, args: Any, output: Any) -> None:
-        forwards = getattr(self._local, "forwards", None)
+        forwards = getattr(self.local, "forwards", None)
         if forwards and forwards.pop():
             self._pop()
 
@@ -301,28 +301,30 @@ class Offload(Interception):
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
-            if tensor.is_cpu:
-                # The tensor itself would keep the function that saves it, and neither would ever be freed.
-                return tensor.detach()
-            mover = self.mover_of(tensor.device)
-            weight = mover.by_copy.get(raw_storage(tensor))
-            if weight is not None and weight.dtype == tensor.dtype:
-                return SavedWeight(mover, weight, tensor, int(tensor.storage_offset()) + weight.start)
-            if not self.results_on_host:
-                return tensor.detach()
-            # With the same strides: functions round differently for others.
-            return SavedOnHost(to_device(tensor.detach(), torch.device("cpu")), tensor.device)
+            if not tensor.is_cpu:
+                mover = self.mover_of(tensor.device)
+                weight = mover.by_copy.get(raw_storage(tensor))
+                if weight is not None and weight.dtype == tensor.dtype:
+                    return SavedWeight(mover, weight, tensor, int(tensor.storage_offset()) + weight.start)
+            if tensor.is_cpu or not self.results_on_host:
+                saved = SavedTensor(tensor.detach(), None)
+            else:
+                # With the same strides: functions round differently for others.
+                saved = SavedTensor(to_device(tensor.detach(), torch.device("cpu")), tensor.device)
+            operation = Substitution.current(self.local)
+            if operation is not None:
+                operation.save(saved, tensor)
+            return saved
 
     def _unpack(self, saved: Any) -> Any:
-        if isinstance(saved, torch.Tensor):
-            return saved
         with torch._C.DisableTorchFunction():
-            if isinstance(saved, SavedOnHost):
-                return self._returned(saved)
-            weight = saved.weight
-            if weight.state() != saved.state:
+            changed = saved.changed()
+            if changed is not None:
                 # The backward pass goes on, and the failure is raised at its end.
-                self.failures.append(saved.changed())
+                self.failures.append(changed)
+            if isinstance(saved, SavedTensor):
+                return saved.tensor if saved.device is None else self._returned(saved.tensor, saved.device)
+            weight = saved.weight
             try:
                 if self.runs_code:
                     # Compiled code that waits for this pass has the lock.
@@ -334,17 +336,17 @@ class Offload(Interception):
                 self.failures.append(failure)
                 return weight.source.as_strided(saved.size, saved.stride, saved.offset - weight.start)
 
-    def _returned(self, saved: SavedOnHost) -> torch.Tensor:
+    def _returned(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         for attempt in range(2):
             try:
-                return to_device(saved.tensor, saved.device)
+                return to_device(tensor, device)
             except torch.OutOfMemoryError as failure:
                 if not self.runs_code:
                     with self.lock:
-                        self.mover_of(saved.device).no_memory()
+                        self.mover_of(device).no_memory()
                 if attempt:
                     self.failures.append(failure)
-        return saved.tensor
+        return tensor
 
 
 _enabled: "weakref.WeakKeyDictionary[Any, Offload]" = weakref.WeakKeyDictionary()
@@ -416,7 +418,8 @@ def _modules(model: Any) -> List[torch.nn.Module]:
 
 def _devices(device: Any) -> List[torch.device]:
     """The devices of a session with their numbers."""
-    targets = [torch.device(one) for one in (device if isinstance(device, (list, tuple)) else [device])]
+    named = device if isinstance(device, (list, tuple)) else [device]
+    targets = [torch.device("simulated" if isinstance(one, SimulatedDevice) else one) for one in named]
     targets = [torch.device(target.type, target.index or 0) for target in targets]
     if any([target.type == "cpu" for target in targets]):
         raise InvalidError("device: pass the device of an accelerator, not the CPU", field="device")

@@ -1,0 +1,90 @@
+"""In-place operations on results and on saved tensors, with weights on the device and on the host."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tensorref_common import X, mlp  # noqa: E402
+
+from cotensor.tensorref import offload, simulated_device  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+#: Where operations run: by the strategy, or on the host for want of memory.
+PLACES = [("flow", "1MiB"), ("genoa", "1MiB"), ("lru", "1MiB"), ("pinned", "1MiB"), ("flow", 1), ("genoa", 1), ("cpu", "1MiB")]
+
+
+def index_copy(y, p):
+    return y.index_copy_(1, torch.arange(16, device=y.device), p.expand(3, 16))
+
+
+WRITES = {
+    "add_": lambda y, p: y.add_(p),
+    "operator": lambda y, p: y.__iadd__(p),
+    "copy_": lambda y, p: y.copy_(p),
+    "slice": lambda y, p: y[0].mul_(p),
+    "setitem": lambda y, p: y.__setitem__(1, p),
+    "index_copy_": index_copy,
+    "out": lambda y, p: torch.add(y.detach(), p.detach(), out=y.detach()),
+    "addcmul_": lambda y, p: y.addcmul_(p, p),
+    "foreach": lambda y, p: torch._foreach_add_([y], [p]),
+}
+
+
+@pytest.mark.parametrize(("strategy", "room"), PLACES)
+@pytest.mark.parametrize("write", sorted(WRITES))
+def test_writes_to_results_stay(write, strategy, room):
+    def run(model, x):
+        p = model[1].bias
+        y = model[0](x) * 1.0
+        result = WRITES[write](y, p)
+        assert not isinstance(result, torch.Tensor) or write in ("out", "slice") or result is y
+        (y.sin() * 2).sum().backward()
+        return y.detach().cpu(), [one.grad for one in model[:2].parameters()]
+
+    expected, gradients = run(mlp(2), X.clone())
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy, memory=room):
+        found, grads = run(model, X.to("simulated"))
+    assert torch.equal(found, expected)
+    for one, other in zip(grads, gradients):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+CHANGES = {
+    "result": lambda x: (z := x.exp(), z.mul_(2))[0],
+    "argument": lambda x: (y := x * 2, z := y.sin(), y.mul_(3))[1],
+    "view": lambda x: (z := x.exp(), z[0].zero_())[0],
+    "alias": lambda x: (z := x.sigmoid(), z.detach().zero_())[0],
+}
+
+
+@pytest.mark.parametrize(("strategy", "room"), PLACES)
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_a_change_of_a_saved_tensor_is_an_error(change, strategy, room):
+    model = mlp(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        CHANGES[change](model(X)).sum().backward()
+    with offload(model, "simulated", strategy=strategy, memory=room):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            CHANGES[change](model(X.to("simulated"))).sum().backward()
+        # The session works on.
+        model(X.to("simulated")).sum().backward()
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa", "cpu"])
+def test_a_leaf_that_is_written_is_an_error(strategy):
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        leaf = torch.zeros(3, 16, device="simulated", requires_grad=True)
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            leaf.add_(model[0].bias)
+
+
+def test_the_object_of_the_simulated_device_is_a_device():
+    with offload(mlp(1), simulated_device("1MiB")) as session:
+        assert session.target == torch.device("simulated", 0)
