@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs python/benches/first_connect.py, and python/benches/embeddings.py with the arguments. COTENSOR_BENCH_PYTHON names an
-# interpreter that has all packages.
+# Runs first_connect.py, embedding_alone.py, embedding_clients.py, and embeddings.py with the arguments, of python/benches.
+# COTENSOR_BENCH_PYTHON names an interpreter that has all packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${COTENSOR_BENCH_PYTHON:-}
@@ -11,5 +11,7 @@ if [ -z "$python" ]; then
 fi
 status=0
 "$python" python/benches/first_connect.py || status=$?
+"$python" python/benches/embedding_alone.py || status=$?
+"$python" python/benches/embedding_clients.py || status=$?
 "$python" python/benches/embeddings.py "$@" || status=$?
 exit $status
