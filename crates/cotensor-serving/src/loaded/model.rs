@@ -9,6 +9,7 @@ use cotensor_model::pipeline::{Inputs, TextEmbedder, User, run_user};
 use cotensor_model::stage::Stage;
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -53,6 +54,8 @@ pub(crate) struct LoadedModel {
     batches: Mutex<HashMap<Option<String>, Arc<Batches>>>,
     created: SystemTime,
     usage: Mutex<Usage>,
+    /// Counts the ends of requests, for all models of the table.
+    uses: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +72,7 @@ pub(crate) struct Request<'a>(&'a LoadedModel);
 impl Drop for Request<'_> {
     fn drop(&mut self) {
         self.0.touch();
+        self.0.uses.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -97,9 +101,9 @@ impl ModelInfo {
 }
 
 impl LoadedModel {
-    pub(super) fn new(key: ModelKey, model: Arc<Model>, ttl: Option<Duration>) -> Self {
+    pub(super) fn new(key: ModelKey, model: Arc<Model>, ttl: Option<Duration>, uses: Arc<AtomicU64>) -> Self {
         let usage = Mutex::new(Usage { last: Instant::now(), requests: 0, ttl });
-        Self { key, model, batches: Mutex::default(), created: SystemTime::now(), usage }
+        Self { key, model, batches: Mutex::default(), created: SystemTime::now(), usage, uses }
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {

@@ -51,8 +51,8 @@ pub struct LoadedModels {
     runtime: Arc<Runtime>,
     options: ServingOptions,
     models: Mutex<HashMap<ModelKey, Arc<LoadedModel>>>,
-    /// The number of requests, and of times at which models were unloaded.
-    uses: AtomicU64,
+    /// The number of times at which a model was opened, loaded or unloaded, or a request ended.
+    uses: Arc<AtomicU64>,
 }
 
 impl LoadedModels {
@@ -61,7 +61,7 @@ impl LoadedModels {
     /// # Errors
     /// `Io` when the thread cannot be started.
     pub fn new(runtime: Arc<Runtime>, options: ServingOptions) -> Result<Arc<Self>> {
-        let models = Arc::new(Self { runtime, options, models: Mutex::default(), uses: AtomicU64::new(0) });
+        let models = Arc::new(Self { runtime, options, models: Mutex::default(), uses: Arc::default() });
         let weak = Arc::downgrade(&models);
         let thread = std::thread::Builder::new().name("unload".to_owned()).spawn(move || unload_idle(&weak));
         thread.map_err(|error| Error::io("starting the thread that unloads models", &error))?;
@@ -97,7 +97,7 @@ impl LoadedModels {
             })?;
             gone = models.remove(&longest.1);
         }
-        let loaded = Arc::new(LoadedModel::new(key.clone(), current, ttl));
+        let loaded = Arc::new(LoadedModel::new(key.clone(), current, ttl, Arc::clone(&self.uses)));
         let replaced = models.insert(key, Arc::clone(&loaded));
         drop(models);
         // Their memory is released without the lock.
@@ -115,6 +115,8 @@ impl LoadedModels {
             model.keep_for(ttl);
         }
         model.touch();
+        // The graphs may take longer to load than the interval in which the use of `get` is reported.
+        self.count_use();
         Ok(model.info(false))
     }
 

@@ -130,13 +130,22 @@ fn end_of_requests_is_reported_after_each_use() {
     };
     let served = Served::start(ServingOptions { on_idle: Some(on_idle), ..ServingOptions::default() });
     let start = Instant::now();
-    for count in 1..=2 {
-        served.call("model.load", load(&fixture("bert"))).unwrap();
+    let wait_for = |count| {
         while REPORTS.load(Ordering::Relaxed) < count {
-            assert!(start.elapsed() < Duration::from_secs(60), "no report");
+            assert!(start.elapsed() < Duration::from_secs(60), "no report {count}");
             std::thread::sleep(Duration::from_millis(20));
         }
+    };
+    for count in 1..=2 {
+        served.call("model.load", load(&fixture("bert"))).unwrap();
+        wait_for(count);
     }
+    let opened = served.functions.call("model.open", &Arguments::new().arg(fixture("bert"))).unwrap();
+    wait_for(3);
+    // The end of a request counts, and not only its beginning, which may be long ago or have no name of a model.
+    let arguments = Arguments::new().arg(opened.clone()).named("task", "sentence-embedding").named("text", "gulls");
+    served.call("model.run", arguments).unwrap();
+    wait_for(4);
 }
 
 #[test]
