@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List
+from typing import Dict, Iterator, List, Optional
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
 sys.path.insert(0, str(RECIPES))
@@ -68,12 +68,14 @@ def text(number: int, words: int = 16) -> str:
 
 
 @contextmanager
-def own_daemon(cache: Path, *flags: str) -> Iterator[Dict[str, str]]:
+def own_daemon(cache: Path, *flags: str, engine: Optional[str] = None) -> Iterator[Dict[str, str]]:
     """The environment of programs of a daemon without a loaded model. The daemon writes files into `cache` once."""
     from common.memory import own_daemon as started_by_clients
 
     with started_by_clients() as environment:
         environment["COTENSOR_CACHE"] = str(cache)
+        if engine:
+            environment["COTENSOR_ENGINE"] = engine
         serve = [sys.executable, "-m", "cotensor", "serve", "--detach", *flags]
         subprocess.run(serve, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         yield environment

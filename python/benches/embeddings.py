@@ -1,6 +1,7 @@
 """Embeddings by the one model of the machine, beside a model in each process and beside servers, in one run.
 
     python benches/embeddings.py [--json FILE] [--requests N] [--processes N] [--long-texts N]
+        [--long-seconds S] [--only PART]
 
 The model has the architecture and size of all-MiniLM-L6-v2 (90 MB) and seeded random weights. Requests come from one asynchronous
 program on a core of its own, over connections that stay open; texts are distinct, and the cache of results is off.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import random
@@ -36,6 +38,8 @@ BOUNDS = [
     ("64 requests at a time, texts/s", "batches of 64 by hand, texts/s", 0.9, True),
     ("private memory after long texts, bytes", "private memory after loading, bytes", 1.2, False),
 ]
+#: What is measured.
+PARTS = ["memory", "requests", "long-texts"]
 #: The most tokens of a long text.
 LONG_TOKENS = 8000
 #: The time in seconds after which an idle model process has returned its memory.
@@ -160,13 +164,18 @@ class Client:
 _Place = Tuple[Tuple[str, int], str, str]
 
 
-async def load(place: _Place, body: Callable[[int], bytes], total: int, width: int) -> List[float]:
-    """Sends `total` requests, `width` at a time. Returns the time of each."""
+async def load(
+    place: _Place, body: Callable[[int], bytes], total: int, width: int, seconds: float = math.inf
+) -> List[float]:
+    """Sends `total` requests, `width` at a time, and none after `seconds`. Returns the time of each that was sent."""
+    end = time.monotonic() + seconds
     clients = [await Client.open(*place) for _ in range(width)]
     numbers, times = iter(range(total)), []
 
     async def work(client: Client) -> None:
         for number in numbers:
+            if time.monotonic() > end:
+                break
             start = time.perf_counter()
             await client.post(body(number))
             times.append(time.perf_counter() - start)
@@ -256,9 +265,9 @@ def requests(model: Path, total: int, figures: Dict[str, float]) -> None:
         figures[f"64 requests at a time, {name}, texts/s"] = statistics.median(rates[name])
 
 
-def long_texts(model: Path, count: int, figures: Dict[str, float]) -> None:
+def long_texts(model: Path, count: int, seconds: float, figures: Dict[str, float]) -> None:
     """The private memory of the model process before, during and after texts of 1 to 8,000 tokens. Their lengths are distributed
-    evenly on a logarithmic scale; the first text has the greatest length."""
+    evenly on a logarithmic scale; the first text has the greatest length. After `seconds`, no further text is sent."""
     choose = random.Random(0)
     with daemon("--listen", "127.0.0.1:0", "--no-result-cache") as environment:
         listening = command("env", "openai", environment=environment)
@@ -284,11 +293,12 @@ def long_texts(model: Path, count: int, figures: Dict[str, float]) -> None:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            asyncio.run(load(place, body, count, 4))
+            sent = asyncio.run(load(place, body, count, 4, seconds))
         finally:
             ended.set()
             watcher.join()
         time.sleep(IDLE_SECONDS)
+        figures["long texts"] = len(sent)
         figures["private memory with long texts, peak, bytes"] = peak
         figures["private memory after long texts, bytes"] = anonymous(process)
 
@@ -296,7 +306,7 @@ def long_texts(model: Path, count: int, figures: Dict[str, float]) -> None:
 def shown(name: str, figure: float) -> str:
     if name.endswith("bytes"):
         return f"{figure / (1 << 20):.0f} MiB"
-    return f"{figure:.0f}" if name.endswith("texts/s") else f"{figure * 1000:.2f} ms"
+    return f"{figure:.0f}" if name.endswith(("texts/s", "long texts")) else f"{figure * 1000:.2f} ms"
 
 
 def main() -> int:
@@ -305,18 +315,28 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=640, metavar="N", help="requests of each round (default: 640)")
     parser.add_argument("--processes", type=int, default=8, metavar="N", help="client processes (default: 8)")
     parser.add_argument("--long-texts", type=int, default=100, metavar="N", help="texts of 1 to 8,000 tokens (default: 100)")
+    parser.add_argument("--long-seconds", type=float, default=600, metavar="S", help="none after this time (default: 600)")
+    parser.add_argument("--only", choices=PARTS, help="measure one part")
     given = parser.parse_args()
     figures: Dict[str, float] = {}
+    parts = [given.only] if given.only else PARTS
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder) / "model")
-        memory(model, given.processes, figures)
-        requests(model, given.requests, figures)
-        long_texts(make_model(Path(folder) / "long", positions=8192), given.long_texts, figures)
+        if parts != ["long-texts"]:
+            model = make_model(Path(folder) / "model")
+        if "memory" in parts:
+            memory(model, given.processes, figures)
+        if "requests" in parts:
+            requests(model, given.requests, figures)
+        if "long-texts" in parts:
+            model = make_model(Path(folder) / "long", positions=8192)
+            long_texts(model, given.long_texts, given.long_seconds, figures)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     for name, figure in figures.items():
         print(f"{name:70} {shown(name, figure):>12}")
     missed = 0
     for name, divisor, bound, is_minimum in BOUNDS:
+        if name not in figures:
+            continue
         value = figures[name] / figures[divisor] if divisor else figures[name]
         met = value >= bound if is_minimum else value <= bound
         missed += not met

@@ -24,26 +24,33 @@ def embedding_model(name: str, folder: Path) -> Path:
         return FIXTURES / "tiny" / "bert"
     if name != "bert-base":
         return _given(name, "onnx/model.onnx")
+    return skeleton(name, folder)
+
+
+def skeleton(name: str, folder: Path) -> Path:
+    """Makes the model of `fixtures/skeletons` with this name in `folder`, with seeded random weights."""
     import numpy as np
 
     source, made = FIXTURES / "skeletons" / name, folder / name
-    (made / "onnx").mkdir(parents=True)
-    shutil.copy(source / "config.json", made)
-    (made / "1_Pooling").mkdir()
-    (made / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
-    shutil.copy(source / "tokenizer_config.json", made)
-    for file in ("tokenizer.json", "onnx/model.onnx"):
-        (made / file).write_bytes(gzip.decompress((source / f"{file}.gz").read_bytes()))
-    seeds = json.loads(gzip.decompress((source / "seed.json.gz").read_bytes()))["graphs"]["model.onnx"]
-    data = np.memmap(made / "onnx" / seeds["data"], np.float32, "w+", shape=(seeds["data_bytes"] // 4,))
-    random = np.random.default_rng(0)
-    for tensor in seeds["tensors"]:
-        begin, count = tensor["offset"] // 4, tensor["length"] // 4
-        if tensor["init"]["kind"] == "constant":
-            data[begin : begin + count] = tensor["init"]["value"]
+    for file in filter(Path.is_file, source.rglob("*")):
+        target = made / file.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".gz":
+            target.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
         else:
-            data[begin : begin + count] = random.standard_normal(count, np.float32) * np.float32(tensor["init"]["std"])
-    data.flush()
+            shutil.copy(file, target)
+    random = np.random.default_rng(0)
+    for graph in json.loads((made / "seed.json").read_text())["graphs"].values():
+        data = np.memmap(made / "onnx" / graph["data"], np.float32, "w+", shape=(graph["data_bytes"] // 4,))
+        for tensor in graph["tensors"]:
+            begin, count = tensor["offset"] // 4, tensor["length"] // 4
+            init = tensor["init"]
+            if init["kind"] == "constant":
+                data[begin : begin + count] = init["value"]
+            else:
+                # Sinusoids of positions, too, are numbers of this size.
+                data[begin : begin + count] = random.standard_normal(count, np.float32) * np.float32(init.get("std", 0.5))
+        data.flush()
     return made
 
 
