@@ -25,8 +25,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Awaitable, Dict, List, Optional, Tuple
 
-from common.memory import measure, tree
-from embedding_programs import RECIPES, VARIANTS, Answer, engines, own_daemon, own_environment, program, text
+from embedding_programs import (
+    RECIPES,
+    VARIANTS,
+    Answer,
+    engines,
+    measure,
+    own_daemon,
+    own_environment,
+    program,
+    text,
+    tree,
+)
 from mcp import Client, StdioServerParameters
 
 SERVERS = {"Cotensor": RECIPES / "mcp-embeddings", "onnxruntime": RECIPES / "mcp-embeddings" / "without"}

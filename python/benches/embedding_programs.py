@@ -14,6 +14,24 @@ from typing import Dict, Iterator, List, Optional
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
 sys.path.insert(0, str(RECIPES))
 
+from common.memory import measure, tree  # noqa: E402
+from common.memory import own_daemon as started_by_clients  # noqa: E402
+from common.models import skeleton  # noqa: E402
+
+__all__ = [
+    "RECIPES",
+    "VARIANTS",
+    "Answer",
+    "engines",
+    "measure",
+    "own_daemon",
+    "own_environment",
+    "program",
+    "skeleton",
+    "text",
+    "tree",
+]
+
 #: The import of each variant, and its class. onnxruntime has the default threads of a session.
 VARIANTS = {"Cotensor": ("cotensor", "Embedder"), "onnxruntime": ("common.onnx_embedder", "OnnxEmbedder")}
 #: Words of the texts, in the vocabulary of every BERT.
@@ -70,8 +88,6 @@ def text(number: int, words: int = 16) -> str:
 @contextmanager
 def own_daemon(cache: Path, *flags: str, engine: Optional[str] = None) -> Iterator[Dict[str, str]]:
     """The environment of programs of a daemon without a loaded model. The daemon writes files into `cache` once."""
-    from common.memory import own_daemon as started_by_clients
-
     with started_by_clients() as environment:
         environment["COTENSOR_CACHE"] = str(cache)
         if engine:

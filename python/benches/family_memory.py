@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from common.models import skeleton
-from embedding_programs import own_daemon, text
+from embedding_programs import own_daemon, skeleton, text
 from measure import anonymous
 
 ENGINES = ["rten", "ort", "ort-shared"]
