@@ -20,6 +20,7 @@ mod limits;
 mod onnx;
 mod proto;
 mod shapes;
+mod ties;
 mod transpose;
 mod types;
 mod wire;

@@ -2,7 +2,7 @@ use super::constants::Constants;
 use super::files::GraphFiles;
 use super::proto::{normal_domain, port, visit_nodes};
 use super::types::{Port, Weight, WeightPlace};
-use super::{fingerprint, initializer, shapes, transpose, wire};
+use super::{fingerprint, initializer, shapes, ties, transpose, wire};
 use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use std::collections::{BTreeSet, HashSet};
@@ -125,6 +125,28 @@ impl Graph {
     /// `Corrupt` when the graph cannot be encoded.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
+    }
+
+    /// As [`encode`](Self::encode), for an engine whose `ArgMax` and `ArgMin` take the last of equal elements. Its results are those
+    /// that ONNX requires.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_with_ties_reversed(&self) -> Result<Vec<u8>> {
+        let mut has_ties = false;
+        self.visit_nodes(&mut |node| has_ties |= ties::gives_index(node));
+        if !has_ties {
+            return self.encode();
+        }
+        let mut graph = self.graph().clone();
+        ties::reverse(&mut graph);
+        let model = ModelProto {
+            ir_version: self.model.ir_version,
+            graph: Some(graph),
+            opset_import: self.model.opset_import.clone(),
+            ..ModelProto::default()
+        };
+        model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
     }
 
     /// As [`encode`](Self::encode), but the weights are inputs of the graph, after the true ones. An engine gives them

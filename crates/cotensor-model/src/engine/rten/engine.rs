@@ -111,7 +111,7 @@ impl Engine for RtenEngine {
             let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
             options.external_data_static(&weight_location(index), bytes);
         }
-        let proto = graph.encode()?;
+        let proto = graph.encode_with_ties_reversed()?;
         let model = guarded("loading", || options.load(proto).map_err(load_error))
             .map_err(|error| error.in_file(graph.path()))?;
         self.finish(weights, Some(graph), model)
