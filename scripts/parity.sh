@@ -19,6 +19,11 @@ purelib() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 # Of the environment that $python belongs to, and of those that it reads.
 "$python" -c 'import sys; print(*[path for path in sys.path if path.endswith("site-packages")], sep="\n")' >"$(purelib "$optimum/bin/python")/torch.pth"
 export COTENSOR_PARITY_OPTIMUM=$optimum/bin/python
+mkdir -p target/parity
 # Idle threads of torch must not occupy a core.
 export OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 TRANSFORMERS_VERBOSITY=error
+if [ ! -e target/parity/families.json ]; then
+  library=$(scripts/onnxruntime_library.sh)
+  ORT_DYLIB_PATH=$library "$python" -W ignore python/parity/families.py target/parity/families.json
+fi
 exec "$python" -W ignore python/parity --work target/parity "$@"

@@ -2,8 +2,8 @@
 
     python python/parity --work FOLDER [--write docs/parity.md] [--again] [MODEL ...]
 
-Rows that were measured before are read from FOLDER/results unless --again is given. Fails if a row of float32 is above the bound
-and not refused.
+Rows that were measured before are read from FOLDER/results unless --again is given. FOLDER/families.json is what families.py has
+written. Fails if a row of float32 is above the bound and not refused.
 """
 
 from __future__ import annotations
@@ -83,10 +83,12 @@ def main() -> int:
             shutil.rmtree(work)
         if path.exists():
             found += [rows.Row(**row) for row in json.loads(path.read_text())]
+    others = arguments.work / "families.json"
+    families = json.loads(others.read_text()) if others.exists() else []
     if arguments.write:
-        table.write(arguments.write, found)
+        table.write(arguments.write, found, families)
     else:
-        print(table.tables(found))
+        print(table.tables(found, families))
     wrong = [row for row in found if not row.passes()]
     for row in wrong:
         print(f"above the bound: {row}", file=sys.stderr)

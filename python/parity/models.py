@@ -25,7 +25,7 @@ class Model:
     prompts: Dict[str, str] = field(default_factory=dict)
     #: The inputs of the graph.
     inputs: Tuple[str, ...] = ("input_ids", "attention_mask")
-    #: Whether an earlier model has this architecture, so that two layouts of float32 suffice.
+    #: Whether another model has this architecture or one that differs in numbers only, so that two layouts of float32 suffice.
     repeats: bool = False
 
     @property
@@ -97,7 +97,7 @@ NOMIC = {
     "max_position_embeddings": 2048,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
 }
-JINA = roberta(1024, 24, 16, max_position_embeddings=8194)
+LONG_ROBERTA = roberta(1024, 24, 16, max_position_embeddings=8194)
 DISTILBERT = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "max_position_embeddings": 512}
 MPNET = roberta(768, 12, 12, relative_attention_num_buckets=32)
 MPNET.pop("type_vocab_size")
@@ -119,14 +119,12 @@ MODELS: List[Model] = [
     bert_model("mxbai-embed-large-v1", bert(1024, 24, 16), "cls", normalizes=False, layers=2),
     bert_model("multilingual-e5-small", bert(384, 12, 12), "mean", tokenizer="sentencepiece", prompts=E5),
     Model("multilingual-e5-base", "XLMRoberta", roberta(768, 12, 12), "sentencepiece", "mean", True, 512, layers=2, prompts=E5),
-    Model(
-        "bge-m3", "XLMRoberta", roberta(1024, 24, 16, max_position_embeddings=8194), "sentencepiece", "cls", True, 768, layers=2
-    ),
+    Model("bge-m3", "XLMRoberta", LONG_ROBERTA, "sentencepiece", "cls", True, 768, layers=2, repeats=True),
     Model("all-mpnet-base-v2", "MPNet", MPNET, "wordpiece", "mean", True, 384, layers=2),
     Model("multi-qa-distilbert-cos-v1", "DistilBert", DISTILBERT, "wordpiece", "mean", True, 512, layers=2),
-    Model("all-distilroberta-v1", "Roberta", roberta(768, 6, 12), "byte-level", "mean", True, 512, layers=2),
+    Model("all-distilroberta-v1", "Roberta", roberta(768, 6, 12), "byte-level", "mean", True, 512, layers=2, repeats=True),
     Model("gte-modernbert-base", "ModernBert", MODERNBERT, "byte-level", "cls", False, 768, layers=4),
     Model("nomic-embed-text-v1.5", "NomicBert", NOMIC, "wordpiece", "mean", False, 768, layers=2, inputs=TYPES),
     Model("Qwen3-Embedding-0.6B", "Qwen3", QWEN3, "last-token", "lasttoken", True, 768, layers=2),
-    Model("jina-embeddings-v3", "JinaEmbeddingsV3", JINA, "sentencepiece", "mean", True, 768, layers=2),
+    Model("jina-embeddings-v3", "JinaEmbeddingsV3", LONG_ROBERTA, "sentencepiece", "mean", True, 768, layers=2),
 ]

@@ -19,7 +19,12 @@ use std::sync::Arc;
 pub(crate) const TEXT: &str = "The harbour wakes before the city does.";
 
 pub(crate) fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+    other_fixtures().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures"))
+}
+
+/// The folder with the same models from another exporter, with which `make parity` runs the tests.
+pub(crate) fn other_fixtures() -> Option<PathBuf> {
+    std::env::var_os("COTENSOR_TEST_FIXTURES").map(PathBuf::from)
 }
 
 pub(crate) fn tiny(family: &str) -> PathBuf {
