@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -85,11 +86,18 @@ def by_optimum(source: Path, target: Path, library: str) -> None:
         timeout=600,
     )
     if run.returncode:
-        raise RuntimeError(run.stderr.strip().splitlines()[-1][:300])
+        raise RuntimeError(error_of(run.stderr))
     folder_of(source, target)
     for path in made.glob("*.onnx*"):
         path.rename(target / "onnx" / path.name)
     shutil.rmtree(made)
+
+
+def error_of(printed: str) -> str:
+    """The line with the error that a Python program printed."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (named or lines or ["no message"])[-1][:300]
 
 
 def left_padded(source: Path, target: Path) -> None:

@@ -81,8 +81,7 @@ def layouts(source: Path, work: Path, names: Sequence[str]) -> Iterator[Tuple[st
             command = [sys.executable, "-W", "ignore", exports.__file__, name, str(source), str(target)]
             run = subprocess.run(command, capture_output=True, text=True, timeout=900)
             if run.returncode:
-                lines = run.stderr.strip().splitlines()
-                raise RuntimeError(lines[-1][:300] if lines else f"exit status {run.returncode}")
+                raise RuntimeError(exports.error_of(run.stderr).removeprefix("RuntimeError: "))
             return target
 
         yield name, make
