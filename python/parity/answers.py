@@ -68,7 +68,8 @@ def by_onnxruntime(source: Path, graph: Path, texts: List[str]) -> np.ndarray:
         for text in texts:
             features = model.preprocess([text])
             given = {name: value.numpy() for name, value in features.items() if name in inputs}
-            features["token_embeddings"] = torch.from_numpy(session.run(None, given)[0])
+            hidden = next(value for value in session.run(None, given) if value.ndim == 3)
+            features["token_embeddings"] = torch.from_numpy(hidden)
             for module in list(model)[1:]:
                 features = module(features)
             rows.append(features["sentence_embedding"][0].numpy())
