@@ -105,8 +105,9 @@ def of_families(families: List[Dict]) -> str:
     ]
     text = (
         "fixtures/tiny: random weights, a few layers, all stages (encoders, decoders with and without past, heads). The "
-        "largest difference to transformers, in standard deviations of the output; at most 1e-4. *dynamo* is the committed "
-        "fixture, *legacy* the same model exported by torch's exporter that traces. rten refuses DINOv2's cubic Resize."
+        "largest difference to transformers, in standard deviations of the output; at most 1e-4. *dynamo* is the "
+        "committed fixture, *legacy* the same model exported by torch's exporter that traces. rten refuses the cubic "
+        "Resize of DINOv2."
     )
     return f"## Families\n\n{text}\n\n" + grid(["family", "exporter", *ENGINES], merged(lines, 1))
 

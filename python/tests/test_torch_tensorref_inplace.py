@@ -57,7 +57,7 @@ def test_writes_to_results_stay(write, strategy, room):
 
 CHANGES = {
     "result": lambda x: (z := x.exp(), z.mul_(2))[0],
-    "argument": lambda x: (y := x * 2, z := y.sin(), y.mul_(3))[1],
+    "argument": lambda x: (y := x * 2, y.sin(), y.mul_(3))[1],
     "view": lambda x: (z := x.exp(), z[0].zero_())[0],
     "alias": lambda x: (z := x.sigmoid(), z.detach().zero_())[0],
 }
