@@ -11,11 +11,11 @@ from .arguments import Args, Kwargs
 
 #: Functions that run in float32 on accelerators (PyTorch's list for CUDA); most of them run in the lower dtype on the CPU.
 _FLOAT32 = frozenset(
-    "acos asin cosh erfinv exp expm1 log log10 log1p log2 pow __pow__ __rpow__ reciprocal rsqrt sinh tan softplus layer_norm "
-    "group_norm norm nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss "
-    "smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
-    "multi_margin_loss binary_cross_entropy_with_logits cross_entropy cross_entropy_loss dist pdist cdist renorm logsumexp "
-    "softmax log_softmax softmin cumsum cumprod prod sum".split()
+    "acos asin cosh erfinv exp expm1 log log10 log1p log2 pow __pow__ __rpow__ reciprocal rsqrt sinh tan softplus "
+    "layer_norm group_norm norm nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss "
+    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits cross_entropy "
+    "cross_entropy_loss dist pdist cdist renorm logsumexp softmax log_softmax softmin cumsum cumprod prod sum".split()
 )
 
 
