@@ -43,7 +43,7 @@ def replace(values: Any, copies: Dict[int, torch.Tensor]) -> Any:
             replaced.append(copies.get(id(value), value))
         elif isinstance(value, (list, tuple)):
             parts = replace(value, copies)
-            replaced.append(parts if type(value) in (list, tuple) else type(value)(*parts))
+            replaced.append(parts if type(value) is list else _like(value, parts))
         else:
             replaced.append(value)
     return replaced if isinstance(values, list) else tuple(replaced)
@@ -73,7 +73,7 @@ def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
     if all([one is other for one, other in zip(before, after)]):
         return value
     if isinstance(value, tuple):
-        return tuple(after) if type(value) is tuple else type(value)(*after)
+        return _like(value, after)
     replaced = copy.copy(value)
     if isinstance(value, list):
         replaced[:] = after
@@ -83,6 +83,14 @@ def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
         for field, part in zip(dataclasses.fields(value), after):
             object.__setattr__(replaced, field.name, part)
     return replaced
+
+
+def _like(value: Any, parts: Sequence[Any]) -> Any:
+    """A sequence of the type of ``value``: a list, a tuple, one with names, or what PyTorch returns, such as of ``sort``."""
+    kind = type(value)
+    if kind in (tuple, list) or not hasattr(kind, "_fields"):
+        return kind(parts)
+    return kind(*parts)
 
 
 def _parts(value: Any) -> List[Any]:
@@ -112,3 +120,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     flat = tensor.as_strided((end - start,), (1,), start).to(device)
     return flat.as_strided(tensor.size(), tensor.stride(), 0)
+
+
+def to_host(value: Any) -> Any:
+    """A tensor of a device as one of the host; any other value as it is."""
+    return value.to("cpu") if isinstance(value, torch.Tensor) and not (value.is_cpu or value.is_meta) else value

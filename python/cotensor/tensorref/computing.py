@@ -8,6 +8,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
+from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -68,10 +69,22 @@ class Computing(TorchFunctionMode):
             known = self._handlers[func] = getattr(self, f"_{kind.name.lower()}"), name_of(func)
         if self.paused and threading.get_ident() in self.paused:
             return func(*args, **(kwargs or {}))
-        return known[0](func, args, kwargs or {})
+        if not _len_torch_function_stack():
+            return known[0](func, args, kwargs or {})
+        # The other modes of this thread see the program's function, and not what this session does for it.
+        with torch._C.DisableTorchFunction():
+            return known[0](func, args, kwargs or {})
+
+    @staticmethod
+    def call(func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Calls a function of the program."""
+        if not _len_torch_function_stack():
+            return func(*args, **kwargs)
+        with torch._C._EnableTorchFunction():
+            return func(*args, **kwargs)
 
     def _plain(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        return func(*args, **kwargs)
+        return self.call(func, args, kwargs)
 
     def _compute(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         on_host: List[torch.Tensor] = []
@@ -88,6 +101,8 @@ class Computing(TorchFunctionMode):
         if len(on_host) > 1:
             on_host = list({id(tensor): tensor for tensor in on_host}.values())
         for tensor in on_host:
+            if self.weights.has_moved(tensor):
+                self.replaced(tensor)
             weight = self.weights.find(tensor)
             if weight is None and type(tensor) is torch.nn.Parameter:
                 self.add("parameter", tensor)
@@ -96,7 +111,7 @@ class Computing(TorchFunctionMode):
                 found[id(tensor)] = weight
                 if weight not in weights:
                     weights.append(weight)
-        if not weights and not on_device and not any(self._is_marked(tensor) for tensor in on_host):
+        if not weights and not on_device and not any(self.belongs(tensor) for tensor in on_host):
             return self._factory(func, args, kwargs, False)
         with self.lock:
             return self._managed(func, args, kwargs, on_host, found, weights)
@@ -128,6 +143,20 @@ class Computing(TorchFunctionMode):
         """Manages a tensor of the host on all devices."""
         for mover in self.movers:
             mover.add(name, tensor)
+
+    def for_function(self, value: Any) -> Any:
+        """What a function of the program, with a backward pass of its own, gets for an argument."""
+        is_weight = isinstance(value, torch.Tensor) and value.requires_grad and not self.results_on_host
+        if not is_weight or self.weights.find(value) is None:
+            return value
+        # Through the session, so that the gradient goes back to the weight.
+        return torch.clone(value)
+
+    def replaced(self, tensor: torch.Tensor) -> None:
+        """An owner of a weight may have other memory."""
+        with self.lock:
+            for mover in self.movers:
+                mover.replace(mover.weights.by_id[id(tensor)], tensor)
 
     def mover_of(self, device: torch.device) -> Mover:
         """The mover of one of the devices."""
@@ -185,7 +214,7 @@ class Computing(TorchFunctionMode):
                 versions = [None if copy.is_inference() else copy._version for copy in copies.values()]
                 others = [(tensor, copies[id(tensor)]) for tensor in on_host if id(tensor) not in found]
                 with Substitution(self.local, others) as operation:
-                    result = func(*replace(args, copies), **(replace_values(kwargs, copies) if kwargs else kwargs))
+                    result = self.call(func, replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs)
                 break
             except torch.OutOfMemoryError:
                 if attempt:
@@ -202,6 +231,14 @@ class Computing(TorchFunctionMode):
         changed = self._written(on_host, copies, versions, statistics)
         if changed:
             self._write_back(changed, found, statistics, mover)
+            for tensor, copy in changed:
+                operation.give(copy, tensor)
+        # Some functions return an argument.
+        originals = {id(copies[id(tensor)]): tensor for tensor in on_host}
+        if not isinstance(result, torch.Tensor):
+            result = tree_map(lambda value: originals.get(id(value), value), result)
+        elif id(result) in originals:
+            return originals[id(result)]
         return self._home(result, operation) if self.results_on_host else result
 
     @staticmethod
@@ -228,8 +265,8 @@ class Computing(TorchFunctionMode):
             elif weight is not None:
                 weight.write_back(tensor)
             else:
-                with torch.no_grad():
-                    tensor.detach().copy_(copy.detach())
+                # With the gradient of what the operation did.
+                tensor.copy_(copy)
 
     def _changed(self, tensor: torch.Tensor, by: Optional[Mover]) -> None:
         """A tensor of the host was written without a new version; the copy of ``by`` was, too."""
@@ -292,13 +329,13 @@ class Computing(TorchFunctionMode):
     def _on_device(self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
         """An operation whose tensors are all on one device."""
         try:
-            return func(*args, **kwargs)
+            return self.call(func, args, kwargs)
         except torch.OutOfMemoryError:
             with self.lock:
                 for mover in self.movers:
                     if device is None or mover.device == device:
                         self._free(mover)
-            return func(*args, **kwargs)
+            return self.call(func, args, kwargs)
 
     def _free(self, mover: Mover) -> None:
         """The device had no memory: frees what operations do not need now."""
@@ -321,12 +358,16 @@ class Computing(TorchFunctionMode):
                 moved[id(value)] = value, copy, None if copy.is_inference() else copy._version
             return moved[id(value)][1]
 
+        given: List[torch.Tensor] = []
+        collect([*args, *kwargs.values()], given)
         args, kwargs = tree_map(home, (list(args), dict(kwargs)))
         if self._ours(kwargs.get("device")) is not None:
             kwargs["device"] = "cpu"  # type: ignore[index]
         with Substitution(self.local, [(tensor, copy) for tensor, copy, _ in moved.values()]) as operation:
-            result = as_on(self.target.type, func, self._handlers[func][1], args, kwargs)
-        originals = {id(copy): tensor for tensor, copy, _ in moved.values()}
+            result = self.call(as_on, (self.target.type, func, self._handlers[func][1], args, kwargs), {})
+        # Some functions return an argument.
+        originals = {id(tensor): tensor for tensor in given}
+        originals.update({id(copy): tensor for tensor, copy, _ in moved.values()})
         for tensor, copy, version in moved.values():
             if any(tensor is one for one in statistics):
                 tensor.data.copy_(copy.detach())
@@ -355,9 +396,9 @@ class Computing(TorchFunctionMode):
         device = self.target if named is None and belongs else self._ours(named)
         if device is not None:
             if self.results_on_host:
-                return self._mark(func(*args, **{**kwargs, "device": "cpu"}))
+                return self._mark(self.call(func, args, {**kwargs, "device": "cpu"}))
             return self._on_device(func, args, {**kwargs, "device": device}, device)
-        return func(*args, **kwargs)
+        return self.call(func, args, kwargs)
 
     def _like(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor = args[0] if args else kwargs.get("input")
@@ -374,7 +415,7 @@ class Computing(TorchFunctionMode):
                 return self._compute(func, args, kwargs)
             if self.division is not None and len(devices_of(args)) > 1:
                 return self._on_devices(func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = self.call(func, args, kwargs)
         if self.results_on_host and isinstance(tensor, torch.Tensor) and self._is_marked(tensor):
             self._mark(result)
         return result
@@ -394,7 +435,7 @@ class Computing(TorchFunctionMode):
 
     def belongs(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the host is shown as one of the device."""
-        return self._is_marked(tensor) or self.weights.find(tensor) is not None
+        return self._is_marked(tensor) or self.weights.belongs(tensor)
 
     def _is_marked(self, tensor: torch.Tensor) -> bool:
         found = self._marked.get(id(tensor))

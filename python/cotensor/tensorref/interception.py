@@ -19,13 +19,13 @@ class Interception(Computing):
         # ``torch.device`` has no tensor.
         tensor = args[0] if args else None
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu and self.belongs(tensor)):
-            return func(*args, **kwargs)
+            return self.call(func, args, kwargs)
         name = self._handlers[func][1]
         if name == "device":
             return self.target
         if name == "get_device":
             return self.target.index
-        return name == f"is_{self.target.type}" if name.startswith("is_") else func(*args, **kwargs)
+        return name == f"is_{self.target.type}" if name.startswith("is_") else self.call(func, args, kwargs)
 
     def _move(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, rest = args[0], list(args[1:])
@@ -51,14 +51,14 @@ class Interception(Computing):
         ours = device is not None
         copy = bool(options.pop("copy", False))
         if not belongs and not ours:
-            return func(*args, **kwargs)
+            return self.call(func, args, kwargs)
         if not belongs and not self.results_on_host:
             return self._on_device(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
         if ours and not belongs:
             return self._mark(tensor.clone().to(**options))
         if not ours and place is not None:
             moved = tensor.clone().to("cpu", **options)
-            return moved if torch.device(place).type == "cpu" else func(tensor, *args[1:], **kwargs)
+            return moved if torch.device(place).type == "cpu" else self.call(func, args, kwargs)
         if options.get("dtype") in (None, tensor.dtype) and not copy and options.get("memory_format") is None:
             return tensor
         options.pop("non_blocking", None)
@@ -74,18 +74,16 @@ class Interception(Computing):
                 for weight in mover.weights.sharing(args[0]):
                     # The program has the address, and may write at any time.
                     weight.exposed = True
-        return func(*args, **kwargs)
+        return self.call(func, args, kwargs)
 
     def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, value = args
         if id(tensor) not in self.weights.by_id:
             if self.division is not None:
                 self.division.kept.clear()
-            return func(tensor, value)
-        func(tensor, value if value.is_cpu else value.to("cpu"))
-        with self.lock:
-            for mover in self.movers:
-                mover.replace(mover.weights.by_id[id(tensor)], tensor)
+            return self.call(func, args, kwargs)
+        self.call(func, (tensor, value if value.is_cpu else value.to("cpu")), {})
+        self.replaced(tensor)
         return None
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -111,7 +109,7 @@ class Interception(Computing):
                 result = None
                 self._run_backward(*args, **kwargs)
             else:
-                result = func(*args, **kwargs)
+                result = self.call(func, args, kwargs)
         except RuntimeError:
             if not self.failures:
                 raise

@@ -16,8 +16,8 @@ from torch.overrides import _get_current_function_mode_stack, _push_mode
 
 from ..errors import InvalidError
 from . import broker as brokers
-from . import compiled, stance, threads
-from .arguments import to_device
+from . import compiled, methods, stance, threads
+from .arguments import to_device, to_host
 from .events import Hooks, Middleware
 from .gradients import SavedTensor, SavedWeight, Substitution
 from .interception import Interception
@@ -223,6 +223,7 @@ class Offload(Interception):
         self._compiled = compiled.install(self, self.models)
         # The operations of other compiled functions have to be intercepted.
         stance.begin()
+        methods.begin()
         # Optimizers work where the parameters and the gradients are.
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
@@ -237,6 +238,11 @@ class Offload(Interception):
             method.remove()
         self._compiled.clear()
         stance.end()
+        methods.end()
+        for model in self.models:
+            # What the program assigned inside of the block, or PyTorch for it.
+            if any([not tensor.is_cpu for _, tensor in tensors_of(model)]):
+                model._apply(to_host)
         self.paused.clear()
         self.invalidate()
         for mover in self.movers:
@@ -284,10 +290,27 @@ class Offload(Interception):
         if forwards and forwards.pop():
             self._pop()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.paused.add(threading.get_ident())
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        thread = threading.get_ident()
+        self.paused.add(thread)
         # A step that fails midway has no end.
         self._stepped(optimizer)
+        # Made inside of the block, as by Adagrad, or loaded.
+        for parameter, state in optimizer.state.items():
+            if isinstance(parameter, torch.Tensor) and self.weights.find(parameter) is not None:
+                state.update({key: to_host(value) for key, value in state.items()})
+
+        def resumed(closure: Any) -> Any:
+            def evaluate(*given: Any, **named: Any) -> Any:
+                self.paused.discard(thread)
+                try:
+                    return closure(*given, **named)
+                finally:
+                    self.paused.add(thread)
+
+            return evaluate if callable(closure) else closure
+
+        return tuple([args[0], *map(resumed, args[1:])]), {name: resumed(value) for name, value in kwargs.items()}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.paused.discard(threading.get_ident())

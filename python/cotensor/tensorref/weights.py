@@ -74,6 +74,9 @@ class Weight:
             found = self.strided(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
             if any(tensor is owner for owner in self.owners):
                 self.views[id(tensor)] = found
+        if found.requires_grad != tensor.requires_grad:
+            # Some functions choose their algorithm by it, also without gradients.
+            found.requires_grad_(tensor.requires_grad)
         return found
 
     def strided(self, size: Any, stride: Any, offset: int) -> torch.Tensor:
@@ -95,6 +98,10 @@ class Weights:
     def __init__(self) -> None:
         self.all: List[Weight] = []
         self.by_id: Dict[int, Weight] = {}
+        #: Owners without elements, by id.
+        self.empty: Dict[int, torch.Tensor] = {}
+        #: The addresses of these tensors: ``set_`` and ``swap_tensors`` give a tensor other memory.
+        self._addresses: Dict[int, int] = {}
         #: By storage; most storages are one weight.
         self._by_storage: Dict[int, List[Weight]] = {}
 
@@ -102,12 +109,15 @@ class Weights:
         """Manages a tensor on the host. Returns its weight if it is a new one."""
         if id(tensor) in self.by_id or not manageable(tensor):
             return None
+        if tensor.numel() == 0:
+            self.empty[id(tensor)] = tensor
+            return None
         start, end = extent(tensor)
         ranges = self._by_storage.setdefault(raw_storage(tensor), [])
         for weight in ranges:
             if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
                 weight.owners.append(tensor)
-                self.by_id[id(tensor)] = weight
+                self._own(tensor, weight)
                 return None
         if any(weight.start < end and start < weight.end for weight in ranges):
             # Overlaps in part: it is copied for each use.
@@ -115,12 +125,22 @@ class Weights:
         weight = Weight(len(self.all), name, tensor, start, end)
         ranges.append(weight)
         self.all.append(weight)
-        self.by_id[id(tensor)] = weight
+        self._own(tensor, weight)
         return weight
+
+    def _own(self, tensor: torch.Tensor, weight: Weight) -> None:
+        self.by_id[id(tensor)] = weight
+        self._addresses[id(tensor)] = tensor.data_ptr()
+
+    def has_moved(self, tensor: torch.Tensor) -> bool:
+        """Whether an owner has other memory now."""
+        address = self._addresses.get(id(tensor))
+        return address is not None and address != tensor.data_ptr()
 
     def keeps(self, weight: Weight, tensor: torch.Tensor) -> bool:
         """Whether an owner's memory is still that of its weight."""
-        ranges = self._by_storage.get(tensor.untyped_storage()._cdata, ()) if manageable(tensor) else ()
+        has_elements = manageable(tensor) and tensor.numel() > 0
+        ranges = self._by_storage.get(tensor.untyped_storage()._cdata, ()) if has_elements else ()
         if weight not in ranges or weight.dtype != tensor.dtype:
             return False
         start, end = extent(tensor)
@@ -131,7 +151,7 @@ class Weights:
         weight.owners = [owner for owner in weight.owners if owner is not tensor]
         weight.views.pop(id(tensor), None)
         weight.linked.pop(id(tensor), None)
-        del self.by_id[id(tensor)]
+        del self.by_id[id(tensor)], self._addresses[id(tensor)]
         if not weight.owners:
             self._by_storage[raw_storage(weight.source)].remove(weight)
             weight.source = torch.empty(0, dtype=weight.dtype)
@@ -141,7 +161,7 @@ class Weights:
         found = self.by_id.get(id(tensor))
         if found is not None:
             return found
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
             return None
         ranges = self._by_storage.get(tensor.untyped_storage()._cdata)
         if ranges is None or tensor.numel() == 0:
@@ -152,21 +172,26 @@ class Weights:
                 return weight
         return None
 
+    def belongs(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor is a part of the model, perhaps one without elements."""
+        if self.find(tensor) is not None or id(tensor) in self.empty:
+            return True
+        return len(list(self.sharing(tensor))) > 0 and tensor.numel() == 0
+
     def sharing(self, tensor: torch.Tensor) -> Iterable[Weight]:
         """The weights in the same storage as a tensor."""
-        if tensor.layout != torch.strided or not tensor.is_cpu:
+        if tensor.layout != torch.strided or not tensor.is_cpu or torch.nn.parameter.is_lazy(tensor):
             return ()
         return self._by_storage.get(tensor.untyped_storage()._cdata, ())
 
 
 def manageable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a plain one on the host, of at least one element."""
+    """Whether a tensor is a plain one on the host."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and (
         tensor.is_cpu
         and tensor.layout == torch.strided
         and not tensor.is_quantized
         and not tensor.is_inference()
-        and tensor.numel() > 0
     )
 
 

@@ -156,7 +156,10 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     def wrap(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return wrapped[id(value)] if id(value) in wrapped else SimulatedTensor(value, index)
+        if id(value) in wrapped:
+            return wrapped[id(value)]
+        # Below this dispatch, PyTorch ignores both bits in most operations.
+        return SimulatedTensor(value.resolve_conj().resolve_neg(), index)
 
     return tree_map(wrap, results)
 

@@ -1,0 +1,248 @@
+"""What belongs to a model stays on the host, whatever the program does with it: new memory, copies, buffers, optimizers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tensorref_common import X, mlp  # noqa: E402
+from torch.nn.utils import parametrizations, parametrize  # noqa: E402
+
+from cotensor.tensorref import disable, enable, offload  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
+
+
+def is_on_host(model):
+    return all(tensor.is_cpu for tensor in [*model.parameters(), *model.buffers()])
+
+
+def set_memory(model):
+    model.weight.set_(torch.full((16, 16), 0.5))
+
+
+def swap(model):
+    torch.utils.swap_tensors(model.weight, torch.nn.Parameter(torch.full((16, 16), 0.5)))
+
+
+def assign(model):
+    model.weight = torch.nn.Parameter(torch.full((16, 16), 0.5))
+
+
+@STRATEGIES
+@pytest.mark.parametrize("change", [set_memory, swap, assign])
+def test_new_memory_of_a_weight_is_used(change, strategy):
+    model = torch.nn.Linear(16, 16)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        for _ in range(3):
+            model(X)
+        change(model)
+        y = model(X)
+    assert (model.weight == 0.5).all()
+    torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
+
+
+@STRATEGIES
+def test_a_parametrized_weight_is_assigned_and_its_parametrization_removed(strategy):
+    model = parametrizations.orthogonal(torch.nn.Linear(16, 16))
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        for _ in range(3):
+            model(X)
+        model.weight = torch.eye(16)
+        y = model(X)
+        torch.testing.assert_close(y.cpu(), X + model.bias.cpu(), rtol=1e-5, atol=1e-5)
+        parametrize.remove_parametrizations(model, "weight")
+        z = model(X)
+    assert is_on_host(model)
+    torch.testing.assert_close(z.cpu(), model(X), rtol=1e-5, atol=1e-5)
+
+
+class Mean(torch.nn.Module):
+    """Keeps the mean of its last result."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x):
+        y = self.linear(x) - self.mean
+        self.mean = y.detach().mean(0)
+        return y
+
+
+@STRATEGIES
+def test_what_a_model_assigns_is_on_the_host_after_the_block(strategy):
+    torch.manual_seed(0)
+    model = Mean()
+    plain = copy.deepcopy(model)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        for _ in range(3):
+            y = model(X)
+        model.half()
+        model.double()
+    for _ in range(3):
+        expected = plain(X)
+    assert is_on_host(model)
+    torch.testing.assert_close(y.cpu(), expected, rtol=1e-5, atol=1e-5)
+    assert model.mean.dtype == torch.float64
+
+
+@STRATEGIES
+def test_copies_of_a_model_are_on_the_host_and_run(strategy):
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        model(X)
+        copied = copy.deepcopy(model)
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        averaged.update_parameters(model)
+        outputs = [copied(X).detach().cpu(), averaged(X).detach().cpu()]
+    assert is_on_host(copied) and is_on_host(averaged)
+    assert copied[0].weight.data_ptr() != model[0].weight.data_ptr()
+    for output in outputs:
+        torch.testing.assert_close(output, model(X).detach(), rtol=1e-6, atol=1e-6)
+    assert copy.deepcopy(model[0].weight).equal(model[0].weight)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+@STRATEGIES
+def test_functions_with_a_backward_pass_of_their_own_train_weights(strategy):
+    def gradients(model, x):
+        Product.apply(model[0](x), model[1].weight).sin().sum().backward()
+        return [parameter.grad for parameter in list(model.parameters())[:3]]
+
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        found = gradients(model, X.to("simulated"))
+    for one, other in zip(found, gradients(mlp(2), X)):
+        assert one.is_cpu
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("name", "Adadelta Adagrad Adam AdamW Adamax ASGD LBFGS NAdam RAdam RMSprop Rprop SGD".split())
+def test_optimizers_step_with_a_closure(name, strategy):
+    def losses(model, x):
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.001)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (model(x) ** 2).sum()
+            loss.backward()
+            return loss
+
+        return [float(optimizer.step(closure)) for _ in range(3)]
+
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        found = losses(model, X.to("simulated"))
+    assert found == pytest.approx(losses(mlp(2), X), rel=1e-4)
+    assert found[0] > found[2]
+
+
+def test_many_sessions_see_each_function_once():
+    models = [mlp(1) for _ in range(12)]
+    for model in models:
+        enable(model, "simulated")
+    try:
+        # Sessions that intercept each other's functions would take hours for this.
+        outputs = [model(X) for model in models]
+        assert all(output.device.type == "simulated" for output in outputs)
+        sum(output.sum() for output in outputs).backward()
+    finally:
+        for model in reversed(models):
+            disable(model)
+    for model, output in zip(models, outputs):
+        torch.testing.assert_close(output.detach().cpu(), model(X).detach(), rtol=1e-6, atol=1e-6)
+        assert model[0].weight.grad is not None
+
+
+@STRATEGIES
+def test_functions_that_return_an_argument_give_that_argument(strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy):
+        weight = model[0].weight
+        assert weight.float() is weight and weight.contiguous() is weight and torch.positive(weight) is weight
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            torch.positive(weight).mul_(2)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("function", ["relu", "elu", "celu", "leaky_relu", "hardtanh"])
+def test_functions_in_place_keep_their_gradient(function, strategy):
+    def gradient(model, x):
+        y = model(x) * 1.0
+        getattr(torch.nn.functional, function)(y, inplace=True)
+        y.sum().backward()
+        return y.detach().cpu(), model[0].weight.grad
+
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy):
+        found = gradient(model, X.to("simulated"))
+    for one, other in zip(found, gradient(mlp(1), X)):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@STRATEGIES
+def test_tensors_without_elements_show_the_device(strategy):
+    model = torch.nn.Linear(4, 0)
+    other = torch.nn.Linear(4, 4)
+    with offload([model, other], "simulated", strategy=strategy):
+        assert model.weight.device.type == other.weight.narrow(0, 0, 0).device.type == "simulated"
+        assert (model.weight * 2).device.type == "simulated"
+        y = model(X[:, :4].to("simulated"))
+        assert y.shape == (3, 0) and y.device.type == "simulated"
+
+
+@STRATEGIES
+def test_results_with_names_and_lazy_modules(strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        weight = model[0].weight
+        out = weight.sort()
+        again = torch.sort(weight, descending=True, out=type(out)(tuple(out)))
+        assert torch.equal(out.values.cpu(), weight.cpu().sort(descending=True).values)
+        assert torch.equal(again.values.cpu(), out.values.cpu())
+        lazy = torch.nn.LazyLinear(4)
+        lazy.load_state_dict(lazy.state_dict())
+        assert lazy(X).shape == (3, 4)
+
+
+@STRATEGIES
+def test_algorithms_are_those_of_parameters(strategy):
+    # Without gradients, matmul folds batches by whether an argument requires one.
+    torch.manual_seed(0)
+    model, x = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(10))]), torch.randn(5, 5, 10, 5)
+    with torch.no_grad():
+        expected = model[0] @ x
+        with offload(model, "simulated", strategy=strategy):
+            found = model[0] @ x.to("simulated")
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_conjugates_on_the_simulated_device():
+    values = torch.tensor([1 + 2j, -3 + 1j], requires_grad=True)
+    weight = torch.tensor([2 - 1j, 1 + 1j])
+    device = values.detach().to("simulated").requires_grad_()
+    for function in (lambda x, w: x.conj() * w, lambda x, w: x * x.conj(), lambda x, w: x.conj().imag, lambda x, w: (x * w).log1p()):
+        expected, found = function(values, weight), function(device, weight.to("simulated"))
+        assert torch.equal(found.detach().cpu(), expected.detach().resolve_neg())
+        one, = torch.autograd.grad(expected.abs().sum(), values)
+        other, = torch.autograd.grad(found.abs().sum(), device)
+        torch.testing.assert_close(other.cpu(), one)
