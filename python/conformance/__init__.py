@@ -1,0 +1,5 @@
+"""Compares offloaded operations, modules and optimizers with PyTorch, on the databases of PyTorch's own tests.
+
+``python -m conformance`` runs a program of each sample on the host, on the simulated device (``model.to("simulated")``), and
+offloaded with each strategy and memory. A sample passes if all results, gradients and errors equal those of the host bit by bit.
+"""

@@ -1,0 +1,81 @@
+"""Runs the comparison: ``python -m conformance [DATABASE …]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import List
+
+import cotensor.tensorref
+
+from .places import places
+from .report import Known, Report
+from .runner import Run, Selection, Task, database
+
+_DTYPES = {
+    "operators": ["float32", "bfloat16", "complex64"],
+    "modules": ["float32", "bfloat16"],
+    "optimizers": ["float32"],
+}
+_STRATEGIES = ["genoa", "flow", "lru", "cpu"]
+
+
+def main() -> int:
+    """The status of the process: 0 if all mismatches are known."""
+    parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
+    parser.add_argument("databases", nargs="*", help="operators, modules, optimizers; all by default")
+    parser.add_argument("--strategies", nargs="+", default=_STRATEGIES, help="Strategies of offload")
+    parser.add_argument("--dtypes", nargs="+", help="dtypes of the samples")
+    parser.add_argument("--names", nargs="+", help="Operators, modules or optimizers")
+    parser.add_argument("--share", type=float, default=1.0, help="Share of the samples, chosen by the seed")
+    parser.add_argument("--cases-max", type=int, default=1 << 30, help="Samples of each name and dtype")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="Processes at a time")
+    parser.add_argument("--minutes", type=float, default=60, help="No task starts later; a run that is cut short fails")
+    parser.add_argument("--case-seconds", type=float, default=60, help="A case of more seconds is a failure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Write all mismatches as JSON")
+    options = parser.parse_args()
+
+    warnings.simplefilter("ignore")
+    # Registers the device before the first backward pass.
+    cotensor.tensorref.simulated_device()
+    started = time.monotonic()
+    tasks = _tasks(options)
+    selection = Selection(options.share, options.seed, options.cases_max)
+    run = Run(places(options.strategies), selection, options.jobs, options.case_seconds)
+    report, begun = Report(Known()), set()
+    for result in run.results(tasks, started + 60 * options.minutes):
+        report.add(result)
+        if result.task not in begun:
+            begun.add(result.task)
+            if len(begun) % 100 == 0:
+                print(f"{len(begun)} of {len(tasks)} tasks, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    print("\n".join(report.lines()))
+    failures = report.failures()
+    if time.monotonic() - started > 60 * options.minutes:
+        failures.append(f"the run was cut short after {options.minutes} minutes")
+    if not report.total:
+        failures.append("no case ran")
+    if options.json is not None:
+        options.json.write_text(json.dumps({**report.data(), "failures": failures}, indent=1))
+    print("\n" + "\n".join(failures or ["passed"]))
+    return 1 if failures else 0
+
+
+def _tasks(options: argparse.Namespace) -> List[Task]:
+    chosen = options.databases or list(_DTYPES)
+    return [
+        Task(kind, name, dtype)
+        for kind in chosen
+        for dtype in options.dtypes or _DTYPES[kind]
+        for name in database(kind).names()
+        if options.names is None or name in options.names
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

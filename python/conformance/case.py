@@ -1,0 +1,53 @@
+"""A sample of a database, as programs that run in each place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .outcomes import Outcome, difference, outcome_of
+from .places import HOST, PLAIN, Place
+
+Variant = Callable[[Place, Outcome], None]
+
+
+@dataclass
+class Case:
+    """``label`` is the number of the sample; ``variants`` are its programs."""
+
+    label: str
+    variants: Dict[str, Variant]
+    #: Called with the variant and the place before each program.
+    progress: Callable[[Tuple[str, str]], None] = field(default=lambda _: None)
+
+    def run(self, places: List[Place]) -> Optional[Dict[str, List[Tuple[str, str]]]]:
+        """What differs from the host in each place, by variant. None: the host's own results differ between two runs."""
+        differing: Dict[str, List[Tuple[str, str]]] = {str(place): [] for place in places}
+        ran = False
+        for name in self.variants:
+            expected = self._outcome(name, HOST)
+            if difference(self._outcome(name, HOST), expected, False) is not None:
+                continue
+            ran = True
+            plain: Optional[str] = None
+            for place in places:
+                found = difference(self._outcome(name, place), expected, True)
+                if place == PLAIN:
+                    plain = found
+                elif found is not None and found == plain:
+                    found = f"as plain: {found}"
+                if found is not None:
+                    differing[str(place)].append((name, found))
+        return differing if ran else None
+
+    def _outcome(self, name: str, place: Place) -> Outcome:
+        self.progress((name, str(place)))
+        variant = self.variants[name]
+
+        def program(outcome: Outcome) -> Any:
+            with sdpa_kernel(SDPBackend.MATH):
+                variant(place, outcome)
+
+        return outcome_of(program)

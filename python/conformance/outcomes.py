@@ -1,0 +1,128 @@
+"""What a program computes, as data that can be compared: tensors of the host with their devices, and errors."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import dataclass, field
+from typing import Any, Callable, List, Optional
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+#: Names of devices in errors, and what depends on addresses.
+_PLACES = re.compile(r"simulated(:0)?|cpu|SimulatedTensor|PrivateUse1|CPUFloatType|0x[0-9a-f]+|privateuseone", re.IGNORECASE)
+_PACKAGE = "cotensor/tensorref/"
+
+
+@dataclass
+class Shown:
+    """A result as the program sees it."""
+
+    label: str
+    #: The value on the host, if it is a tensor.
+    tensor: Optional[torch.Tensor]
+    #: The kind of device that the tensor shows, or the text of another value.
+    text: str
+
+
+@dataclass
+class Outcome:
+    """All results of one program, up to its end or its error."""
+
+    shown: List[Shown] = field(default_factory=list)
+    error: Optional[BaseException] = None
+
+    def show(self, label: str, value: Any, device: bool = True) -> None:
+        """Adds the tensors and other values in ``value``. Without ``device``, tensors may show any."""
+        leaves, structure = tree_flatten(value)
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                kind = leaf.device.type if device else "any"
+                with torch.no_grad():
+                    self.shown.append(Shown(label, leaf.detach().to("cpu").clone(), kind))
+            else:
+                text = type(leaf).__name__ if callable(leaf) or isinstance(leaf, torch.Generator) else repr(leaf)
+                self.shown.append(Shown(label, None, _PLACES.sub("_", text)))
+        self.shown.append(Shown(label, None, re.sub(r"\s+", " ", str(structure))))
+
+    @property
+    def essence(self) -> str:
+        """The class of the error, and its first line without the names of devices."""
+        return "" if self.error is None else f"{type(self.error).__name__}: {_text(self.error)}"
+
+    @property
+    def origin(self) -> str:
+        """The last line of this project that the error passed."""
+        frames = traceback.extract_tb(self.error.__traceback__) if self.error is not None else []
+        ours = [frame for frame in frames if _PACKAGE in frame.filename]
+        if not ours:
+            return ""
+        return f" [{ours[-1].filename.split(_PACKAGE)[-1]} {ours[-1].name}]"
+
+
+def outcome_of(program: Callable[[Outcome], None]) -> Outcome:
+    """Runs a program, which shows its results."""
+    outcome = Outcome()
+    torch.manual_seed(0)
+    try:
+        program(outcome)
+    except Exception as error:
+        outcome.error = error
+    return outcome
+
+
+def difference(outcome: Outcome, expected: Outcome, on_device: bool) -> Optional[str]:
+    """What differs first from the outcome on the host; None: nothing. ``on_device``: results must show the simulated device."""
+    for one, other in zip(outcome.shown, expected.shown):
+        found = _differs(one, other, on_device)
+        if found is not None:
+            return f"{one.label}: {found}"
+    if expected.error is None and outcome.error is not None:
+        return f"raises {outcome.essence}{outcome.origin}"
+    if expected.error is not None and outcome.error is None:
+        return f"no {expected.essence}"
+    if outcome.essence != expected.essence:
+        return f"raises {outcome.essence}{outcome.origin} instead of {expected.essence}"
+    if len(outcome.shown) != len(expected.shown):
+        return "number of results"
+    return None
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape have the same elements, with the signs of zeros; all NaN are the same."""
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    if one.is_complex():
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    same = (one == other) & (torch.signbit(one) == torch.signbit(other))
+    return bool((same | (one.isnan() & other.isnan())).all())
+
+
+def _differs(one: Shown, other: Shown, on_device: bool) -> Optional[str]:
+    if one.label != other.label:
+        return f"instead of {other.label}"
+    if one.tensor is None or other.tensor is None:
+        return None if one.text == other.text and one.tensor is other.tensor else "value or structure"
+    if one.tensor.dtype != other.tensor.dtype:
+        return f"dtype {one.tensor.dtype} instead of {other.tensor.dtype}"
+    if one.tensor.layout != other.tensor.layout:
+        return f"layout {one.tensor.layout} instead of {other.tensor.layout}"
+    if one.tensor.shape != other.tensor.shape:
+        return "shape"
+    if not same_bits(one.tensor, other.tensor):
+        return "elements"
+    if on_device and other.text == "cpu" and one.text != "simulated":
+        return f"device {one.text}"
+    return None
+
+
+def _text(error: BaseException) -> str:
+    """What an error says, without devices, numbers and examples."""
+    lines = str(error).strip().splitlines() or [""]
+    text = _PLACES.sub("_", lines[0])
+    # The class of an autograd error's tensor, and the versions that it counts.
+    text = text.split(" operation: ")[0] if "modified by an inplace" in text else text
+    return re.sub(r"-?\d+(\.\d+)?", "N", re.sub(r"\[[^\]]*\]", "[]", text))[:140]

@@ -1,0 +1,111 @@
+"""Counts and groups results, and compares them with what is known."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any, Dict, List, Set, Tuple
+
+import tomllib
+
+from .runner import Result
+
+KNOWN = Path(__file__).with_name("exceptions.toml")
+#: Rows of a database and a place.
+_Row = Tuple[str, str]
+
+
+class Known:
+    """exceptions.toml: mismatches that stay, with their reasons, and operators that are open faults."""
+
+    def __init__(self, path: Path = KNOWN) -> None:
+        data = tomllib.loads(path.read_text())
+        self.wanted: Dict[str, float] = data["wanted"]
+        self.floors: Dict[str, Dict[str, float]] = data.get("floor", {})
+        self._exceptions: List[Dict[str, Any]] = data.get("exception", [])
+
+    def is_exception(self, database: str, name: str, place: str, cause: str) -> bool:
+        """Whether a mismatch has a reason."""
+        return any(
+            [
+                one["database"] == database
+                and name in one["names"]
+                and one.get("cause", "") in cause
+                and place.split()[0] in one.get("places", [place.split()[0]])
+                for one in self._exceptions
+            ]
+        )
+
+
+class Report:
+    """The results of a run."""
+
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.passed: Dict[_Row, int] = collections.Counter()
+        self.total: Dict[_Row, int] = collections.Counter()
+        self.excepted: Dict[_Row, int] = collections.Counter()
+        self.skipped: Dict[str, int] = collections.Counter()
+        #: By database, variant and cause: the places, and the cases.
+        self.groups: Dict[Tuple[str, str, str], Dict[str, List[str]]] = collections.defaultdict(dict)
+
+    def add(self, result: Result) -> None:
+        """Counts a result."""
+        task = result.task
+        if result.differing is None:
+            self.skipped[task.database] += 1
+            return
+        for place, differing in result.differing.items():
+            row = (task.database, place)
+            self.total[row] += 1
+            open_ = [(variant, cause) for variant, cause in differing
+                     if not self.known.is_exception(task.database, task.name, place, cause)]
+            self.passed[row] += not differing
+            self.excepted[row] += bool(differing) and not open_
+            for variant, cause in open_:
+                cases = self.groups[(task.database, variant, cause)].setdefault(place, [])
+                cases.append(f"{task.name}[{result.label}, {task.dtype}]")
+
+    def failures(self) -> List[str]:
+        """What makes the run fail: rows below their floors, or, without one, mismatches without a reason."""
+        found = []
+        for row, total in sorted(self.total.items()):
+            share = 100 * (self.passed[row] + self.excepted[row]) / total
+            floor = self.known.floors.get(row[0], {}).get(row[1], self.known.wanted[row[0]])
+            if share < floor:
+                found.append(f"{row[0]} {row[1]}: {share:.2f} % is below {floor} %")
+        return found
+
+    def lines(self, groups_max: int = 60) -> List[str]:
+        """The report as text."""
+        text = [f"{'database':<12}{'place':<16}{'passed':>8}{'excepted':>10}{'total':>8}{'share':>9}"]
+        for row, total in sorted(self.total.items()):
+            share = 100 * (self.passed[row] + self.excepted[row]) / total
+            text.append(f"{row[0]:<12}{row[1]:<16}{self.passed[row]:>8}{self.excepted[row]:>10}{total:>8}{share:>8.2f}%")
+        text += [f"skipped in {name}: {count}, which differ between two runs on the host" for name, count in self.skipped.items()]
+        order = sorted(self.groups.items(), key=lambda item: -sum([len(cases) for cases in item[1].values()]))
+        for (database, variant, cause), cases in order[:groups_max]:
+            names = sorted(self._names(cases))
+            places = ", ".join([f"{place} {len(labels)}" for place, labels in cases.items()])
+            example = next(iter(cases.values()))[0]
+            text.append(f"\n{database}, {variant}: {cause}\n  {places}")
+            text.append(f"  {len(names)} names, such as {', '.join(names[:6])}; {example}")
+        if len(order) > groups_max:
+            text.append(f"\nand {len(order) - groups_max} groups more: --json")
+        return text
+
+    def data(self) -> Dict[str, Any]:
+        """The report as data."""
+        rows = [
+            {"database": row[0], "place": row[1], "passed": self.passed[row], "excepted": self.excepted[row], "total": total}
+            for row, total in sorted(self.total.items())
+        ]
+        groups = [
+            {"database": database, "variant": variant, "cause": cause, "cases": cases}
+            for (database, variant, cause), cases in self.groups.items()
+        ]
+        return {"rows": rows, "skipped": self.skipped, "groups": groups, "failures": self.failures()}
+
+    @staticmethod
+    def _names(cases: Dict[str, List[str]]) -> Set[str]:
+        return {label.split("[")[0] for labels in cases.values() for label in labels}

@@ -1,0 +1,168 @@
+"""Runs cases in processes of their own, so that one that aborts or hangs is a failure as any other."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import zlib
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import torch
+
+from .places import Place
+
+_FORK = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Task:
+    """All samples of one name of a database in one dtype."""
+
+    database: str
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: what differs by place and variant; None: skipped."""
+
+    task: Task
+    label: str
+    differing: Optional[Dict[str, List[Tuple[str, str]]]]
+
+
+@dataclass
+class Selection:
+    """Which cases of a task run: a seeded ``share``, at most ``cases_max`` of each task."""
+
+    share: float = 1.0
+    seed: int = 0
+    cases_max: int = 1 << 30
+
+    def has(self, key: str) -> bool:
+        """Whether the seed selects a name or a case."""
+        return zlib.crc32(f"{self.seed} {key}".encode()) < self.share * (1 << 32)
+
+
+def database(name: str) -> Any:
+    """The module of a database: its ``names()`` and ``cases(name, dtype)``."""
+    return importlib.import_module(f".{name}", __package__)
+
+
+class Run:
+    """Runs tasks in ``jobs`` processes at a time. A case of more than ``case_seconds`` is a failure."""
+
+    def __init__(self, places: List[Place], selection: Selection, jobs: int, case_seconds: float) -> None:
+        self.places, self.selection, self.jobs, self.case_seconds = places, selection, jobs, case_seconds
+
+    def results(self, tasks: Iterable[Task], ends_at: float) -> Iterator[Result]:
+        """The results in the order of their ends. No task starts after ``ends_at`` of the monotonic clock."""
+        # In this process, no thread of PyTorch runs: processes that fork would miss it.
+        torch.set_num_threads(1)
+        waiting = iter(tasks)
+        running: Dict[Connection, _Child] = {}
+        while True:
+            while len(running) < self.jobs and time.monotonic() < ends_at:
+                task = next(waiting, None)
+                if task is None:
+                    break
+                child = _Child(task, self._cases, 0)
+                running[child.connection] = child
+            if not running:
+                return
+            for connection in wait(list(running), timeout=1.0):
+                child = running[connection]  # type: ignore[index]
+                message = child.receive()
+                if message is None:
+                    del running[child.connection]
+                    if child.case is not None:
+                        yield self._failed(child, child.end())
+                        child = _Child(child.task, self._cases, child.count)
+                        running[child.connection] = child
+                elif isinstance(message, Result):
+                    yield message
+            for child in running.values():
+                if time.monotonic() - child.heard_at > self.case_seconds:
+                    child.is_late = True
+                    child.process.kill()
+
+    def _failed(self, child: "_Child", end: str) -> Result:
+        """The result of a case that ended its process. The process does not say in which place."""
+        place = child.place or str(self.places[0])
+        return Result(child.task, child.case or "", {str(one): [] for one in self.places} | {place: [(child.variant, end)]})
+
+    def _cases(self, task: Task, first: int, send: Callable[[Any], None]) -> None:
+        ran = 0
+        for number, case in enumerate(database(task.database).cases(task.name, getattr(torch, task.dtype))):
+            if ran >= self.selection.cases_max:
+                return
+            if not self.selection.has(f"{task} {case.label}"):
+                continue
+            ran += 1
+            if number < first:
+                continue
+            send((number + 1, case.label))
+            case.progress = send
+            send(Result(task, case.label, case.run(self.places)))
+
+
+class _Child:
+    """A process that runs the cases of a task, from the number ``first`` on."""
+
+    def __init__(self, task: Task, run: Callable[[Task, int, Callable[[Any], None]], None], first: int) -> None:
+        self.task = task
+        #: The case, variant and place that it runs.
+        self.case: Optional[str] = "samples"
+        self.variant = self.place = ""
+        #: Cases that it has begun.
+        self.count = first
+        self.is_late = False
+        self.heard_at = time.monotonic()
+        self._errors = tempfile.TemporaryFile()
+        self.connection, other = _FORK.Pipe(duplex=False)
+        self.process = _FORK.Process(target=self._main, args=(run, first, other))
+        self.process.start()
+        other.close()
+
+    def _main(self, run: Any, first: int, connection: Connection) -> None:
+        os.dup2(self._errors.fileno(), 2)
+        run(self.task, first, connection.send)
+        connection.send(None)
+        # Without destructors: all results are sent.
+        os._exit(0)
+
+    def receive(self) -> Any:
+        """The next message; None at the end."""
+        self.heard_at = time.monotonic()
+        try:
+            message = self.connection.recv()
+        except EOFError:
+            return None
+        if message is None:
+            self.case = None
+        elif isinstance(message, Result):
+            self.case = "samples"
+        elif len(message) == 2 and isinstance(message[0], int):
+            self.count, self.case = message
+            self.variant = self.place = ""
+        else:
+            self.variant, self.place = message
+        return message
+
+    def end(self) -> str:
+        """How the process ended before its cases did."""
+        self.process.join()
+        if self.is_late:
+            return "takes too long"
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        telling = next((line for line in lines if "what()" in line or "Error" in line or "assert" in line.lower()), "")
+        code = self.process.exitcode or 0
+        return f"abort: {signal.Signals(-code).name if code < 0 else f'exit code {code}'} {telling[:140]}".strip()
