@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--strategies", nargs="+", default=_STRATEGIES, help="Strategies of offload")
     parser.add_argument("--dtypes", nargs="+", help="dtypes of the samples")
     parser.add_argument("--names", nargs="+", help="Operators, modules or optimizers")
-    parser.add_argument("--share", type=float, default=1.0, help="Share of the samples, chosen by the seed")
+    parser.add_argument("--share", type=float, default=1.0, help="Share of the names and dtypes, chosen by the seed")
     parser.add_argument("--cases-max", type=int, default=1 << 30, help="Samples of each name and dtype")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="Processes at a time")
@@ -44,16 +44,16 @@ def main() -> int:
     # Registers the device before the first backward pass.
     cotensor.tensorref.simulated_device()
     started = time.monotonic()
-    tasks = _tasks(options)
     selection = Selection(options.share, options.seed, options.cases_max)
+    tasks = [task for task in _tasks(options) if selection.has(task)]
     run = Run(places(options.strategies), selection, options.jobs, options.case_seconds)
     report, begun = Report(Known()), set()
     for result in run.results(tasks, started + 60 * options.minutes):
         report.add(result)
         if result.task not in begun:
             begun.add(result.task)
-            if len(begun) % 100 == 0:
-                print(f"{len(begun)} of {len(tasks)} tasks, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            if len(begun) % 50 == 0:
+                print(f"{len(begun)} of {len(tasks)} names, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     print("\n".join(report.lines()))
     failures = report.failures()
     if time.monotonic() - started > 60 * options.minutes:

@@ -54,17 +54,16 @@ class Outcome:
     @property
     def origin(self) -> str:
         """The last line of this project that the error passed."""
-        frames = traceback.extract_tb(self.error.__traceback__) if self.error is not None else []
-        ours = [frame for frame in frames if _PACKAGE in frame.filename]
-        if not ours:
+        if self.error is None:
             return ""
-        return f" [{ours[-1].filename.split(_PACKAGE)[-1]} {ours[-1].name}]"
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(self.error.__traceback__) if _PACKAGE in frame.f_code.co_filename]
+        return f" [{codes[-1].co_filename.split(_PACKAGE)[-1]} {codes[-1].co_name}]" if codes else ""
 
 
 def outcome_of(program: Callable[[Outcome], None]) -> Outcome:
     """Runs a program, which shows its results."""
     outcome = Outcome()
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     try:
         program(outcome)
     except Exception as error:

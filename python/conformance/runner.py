@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 import torch
 
+from .case import Case
 from .places import Place
 
 _FORK = multiprocessing.get_context("fork")
@@ -40,15 +42,24 @@ class Result:
 
 @dataclass
 class Selection:
-    """Which cases of a task run: a seeded ``share``, at most ``cases_max`` of each task."""
+    """Which tasks and cases run: a seeded ``share`` of the tasks, and ``cases_max`` cases of each at most, chosen by the seed."""
 
     share: float = 1.0
     seed: int = 0
     cases_max: int = 1 << 30
 
-    def has(self, key: str) -> bool:
-        """Whether the seed selects a name or a case."""
-        return zlib.crc32(f"{self.seed} {key}".encode()) < self.share * (1 << 32)
+    def has(self, task: Task) -> bool:
+        """Whether the seed selects a task."""
+        return self._number(str(task)) < self.share * (1 << 32)
+
+    def cases(self, task: Task) -> List[Case]:
+        """The cases that run, in the order of the database."""
+        found = list(enumerate(database(task.database).cases(task.name, getattr(torch, task.dtype))))
+        found.sort(key=lambda one: self._number(f"{task} {one[1].label}"))
+        return [case for _, case in sorted(found[: self.cases_max], key=lambda one: one[0])]
+
+    def _number(self, key: str) -> int:
+        return zlib.crc32(f"{self.seed} {key}".encode())
 
 
 def database(name: str) -> Any:
@@ -66,6 +77,8 @@ class Run:
         """The results in the order of their ends. No task starts after ``ends_at`` of the monotonic clock."""
         # In this process, no thread of PyTorch runs: processes that fork would miss it.
         torch.set_num_threads(1)
+        # What is here stays; collections in the processes would copy its pages.
+        gc.freeze()
         waiting = iter(tasks)
         running: Dict[Connection, _Child] = {}
         while True:
@@ -84,8 +97,10 @@ class Run:
                     del running[child.connection]
                     if child.case is not None:
                         yield self._failed(child, child.end())
-                        child = _Child(child.task, self._cases, child.count)
-                        running[child.connection] = child
+                        # The samples themselves may end the process.
+                        if child.count > child.first:
+                            child = _Child(child.task, self._cases, child.count)
+                            running[child.connection] = child
                 elif isinstance(message, Result):
                     yield message
             for child in running.values():
@@ -99,15 +114,7 @@ class Run:
         return Result(child.task, child.case or "", {str(one): [] for one in self.places} | {place: [(child.variant, end)]})
 
     def _cases(self, task: Task, first: int, send: Callable[[Any], None]) -> None:
-        ran = 0
-        for number, case in enumerate(database(task.database).cases(task.name, getattr(torch, task.dtype))):
-            if ran >= self.selection.cases_max:
-                return
-            if not self.selection.has(f"{task} {case.label}"):
-                continue
-            ran += 1
-            if number < first:
-                continue
+        for number, case in list(enumerate(self.selection.cases(task)))[first:]:
             send((number + 1, case.label))
             case.progress = send
             send(Result(task, case.label, case.run(self.places)))
@@ -122,7 +129,7 @@ class _Child:
         self.case: Optional[str] = "samples"
         self.variant = self.place = ""
         #: Cases that it has begun.
-        self.count = first
+        self.first = self.count = first
         self.is_late = False
         self.heard_at = time.monotonic()
         self._errors = tempfile.TemporaryFile()
