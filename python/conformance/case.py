@@ -28,15 +28,14 @@ class Case:
         ran = False
         for name in self.variants:
             expected = self._outcome(name, HOST)
-            if difference(self._outcome(name, HOST), expected, False) is not None:
+            if difference(self._outcome(name, HOST), expected) is not None:
                 continue
             ran = True
-            plain: Optional[str] = None
+            plain = self._outcome(name, PLAIN)
+            as_plain = difference(plain, expected)
             for place in places:
-                found = difference(self._outcome(name, place), expected, True)
-                if place == PLAIN:
-                    plain = found
-                elif found is not None and found == plain:
+                found = as_plain if place == PLAIN else difference(self._outcome(name, place), expected, plain)
+                if place != PLAIN and found is not None and found == as_plain:
                     found = f"as plain: {found}"
                 if found is not None:
                     differing[str(place)].append((name, found))

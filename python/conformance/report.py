@@ -16,12 +16,12 @@ _Row = Tuple[str, str]
 
 
 class Known:
-    """exceptions.toml: mismatches that stay, with their reasons, and operators that are open faults."""
+    """exceptions.toml: mismatches that have a reason, and the shares that the "whole" or the "sample" has to reach."""
 
-    def __init__(self, path: Path = KNOWN) -> None:
+    def __init__(self, run: str, path: Path = KNOWN) -> None:
         data = tomllib.loads(path.read_text())
         self.wanted: Dict[str, float] = data["wanted"]
-        self.floors: Dict[str, Dict[str, float]] = data.get("floor", {})
+        self.floors: Dict[str, Dict[str, float]] = data.get("floor", {}).get(run, {})
         self._exceptions: List[Dict[str, Any]] = data.get("exception", [])
 
     def is_exception(self, database: str, name: str, place: str, cause: str) -> bool:

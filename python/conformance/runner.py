@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import multiprocessing
 import os
@@ -75,10 +74,6 @@ class Run:
 
     def results(self, tasks: Iterable[Task], ends_at: float) -> Iterator[Result]:
         """The results in the order of their ends. No task starts after ``ends_at`` of the monotonic clock."""
-        # In this process, no thread of PyTorch runs: processes that fork would miss it.
-        torch.set_num_threads(1)
-        # What is here stays; collections in the processes would copy its pages.
-        gc.freeze()
         waiting = iter(tasks)
         running: Dict[Connection, _Child] = {}
         while True:
@@ -109,9 +104,9 @@ class Run:
                     child.process.kill()
 
     def _failed(self, child: "_Child", end: str) -> Result:
-        """The result of a case that ended its process. The process does not say in which place."""
+        """The result of a case that ended its process; the places after that one did not run."""
         place = child.place or str(self.places[0])
-        return Result(child.task, child.case or "", {str(one): [] for one in self.places} | {place: [(child.variant, end)]})
+        return Result(child.task, child.case or "", {place: [(child.variant, end)]})
 
     def _cases(self, task: Task, first: int, send: Callable[[Any], None]) -> None:
         for number, case in list(enumerate(self.selection.cases(task)))[first:]:

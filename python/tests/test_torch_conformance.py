@@ -1,10 +1,12 @@
-"""A sample of `make test-conformance`, and what its report counts."""
+"""A sample of `make test-conformance`, and how it counts what fails."""
 
 from __future__ import annotations
 
-import json
+import faulthandler
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,116 @@ pytest.importorskip("tomllib")
 pytest.importorskip("expecttest")
 
 PACKAGE = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PACKAGE))
+
+from conformance import runner  # noqa: E402
+from conformance.case import Case  # noqa: E402
+from conformance.outcomes import Outcome, difference, outcome_of, same_bits  # noqa: E402
+from conformance.places import PLAIN, Place  # noqa: E402
+from conformance.report import Known, Report  # noqa: E402
+from conformance.runner import Result, Run, Selection, Task  # noqa: E402
+from cotensor.tensorref import simulated_device  # noqa: E402
+
+TASK = Task("operators", "add", "float32")
 
 
-def run(*args, status=0):
-    command = [sys.executable, "-m", "conformance", *args]
-    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
-    assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+@pytest.mark.timeout(300)
+def test_sample_reaches_its_floors():
+    command = [sys.executable, "-m", "conformance", "--sample", "--jobs", "1"]
+    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+class Faulty:
+    """A database with a case that aborts, one that hangs, and others."""
+
+    @staticmethod
+    def cases(name, dtype):
+        def shows(value):
+            return lambda place, outcome: outcome.show("result", value if place == PLAIN else 1)
+
+        def aborts():
+            # pytest's handler would print all frames.
+            faulthandler.disable()
+            os.abort()
+
+        yield Case("equal", {"forward": shows(1)})
+        yield Case("abort", {"forward": lambda place, outcome: aborts() if place == PLAIN else None})
+        yield Case("hang", {"forward": lambda place, outcome: time.sleep(600) if place == PLAIN else None})
+        yield Case("different", {"forward": shows(2)})
+        clock = iter(range(1000))
+        yield Case("changes", {"forward": lambda place, outcome: outcome.show("result", next(clock))})
+
+
+def test_abort_and_hang_are_failures_of_one_case(monkeypatch):
+    monkeypatch.setattr(runner, "database", lambda name: Faulty)
+    run = Run([PLAIN], Selection(), 1, 5.0)
+    found = {result.label: result.differing for result in run.results([TASK], time.monotonic() + 60)}
+    assert list(found) == ["equal", "abort", "hang", "different", "changes"]
+    assert found["equal"] == {"plain": []}
+    [(variant, cause)] = found["abort"]["plain"]
+    assert variant == "forward" and cause.startswith("abort: SIGABRT")
+    assert found["hang"]["plain"] == [("forward", "takes too long")]
+    assert found["different"]["plain"] == [("forward", "result: value or structure")]
+    assert found["changes"] is None
+
+
+def test_report_counts_exceptions_and_fails_below_the_floor(tmp_path):
+    path = tmp_path / "exceptions.toml"
+    path.write_text(
+        """
+        wanted = { operators = 100.0 }
+        floor.whole.operators = { plain = 50.0 }
+        [[exception]]
+        database = "operators"
+        names = ["add"]
+        places = ["flow"]
+        cause = "elements"
+        reason = "a test"
+        """
+    )
+    report = Report(Known("whole", path))
+    report.add(Result(TASK, "0", {"plain": [("out", "result: elements")], "flow half": [("out", "result: elements")]}))
+    report.add(Result(TASK, "1", {"plain": [], "flow half": []}))
+    report.add(Result(TASK, "2", None))
+    assert report.failures() == []
+    report.add(Result(TASK, "3", {"plain": [("out", "shape")], "flow half": [("out", "shape")]}))
+    assert report.failures() == [
+        "operators flow half: 66.67 % is below 100.0 %",
+        "operators plain: 33.33 % is below 50.0 %",
+    ]
+    assert report.skipped == {"operators": 1}
+
+
+def test_elements_are_equal_by_bits_except_nan():
+    nan = float("nan")
+    assert same_bits(torch.tensor([nan, 0.0]), torch.tensor([nan, 0.0]))
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not same_bits(torch.tensor([1.0 + 0j]), torch.tensor([1.0 - 0j * 0 + 1e-9j]))
+
+
+def test_outcomes_differ_by_error_device_and_dtype():
+    def shows(value):
+        return outcome_of(lambda outcome: outcome.show("result", value))
+
+    def raises(error):
+        def program(outcome):
+            raise error
+
+        return outcome_of(program)
+
+    one = torch.ones(2)
+    assert difference(shows(one), shows(one), shows(one)) is None
+    simulated_device()
+    assert difference(shows(one), shows(one), shows(one.to("simulated"))) == "result: shows cpu instead of simulated"
+    assert difference(shows(one.double()), shows(one)) == "result: dtype torch.float64 instead of torch.float32"
+    assert difference(raises(ValueError("x")), Outcome()) == "raises ValueError: x"
+    assert difference(Outcome(), raises(ValueError("x"))) == "no ValueError: x"
+    assert difference(raises(ValueError("on cpu 1")), raises(ValueError("on simulated:0 2"))) is None
+
+
+def test_place_moves_copies():
+    simulated_device()
+    leaf = torch.ones(2, requires_grad=True)
+    [moved] = Place("flow", "half").move([leaf])
+    assert moved.device.type == "simulated" and moved.is_leaf and moved.requires_grad
