@@ -19,26 +19,29 @@ class Case:
 
     label: str
     variants: Dict[str, Variant]
+    #: Where the expected results are made.
+    reference: Place = HOST
     #: Called with the variant and the place before each program.
     progress: Callable[[Tuple[str, str]], None] = field(default=lambda _: None)
 
     def run(self, places: List[Place]) -> Optional[Dict[str, List[Tuple[str, str]]]]:
-        """What differs from the host in each place, by variant. None: the host's own results differ between two runs."""
-        differing: Dict[str, List[Tuple[str, str]]] = {str(place): [] for place in places}
+        """What differs from the reference in each place, by variant. None: the reference's results differ between two runs."""
+        differing: Dict[str, List[Tuple[str, str]]] = {str(place): [] for place in places if place != self.reference}
+        by_name = {str(place): place for place in places}
         ran = False
         for name in self.variants:
-            expected = self._outcome(name, HOST)
-            if difference(self._outcome(name, HOST), expected) is not None:
+            expected = self._outcome(name, self.reference)
+            if difference(self._outcome(name, self.reference), expected) is not None:
                 continue
             ran = True
-            plain = self._outcome(name, PLAIN)
+            plain = expected if self.reference == PLAIN else self._outcome(name, PLAIN)
             as_plain = difference(plain, expected)
-            for place in places:
-                found = as_plain if place == PLAIN else difference(self._outcome(name, place), expected, plain)
-                if place != PLAIN and found is not None and found == as_plain:
+            for place in differing:
+                found = as_plain if place == str(PLAIN) else difference(self._outcome(name, by_name[place]), expected, plain)
+                if place != str(PLAIN) and found is not None and found == as_plain:
                     found = f"as plain: {found}"
                 if found is not None:
-                    differing[str(place)].append((name, found))
+                    differing[place].append((name, found))
         return differing if ran else None
 
     def _outcome(self, name: str, place: Place) -> Outcome:

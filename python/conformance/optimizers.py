@@ -11,7 +11,7 @@ from torch.testing._internal.common_optimizers import optim_db
 
 from .case import Case, Variant
 from .outcomes import Outcome
-from .places import Place
+from .places import HOST, PLAIN, Place
 
 #: Ways to update, which exclude each other.
 _FLAGS = ("foreach", "fused", "capturable", "differentiable")
@@ -34,7 +34,9 @@ def cases(name: str, dtype: torch.dtype) -> Iterator[Case]:
             variants: Dict[str, Variant] = {"steps": training.steps, "closure": training.closures, "state": training.state}
             if info.step_requires_closure:
                 del variants["steps"]
-            yield Case(f"{number} {one.desc} {flag}", variants)
+            # The CPU refuses it.
+            reference = PLAIN if flag == "capturable" else HOST
+            yield Case(f"{number} {one.desc} {flag}", variants, reference)
 
 
 class Net(torch.nn.Module):
