@@ -45,7 +45,7 @@ def main() -> int:
     options = parser.parse_args()
 
     if options.sample:
-        options.share, options.cases_max, options.strategies = 0.06, 2, ["genoa", "flow"]
+        options.share, options.seed, options.cases_max, options.strategies = 0.05, 10, 2, ["genoa", "flow"]
     warnings.simplefilter("ignore")
     # Processes that fork have no other threads of PyTorch.
     torch.set_num_threads(1)
