@@ -10,8 +10,8 @@ from typing import Any, Callable, List, Optional
 import torch
 from torch.utils._pytree import tree_flatten
 
-#: Names of devices in errors, and what depends on addresses.
-_PLACES = re.compile(r"simulated(:0)?|cpu|SimulatedTensor|PrivateUse1|CPUFloatType|0x[0-9a-f]+|privateuseone", re.IGNORECASE)
+#: Names of devices and of classes of tensors in errors, and addresses.
+_PLACES = re.compile(r"simulated(:0)?|cpu|SimulatedTensor|Parameter|PrivateUse(1|one)|CPUFloatType|0x[0-9a-f]+", re.IGNORECASE)
 _PACKAGE = "cotensor/tensorref/"
 
 
