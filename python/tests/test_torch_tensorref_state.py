@@ -206,6 +206,8 @@ def test_tensors_without_elements_show_the_device(strategy):
     with offload([model, other], "simulated", strategy=strategy):
         assert model.weight.device.type == other.weight.narrow(0, 0, 0).device.type == "simulated"
         assert (model.weight * 2).device.type == "simulated"
+        with torch.no_grad():
+            assert other.weight.view(torch.int32).device.type == "simulated"
         y = model(X[:, :4].to("simulated"))
         assert y.shape == (3, 0) and y.device.type == "simulated"
 
@@ -240,7 +242,8 @@ def test_conjugates_on_the_simulated_device():
     values = torch.tensor([1 + 2j, -3 + 1j], requires_grad=True)
     weight = torch.tensor([2 - 1j, 1 + 1j])
     device = values.detach().to("simulated").requires_grad_()
-    for function in (lambda x, w: x.conj() * w, lambda x, w: x * x.conj(), lambda x, w: x.conj().imag, lambda x, w: (x * w).log1p()):
+    functions = (lambda x, w: x.conj() * w, lambda x, w: x * x.conj(), lambda x, w: x.conj().imag, lambda x, w: (x * w).log1p())
+    for function in functions:
         expected, found = function(values, weight), function(device, weight.to("simulated"))
         assert torch.equal(found.detach().cpu(), expected.detach().resolve_neg())
         one, = torch.autograd.grad(expected.abs().sum(), values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -173,12 +173,10 @@ class Weights:
         return None
 
     def belongs(self, tensor: torch.Tensor) -> bool:
-        """Whether a host tensor is a part of the model, perhaps one without elements."""
-        if self.find(tensor) is not None or id(tensor) in self.empty:
-            return True
-        return len(list(self.sharing(tensor))) > 0 and tensor.numel() == 0
+        """Whether a host tensor is a part of the model: perhaps without elements, or of another type, such as the real part."""
+        return id(tensor) in self.by_id or id(tensor) in self.empty or bool(self.sharing(tensor))
 
-    def sharing(self, tensor: torch.Tensor) -> Iterable[Weight]:
+    def sharing(self, tensor: torch.Tensor) -> Sequence[Weight]:
         """The weights in the same storage as a tensor."""
         if tensor.layout != torch.strided or not tensor.is_cpu or torch.nn.parameter.is_lazy(tensor):
             return ()
