@@ -24,7 +24,7 @@ def begin() -> None:
             return
         _copy, _apply = torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
         torch.nn.Parameter.__deepcopy__ = _copy_on_host  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(_apply_on_device)  # type: ignore[method-assign,assignment]
+        torch.autograd.Function.apply = classmethod(_apply_on_device)
 
 
 def end() -> None:
@@ -37,7 +37,7 @@ def end() -> None:
             torch.nn.Parameter.__deepcopy__ = _copy  # type: ignore[method-assign]
         applied = torch.autograd.Function.__dict__["apply"]
         if _sessions == 0 and getattr(applied, "__func__", None) is _apply_on_device:
-            torch.autograd.Function.apply = _apply  # type: ignore[method-assign]
+            torch.autograd.Function.apply = _apply
 
 
 def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:

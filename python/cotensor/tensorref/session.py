@@ -242,7 +242,7 @@ class Offload(Interception):
         for model in self.models:
             # What the program assigned inside of the block, or PyTorch for it.
             if any([not tensor.is_cpu for _, tensor in tensors_of(model)]):
-                model._apply(to_host)
+                model._apply(to_host)  # type: ignore[no-untyped-call]
         self.paused.clear()
         self.invalidate()
         for mover in self.movers:
