@@ -249,3 +249,18 @@ def test_conjugates_on_the_simulated_device():
         one, = torch.autograd.grad(expected.abs().sum(), values)
         other, = torch.autograd.grad(found.abs().sum(), device)
         torch.testing.assert_close(other.cpu(), one)
+
+
+@STRATEGIES
+def test_the_backward_pass_of_overlapping_views(strategy):
+    def gradient(window, samples):
+        torch.stft(samples[0], 10, return_complex=True, window=window).abs().sum().backward()
+        return samples[0].grad
+
+    def model():
+        return torch.nn.ParameterList([torch.nn.Parameter(torch.linspace(-1, 1, 20))])
+
+    samples = model()
+    with offload(samples, "simulated", strategy=strategy):
+        found = gradient(torch.ones(10), samples)
+    torch.testing.assert_close(found, gradient(torch.ones(10), model()))

@@ -8,6 +8,7 @@ from typing import Any, Dict
 import torch
 
 from . import threads
+from .arguments import to_host
 
 _lock = threading.Lock()
 _sessions = 0
@@ -25,6 +26,7 @@ def begin() -> None:
         _copy, _apply = torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
         torch.nn.Parameter.__deepcopy__ = _copy_on_host  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(_apply_on_device)
+        torch.Tensor.set_ = _set_on_host  # type: ignore[method-assign,assignment]
 
 
 def end() -> None:
@@ -38,6 +40,8 @@ def end() -> None:
         applied = torch.autograd.Function.__dict__["apply"]
         if _sessions == 0 and getattr(applied, "__func__", None) is _apply_on_device:
             torch.autograd.Function.apply = _apply
+        if _sessions == 0 and torch.Tensor.__dict__.get("set_") is _set_on_host:
+            del torch.Tensor.set_
 
 
 def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
@@ -46,6 +50,14 @@ def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
         return _copy(parameter, memo)
     with torch._C.DisableTorchFunction():
         return _copy(parameter, memo)
+
+
+def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
+    """A tensor of the host gets memory of the host, also where the program sees it on the device."""
+    with torch._C.DisableTorchFunction():
+        if threads.entered() and tensor.is_cpu:
+            sources, named = tuple(map(to_host, sources)), {name: to_host(value) for name, value in named.items()}
+        return torch._C.TensorBase.set_(tensor, *sources, **named)
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -51,7 +51,7 @@ _PLAIN = frozenset(
 )
 _ESCAPES = frozenset(
     "numpy __array__ data_ptr untyped_storage storage _typed_storage __dlpack__ share_memory_ __array_interface__ "
-    "__cuda_array_interface__ set_".split()
+    "__cuda_array_interface__".split()
 )
 _DEVICES = frozenset("device is_cuda is_cpu is_mps is_xpu is_meta get_device __dlpack_device__".split())
 _MOVES = frozenset("to cpu cuda xpu mps simulated".split())

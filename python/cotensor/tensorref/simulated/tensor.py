@@ -103,7 +103,12 @@ class SimulatedTensor(torch.Tensor):
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    """Runs an operation on the elements, which are on the host."""
+    """Runs an operation on the elements, which are on the host and which no mode sees."""
+    with torch._C.DisableTorchFunction():
+        return _dispatch(func, args, kwargs)
+
+
+def _dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     wrapped: Dict[int, torch.Tensor] = {}
     on_host: List[torch.Tensor] = []
     # Made by compiled code, which torch.compile traces without this class: they are copied.
