@@ -9,6 +9,7 @@ mod block;
 mod constants;
 pub mod content;
 mod cut;
+mod declared;
 mod encoder;
 mod external;
 mod files;

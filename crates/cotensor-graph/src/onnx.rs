@@ -2,7 +2,7 @@ use super::constants::Constants;
 use super::files::GraphFiles;
 use super::proto::{normal_domain, port, visit_nodes};
 use super::types::{Port, Weight, WeightPlace};
-use super::{fingerprint, initializer, shapes, ties, transpose, wire};
+use super::{declared, fingerprint, initializer, shapes, ties, transpose, wire};
 use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use std::collections::{BTreeSet, HashSet};
@@ -118,27 +118,17 @@ impl Graph {
         Constants::of(self.graph())
     }
 
-    /// The graph as an ONNX file. Weight number `i` is the whole external file
+    /// The graph as an ONNX file for rten. Weight number `i` is the whole external file
     /// [`weight_location`](super::weight_location)`(i)`.
+    ///
+    /// rten gives the last of equal elements for `ArgMax` and `ArgMin`, and takes sizes from the shapes that a file declares. The
+    /// results of this file are those that ONNX requires; with `keeps_names`, if axes of the inputs that have one name have one size.
     ///
     /// # Errors
     /// `Corrupt` when the graph cannot be encoded.
-    pub fn encode(&self) -> Result<Vec<u8>> {
-        self.model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
-    }
-
-    /// As [`encode`](Self::encode), for an engine whose `ArgMax` and `ArgMin` take the last of equal elements. Its results are those
-    /// that ONNX requires.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub fn encode_with_ties_reversed(&self) -> Result<Vec<u8>> {
-        let mut has_ties = false;
-        self.visit_nodes(&mut |node| has_ties |= ties::gives_index(node));
-        if !has_ties {
-            return self.encode();
-        }
+    pub fn encode_for_rten(&self, keeps_names: bool) -> Result<Vec<u8>> {
         let mut graph = self.graph().clone();
+        declared::remove(&mut graph, keeps_names);
         ties::reverse(&mut graph);
         let model = ModelProto {
             ir_version: self.model.ir_version,
@@ -149,11 +139,11 @@ impl Graph {
         model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
     }
 
-    /// As [`encode`](Self::encode), but the weights are inputs of the graph, after the true ones. An engine gives them
+    /// The graph as an ONNX file for onnxruntime. The weights are inputs of the graph, after the true ones. An engine gives them
     /// values when it loads the graph. Repeated names of nodes are removed: onnxruntime refuses them.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// As [`encode_for_rten`](Self::encode_for_rten).
     pub fn encode_with_weights_as_inputs(&self) -> Result<Vec<u8>> {
         let mut graph = self.graph().clone();
         let names: HashSet<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
@@ -163,11 +153,11 @@ impl Graph {
         self.portable(graph)
     }
 
-    /// As [`encode`](Self::encode), but weight number `i` is at `places[i]`. Repeated names of nodes are removed: onnxruntime
-    /// refuses them.
+    /// The graph as an ONNX file for onnxruntime. Weight number `i` is at `places[i]`. Repeated names of nodes are removed:
+    /// onnxruntime refuses them.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// As [`encode_for_rten`](Self::encode_for_rten).
     ///
     /// # Panics
     /// When the number of places is not the number of weights.

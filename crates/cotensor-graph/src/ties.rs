@@ -5,7 +5,7 @@ use super::proto::normal_domain;
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
 
 /// Whether the node gives the index of an element.
-pub(super) fn gives_index(node: &NodeProto) -> bool {
+fn gives_index(node: &NodeProto) -> bool {
     matches!(node.op_type.as_deref(), Some("ArgMax" | "ArgMin")) && normal_domain(node.domain.as_deref()).is_empty()
 }
 

@@ -99,7 +99,7 @@ fn time(cache: &Path, folder: &Path) {
     let runtime = options(cache).runtime().unwrap();
     let holder = runtime.store().holder("bench");
     let stage = runtime.open(folder).unwrap().stage("encoder").unwrap();
-    let engine = RtenEngine::new(None);
+    let engine = RtenEngine::new(None).plain();
     let plain = engine.load_file(&folder.join("onnx/model.onnx"), FileMode::Read).unwrap();
     let ones = Value::from(Array::i64([1, 128], vec![1; 128]).unwrap());
     let zeros = Value::from(Array::i64([1, 128], vec![0; 128]).unwrap());

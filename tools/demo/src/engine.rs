@@ -53,7 +53,7 @@ fn copies_weights(engine: &str) -> bool {
 /// As [`open`], `Io` for the folder of the cache.
 pub(crate) fn plain(engine: &str, threads: Option<usize>, cache: &Path, mode: FileMode) -> Result<Arc<dyn Engine>> {
     if engine == RtenEngine::NAME {
-        return Ok(Arc::new(RtenEngine::new(threads).trusting_files()));
+        return Ok(Arc::new(RtenEngine::new(threads).plain()));
     }
     let derived = match mode {
         FileMode::Read => Some(Arc::new(PackCache::open(cache)?) as Arc<dyn DerivedFiles>),

@@ -8,6 +8,7 @@ mod embedders;
 mod embedding;
 mod engine;
 mod engine_choice;
+mod engine_rten;
 mod export_forms;
 mod golden_answers;
 mod golden_keys;

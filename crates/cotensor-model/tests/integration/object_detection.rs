@@ -63,7 +63,7 @@ fn users_with_other_thresholds_share_the_run() {
     assert_eq!([&all, &some].map(|report| report.stages[0].computed), [true, false]);
     assert!((1..objects(&all).len()).contains(&objects(&some).len()));
     assert!(objects(&some).iter().all(|object| object.score > 0.5 && objects(&all).contains(object)));
-    let alone = StageSource::Private(Arc::new(RtenEngine::new(Some(1))).into(), FileMode::Read);
+    let alone = StageSource::Private(Arc::new(RtenEngine::new(Some(1)).plain()).into(), FileMode::Read);
     let alone = Model::open(&tiny("detr"), alone).unwrap();
     let alone = detect(&runtime, &alone, "../images/tall.png", None);
     assert_eq!(alone.answer, some.answer);

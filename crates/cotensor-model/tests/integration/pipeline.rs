@@ -41,7 +41,8 @@ fn run(runtime: &Arc<Runtime>, folder: &Path, user: &User) -> UserReport {
 /// Runs the task as a program without Cotensor would.
 fn run_alone(folder: &Path, user: &User) -> UserReport {
     let model =
-        Model::open(folder, StageSource::Private(Arc::new(RtenEngine::new(Some(1))).into(), FileMode::Read)).unwrap();
+        Model::open(folder, StageSource::Private(Arc::new(RtenEngine::new(Some(1)).plain()).into(), FileMode::Read))
+            .unwrap();
     run_user(&model, user, &inputs(), &runtime(EmbeddedStore::builder()).store().holder("alone")).unwrap()
 }
 

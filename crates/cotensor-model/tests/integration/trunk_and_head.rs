@@ -294,7 +294,7 @@ fn classifier_of_dinov2_is_cut_at_the_end_of_its_encoder() {
     let of_photo = || Inputs::default().with_image(&crate::support::fixtures().join("media/photo.png")).unwrap();
     let report = run_user(&model, &user("sky", "image-classification"), &of_photo(), &holder).unwrap();
     assert_eq!(report.stages.iter().map(|stage| stage.role.as_str()).collect::<Vec<_>>(), ["encoder", "head"]);
-    let private = StageSource::Private(Arc::new(RtenEngine::new(Some(1))).into(), FileMode::Read);
+    let private = StageSource::Private(Arc::new(RtenEngine::new(Some(1)).plain()).into(), FileMode::Read);
     let alone = Model::open(&folder, private).unwrap();
     let alone = run_user(&alone, &user("sky", "image-classification"), &of_photo(), &holder).unwrap();
     assert_eq!((alone.answer, alone.stages.len()), (report.answer, 1));

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::convert::{input, output};
+use super::names::NamedModel;
 use super::{saturation, state};
 use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
 use crate::engine::checks::{input_positions, output_positions, weight_bytes};
@@ -10,8 +11,9 @@ use crate::engine::output::{Output, OutputAllocator};
 use crate::engine::state::{Keep, RunState};
 use crate::graph::{Graph, Port, open_graph, weight_location};
 use crate::tensor::TensorRef;
+use crate::weights::load_weights;
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
-use cotensor_store::Lease;
+use cotensor_store::{EmbeddedStore, Lease, TensorStore};
 use rten::{
     DataType, Dimension, LoadError, LoadErrorKind, Model, ModelOptions, NodeId, RunErrorKind, RunOptions, ThreadPool,
     Value, ValueOrView, ValueType,
@@ -25,7 +27,7 @@ const VERSION: &str = "0.27.0";
 /// Runs graphs with rten.
 pub struct RtenEngine {
     pool: Option<Arc<ThreadPool>>,
-    trusts_files: bool,
+    is_plain: bool,
 }
 
 impl RtenEngine {
@@ -35,14 +37,14 @@ impl RtenEngine {
     /// An engine with `threads` threads of its own, at least one; `None` lets rten choose.
     pub fn new(threads: Option<usize>) -> Self {
         let pool = threads.map(|threads| Arc::new(ThreadPool::with_num_threads(threads.max(1))));
-        Self { pool, trusts_files: false }
+        Self { pool, is_plain: false }
     }
 
-    /// Makes [`Engine::load_file`] skip the check of the graph, so that a measured load takes the time of rten alone.
-    /// Only for files that passed the check before.
+    /// Makes [`Engine::load_file`] give the file to rten as it is, so that a measured load takes the time and memory of rten
+    /// alone. Only for files that passed the checks before; where rten differs from ONNX, so do the results.
     #[must_use]
-    pub fn trusting_files(mut self) -> Self {
-        self.trusts_files = true;
+    pub fn plain(mut self) -> Self {
+        self.is_plain = true;
         self
     }
 
@@ -55,11 +57,22 @@ impl RtenEngine {
         RunOptions::default().with_thread_pool(self.pool.clone())
     }
 
+    fn load_plain(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
+        let load = || match mode {
+            FileMode::Read => options(&[]).load_file(path),
+            // SAFETY: no program may write or truncate the file while the graph lives. `FileMode::Map` states that
+            // condition for the caller. This mode exists for measurements; nothing shared uses it.
+            FileMode::Map => unsafe { options(&[]).load_mmap(path) },
+        };
+        let model = guarded("loading", || load().map_err(load_error)).map_err(|error| error.in_file(path))?;
+        self.finish(Vec::new(), None, NamedModel::plain(model))
+    }
+
     /// A loaded graph. `declared` has the ports as the file declares them; rten knows fewer element types. `weights`
     /// comes before `model`: a panic drops parameters from the last to the first.
-    fn finish(&self, weights: Vec<Lease>, declared: Option<&Graph>, model: Model) -> Result<Arc<dyn LoadedGraph>> {
-        let inputs = ports(&model, model.input_ids(), declared.map(Graph::inputs));
-        let outputs = ports(&model, model.output_ids(), declared.map(Graph::outputs));
+    fn finish(&self, weights: Vec<Lease>, declared: Option<&Graph>, model: NamedModel) -> Result<Arc<dyn LoadedGraph>> {
+        let inputs = ports(model.model(), model.model().input_ids(), declared.map(Graph::inputs));
+        let outputs = ports(model.model(), model.model().output_ids(), declared.map(Graph::outputs));
         Ok(Arc::new(RtenGraph {
             input_ports: inputs.iter().map(|(_, port)| port.clone()).collect(),
             output_ports: outputs.iter().map(|(_, port)| port.clone()).collect(),
@@ -99,52 +112,52 @@ impl Engine for RtenEngine {
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
         self.check(graph)?;
         refuse_wide_types(graph)?;
-        let mut options = options();
         let bytes = weight_bytes(Self::NAME, graph, &weights)?;
-        saturation::refuse(graph, Some(&bytes))?;
-        for (index, bytes) in bytes.into_iter().enumerate() {
+        saturation::refuse(graph, &bytes)?;
+        let slice = |bytes: &[u8]| {
             // SAFETY: the bytes belong to the segment of the lease. A segment never moves or changes its bytes
-            // (`Segment::bytes`), and the lease keeps the segment. Only the model keeps this slice, and
-            // `RtenGraph` drops the model before the leases. If loading fails, this function drops the
-            // options and the model before the leases. The result of a run never borrows a constant: a
-            // `Value` owns its elements in a `Vec`.
+            // (`Segment::bytes`), and the lease keeps the segment. Only the models of a `NamedModel` and that value itself keep
+            // this slice, and `RtenGraph` drops it before the leases. If loading fails, this function drops it before the
+            // leases. The result of a run never borrows a constant: a `Value` owns its elements in a `Vec`.
             let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
-            options.external_data_static(&weight_location(index), bytes);
-        }
-        let proto = graph.encode_with_ties_reversed()?;
-        let model = guarded("loading", || options.load(proto).map_err(load_error))
+            bytes
+        };
+        let slices: Vec<&'static [u8]> = bytes.into_iter().map(slice).collect();
+        let file = graph.encode_for_rten(true)?;
+        let model = guarded("loading", || options(&slices).load(file).map_err(load_error))
             .map_err(|error| error.in_file(graph.path()))?;
+        let model = NamedModel::new(model, slices, || graph.encode_for_rten(false))?;
         self.finish(weights, Some(graph), model)
     }
 
+    /// The weights are read in both modes.
     fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
-        let declared = if self.trusts_files { None } else { Some(open_graph(path)?) };
-        if let Some(graph) = &declared {
-            refuse_cubic_resize(graph)?;
-            saturation::refuse(graph, None)?;
+        if self.is_plain {
+            return self.load_plain(path, mode);
         }
-        let load = || match mode {
-            FileMode::Read => options().load_file(path),
-            // SAFETY: no program may write or truncate the file while the graph lives. `FileMode::Map` states that
-            // condition for the caller. This mode exists for measurements; nothing shared uses it.
-            FileMode::Map => unsafe { options().load_mmap(path) },
-        };
-        let model = guarded("loading", || load().map_err(load_error)).map_err(|error| error.in_file(path))?;
-        self.finish(Vec::new(), declared.as_ref(), model)
+        let mut graph = open_graph(path)?;
+        graph.widen();
+        // The weights of a store that nothing else uses are private.
+        let store = EmbeddedStore::builder().build();
+        let weights = load_weights(&graph, &*store, &store.holder(Self::NAME), Self::NAME)?;
+        self.load(&graph, weights.leases)
     }
 }
 
-/// rten's defaults, without prepacking: it would make private copies of all weights.
-fn options() -> ModelOptions {
+/// rten's defaults, without prepacking: it would make private copies of all weights. `weights` are those of the graph, in order.
+pub(super) fn options(weights: &[&'static [u8]]) -> ModelOptions {
     let mut options = ModelOptions::with_all_ops();
     options.prepack_weights(false);
+    for (index, bytes) in weights.iter().enumerate() {
+        options.external_data_static(&weight_location(index), bytes);
+    }
     options
 }
 
 /// A loaded graph. Fields are dropped in the order of their declaration.
 struct RtenGraph {
     /// Reads the bytes of `_weights`, so it is dropped first.
-    model: Model,
+    model: NamedModel,
     inputs: Vec<NodePort>,
     outputs: Vec<NodePort>,
     input_ports: Vec<Port>,
@@ -176,6 +189,7 @@ fn ports(model: &Model, ids: &[NodeId], declared: Option<&[Port]>) -> Vec<(NodeP
         });
         let dims = info.and_then(|info| info.shape()).map(|shape| shape.into_iter().map(fixed).collect());
         let declared = declared.and_then(|ports| ports.iter().find(|port| port.name == name));
+        let dims = declared.map_or(dims, |port| port.dims.clone());
         (NodePort { id, dtype }, Port { dtype: declared.and_then(|port| port.dtype), name, dims })
     };
     ids.iter().map(port).collect()
@@ -257,10 +271,11 @@ impl RtenGraph {
     fn run_model(&self, values: Vec<(NodeId, ValueOrView<'_>)>, outputs: &[usize]) -> Result<Vec<Value>> {
         let ids: Vec<NodeId> = outputs.iter().map(|&index| self.outputs[index].id).collect();
         let options = Some(self.options.clone());
+        let model = self.model.for_inputs(&values)?;
         // A panic can leave only the plan of the graph inconsistent. The plan is behind a mutex, which the panic poisons:
         // later runs fail, and no run is wrong.
         guarded("running", || {
-            self.model.run(values, &ids, options).map_err(|error| {
+            model.run(values, &ids, options).map_err(|error| {
                 let kind = match error.kind() {
                     RunErrorKind::InvalidInput => ErrorKind::Invalid,
                     // An operator refuses the output of another operator: the graph is inconsistent.
@@ -307,7 +322,7 @@ fn refuse_cubic_resize(graph: &Graph) -> Result<()> {
     }
 }
 
-fn load_error(error: LoadError) -> Error {
+pub(super) fn load_error(error: LoadError) -> Error {
     let kind = match error.kind() {
         LoadErrorKind::IoError => ErrorKind::Io,
         LoadErrorKind::OperatorInvalid => ErrorKind::Unsupported,

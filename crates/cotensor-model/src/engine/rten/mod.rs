@@ -2,6 +2,7 @@
 
 mod convert;
 mod engine;
+mod names;
 mod saturation;
 mod state;
 

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 /// # Errors
 /// `Unsupported`, with the name of the node, if this processor's kernels could compute a product of `graph` wrongly.
-/// `weights` has the bytes of each weight; without them, all products of integers are refused.
-pub(super) fn refuse(graph: &Graph, weights: Option<&[&[u8]]>) -> Result<()> {
+/// `weights` has the bytes of each weight.
+pub(super) fn refuse(graph: &Graph, weights: &[&[u8]]) -> Result<()> {
     if !GemmExecutor::<u8, i8, i32>::default().may_saturate() {
         return Ok(());
     }
@@ -24,12 +24,12 @@ pub(super) fn refuse(graph: &Graph, weights: Option<&[&[u8]]>) -> Result<()> {
 }
 
 /// The name of a node whose sums could saturate.
-fn saturating(graph: &Graph, weights: Option<&[&[u8]]>) -> Option<String> {
-    let types: BTreeMap<&str, (DType, Option<&[u8]>)> = graph
+fn saturating(graph: &Graph, weights: &[&[u8]]) -> Option<String> {
+    let types: BTreeMap<&str, (DType, &[u8])> = graph
         .weights()
         .iter()
         .enumerate()
-        .map(|(at, weight)| (weight.name.as_str(), (weight.dtype, weights.map(|weights| weights[at]))))
+        .map(|(at, weight)| (weight.name.as_str(), (weight.dtype, weights[at])))
         .collect();
     let constants = graph.constants();
     let mut found = None;
@@ -41,7 +41,7 @@ fn saturating(graph: &Graph, weights: Option<&[&[u8]]>) -> Option<String> {
         };
         let name = node.input.get(1).map_or("", String::as_str);
         let is_safe = match constants.initializer(name).and_then(|name| types.get(name)) {
-            Some(&(dtype, bytes)) => bytes.is_some_and(|bytes| fits(dtype, bytes)),
+            Some(&(dtype, bytes)) => fits(dtype, bytes),
             None => constants.elements(name).is_some_and(|(dtype, bytes)| fits(dtype, &bytes)),
         };
         if !is_safe {

@@ -228,7 +228,7 @@ pub(crate) fn open_for(engine: &dyn Engine, path: &Path) -> Graph {
 
 /// Opens the graph as the engine does by itself.
 pub(crate) fn load_plain(path: &Path) -> Arc<dyn LoadedGraph> {
-    RtenEngine::new(Some(1)).load_file(path, FileMode::Read).unwrap()
+    RtenEngine::new(Some(1)).plain().load_file(path, FileMode::Read).unwrap()
 }
 
 /// Runs [`linear`] on two rows.
