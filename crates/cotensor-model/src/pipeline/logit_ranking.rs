@@ -34,7 +34,9 @@ impl Run<'_> {
             Error::unsupported("a causal language model needs a chat template to rank texts")
                 .in_file(self.model.folder())
         })?;
-        let (sentence, _) = self.model.sentence()?;
+        template.check_pairs()?;
+        // Its limit is that of the module Transformer.
+        let (sentence, tokenizer) = self.model.sentence()?;
         let instruction = sentence.prompt(None)?;
         let role = task.stages.first().map_or("", String::as_str);
         let def = self.model.family().stage(role)?;
@@ -42,7 +44,6 @@ impl Run<'_> {
         if !stage.has_output(LOGITS) {
             return Err(lacks(&task.name, def, &stage));
         }
-        let tokenizer = self.tokenizer()?;
         let (mut all, mut tokens) = (Vec::new(), Vec::new());
         for (at, text) in user.texts.iter().enumerate() {
             let mut pair = || {

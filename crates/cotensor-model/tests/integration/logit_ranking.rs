@@ -4,6 +4,7 @@ use crate::support::{References, fixtures, runtimes, unpacked, user};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::{Answer, Inputs, UserReport, run_user};
+use serde_json::json;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -60,14 +61,26 @@ fn model_without_what_makes_a_score_is_refused() {
     let long = "gulls ".repeat(300);
     let error = refused(folder().path(), &[TEXTS[0], &long]);
     assert!(error.kind() == ErrorKind::Invalid && error.message().starts_with("text 1: the prompt"), "{error}");
+    // The limit of the module is below that of the tokenizer.
+    let short = folder();
+    let file = short.path().join("sentence_bert_config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["max_seq_length"] = json!(8);
+    fs::write(file, config.to_string()).unwrap();
+    let error = refused(short.path(), &TEXTS);
+    assert!(error.kind() == ErrorKind::Invalid && error.message().starts_with("text 0: the prompt"), "{error}");
     let plain = folder();
     fs::write(plain.path().join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
     let error = refused(plain.path(), &TEXTS);
     assert!(error.kind() == ErrorKind::Unsupported && error.message().contains("roles query and document"), "{error}");
+    // The query alone has this text, too.
+    let first = "{% for message in messages if message.role == 'query' %}{{ message.content }}{% endfor %}";
+    fs::write(plain.path().join("chat_template.jinja"), first).unwrap();
+    assert!(refused(plain.path(), &[QUERY]).message().contains("roles query and document"));
     fs::remove_file(plain.path().join("chat_template.jinja")).unwrap();
     assert!(refused(plain.path(), &TEXTS).message().contains("needs a chat template"));
     let outside = folder();
-    let score = serde_json::json!({"true_token_id": 400});
+    let score = json!({"true_token_id": 400});
     fs::write(outside.path().join("1_LogitScore/config.json"), score.to_string()).unwrap();
     assert_eq!(refused(outside.path(), &TEXTS).field(), Some("true_token_id"));
 }

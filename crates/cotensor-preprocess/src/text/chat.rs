@@ -87,14 +87,23 @@ impl ChatTemplate {
     /// with the instruction, as sentence-transformers gives them to the template. `begins_answer` is `add_generation_prompt`.
     ///
     /// # Errors
-    /// As [`prompt`](Self::prompt); `Unsupported` for a template without these roles, which leaves out one of the texts.
+    /// As [`prompt`](Self::prompt).
     pub fn pair_prompt(&self, instruction: &str, query: &str, document: &str, begins_answer: bool) -> Result<String> {
         let message = |role: &str, content: &str| context! { role => role, content => content };
         let system = (!instruction.is_empty()).then(|| message("system", instruction));
         let messages = system.into_iter().chain([message("query", query), message("document", document)]);
-        let prompt = self.rendered(messages.collect(), begins_answer)?;
-        match [query, document].iter().all(|text| prompt.contains(text.trim())) {
-            true => Ok(prompt),
+        self.rendered(messages.collect(), begins_answer)
+    }
+
+    /// Checks that the prompt for a pair has both texts. The texts of the check are no part of each other, nor of a template.
+    ///
+    /// # Errors
+    /// `Unsupported` for a template without messages of the roles `query` and `document`, and as [`prompt`](Self::prompt).
+    pub fn check_pairs(&self) -> Result<()> {
+        const TEXTS: [&str; 2] = ["zebra 5071", "quince 8264"];
+        let prompt = self.pair_prompt("", TEXTS[0], TEXTS[1], true)?;
+        match TEXTS.iter().all(|text| prompt.contains(text)) {
+            true => Ok(()),
             false => Err(Error::unsupported("the template has no place for messages of the roles query and document")
                 .in_file(&self.file)
                 .in_field(FIELD)),

@@ -16,7 +16,7 @@ const POOLING_FOLDER: &str = "1_Pooling";
 /// Configurations of modules that change an embedding, as sentence-transformers names their folders.
 const LATER_MODULES: [&str; 3] = ["2_Dense/config.json", "3_Dense/config.json", "2_LayerNorm/config.json"];
 /// The packages whose classes are known. Other classes are code of the model.
-const PACKAGE: &str = "sentence_transformers.";
+pub(super) const PACKAGE: &str = "sentence_transformers.";
 /// The class of jina-embeddings-v3, which reads files as the Transformer of sentence-transformers does.
 const KNOWN_CODE: [&str; 1] = ["custom_st.Transformer"];
 
@@ -131,10 +131,7 @@ impl ModuleList {
                 let text = module.get(name).and_then(Value::as_str);
                 text.ok_or_else(|| Error::invalid("a string is required").in_field(field(name)))
             };
-            let path = text("path")?;
-            if path.contains(['/', '\\', '\0']) || path.starts_with('.') {
-                return Err(Error::invalid(format!("{path:?} is not a plain folder name")).in_field(field("path")));
-            }
+            let path = folder_of(text("path")?).map_err(|error| error.in_field(field("path")))?;
             let named = text("type")?;
             let class = named.rsplit('.').next().unwrap_or_default();
             let refused = |reason: String| Error::unsupported(reason).in_field(field("type"));
@@ -210,6 +207,17 @@ impl ModuleList {
         self.pools_prompt = config.get("include_prompt").and_then(Value::as_bool).unwrap_or(true);
         Ok(true)
     }
+}
+
+/// The folder of a module in the model's folder.
+///
+/// # Errors
+/// `Invalid` for a path with more than one part.
+pub(super) fn folder_of(path: &str) -> Result<&str> {
+    if path.contains(['/', '\\', '\0']) || path.starts_with('.') {
+        return Err(Error::invalid(format!("{path:?} is not a plain folder name")));
+    }
+    Ok(path)
 }
 
 /// A positive number that may be absent or null.

@@ -10,7 +10,7 @@ const TOKENS: &str = "token_embeddings";
 /// The output of the encoder with the vectors of the tokens.
 const HIDDEN: &str = "last_hidden_state";
 /// Settings for queries and documents that change their tokens.
-const OF_ONE_SIDE: [&str; 3] = ["query_length", "document_length", "query_expansion"];
+pub(super) const OF_ONE_SIDE: [&str; 3] = ["query_length", "document_length", "query_expansion"];
 
 /// What sentence_bert_config.json states.
 #[derive(Debug, Default)]

@@ -186,8 +186,8 @@ impl LoadedModel {
         let model = &self.model;
         let family = model.family();
         let task = family.tasks().find(|task| task.answer == AnswerKind::Scores).ok_or_else(|| {
-            Error::unsupported(format!("{} ranks no texts: a cross-encoder of BERT's family does", family.title))
-                .in_file(model.folder())
+            let message = "ranks no texts; cross-encoders do, and causal language models with the module LogitScore";
+            Error::unsupported(format!("{} {message}", family.title)).in_file(model.folder())
         })?;
         let (name, task) = (self.key.name.clone(), task.name.clone());
         let user = User { name: "rerank".to_owned(), model: name, task, texts, ..User::default() };
