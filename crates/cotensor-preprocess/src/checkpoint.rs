@@ -70,9 +70,10 @@ impl Header {
             let given = found.get("shape").map_or_else(|| "missing".to_owned(), Value::to_string);
             return Err(Error::corrupt(format!("the shape is {given}; {shape:?} is required")));
         }
-        let (dtype, offset) = self.place(found, shape.iter().product())?;
         let outside = || Error::corrupt("data_offsets is out of range");
-        let length = shape.iter().product::<usize>() * dtype.size_bytes();
+        let count = shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim)).ok_or_else(outside)?;
+        let (dtype, offset) = self.place(found, count)?;
+        let length = count.checked_mul(dtype.size_bytes()).ok_or_else(outside)?;
         let start = usize::try_from(offset).map_err(|_| outside())?;
         let bytes = start.checked_add(length).and_then(|end| file.get(start..end)).ok_or_else(outside)?;
         let values = to_f32(dtype, bytes);
@@ -105,7 +106,8 @@ impl Header {
         let (Some(begin), Some(end)) = (offset(0), offset(1)) else {
             return Err(Error::corrupt("data_offsets has two numbers"));
         };
-        if end.checked_sub(begin) != Some((count * dtype.size_bytes()) as u64) {
+        let bytes = count.checked_mul(dtype.size_bytes()).map(|bytes| bytes as u64);
+        if end.checked_sub(begin).is_none_or(|found| Some(found) != bytes) {
             return Err(Error::corrupt(format!("{count} of {dtype} are required, the bytes are {begin} to {end}")));
         }
         let offset = self.start.checked_add(begin).ok_or_else(|| Error::corrupt("data_offsets is out of range"))?;
@@ -155,6 +157,15 @@ mod tests {
             assert!(header.floats(&file, "w", &[2]).unwrap_err().message().contains("[2,1]"));
             assert!(header.floats(&file, "b", &[2]).is_err());
         }
+    }
+
+    /// A product of dimensions that wraps around is no small tensor.
+    #[test]
+    fn shape_beyond_the_address_space_is_refused() {
+        let huge = [1 << (usize::BITS / 2), 1 << (usize::BITS / 2)];
+        let file = file("F32", &huge, [0, 0], &[]);
+        let error = Header::of_file(&file).unwrap().floats(&file, "w", &huge).unwrap_err();
+        assert!(error.message().contains("out of range"), "{error}");
     }
 
     #[test]

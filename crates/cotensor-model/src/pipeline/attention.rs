@@ -1,4 +1,4 @@
-//! The memory that attention needs for long texts.
+//! The memory that attention, and the logits of a causal language model, need for long texts.
 
 use crate::model::{Model, StageSource};
 use cotensor_core::{Error, ErrorKind, Result, size};
@@ -19,7 +19,7 @@ const COPIES: u64 = 3;
 /// Less memory than this, in bytes, is not compared with the memory that is left.
 const CHECKED_BYTES_MIN: u64 = 64 << 20;
 
-/// The memory for the attention of one run of a graph. The layers of a graph run one after the other, so that the scores of
+/// The memory for the attention and the logits of one run of a graph. The layers of a graph run one after the other, so that the scores of
 /// one layer exist at a time.
 pub(super) struct AttentionMemory {
     rows: usize,
@@ -27,18 +27,33 @@ pub(super) struct AttentionMemory {
     tokens: usize,
     /// None without a known number of heads.
     bytes: Option<u64>,
+    /// Of the logits, if the graph gives them for each token.
+    logit_bytes: u64,
 }
 
 impl AttentionMemory {
     pub(super) fn of(model: &Model, rows: usize, tokens: usize) -> Self {
         let heads = HEADS.iter().find_map(|field| model.config_at(field)?.as_u64());
-        Self { rows, tokens, bytes: heads.map(|heads| score_bytes(rows as u64, heads, tokens as u64)) }
+        let bytes = heads.map(|heads| score_bytes(rows as u64, heads, tokens as u64));
+        Self { rows, tokens, bytes, logit_bytes: 0 }
+    }
+
+    /// With a logit of each of `words` for each token.
+    pub(super) fn with_logits(self, words: usize) -> Self {
+        let count = (self.rows as u64).saturating_mul(self.tokens as u64).saturating_mul(words as u64);
+        Self { logit_bytes: count.saturating_mul(size_of::<f32>() as u64), ..self }
+    }
+
+    /// `None` if nothing is known.
+    fn total(&self) -> Option<u64> {
+        let attention = self.bytes.or_else(|| (self.logit_bytes > 0).then_some(0));
+        attention.map(|bytes| bytes.saturating_add(self.logit_bytes))
     }
 
     /// # Errors
     /// `OverBudget` when this process has less memory left.
     pub(super) fn check(&self, model: &Model) -> Result<()> {
-        let (Some(bytes), StageSource::Shared(runtime)) = (self.bytes, model.source()) else { return Ok(()) };
+        let (Some(bytes), StageSource::Shared(runtime)) = (self.total(), model.source()) else { return Ok(()) };
         match bytes < CHECKED_BYTES_MIN {
             true => Ok(()),
             false => runtime.check_memory(bytes).map_err(|error| error.prefixed(self.in_words())),
@@ -55,7 +70,8 @@ impl AttentionMemory {
 
     fn in_words(&self) -> String {
         let texts = if self.rows == 1 { String::new() } else { format!("{} texts of ", self.rows) };
-        let memory = self.bytes.map_or(String::new(), |bytes| format!(" need {} for attention", size(bytes)));
+        let holds = if self.logit_bytes > 0 { "attention and logits" } else { "attention" };
+        let memory = self.total().map_or(String::new(), |bytes| format!(" need {} for {holds}", size(bytes)));
         format!("{texts}{} tokens{memory}", self.tokens)
     }
 }
@@ -77,9 +93,14 @@ mod tests {
 
     #[test]
     fn error_of_an_engine_without_memory_has_the_length() {
-        let memory = AttentionMemory { rows: 1, tokens: 4000, bytes: Some(3 << 30) };
+        let memory = AttentionMemory { rows: 1, tokens: 4000, bytes: Some(3 << 30), logit_bytes: 0 };
         let error = memory.explain(Error::new(ErrorKind::OverBudget, "onnxruntime got no memory"));
         assert_eq!(error.message(), "4000 tokens need 3.00 GiB for attention: onnxruntime got no memory");
         assert_eq!(memory.explain(Error::invalid("a")).message(), "a");
+        // 128 Ki words.
+        let memory = memory.with_logits(1 << 17);
+        assert_eq!(memory.total(), Some((3 << 30) + 4000 * (1 << 17) * 4));
+        assert_eq!(memory.in_words(), "4000 tokens need 4.95 GiB for attention and logits");
+        assert_eq!(memory.with_logits(usize::MAX).total(), Some(u64::MAX));
     }
 }

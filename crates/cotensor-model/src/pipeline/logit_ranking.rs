@@ -8,7 +8,7 @@ use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::rerank::ranked;
 use super::run::Run;
-use super::vocabulary::check_vocabulary;
+use super::vocabulary::{check_vocabulary, vocabulary};
 use crate::stage::Stage;
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{Error, Hasher, Result};
@@ -73,7 +73,11 @@ impl Run<'_> {
             hasher.number(id as u64);
         }
         let key = hasher.finish();
-        let memory = AttentionMemory::of(self.model, 1, batch.added.len());
+        let mut memory = AttentionMemory::of(self.model, 1, batch.added.len());
+        let reads_rows = stage.graph().inputs().iter().any(|port| def.source(&port.name) == Some(ROWS_INPUT));
+        if let Some((_, words)) = vocabulary(self.model).filter(|_| !reads_rows) {
+            memory = memory.with_logits(words);
+        }
         memory.check(self.model)?;
         self.set_texts(batch);
         self.values.insert(ROWS_INPUT.into(), Value::from(Array::i64(Vec::new(), vec![1])?));
@@ -99,6 +103,7 @@ impl Run<'_> {
         let value = run.outputs.first().ok_or_else(|| Error::corrupt("the store lost a score"))?;
         value.to_f32()?.first().copied().ok_or_else(|| Error::corrupt("a score is one number"))
     }
+
     /// The inputs of a graph that reads one text.
     fn text_inputs<'s>(&self, def: &StageDef, stage: &'s Stage) -> Result<Vec<(&'s str, Value)>> {
         let ports = stage.graph().inputs().iter().map(|port| {

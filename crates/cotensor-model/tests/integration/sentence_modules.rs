@@ -82,6 +82,18 @@ fn embeddings_in_the_store_belong_to_the_weights_of_the_modules() {
 }
 
 #[test]
+fn folder_of_two_modules_is_refused() {
+    let folder = folder("after");
+    let path = folder.path().join("modules.json");
+    let mut listed: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let second = listed[2].clone();
+    listed.as_array_mut().unwrap().insert(3, second);
+    fs::write(&path, listed.to_string()).unwrap();
+    let error = embed(folder.path()).unwrap_err();
+    assert_eq!((error.kind(), error.field(), error.file()), (ErrorKind::Invalid, Some("[3].path"), Some(&*path)));
+}
+
+#[test]
 fn module_that_cannot_be_applied_is_refused_by_file_and_field() {
     let refused = |change: &dyn Fn(&Path), kind: ErrorKind, file: &str, field: Option<&str>, words: &str| {
         let folder = folder("after");

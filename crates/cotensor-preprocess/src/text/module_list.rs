@@ -7,6 +7,7 @@ use super::transformer::Transformer;
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 const MODULES_FILE: &str = "modules.json";
 /// The most modules in a modules.json.
@@ -125,6 +126,7 @@ impl ModuleList {
         let modules =
             modules.ok_or_else(|| Error::invalid(format!("a list of 1 to {MODULES_MAX} modules is required")))?;
         let mut is_pooled = false;
+        let mut folders = BTreeSet::new();
         for (index, module) in modules.iter().enumerate() {
             let field = |name: &str| format!("[{index}].{name}");
             let text = |name: &str| {
@@ -132,6 +134,10 @@ impl ModuleList {
                 text.ok_or_else(|| Error::invalid("a string is required").in_field(field(name)))
             };
             let path = folder_of(text("path")?).map_err(|error| error.in_field(field("path")))?;
+            // Modules with one folder would multiply the memory of its weights.
+            if !folders.insert(path) {
+                return Err(Error::invalid(format!("two modules have the folder {path:?}")).in_field(field("path")));
+            }
             let named = text("type")?;
             let class = named.rsplit('.').next().unwrap_or_default();
             let refused = |reason: String| Error::unsupported(reason).in_field(field("type"));
