@@ -14,8 +14,8 @@ pub(crate) const CONFIGURATION_BYTES_MAX: u64 = 64 << 20;
 const GRAPH_BYTES_MAX: u64 = (1 << 31) - 1;
 /// The most bytes of a file with a graph's weights.
 const WEIGHTS_BYTES_MAX: u64 = 1 << 40;
-/// The weights of a module of sentence-transformers.
-const MODULE_WEIGHTS_FILE: &str = "model.safetensors";
+/// The files of a module of sentence-transformers: its configuration, that of the module Transformer, and its weights.
+const MODULE_FILES: [&str; 3] = [CONFIG_FILE, "sentence_bert_config.json", "model.safetensors"];
 /// JSON files that no part of this program reads, and that can be large.
 const UNREAD: &[&str] = &["vocab.json", "trainer_state.json"];
 /// The most graphs in an error message.
@@ -26,9 +26,7 @@ const GRAPHS_SHOWN_MAX: usize = 10;
 /// (`1_Pooling/config.json`, `2_Dense/model.safetensors`).
 pub(crate) fn configuration(files: &[RepoFile]) -> impl Iterator<Item = &RepoFile> {
     files.iter().filter(|file| match file.path.split_once('/') {
-        Some((folder, name)) => {
-            [CONFIG_FILE, MODULE_WEIGHTS_FILE].contains(&name) && folder.starts_with(|c: char| c.is_ascii_digit())
-        }
+        Some((folder, name)) => MODULE_FILES.contains(&name) && folder.starts_with(|c: char| c.is_ascii_digit()),
         None => {
             let is_read = file.path.ends_with(".json") || file.path.ends_with(".jinja");
             is_read && !file.path.ends_with(".index.json") && !UNREAD.contains(&file.path.as_str())
@@ -221,6 +219,7 @@ mod tests {
     #[test]
     fn configuration_and_weights_of_modules_are_needed() {
         let needed = [
+            "0_Transformer/sentence_bert_config.json",
             "1_Pooling/config.json",
             "2_Dense/config.json",
             "2_Dense/model.safetensors",

@@ -27,9 +27,11 @@ import type { Run } from "./run.js";
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 const MEDIA_FILES = ["preprocessor_config.json", "processor_config.json"];
-const SENTENCE_FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/config.json", "3_Dense/config.json"];
+const SENTENCE_FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/config.json", "3_Dense/config.json", "2_LayerNorm/config.json"];
 /** The weights of a module of sentence-transformers, in its folder. */
 const MODULE_WEIGHTS_FILE = "model.safetensors";
+/** More modules are refused. */
+const MODULES_MAX = 64;
 const GENERATION_FILES = ["generation_config.json"];
 
 /** The files that the processors of a family read, if the model has them. */
@@ -41,6 +43,13 @@ function filesOf({ tasks, decoder }: FamilyDescription): string[] {
     ...(tasks.some(({ answer }) => answer === "sentence") ? SENTENCE_FILES : []),
     ...(decoder ? GENERATION_FILES : []),
   ];
+}
+
+/** A module of sentence-transformers: its folder, and its files there. */
+interface Module {
+  path: string;
+  settings: string;
+  hasWeights: boolean;
 }
 
 /** The processors of one model. Each is made when it is first used. */
@@ -64,8 +73,8 @@ export class Processors {
     const texts = await Promise.all(filesOf(description).map(async (file) => [file, await folder.text(file)] as const));
     for (const [file, text] of texts) if (text !== undefined) files.set(file, text);
     const modules = texts.find(([file]) => file === "modules.json")?.[1];
-    for (const { path, hasWeights } of modules === undefined ? [] : modulesOf(modules)) {
-      const file = `${path}/config.json`;
+    for (const { path, settings, hasWeights } of modules === undefined ? [] : modulesOf(modules)) {
+      const file = `${path}/${settings}`;
       const text = await folder.text(file);
       if (text !== undefined) files.set(file, text);
       const weights = `${path}/${MODULE_WEIGHTS_FILE}`;
@@ -204,9 +213,23 @@ export class Processors {
   }
 }
 
-function modulesOf(text: string): { path: string; hasWeights: boolean }[] {
-  const listed = JSON.parse(text) as unknown;
-  const modules = Array.isArray(listed) ? listed.map(({ path, type }: { path?: unknown; type?: unknown }) => ({ path, hasWeights: typeof type === "string" && /\.(Dense|LayerNorm)$/.test(type) })) : [];
-  // The tokenizer's files are beside modules.json.
-  return modules.filter((each): each is { path: string; hasWeights: boolean } => typeof each.path === "string" && /^[\w-]{1,100}$/.test(each.path));
+/** The modules that modules.json lists. The processor that reads the file refuses a list that is not one. */
+function modulesOf(text: string): Module[] {
+  const modules: Module[] = [];
+  for (const module of listed(text).slice(0, MODULES_MAX)) {
+    const { path, type } = (module ?? {}) as { path?: unknown; type?: unknown };
+    // The tokenizer's files are beside modules.json.
+    if (typeof path !== "string" || typeof type !== "string" || !/^[\w-]{1,100}$/.test(path)) continue;
+    modules.push({ path, settings: type.endsWith(".Transformer") ? "sentence_bert_config.json" : "config.json", hasWeights: /\.(Dense|LayerNorm)$/.test(type) });
+  }
+  return modules;
+}
+
+function listed(text: string): unknown[] {
+  try {
+    const list = JSON.parse(text) as unknown;
+    return Array.isArray(list) ? list : [];
+  } catch {
+    return [];
+  }
 }
