@@ -200,11 +200,7 @@ impl TextEmbedder {
     ) -> Result<Vec<Result<TextEmbedding>>> {
         let (_, tokenizer) = self.model.sentence()?;
         let prompt = self.sentence.prompt(prompt_name)?;
-        let task = if self.reads_task {
-            Some(self.sentence.task(prompt_name).map_err(|error| self.model.at_folder(error))?)
-        } else {
-            None
-        };
+        let task = self.sentence.task(prompt_name, self.reads_task).map_err(|error| self.model.at_folder(error))?;
         let tokens: Vec<Result<TextTokens>> = texts.iter().map(|text| self.tokenize(text, prompt)).collect();
         let before = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
         let prompt = Prompt { tokens: before, task };

@@ -169,9 +169,13 @@ impl<'a> Run<'a> {
             let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
             let prompted: Vec<&str> = prompted.iter().map(String::as_str).collect();
             let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
-            if let Some(port) = stage.and_then(|stage| task_port(def, stage)) {
-                let number = sentence.task(user.prompt_name.as_deref()).map_err(|error| self.model.at_folder(error))?;
-                self.values.insert(TASK_INPUT.into(), task_value(port, Some(number), texts.len())?);
+            if let Some(stage) = stage {
+                let port = task_port(def, stage);
+                let number = sentence.task(user.prompt_name.as_deref(), port.is_some());
+                let number = number.map_err(|error| self.model.at_folder(error))?;
+                if let Some(port) = port {
+                    self.values.insert(TASK_INPUT.into(), task_value(port, number, texts.len())?);
+                }
             }
             (tokenizer.encode_to(&prompted, length)?, prompt_tokens)
         } else {

@@ -117,6 +117,24 @@ fn model_with_tasks_needs_one_of_them() {
 }
 
 #[test]
+fn task_of_a_graph_that_does_not_read_it_is_refused() {
+    let folder = folder("new");
+    set(folder.path(), "config.json", "lora_adaptations", json!(["retrieval.query", "separation"]));
+    for prompt in ["query", "separation"] {
+        let error = embed(folder.path(), Some(prompt)).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("lora_adaptations")), "{error}");
+        assert_eq!(error.file(), Some(folder.path().join("config.json").as_path()));
+        let runtime = runtimes().remove(0);
+        let user = User { prompt_name: Some(prompt.to_owned()), ..user("one", "model", "sentence-embedding") };
+        let inputs = Inputs::default().with_text(TEXTS[0]);
+        let model = runtime.open(folder.path()).unwrap();
+        let error = run_user(&model, &user, &inputs, &runtime.store().holder("one")).unwrap_err();
+        assert_eq!(error.field(), Some("lora_adaptations"), "{error}");
+    }
+    embed(folder.path(), None).unwrap();
+}
+
+#[test]
 fn fields_that_contradict_the_architecture_are_read_or_named() {
     let config = "config.json";
     // More positions than the tiny tokenizer allows for: the configuration decides.

@@ -8,6 +8,7 @@ use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// The most prompts of a model.
 const PROMPTS_MAX: usize = 1024;
@@ -35,6 +36,8 @@ pub struct SentenceProcessor {
     truncate_dim: Option<usize>,
     /// The tasks for which the model has weights of their own (`lora_adaptations`), in the order of their numbers.
     tasks: Vec<String>,
+    /// The path of config.json.
+    config: PathBuf,
 }
 
 impl SentenceProcessor {
@@ -51,6 +54,7 @@ impl SentenceProcessor {
             positions: position_limit(config).map_err(|error| error.in_file(files.path(CONFIG_FILE)))?,
             truncate_dim: None,
             tasks: Vec::new(),
+            config: files.path(CONFIG_FILE),
         };
         this.read_tasks(config).map_err(|error| error.in_file(files.path(CONFIG_FILE)))?;
         this.read_prompts(files)?;
@@ -118,22 +122,28 @@ impl SentenceProcessor {
     }
 
     /// The number of the task that the prompt of this name, or the default prompt, belongs to: its place in `lora_adaptations`.
+    /// `None` if the graph does not read it (`is_read`) and none is named.
     ///
     /// # Errors
     /// `Invalid` without a name, and for one that is no task; the message lists the tasks. `Unsupported` for a model that names
-    /// no tasks.
-    pub fn task(&self, name: Option<&str>) -> Result<i64> {
-        if self.tasks.is_empty() {
-            let message = "the graph reads the number of a task, and this list of the tasks is missing";
-            return Err(Error::unsupported(message).in_file(CONFIG_FILE).in_field(TASKS));
-        }
+    /// no tasks, and for a task of which a graph that does not read it may have other weights.
+    pub fn task(&self, name: Option<&str>, is_read: bool) -> Result<Option<i64>> {
+        let refused = |message: &str| Error::unsupported(message).in_file(&self.config).in_field(TASKS);
         let name = name.or(self.default_prompt.as_deref()).unwrap_or_default();
         let found = candidates(&name).iter().find_map(|name| self.tasks.iter().position(|task| task == name));
-        let found = found.and_then(|at| i64::try_from(at).ok());
-        found.ok_or_else(|| {
-            let message = format!("the model needs one of its tasks: {}", self.tasks.join(", "));
-            Error::invalid(message).in_field(PROMPT_NAME)
-        })
+        match (found, is_read) {
+            (None, false) => Ok(None),
+            (Some(_), false) => Err(refused(
+                "the graph does not read the number of a task, so that its weights are of one task that no file names; export                  it with the input task_id, or remove this list if the graph is of the task",
+            )),
+            (_, true) if self.tasks.is_empty() => {
+                Err(refused("the graph reads the number of a task, and this list of the tasks is missing"))
+            }
+            (found, true) => found.and_then(|at| i64::try_from(at).ok()).map(Some).ok_or_else(|| {
+                let message = format!("the model needs one of its tasks: {}", self.tasks.join(", "));
+                Error::invalid(message).in_field(PROMPT_NAME)
+            }),
+        }
     }
 
     /// Hash of every setting that an embedding depends on beside its tokens; `is_pooled` tells whether the graph gives the
