@@ -82,6 +82,28 @@ fn embeddings_in_the_store_belong_to_the_weights_of_the_modules() {
 }
 
 #[test]
+fn flags_are_true_or_false_and_null_is_false() {
+    const POOLING: &str = "1_Pooling/config.json";
+    for (file, field) in [
+        (POOLING, "include_prompt"),
+        (POOLING, "pooling_mode_max_tokens"),
+        ("sentence_bert_config.json", "do_lower_case"),
+    ] {
+        let folder = folder("after");
+        fs::write(folder.path().join(POOLING), json!({"pooling_mode_mean_tokens": true}).to_string()).unwrap();
+        let plain = embed(folder.path()).unwrap();
+        set(folder.path(), file, field, Value::Null);
+        assert_eq!(embed(folder.path()).unwrap(), plain, "{field}");
+        for other in [json!(1), json!("false")] {
+            set(folder.path(), file, field, other);
+            let error = embed(folder.path()).unwrap_err();
+            assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some(field)), "{error}");
+            assert_eq!(error.file(), Some(folder.path().join(file).as_path()));
+        }
+    }
+}
+
+#[test]
 fn folder_of_two_modules_is_refused() {
     let folder = folder("after");
     let path = folder.path().join("modules.json");

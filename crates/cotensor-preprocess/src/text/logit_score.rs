@@ -1,6 +1,6 @@
 //! Rerankers that are causal language models: the score of two texts is a logit after a prompt with both, or a difference of two.
 
-use super::module_list::{PACKAGE, folder_of};
+use super::module_list::{PACKAGE, flag, folder_of};
 use super::modules::file_in;
 use super::transformer::OF_ONE_SIDE;
 use crate::files::{ModelFiles, find_json, read_json};
@@ -90,7 +90,7 @@ fn begins_answer(files: &dyn ModelFiles, name: &str) -> Result<bool> {
     if gives != LOGITS {
         return Err(refused(format!("{gives} is not supported; {LOGITS} is"), "module_output_name"));
     }
-    if config.get("do_lower_case") == Some(&Value::Bool(true)) {
+    if flag(&config, "do_lower_case", false).map_err(|error| error.in_file(files.path(name)))? {
         return Err(refused("prompts in lower case are not supported".to_owned(), "do_lower_case"));
     }
     let message = config.get("modality_config").and_then(|kinds| kinds.get("message"));

@@ -18,6 +18,8 @@ const POOLING_FOLDER: &str = "1_Pooling";
 const LATER_MODULES: [&str; 3] = ["2_Dense/config.json", "3_Dense/config.json", "2_LayerNorm/config.json"];
 /// The packages whose classes are known. Other classes are code of the model.
 pub(super) const PACKAGE: &str = "sentence_transformers.";
+/// The classes that have a file with weights.
+const WITH_WEIGHTS: [&str; 2] = ["Dense", "LayerNorm"];
 /// The class of jina-embeddings-v3, which reads files as the Transformer of sentence-transformers does.
 const KNOWN_CODE: [&str; 1] = ["custom_st.Transformer"];
 
@@ -134,12 +136,12 @@ impl ModuleList {
                 text.ok_or_else(|| Error::invalid("a string is required").in_field(field(name)))
             };
             let path = folder_of(text("path")?).map_err(|error| error.in_field(field("path")))?;
-            // Modules with one folder would multiply the memory of its weights.
-            if !folders.insert(path) {
-                return Err(Error::invalid(format!("two modules have the folder {path:?}")).in_field(field("path")));
-            }
             let named = text("type")?;
             let class = named.rsplit('.').next().unwrap_or_default();
+            // One folder for several modules would multiply the memory of its weights.
+            if WITH_WEIGHTS.contains(&class) && !folders.insert(path) {
+                return Err(Error::invalid(format!("two modules have the folder {path:?}")).in_field(field("path")));
+            }
             let refused = |reason: String| Error::unsupported(reason).in_field(field("type"));
             if !named.starts_with(PACKAGE) && !KNOWN_CODE.contains(&named) {
                 self.refuse(files, refused(format!("{named} is code of the model, which is not run")));
@@ -184,6 +186,7 @@ impl ModuleList {
         let name = file_in(folder, "config.json");
         let Some(config) = find_json(files, &name)? else { return Ok(false) };
         let invalid = |field: &str, message: String| Error::invalid(message).in_file(files.path(&name)).in_field(field);
+        let in_file = |error: Error| error.in_file(files.path(&name));
         let known =
             |name: &str| pooling_named(name).ok_or_else(|| invalid("pooling_mode", format!("{name:?} is not known")));
         self.poolings = match config.get("pooling_mode") {
@@ -193,11 +196,12 @@ impl ModuleList {
             }
             Some(_) => return Err(invalid("pooling_mode", "a name or a list of names is required".into())),
             None => {
-                let flags = config.as_object().into_iter().flatten();
-                let set: Vec<&str> = flags
-                    .filter(|(name, value)| name.starts_with("pooling_mode_") && value.as_bool() != Some(false))
-                    .map(|(name, _)| name.as_str())
-                    .collect();
+                let mut set = Vec::new();
+                for name in config.as_object().into_iter().flatten().map(|(name, _)| name.as_str()) {
+                    if name.starts_with("pooling_mode_") && flag(&config, name, false).map_err(in_file)? {
+                        set.push(name);
+                    }
+                }
                 if let Some(other) = set.iter().find(|name| !POOLINGS.iter().any(|(_, flag, _)| flag == *name)) {
                     return Err(invalid(other, "this pooling is not known".into()));
                 }
@@ -210,7 +214,7 @@ impl ModuleList {
                 on
             }
         };
-        self.pools_prompt = config.get("include_prompt").and_then(Value::as_bool).unwrap_or(true);
+        self.pools_prompt = flag(&config, "include_prompt", true).map_err(in_file)?;
         Ok(true)
     }
 }
@@ -224,6 +228,16 @@ pub(super) fn folder_of(path: &str) -> Result<&str> {
         return Err(Error::invalid(format!("{path:?} is not a plain folder name")));
     }
     Ok(path)
+}
+
+/// A flag that may be absent. Null is false, as in Python.
+pub(super) fn flag(config: &Value, field: &str, default: bool) -> Result<bool> {
+    match config.get(field) {
+        None => Ok(default),
+        Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(Error::invalid(format!("{other} is not true or false")).in_field(field)),
+    }
 }
 
 /// A positive number that may be absent or null.

@@ -1,6 +1,7 @@
 //! The modules of sentence-transformers that change vectors beside the pooling: Dense, LayerNorm and Normalize.
 
 use super::dense::{Activation, Dense, LayerNorm};
+use super::module_list::flag;
 use super::pooling::normalized;
 use crate::checkpoint::{FILE as WEIGHTS_FILE, Header};
 use crate::files::{ModelFiles, read_json};
@@ -105,10 +106,8 @@ impl Folder<'_> {
 
     fn dense(&self, config: &Value) -> Result<Dense> {
         let (reads, gives) = (self.width(config, "in_features")?, self.width(config, "out_features")?);
-        let flag = |field: &str, default: bool| match config.get(field) {
-            None => Ok(default),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(_) => Err(self.refused(Error::invalid("true or false is required"), field)),
+        let flag = |field: &str, default: bool| {
+            flag(config, field, default).map_err(|error| error.in_file(self.files.path(&self.file("config.json"))))
         };
         if flag("use_residual", false)? {
             return Err(self.refused(Error::unsupported("a residual connection is not supported"), "use_residual"));

@@ -1,6 +1,6 @@
 //! The settings of sentence-transformers' module Transformer: how texts become tokens, and what the module gives.
 
-use super::module_list::count;
+use super::module_list::{count, flag};
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
@@ -28,14 +28,15 @@ impl Transformer {
     /// Reads the file `name`; without it, everything is as by default.
     ///
     /// # Errors
-    /// `Corrupt` when it is not JSON, `Invalid` for a length that is not a positive number.
+    /// `Corrupt` when it is not JSON, `Invalid` for a length that is not a positive number and for a flag that is none.
     pub(super) fn read(files: &dyn ModelFiles, name: &str) -> Result<Self> {
         let Some(config) = find_json(files, name)? else { return Ok(Self::default()) };
+        let in_file = |error: Error| error.in_file(files.path(name));
         let refused =
             |(field, reason): (&str, String)| Error::unsupported(reason).in_file(files.path(name)).in_field(field);
         Ok(Self {
-            max_tokens: count(&config, "max_seq_length").map_err(|error| error.in_file(files.path(name)))?,
-            lowercases: config.get("do_lower_case").and_then(Value::as_bool).unwrap_or(false),
+            max_tokens: count(&config, "max_seq_length").map_err(in_file)?,
+            lowercases: flag(&config, "do_lower_case", false).map_err(in_file)?,
             input: input_problem(&config).map(refused),
             output: output_problem(&config).map(refused),
         })
