@@ -1,7 +1,7 @@
 //! Rerankers that are causal language models: the score of two texts is a logit after a prompt with both, or a difference of two.
 
-use super::module_list::{PACKAGE, flag, folder_of};
-use super::modules::file_in;
+use super::fields::{file_in, flag, folder_of};
+use super::module_list::PACKAGE;
 use super::transformer::OF_ONE_SIDE;
 use crate::files::{ModelFiles, find_json, read_json};
 use cotensor_core::{Error, Result};

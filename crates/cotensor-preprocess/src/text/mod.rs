@@ -4,6 +4,7 @@
 mod chat;
 mod ctc;
 mod dense;
+mod fields;
 mod growth;
 mod known_pooling;
 mod logit_score;

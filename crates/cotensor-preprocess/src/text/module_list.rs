@@ -1,7 +1,8 @@
 //! The modules of sentence-transformers, as modules.json lists them.
 
+use super::fields::{file_in, flag, folder_of};
 use super::known_pooling::{self, Known};
-use super::modules::{Module, Vectors, file_in};
+use super::modules::{Module, Vectors};
 use super::pooling::{POOLINGS, Pooling, pooling_named};
 use super::transformer::Transformer;
 use crate::files::{ModelFiles, find_json};
@@ -216,37 +217,5 @@ impl ModuleList {
         };
         self.pools_prompt = flag(&config, "include_prompt", true).map_err(in_file)?;
         Ok(true)
-    }
-}
-
-/// The folder of a module in the model's folder.
-///
-/// # Errors
-/// `Invalid` for a path with more than one part.
-pub(super) fn folder_of(path: &str) -> Result<&str> {
-    if path.contains(['/', '\\', '\0']) || path.starts_with('.') {
-        return Err(Error::invalid(format!("{path:?} is not a plain folder name")));
-    }
-    Ok(path)
-}
-
-/// A flag that may be absent. Null is false, as in Python.
-pub(super) fn flag(config: &Value, field: &str, default: bool) -> Result<bool> {
-    match config.get(field) {
-        None => Ok(default),
-        Some(Value::Null) => Ok(false),
-        Some(Value::Bool(flag)) => Ok(*flag),
-        Some(other) => Err(Error::invalid(format!("{other} is not true or false")).in_field(field)),
-    }
-}
-
-/// A positive number that may be absent or null.
-pub(super) fn count(config: &Value, field: &str) -> Result<Option<usize>> {
-    match config.get(field) {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => {
-            let count = value.as_u64().filter(|&count| count > 0).and_then(|count| usize::try_from(count).ok());
-            count.map(Some).ok_or_else(|| Error::invalid(format!("{value} is not a positive number")).in_field(field))
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The modules of sentence-transformers that change vectors beside the pooling: Dense, LayerNorm and Normalize.
 
 use super::dense::{Activation, Dense, LayerNorm};
-use super::module_list::flag;
+use super::fields::{file_in, flag};
 use super::pooling::normalized;
 use crate::checkpoint::{FILE as WEIGHTS_FILE, Header};
 use crate::files::{ModelFiles, read_json};
@@ -197,11 +197,6 @@ impl Folder<'_> {
         };
         read().map_err(|error: Error| error.in_file(path))
     }
-}
-
-/// The name of a file in `folder`; an empty `folder` is the model's folder.
-pub(super) fn file_in(folder: &str, file: &str) -> String {
-    if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") }
 }
 
 /// An empty configuration in place of a missing one.

@@ -1,4 +1,5 @@
-use super::module_list::{ModuleList, Unusable, count};
+use super::fields::count;
+use super::module_list::{ModuleList, Unusable};
 use super::modules::Module;
 use super::pooling::{POOLINGS, pool_once, pooling_named};
 use super::positions::position_limit;

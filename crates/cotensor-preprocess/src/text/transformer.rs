@@ -1,6 +1,6 @@
 //! The settings of sentence-transformers' module Transformer: how texts become tokens, and what the module gives.
 
-use super::module_list::{count, flag};
+use super::fields::{count, flag};
 use crate::files::{ModelFiles, find_json};
 use cotensor_core::{Error, Result};
 use serde_json::Value;
