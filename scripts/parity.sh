@@ -22,8 +22,4 @@ export COTENSOR_PARITY_OPTIMUM=$optimum/bin/python
 mkdir -p target/parity
 # Idle threads of torch must not occupy a core.
 export OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 TRANSFORMERS_VERBOSITY=error
-if [ ! -e target/parity/families.json ]; then
-  library=$(scripts/onnxruntime_library.sh)
-  ORT_DYLIB_PATH=$library "$python" -W ignore python/parity/families.py target/parity/families.json
-fi
 exec "$python" -W ignore python/parity --work target/parity "$@"

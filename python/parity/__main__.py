@@ -2,8 +2,9 @@
 
     python python/parity --work FOLDER [--write docs/parity.md] [--again] [MODEL ...]
 
-Rows that were measured before are read from FOLDER/results unless --again is given. FOLDER/families.json is what families.py has
-written. Fails if a row of float32 is above the bound and not refused.
+Results that were measured before are read from FOLDER/results; --again removes them first, so that a run which was interrupted
+goes on without it. The name `families` stands for the table of families. Fails if a row of float32 is above the bound and not
+refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Callable, Dict, List
 
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import answers  # noqa: E402
 import checkpoints  # noqa: E402
+import families  # noqa: E402
 import folders  # noqa: E402
 import rows  # noqa: E402
 import table  # noqa: E402
@@ -26,6 +29,7 @@ import texts  # noqa: E402
 from models import MODELS, Model  # noqa: E402
 
 PARAPHRASE = "paraphrase-MiniLM-L3-v2 (real weights)"
+FAMILIES = "families"
 
 
 def of_model(model: Model, seed: int, work: Path) -> List[rows.Row]:
@@ -63,32 +67,36 @@ def main() -> int:
     results, wheels, work = (arguments.work / name for name in ("results", "wheels", "model"))
     for folder in (results, wheels):
         folder.mkdir(parents=True, exist_ok=True)
-    makers: Dict[str, Callable[[], List[rows.Row]]] = {}
+    makers: Dict[str, Callable[[], List[Dict]]] = {}
     for seed, model in enumerate(MODELS, 1):
-        makers[model.name] = lambda model=model, seed=seed: of_model(model, seed, work)
+        makers[model.name] = lambda model=model, seed=seed: rows.as_json(of_model(model, seed, work))
     for name in checkpoints.CHECKPOINTS:
-        makers[name] = lambda name=name: of_checkpoint(name, work, wheels)
-    makers[PARAPHRASE] = lambda: of_paraphrase(work, wheels)
+        makers[name] = lambda name=name: rows.as_json(of_checkpoint(name, work, wheels))
+    makers[PARAPHRASE] = lambda: rows.as_json(of_paraphrase(work, wheels))
+    makers[FAMILIES] = lambda: families.measured(answers.library())
     unknown = set(arguments.models) - set(makers)
     if unknown:
         parser.error(f"unknown models: {', '.join(sorted(unknown))}; known: {', '.join(makers)}")
-    found: List[rows.Row] = []
-    for name, make in makers.items():
-        path = results / f"{name.replace(' ', '-')}.json"
-        wanted = not arguments.models or name in arguments.models
-        if wanted and (arguments.again or not path.exists()):
+    paths = {name: results / f"{name.replace(' ', '-')}.json" for name in makers}
+    wanted = arguments.models or list(makers)
+    if arguments.again:
+        for name in wanted:
+            paths[name].unlink(missing_ok=True)
+    for name in wanted:
+        if not paths[name].exists():
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
-            path.write_text(json.dumps(rows.as_json(make()), indent=1))
+            begun = time.monotonic()
+            paths[name].write_text(json.dumps(makers[name](), indent=1))
+            print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
             shutil.rmtree(work)
-        if path.exists():
-            found += [rows.Row(**row) for row in json.loads(path.read_text())]
-    others = arguments.work / "families.json"
-    families = json.loads(others.read_text()) if others.exists() else []
+    known = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    of_families = known.pop(FAMILIES, [])
+    found = [rows.Row(**row) for listed in known.values() for row in listed]
     if arguments.write:
-        table.write(arguments.write, found, families)
+        table.write(arguments.write, found, of_families)
     else:
-        print(table.tables(found, families))
+        print(table.tables(found, of_families))
     wrong = [row for row in found if not row.passes()]
     for row in wrong:
         print(f"above the bound: {row}", file=sys.stderr)

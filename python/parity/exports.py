@@ -9,18 +9,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Any, Callable, Dict, List
 
 #: Files that a graph's folder does not share with the source.
 WEIGHTS = {".safetensors", ".bin"}
+GRAPHS = {"onnx", "openvino"}
 #: The graph's file of each variant.
 VARIANT_FILES = {"fp32": "model", "fp16": "model_fp16", "int8": "model_quantized", "q4": "model_q4"}
 
 
 def folder_of(source: Path, target: Path) -> Path:
     """A model folder with the source's files but its weights, and an empty folder for graphs."""
+
+    def ignored(folder: str, names: List[str]) -> List[str]:
+        # The weights of modules lie in folders of their own.
+        return [name for name in names if Path(name).suffix in WEIGHTS or name in GRAPHS] if Path(folder) == source else []
+
     shutil.rmtree(target, ignore_errors=True)
-    ignored = shutil.ignore_patterns(*(f"*{suffix}" for suffix in WEIGHTS), "onnx", "openvino")
     shutil.copytree(source, target, ignore=ignored, copy_function=shutil.copyfile)
     (target / "onnx").mkdir()
     return target
@@ -69,17 +74,16 @@ OPTIMUM = """
 import sys
 sys.modules["diffusers"] = None
 from optimum.exporters.onnx import main_export
-main_export(sys.argv[1], sys.argv[2], task="feature-extraction", library_name=sys.argv[3], do_validation=False)
+source, target, library, task = sys.argv[1:]
+main_export(source, target, task=task, library_name=library, do_validation=False, no_post_process=True)
 """
 
 
-def by_optimum(source: Path, target: Path, library: str) -> None:
-    """An export of optimum: `last_hidden_state` with the library transformers, `token_embeddings` and `sentence_embedding` with
-    sentence_transformers."""
-    made = target.with_name(target.name + ".made")
+def run_optimum(source: Path, target: Path, library: str, task: str = "feature-extraction") -> None:
+    """Exports the model in `source` to graphs in the folder `target`."""
     python = os.environ["COTENSOR_PARITY_OPTIMUM"]
     run = subprocess.run(
-        [python, "-W", "ignore", "-c", OPTIMUM, str(source), str(made), library],
+        [python, "-W", "ignore", "-c", OPTIMUM, str(source), str(target), library, task],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -87,6 +91,19 @@ def by_optimum(source: Path, target: Path, library: str) -> None:
     )
     if run.returncode:
         raise RuntimeError(error_of(run.stderr))
+
+
+def older_fields(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Fields of config.json that transformers 5 drops, which optimum reads and which published files have."""
+    theta = (config.get("rope_parameters") or {}).get("rope_theta")
+    return {"rope_theta": theta} if theta else {}
+
+
+def by_optimum(source: Path, target: Path, library: str) -> None:
+    """An export of optimum: `last_hidden_state` with the library transformers, `token_embeddings` and `sentence_embedding` with
+    sentence_transformers."""
+    made = target.with_name(target.name + ".made")
+    run_optimum(source, made, library)
     folder_of(source, target)
     for path in made.glob("*.onnx*"):
         path.rename(target / "onnx" / path.name)

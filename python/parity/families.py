@@ -1,14 +1,11 @@
-"""The families of models at small size, with the graphs of both exporters of torch and with every engine.
+"""The families of models at small size, with the graphs of several exporters and with every engine.
 
-    python python/parity/families.py FILE.json
-
-Exports the models of fixtures/tiny again with the exporter that traces, runs the test `stage_references` of cotensor-model on
-both folders, and writes the differences that it prints. ORT_DYLIB_PATH names the library of onnxruntime.
+Exports the models of fixtures/tiny and fixtures/sounds again with other exporters, runs the tests of cotensor-model that compare
+stages on each folder, and reads the differences that they print.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,31 +13,59 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
+
+from exports import error_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-#: The scripts that make fixtures/tiny.
-SCRIPTS = ("tiny.py", "vision.py", "tiny_text.py", "image_texts.py")
-TEST = "cargo test -p cotensor-model --test integration stage_references -- --nocapture --test-threads=1".split()
+OTHER = str(Path(__file__).with_name("other_fixtures.py"))
+
+
+def each(*names: str) -> Dict[str, List[str]]:
+    return {name: [name] for name in names}
+
+
+#: The scripts that make fixtures/tiny and the models of fixtures/sounds: their arguments, and the families of each.
+SCRIPTS = {
+    "tiny.py": each("bert", "vit", "clip", "whisper"),
+    "vision.py": {**each("deit", "dinov2", "detr"), "siglip": ["siglip", "siglip-whole"]},
+    "tiny_text.py": each("t5", "bart", "llama", "mistral", "qwen2", "qwen3", "gpt2"),
+    "image_texts.py": each("blip", "llava"),
+    "sounds.py": {
+        **{name: [f"wav2vec2-{name}"] for name in ("ctc", "stable", "classification")},
+        "clap_even": ["clap-even"],
+        "clap_resized": ["clap"],
+    },
+}
+TESTS = ("stage_references", "sounds::wav2vec2_stages", "sounds::towers_of_clap")
+COMMAND = [*"cargo test -p cotensor-model --test integration --".split(), *TESTS, "--nocapture", "--test-threads=1"]
 #: engine, family, stage and case, output, difference in standard deviations of the reference.
 LINE = re.compile(r"^(?:.* \.\.\. )?(rten|ort|ort-shared) (\S+) (\S+) (\S+): (\S+)$", re.MULTILINE)
 REFUSED = re.compile(r"^(?:.* \.\.\. )?(rten|ort|ort-shared) (\S+) refused: ", re.MULTILINE)
 
 
-def legacy(target: Path) -> Path:
-    """A copy of the fixtures whose models are exported by the exporter that traces."""
+def exported(target: Path, exporter: str) -> Tuple[Path, Dict[str, str]]:
+    """A copy of the fixtures whose models are of another exporter, and the errors of the families that it does not export."""
     shutil.copytree(REPOSITORY / "fixtures", target)
-    exporter = Path(__file__).with_name("legacy_fixtures.py")
-    for script in SCRIPTS:
-        command = [sys.executable, "-W", "ignore", str(exporter), str(target / "scripts" / script)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=1800)
-    return target
+    errors = {}
+    for script, families in SCRIPTS.items():
+        for argument, names in families.items():
+            command = [sys.executable, "-W", "ignore", OTHER, exporter, str(target / "scripts" / script), argument]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            if run.returncode:
+                errors.update({name: error_of(run.stderr) for name in names})
+    # The tests run all families; what is not exported is not reported.
+    for name in errors:
+        folder = next(path for path in (target / "tiny" / name, target / "sounds" / name) if path.exists())
+        shutil.rmtree(folder)
+        shutil.copytree(REPOSITORY / folder.relative_to(target), folder)
+    return target, errors
 
 
-def measure(fixtures: Path) -> Dict[str, Dict[str, Any]]:
+def measure(fixtures: Path, library: str) -> Dict[str, Dict[str, Any]]:
     """The largest difference of each family and engine, or "refused"."""
-    environment = {**os.environ, "COTENSOR_TEST_FIXTURES": str(fixtures.resolve())}
-    run = subprocess.run(TEST, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "COTENSOR_TEST_FIXTURES": str(fixtures.resolve()), "ORT_DYLIB_PATH": library}
+    run = subprocess.run(COMMAND, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(run.stdout[-4000:] + run.stderr[-4000:])
     return parsed(run.stdout)
@@ -56,14 +81,16 @@ def parsed(printed: str) -> Dict[str, Dict[str, Any]]:
     return found
 
 
-def main(path: Path) -> None:
+def measured(library: str) -> List[Dict]:
+    """The rows of the table. `library` is that of onnxruntime."""
     found: List[Dict] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for exporter, fixtures in (("dynamo", REPOSITORY / "fixtures"), ("legacy", legacy(Path(scratch) / "fixtures"))):
-            for family, by_engine in measure(fixtures).items():
-                found.append({"family": family, "exporter": exporter, **by_engine})
-    path.write_text(json.dumps(found, indent=1))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+        for exporter in ("dynamo", "legacy", "optimum"):
+            fixtures, errors = REPOSITORY / "fixtures", {}
+            if exporter != "dynamo":
+                fixtures, errors = exported(Path(scratch) / exporter, exporter)
+            for family, by_engine in measure(fixtures, library).items():
+                if family not in errors:
+                    found.append({"family": family, "exporter": exporter, **by_engine})
+            found += [{"family": family, "exporter": exporter, "error": error} for family, error in errors.items()]
+    return found

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict
 
+from exports import older_fields
 from models import Model
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -92,20 +93,18 @@ def make_source(folder: Path, model: Model, seed: int) -> Path:
     with torch.no_grad():
         randomize(made, seed)
     made.save_pretrained(folder)
-    # transformers 5 drops the field of the versions before it, which optimum reads and which published files have.
-    theta = settings.get("rope_parameters", {}).get("rope_theta")
-    if theta:
-        saved = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**saved, "rope_theta": theta}, indent=2))
-    write_modules(folder, model, settings.get("hidden_size") or settings["dim"])
+    saved = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**saved, **older_fields(saved)}, indent=2))
+    write_modules(folder, model, settings.get("hidden_size") or settings["dim"], seed)
     return folder
 
 
-def write_modules(folder: Path, model: Model, width: int) -> None:
-    listed = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * model.normalizes
+def write_modules(folder: Path, model: Model, width: int, seed: int) -> None:
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(model.dense), *["Normalize"] * model.normalizes]
+    paths = [f"{at}_{kind}" if at else "" for at, kind in enumerate(kinds)]
     modules = [
         {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for at, (path, kind) in enumerate(listed)
+        for at, (path, kind) in enumerate(zip(paths, kinds))
     ]
     flags = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
     pooling = {f"pooling_mode_{flag}": mode == model.pooling for mode, flag in flags.items()}
@@ -116,8 +115,23 @@ def write_modules(folder: Path, model: Model, width: int) -> None:
     }
     if model.prompts:
         files["config_sentence_transformers.json"] = {"prompts": model.prompts, "default_prompt_name": None}
+    for path in paths:
+        (folder / path).mkdir(exist_ok=True)
     for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2))
-    if model.normalizes:
-        (folder / "2_Normalize").mkdir()
+    for at, (before, after) in enumerate(zip((width, *model.dense), model.dense), 2):
+        write_dense(folder / paths[at], before, after, seed + at)
+
+
+def write_dense(folder: Path, before: int, after: int, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from tiny import randomize
+
+    layer = torch.nn.Linear(before, after, bias=False)
+    with torch.no_grad():
+        randomize(layer, seed)
+    save_file({"linear.weight": layer.weight.data}, folder / "model.safetensors")
+    named = {"in_features": before, "out_features": after, "bias": False}
+    named["activation_function"] = "torch.nn.modules.linear.Identity"
+    (folder / "config.json").write_text(json.dumps(named))

@@ -23,6 +23,8 @@ class Model:
     layers: Union[int, None] = None
     lowercases: bool = False
     prompts: Dict[str, str] = field(default_factory=dict)
+    #: The widths that the Dense modules between pooling and normalization give.
+    dense: Tuple[int, ...] = ()
     #: The inputs of the graph.
     inputs: Tuple[str, ...] = ("input_ids", "attention_mask")
     #: Whether another model has this architecture or one that differs in numbers only, so that two layouts of float32 suffice.
@@ -59,6 +61,10 @@ def roberta(width: int, layers: int, heads: int, **more: Any) -> Dict[str, Any]:
 
 TYPES = ("input_ids", "attention_mask", "token_type_ids")
 E5 = {"query": "query: ", "document": "passage: "}
+GEMMA: Dict[str, Any] = {
+    "prompts": {"query": "task: search result | query: ", "document": "title: none | text: "},
+    "dense": (3072, 768),
+}
 ARCTIC = {"query": "Represent this sentence for searching relevant passages: "}
 
 MODERNBERT = {
@@ -97,6 +103,40 @@ NOMIC = {
     "max_position_embeddings": 2048,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
 }
+# In the form of transformers: the published scaling of positions is in the base of the angles.
+GTE = {
+    **bert(768, 12, 12, max_position_embeddings=8192, type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2),
+    "rope_parameters": {"rope_type": "default", "rope_theta": 160000.0},
+}
+EUROBERT = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 250000.0},
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "mask_token_id": 3,
+}
+# Both kinds of its layers; the published model has a full one after five with a window.
+EMBEDDING_GEMMA = {
+    "hidden_size": 768,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 1152,
+    "max_position_embeddings": 2048,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "use_bidirectional_attention": True,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
 LONG_ROBERTA = roberta(1024, 24, 16, max_position_embeddings=8194)
 DISTILBERT = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "max_position_embeddings": 512}
 MPNET = roberta(768, 12, 12, relative_attention_num_buckets=32)
@@ -125,6 +165,9 @@ MODELS: List[Model] = [
     Model("all-distilroberta-v1", "Roberta", roberta(768, 6, 12), "byte-level", "mean", True, 512, layers=2, repeats=True),
     Model("gte-modernbert-base", "ModernBert", MODERNBERT, "byte-level", "cls", False, 768, layers=4),
     Model("nomic-embed-text-v1.5", "NomicBert", NOMIC, "wordpiece", "mean", False, 768, layers=2, inputs=TYPES),
+    Model("gte-multilingual-base", "Gte", GTE, "sentencepiece", "cls", True, 768, layers=2),
+    Model("EuroBERT-210m", "EuroBert", EUROBERT, "byte-level", "mean", False, 768, layers=2),
+    Model("embeddinggemma-300m", "Gemma3Text", EMBEDDING_GEMMA, "sentencepiece", "mean", True, 768, layers=2, **GEMMA),
     Model("Qwen3-Embedding-0.6B", "Qwen3", QWEN3, "last-token", "lasttoken", True, 768, layers=2),
     Model("jina-embeddings-v3", "JinaEmbeddingsV3", LONG_ROBERTA, "sentencepiece", "mean", True, 768, layers=2),
 ]

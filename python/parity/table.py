@@ -99,17 +99,19 @@ def merged(lines: List[List[str]], columns: int) -> List[List[str]]:
 def of_families(families: List[Dict]) -> str:
     if not families:
         return ""
-    lines = [
-        [row["family"], row["exporter"], *(number(row.get(engine)) or "not run" for engine in ENGINES)]
-        for row in sorted(families, key=lambda row: row["family"])
-    ]
+    shown = sorted((row for row in families if not row.get("error")), key=lambda row: row["family"])
+    lines = [[row["family"], row["exporter"], *(number(row.get(engine)) or "not run" for engine in ENGINES)] for row in shown]
     text = (
-        "fixtures/tiny: random weights, a few layers, all stages (encoders, decoders with and without past, heads). The "
-        "largest difference to transformers, in standard deviations of the output; at most 1e-4. *dynamo* is the "
-        "committed fixture, *legacy* the same model exported by torch's exporter that traces. rten refuses the cubic "
-        "Resize of DINOv2."
+        "fixtures/tiny and fixtures/sounds: random weights, a few layers, all stages (encoders, decoders with and without past, "
+        "heads). The largest difference to transformers, in standard deviations of the output; at most 1e-4. *dynamo* is the "
+        "committed fixture, *legacy* the same model exported by torch's exporter that traces, *optimum* by optimum where it has "
+        "a graph of that name. rten refuses cubic Resize (DINOv2; CLAP where it resizes)."
     )
-    return f"## Families\n\n{text}\n\n" + grid(["family", "exporter", *ENGINES], merged(lines, 1))
+    parts = [f"## Families\n\n{text}", grid(["family", "exporter", *ENGINES], merged(lines, 1))]
+    missing = [[row["family"], row["exporter"], row["error"].replace("|", "\\|")] for row in families if row.get("error")]
+    if missing:
+        parts.append(grid(["family", "exporter", "not exported"], missing))
+    return "\n\n".join(parts)
 
 
 def of_refusals(found: List[Row]) -> str:
