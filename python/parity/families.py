@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Tuple
 from exports import error_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+FIXTURES = REPOSITORY / "fixtures"
 OTHER = str(Path(__file__).with_name("other_fixtures.py"))
 
 
@@ -46,19 +47,22 @@ REFUSED = re.compile(r"^(?:.* \.\.\. )?(rten|ort|ort-shared) (\S+) refused: ", r
 
 def exported(target: Path, exporter: str) -> Tuple[Path, Dict[str, str]]:
     """A copy of the fixtures whose models are of another exporter, and the errors of the families that it does not export."""
-    shutil.copytree(REPOSITORY / "fixtures", target)
+    shutil.copytree(FIXTURES, target)
     errors = {}
     for script, families in SCRIPTS.items():
-        for argument, names in families.items():
-            command = [sys.executable, "-W", "ignore", OTHER, exporter, str(target / "scripts" / script), argument]
+        # optimum refuses some families; one of them must not end the others.
+        each_alone = [([argument], names) for argument, names in families.items()]
+        all_at_once = [(list(families), [name for names in families.values() for name in names])]
+        for arguments, names in each_alone if exporter == "optimum" else all_at_once:
+            command = [sys.executable, "-W", "ignore", OTHER, exporter, str(target / "scripts" / script), *arguments]
             run = subprocess.run(command, capture_output=True, text=True, timeout=600)
             if run.returncode:
                 errors.update({name: error_of(run.stderr) for name in names})
     # The tests run all families; what is not exported is not reported.
     for name in errors:
-        folder = next(path for path in (target / "tiny" / name, target / "sounds" / name) if path.exists())
-        shutil.rmtree(folder)
-        shutil.copytree(REPOSITORY / folder.relative_to(target), folder)
+        part = next(part for part in ("tiny", "sounds") if (FIXTURES / part / name).exists())
+        shutil.rmtree(target / part / name, ignore_errors=True)
+        shutil.copytree(FIXTURES / part / name, target / part / name)
     return target, errors
 
 
@@ -86,7 +90,7 @@ def measured(library: str) -> List[Dict]:
     found: List[Dict] = []
     with tempfile.TemporaryDirectory() as scratch:
         for exporter in ("dynamo", "legacy", "optimum"):
-            fixtures, errors = REPOSITORY / "fixtures", {}
+            fixtures, errors = FIXTURES, {}
             if exporter != "dynamo":
                 fixtures, errors = exported(Path(scratch) / exporter, exporter)
             for family, by_engine in measure(fixtures, library).items():
