@@ -215,6 +215,22 @@ pub(crate) fn numbers(values: &[f32]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Array;
+
+    #[test]
+    fn outputs_that_are_not_numbers_are_refused_with_their_element() {
+        let read_logits = |logits: [f32; 3]| {
+            let value = Value::from(Array::f32([1, 3], logits.to_vec()).unwrap());
+            read(&value, "text-classification", None).map(|(_, values)| values.into_owned())
+        };
+        for wrong in [f32::NAN, f32::INFINITY] {
+            let error = read_logits([0.0, wrong, 1.0]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Engine, "{error}");
+            assert!(error.to_string().contains("element 1 of 3"), "{error}");
+        }
+        // Masked logits are minus infinity.
+        assert_eq!(read_logits([0.0, f32::NEG_INFINITY, 1.0]).unwrap(), [0.0, f32::NEG_INFINITY, 1.0]);
+    }
 
     #[test]
     fn nan_and_shape_differences_are_infinite() {
