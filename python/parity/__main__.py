@@ -1,6 +1,6 @@
 """Compares Cotensor's embeddings with those of sentence-transformers: `make parity`.
 
-    python python/parity --work FOLDER [--write docs/parity.md] [--again] [MODEL ...]
+    python python/parity --work FOLDER [--write docs/parity.md] [--again] [--few] [MODEL ...]
 
 Results that were measured before are read from FOLDER/results; --again removes them first, so that a run which was interrupted
 goes on without it. The name `families` stands for the table of families. Fails if a row of float32 is above the bound and not
@@ -32,9 +32,9 @@ PARAPHRASE = "paraphrase-MiniLM-L3-v2 (real weights)"
 FAMILIES = "families"
 
 
-def of_model(model: Model, seed: int, work: Path) -> List[rows.Row]:
+def of_model(model: Model, seed: int, work: Path, few: bool) -> List[rows.Row]:
     source = folders.make_source(work / "source", model, seed)
-    return list(rows.of_source(model.name, model.sizes(), source, work, few=model.repeats))
+    return list(rows.of_source(model.name, model.sizes(), source, work, few=few or model.repeats))
 
 
 def of_checkpoint(name: str, work: Path, wheels: Path) -> List[rows.Row]:
@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="Folder for models, wheels and results")
     parser.add_argument("--write", type=Path, help="Document whose tables are replaced")
     parser.add_argument("--again", action="store_true", help="Measure again what was measured before")
+    parser.add_argument("--few", action="store_true", help="Measure two layouts of float32 only")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="Models to measure (all)")
     arguments = parser.parse_args()
     results, wheels, work = (arguments.work / name for name in ("results", "wheels", "model"))
@@ -69,7 +70,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
     makers: Dict[str, Callable[[], List[Dict]]] = {}
     for seed, model in enumerate(MODELS, 1):
-        makers[model.name] = lambda model=model, seed=seed: rows.as_json(of_model(model, seed, work))
+        makers[model.name] = lambda model=model, seed=seed: rows.as_json(of_model(model, seed, work, arguments.few))
     for name in checkpoints.CHECKPOINTS:
         makers[name] = lambda name=name: rows.as_json(of_checkpoint(name, work, wheels))
     makers[PARAPHRASE] = lambda: rows.as_json(of_paraphrase(work, wheels))
