@@ -6,9 +6,10 @@ import threading
 from typing import Any, List, Optional, Tuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .mover import Mover
-from .simulated.tensor import raw_storage
+from .simulated.tensor import raw_storage, storage_of
 from .weights import Weight
 
 
@@ -77,7 +78,7 @@ class Substitution:
     """One operation that gets other tensors than the program passed, and gives others than the program gets. A context manager:
     what a thread saves in it belongs to the operation."""
 
-    __slots__ = ("arguments", "local", "outer", "saved")
+    __slots__ = ("arguments", "local", "numbers", "outer", "saved")
 
     def __init__(self, local: threading.local, arguments: List[Tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.local = local
@@ -85,6 +86,8 @@ class Substitution:
         self.arguments = arguments
         #: What the operation saved, by the memory of its own tensors.
         self.saved: List[Tuple[int, SavedTensor]] = []
+        #: While it has these, no other memory gets the number of one that is freed, because its elements wait elsewhere.
+        self.numbers: List[StorageWeakRef] = []
 
     def __enter__(self) -> "Substitution":
         self.outer = Substitution.current(self.local)
@@ -106,6 +109,8 @@ class Substitution:
             if raw_storage(own) == key:
                 saved.watch(program)
         self.saved.append((key, saved))
+        if saved.device is not None:
+            self.numbers.append(StorageWeakRef(storage_of(tensor)))  # type: ignore[no-untyped-call]
 
     def give(self, own: torch.Tensor, program: torch.Tensor) -> None:
         """The program gets one tensor instead of a result of the operation."""

@@ -213,7 +213,11 @@ def follow(tensor: SimulatedTensor) -> None:
         tensor.buffer = shaped.buffer
 
 
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The memory of a tensor."""
+    return (tensor.raw if isinstance(tensor, SimulatedTensor) else tensor).untyped_storage()
+
+
 def raw_storage(tensor: torch.Tensor) -> int:
     """A number of the memory of a tensor, equal for all tensors in it."""
-    raw = tensor.raw if isinstance(tensor, SimulatedTensor) else tensor
-    return int(raw.untyped_storage()._cdata)
+    return int(storage_of(tensor)._cdata)
