@@ -285,7 +285,8 @@ class Computing(TorchFunctionMode):
             return weight.view(tensor)
         found = weight.linked.get(id(tensor))
         if found is None:
-            found = ToDevice.apply(tensor, weight.view(tensor))
+            # Without the gradient of the view: the graph would keep the copy.
+            found = ToDevice.apply(tensor, weight.view(tensor).detach())
             if id(tensor) in weight.views:
                 weight.linked[id(tensor)] = found
         return found

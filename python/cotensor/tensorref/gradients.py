@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import TensorWeakRef
 
 from .mover import Mover
 from .simulated.tensor import raw_storage, storage_of
@@ -51,21 +52,31 @@ class SavedTensor:
     def __init__(self, tensor: torch.Tensor, device: Optional[torch.device]) -> None:
         #: ``device``: where the backward pass needs it, if it waits elsewhere.
         self.tensor, self.device = tensor, device
-        self.watched = None if tensor.is_inference() else tensor
-        self.version = 0 if self.watched is None else tensor._version
+        #: Gives the program's tensor, if it is another one and lives.
+        self.watched: Optional[Callable[[], Optional[torch.Tensor]]] = None
+        self.version = _version(tensor)
 
     def watch(self, tensor: torch.Tensor) -> None:
         """The program has ``tensor``, which is another one."""
-        # The tensor itself would keep the function that saves it, and neither would ever be freed.
-        if not tensor.is_inference():
-            self.watched, self.version = tensor.detach(), tensor._version
+        self.version = _version(tensor)
+        if tensor.is_cpu:
+            # The tensor itself would keep the function that saves it, and neither would ever be freed.
+            alias = tensor.detach()
+            self.watched = lambda: alias
+        else:
+            # An alias would keep memory of the device.
+            self.watched = TensorWeakRef(tensor)
 
     def changed(self) -> Optional[RuntimeError]:
         """The error for a tensor that was changed after the forward pass."""
-        if self.watched is None or self.watched._version == self.version:
+        watched = self.tensor if self.watched is None else self.watched()
+        if watched is None or _version(watched) == self.version:
             return None
-        text = f"a tensor at version {self.watched._version} instead of {self.version}"
-        return _modified(text, self.watched.size())
+        return _modified(f"a tensor at version {_version(watched)} instead of {self.version}", watched.size())
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _modified(name: str, size: Any) -> RuntimeError:

@@ -126,6 +126,10 @@ impl TextEmbedder {
         if is_pooled && pooling.is_some() {
             return Err(Error::unsupported("the graph pools itself").in_file(model.folder()).in_field("pooling"));
         }
+        if !is_pooled {
+            // Results are found by modules that can be applied.
+            sentence.check()?;
+        }
         let pooling_notice = sentence.notice().filter(|_| !is_pooled).map(str::to_owned);
         let notice = [pooling_notice, model.model_config().code_notice()]
             .into_iter()

@@ -159,16 +159,25 @@ impl SentenceProcessor {
         hasher.finish()
     }
 
+    /// Whether the modules can be applied; a graph that pools itself needs none.
+    ///
+    /// # Errors
+    /// `Unsupported` when modules.json lists an unsupported module, the error of a module whose files are missing or wrong,
+    /// `Invalid` when nothing states the pooling.
+    pub fn check(&self) -> Result<()> {
+        match &self.modules.unusable {
+            Some(Unusable::Open(error) | Unusable::Modules(error)) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
     /// The embedding of one text. `rows` has a row of `width` elements for each token; rows with a `mask` of 0 are
     /// padding. The first `prompt_tokens` rows belong to the prompt.
     ///
     /// # Errors
-    /// `Unsupported` when modules.json lists an unsupported module, the error of a module whose files are missing or wrong,
-    /// `Invalid` when nothing states the pooling, and when no token is left, `Engine` when the numbers of the modules overflow.
+    /// As [`check`](Self::check); `Invalid` when no token is left, `Engine` when the numbers of the modules overflow.
     pub fn pool(&self, rows: &[f32], width: usize, mask: &[i64], prompt_tokens: usize) -> Result<Vec<f32>> {
-        if let Some(Unusable::Open(error) | Unusable::Modules(error)) = &self.modules.unusable {
-            return Err(error.clone());
-        }
+        self.check()?;
         let (rows, width) = self.changed_tokens(rows, width)?;
         let skipped = if self.modules.pools_prompt { 0 } else { prompt_tokens };
         let counted: Vec<(usize, &[f32])> = (0..mask.len())
