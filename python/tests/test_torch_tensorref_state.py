@@ -47,6 +47,19 @@ def test_new_memory_of_a_weight_is_used(change, strategy):
     torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
 
 
+def test_a_weight_that_moved_within_its_memory_is_copied_once():
+    model = torch.nn.Linear(16, 16, bias=False)
+    with offload(model, "simulated", strategy="lru") as session, torch.no_grad():
+        model(X)
+        model.weight.data = model.weight.data[1:]
+        model(X)
+        copies = session.stats()["copies"]
+        for _ in range(5):
+            y = model(X)
+        assert session.stats()["copies"] == copies
+    torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
+
+
 @STRATEGIES
 def test_a_parametrized_weight_is_assigned_and_its_parametrization_removed(strategy):
     model = parametrizations.orthogonal(torch.nn.Linear(16, 16))

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
-from .arguments import Args, Kwargs, collect, replace, replace_values, tensors, to_device
+from .arguments import Args, Kwargs, collect, replace, replace_values, tensors, to_device, with_copies
 from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
@@ -235,10 +235,9 @@ class Computing(TorchFunctionMode):
                 operation.give(copy, tensor)
         # Some functions return an argument.
         originals = {id(copies[id(tensor)]): tensor for tensor in on_host}
-        if not isinstance(result, torch.Tensor):
-            result = tree_map(lambda value: originals.get(id(value), value), result)
-        elif id(result) in originals:
+        if id(result) in originals:
             return originals[id(result)]
+        result = with_copies(result, originals)
         return self._home(result, operation) if self.results_on_host else result
 
     @staticmethod

@@ -195,6 +195,7 @@ class Mover:
     def replace(self, weight: Weight, tensor: torch.Tensor) -> None:
         """``tensor``, so far an owner of ``weight``, may have other memory now."""
         if self.weights.keeps(weight, tensor):
+            self.weights.own(tensor, weight)
             weight.edits += 1
             return
         self.weights.remove(weight, tensor)

@@ -117,7 +117,7 @@ class Weights:
         for weight in ranges:
             if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
                 weight.owners.append(tensor)
-                self._own(tensor, weight)
+                self.own(tensor, weight)
                 return None
         if any(weight.start < end and start < weight.end for weight in ranges):
             # Overlaps in part: it is copied for each use.
@@ -125,10 +125,11 @@ class Weights:
         weight = Weight(len(self.all), name, tensor, start, end)
         ranges.append(weight)
         self.all.append(weight)
-        self._own(tensor, weight)
+        self.own(tensor, weight)
         return weight
 
-    def _own(self, tensor: torch.Tensor, weight: Weight) -> None:
+    def own(self, tensor: torch.Tensor, weight: Weight) -> None:
+        """``tensor`` is an owner of ``weight``, at the address that it has now."""
         self.by_id[id(tensor)] = weight
         self._addresses[id(tensor)] = tensor.data_ptr()
 
