@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 from embedding_programs import VARIANTS, Answer, engines, own_daemon, own_environment, program, text
+from small_model import given_or_made
 
 #: The bound of issue 29: the time with Cotensor over the time without.
 BOUND = 1.1
@@ -87,11 +88,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        if given.model is None:
-            from small_model import make_model
-
-            given.model = make_model(Path(folder) / "model")
-        given.model = given.model.absolute()
+        given.model = given_or_made(given.model, Path(folder))
         figures = run(given, Path(folder))
     if given.json:
         Path(given.json).write_text(json.dumps(figures, indent=2) + "\n")

@@ -38,6 +38,7 @@ from embedding_programs import (
     tree,
 )
 from mcp import Client, StdioServerParameters
+from small_model import given_or_made
 
 SERVERS = {"Cotensor": RECIPES / "mcp-embeddings", "onnxruntime": RECIPES / "mcp-embeddings" / "without"}
 #: The bounds of issue 29, as ratios of Cotensor to onnxruntime.
@@ -226,11 +227,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        if given.model is None:
-            from small_model import make_model
-
-            given.model = make_model(Path(folder) / "model")
-        given.model = given.model.absolute()
+        given.model = given_or_made(given.model, Path(folder))
         figures = run(given, Path(folder))
     missed = 0
     for variant, each in figures.items():

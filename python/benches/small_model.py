@@ -5,8 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Optional
 
 SKELETON = Path(__file__).resolve().parents[2] / "fixtures" / "skeletons" / "bert-base"
+
+
+def given_or_made(model: Optional[Path], folder: Path) -> Path:
+    """The folder that a program was given, or a new one in ``folder``."""
+    return (model or make_model(folder / "model")).absolute()
 
 
 def make_model(folder: Path, positions: int = 512, width: int = 384, layers: int = 6) -> Path:

@@ -3,7 +3,7 @@ use super::state::{Keep, RunState, keep_arrays};
 use crate::graph::{Graph, Port};
 use crate::tensor::{Array, TensorRef};
 use crate::weights::HashedWeights;
-use cotensor_core::{DType, DerivedFiles, Device, Result};
+use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Result};
 use cotensor_store::Lease;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,11 +37,16 @@ pub trait Engine: Send + Sync {
     /// for an inconsistent graph.
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>>;
 
-    /// Loads `graph`, with these weights, from files in the layout of the engine's kernels. Makes the files if they do not
+    /// Loads `graph`, with these weights and this [fingerprint](Graph::fingerprint), from files in the layout of the engine's kernels. Makes the files if they do not
     /// exist. The loaded graph needs no weights of the store. `None`: the engine has no such files, or cannot make
     /// them, such as on a full disk.
-    fn load_derived(&self, graph: &Graph, weights: &HashedWeights<'_>) -> Option<Arc<dyn LoadedGraph>> {
-        let _ = (graph, weights);
+    fn load_derived(
+        &self,
+        graph: &Graph,
+        weights: &HashedWeights<'_>,
+        fingerprint: &ContentHash,
+    ) -> Option<Arc<dyn LoadedGraph>> {
+        let _ = (graph, weights, fingerprint);
         None
     }
 

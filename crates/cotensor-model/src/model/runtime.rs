@@ -195,7 +195,7 @@ impl Runtime {
                 }
                 let loaded = match leases.take() {
                     Some(leases) => Some(engine.load(&graph, leases)?),
-                    None => engine.load_derived(&graph, &weights),
+                    None => engine.load_derived(&graph, &weights, &fingerprint),
                 };
                 let Some(loaded) = loaded else {
                     drop(stages);

@@ -1,6 +1,6 @@
 //! Embedding models whose code or modules are not those of BERT (fixtures/embedders): embeddings equal those of PyTorch.
 
-use crate::support::{References, fixtures, runtimes, unpacked, user};
+use crate::support::{References, check_row, fixtures, runtimes, unpacked, user};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_model::pipeline::{Inputs, TextEmbedder, TextEmbedding, User, run_user};
 use serde_json::{Value, json};
@@ -57,13 +57,7 @@ fn embeddings_are_those_of_the_reference_programs_together_and_alone() {
         let model = runtime.open(folder.path()).unwrap();
         let embedder = TextEmbedder::open(&model).unwrap();
         let expected = references.array(reference);
-        let width = expected.shape()[1];
-        let check = |values: &[f32], at: usize| {
-            let expected = &expected.as_f32().unwrap()[at * width..][..width];
-            assert_eq!(values.len(), width);
-            let worst = values.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(worst <= 1e-5, "{reference}, text {at}: {worst:e}");
-        };
+        let check = |values: &[f32], at: usize| check_row(values, &expected, at, reference);
         let holder = runtime.store().holder("test");
         for (at, embedding) in embedder.embed(&TEXTS, prompt, None).unwrap().iter().enumerate() {
             check(&embedding.values, at);

@@ -1,6 +1,6 @@
 //! Modules of sentence-transformers after a graph (fixtures/modules): embeddings equal those of its encode.
 
-use crate::support::{References, copy, fixtures, runtimes, unpacked, user};
+use crate::support::{References, check_row, copy, fixtures, runtimes, unpacked, user};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_model::pipeline::{Inputs, TextEmbedder, run_user};
 use serde_json::{Value, json};
@@ -43,13 +43,7 @@ fn modules_give_the_embeddings_of_sentence_transformers() {
         let folder = folder(case);
         let embedder = TextEmbedder::open(&runtime.open(folder.path()).unwrap()).unwrap();
         let expected = references.array(case);
-        let width = expected.shape()[1];
-        let check = |values: &[f32], at: usize| {
-            let expected = &expected.as_f32().unwrap()[at * width..][..width];
-            assert_eq!(values.len(), width);
-            let worst = values.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(worst <= 1e-5, "{case}, text {at}: {worst:e}");
-        };
+        let check = |values: &[f32], at: usize| check_row(values, &expected, at, case);
         for (at, embedding) in embedder.embed(&TEXTS, None, None).unwrap().iter().enumerate() {
             check(&embedding.values, at);
             check(&embedder.embed(&[TEXTS[at]], None, None).unwrap()[0].values, at);

@@ -137,9 +137,13 @@ impl Engine for OrtEngine {
         OrtGraph::of_graph(session, graph, "")
     }
 
-    fn load_derived(&self, graph: &Graph, weights: &HashedWeights<'_>) -> Option<Arc<dyn LoadedGraph>> {
-        let fingerprint = graph.fingerprint(weights.hashes());
-        let (derived, key) = self.derived(graph, &fingerprint)?;
+    fn load_derived(
+        &self,
+        graph: &Graph,
+        weights: &HashedWeights<'_>,
+        fingerprint: &ContentHash,
+    ) -> Option<Arc<dyn LoadedGraph>> {
+        let (derived, key) = self.derived(graph, fingerprint)?;
         // Files that cannot be opened are made again.
         let found = derived.find_files(&key);
         if let Some(loaded) = found.and_then(|folder| self.open_or_remove(graph, derived, &key, &folder)) {

@@ -136,6 +136,15 @@ pub(crate) fn difference(given: &[f32], reference: &[f32]) -> f64 {
     largest / variance.sqrt()
 }
 
+/// Checks an embedding against row `at` of its reference.
+pub(crate) fn check_row(given: &[f32], reference: &Array, at: usize, name: &str) {
+    let width = reference.shape()[1];
+    let expected = &reference.as_f32().unwrap()[at * width..][..width];
+    assert_eq!(given.len(), width);
+    let worst = given.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= 1e-5, "{name}, text {at}: {worst:e}");
+}
+
 /// Flips one bit of the last weight in the folder's encoder.
 pub(crate) fn change_a_weight(folder: &Path) {
     let file = folder.join("onnx/model.onnx_data");

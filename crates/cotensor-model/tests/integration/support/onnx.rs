@@ -191,7 +191,7 @@ pub(crate) fn load_on(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Ar
 pub(crate) fn load_graph(engine: &dyn Engine, graph: &Graph, store: &dyn Store) -> Arc<dyn LoadedGraph> {
     let weights = HashedWeights::of(graph, store).unwrap();
     engine
-        .load_derived(graph, &weights)
+        .load_derived(graph, &weights, &graph.fingerprint(weights.hashes()))
         .unwrap_or_else(|| engine.load(graph, weights.lease(&store.holder("test"), "test").unwrap()).unwrap())
 }
 
