@@ -90,8 +90,7 @@ def make_source(folder: Path, model: Model, seed: int) -> Path:
     config = getattr(transformers, f"{model.kind}Config")(**settings)
     torch.manual_seed(seed)
     made = getattr(transformers, f"{model.kind}Model")(config)
-    with torch.no_grad():
-        randomize(made, seed)
+    randomize(made, seed)
     made.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**saved, **older_fields(saved)}, indent=2))
@@ -129,8 +128,7 @@ def write_dense(folder: Path, before: int, after: int, seed: int) -> None:
     from tiny import randomize
 
     layer = torch.nn.Linear(before, after, bias=False)
-    with torch.no_grad():
-        randomize(layer, seed)
+    randomize(layer, seed)
     save_file({"linear.weight": layer.weight.data}, folder / "model.safetensors")
     named = {"in_features": before, "out_features": after, "bias": False}
     named["activation_function"] = "torch.nn.modules.linear.Identity"

@@ -102,6 +102,23 @@ def serving(*flags: str) -> Iterator[Daemon]:
             daemon.stop()
 
 
+def _torch_modes() -> Any:
+    """Settings of a process that change what later tests compute; None before torch is imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "is_grad_enabled"):
+        return None
+    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_modes_stay() -> Iterator[None]:
+    """Fails a file that leaves other settings of torch than it found, because the files after it would fail instead."""
+    before = _torch_modes()
+    yield
+    after = _torch_modes()
+    assert before is None or after == before, f"this file left torch's gradient mode, default dtype and device {after}, not {before}"
+
+
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     """A daemon for the tests of one file. A test that stops or limits its daemon uses `serving`."""
