@@ -1,11 +1,11 @@
 //! Requests that arrive while the model runs run together afterwards.
 
 use super::embed::TextsError;
-use cotensor_core::{Error, Result};
+use cotensor_core::Result;
 use cotensor_model::pipeline::{EmbedderInput, TextEmbedder, TextEmbedding};
 use cotensor_store::Holder;
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// The most texts of one round. The texts of a long request take several rounds, between which others run.
@@ -26,52 +26,101 @@ struct Job {
     reply: oneshot::Sender<Result<Vec<TextEmbedding>, TextsError>>,
 }
 
-/// The thread of one model, which embeds the texts of all requests. It ends with the last sender.
-pub(crate) struct Batches {
-    jobs: Sender<Job>,
+/// The requests for embeddings of one model. One thread at a time runs their texts: that of a request that finds no other, for one round,
+/// and then one of their own as long as requests wait.
+///
+/// A thread of their own for every round costs more than its wake-up. On virtual machines, the scheduler often leaves a thread on the core
+/// of the one that woke it; the engine's threads then share that core for several milliseconds while another is idle.
+pub(crate) struct Batches(Arc<Shared>);
+
+struct Shared {
+    embedder: TextEmbedder,
+    cached_by: Option<Holder>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// The requests that no round has seen.
+    arrived: VecDeque<Job>,
+    /// Whether a [`Runner`] exists.
+    is_running: bool,
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Batches {
-    /// Starts the thread. With a holder, embeddings are results in the store.
-    ///
-    /// # Errors
-    /// `Io` when the thread cannot be started.
-    pub(crate) fn start(embedder: TextEmbedder, cached_by: Option<Holder>) -> Result<Self> {
-        let (jobs, arriving) = channel();
-        let thread = std::thread::Builder::new().name("embed".to_owned());
-        let run = move || Worker { embedder, cached_by, waiting: VecDeque::new() }.run(&arriving);
-        thread.spawn(run).map_err(|error| Error::io("starting the thread of a model", &error))?;
-        Ok(Self { jobs })
+    /// With a holder, embeddings are results in the store.
+    pub(crate) fn new(embedder: TextEmbedder, cached_by: Option<Holder>) -> Self {
+        Self(Arc::new(Shared { embedder, cached_by, queue: Mutex::default() }))
     }
 
-    /// The embeddings of texts.
+    /// The embeddings of texts. Blocks for a round if no other thread runs one, and not until a request of several rounds has ended: it
+    /// ends early when its client has gone.
     ///
     /// # Errors
-    /// As [`TextEmbedder::embed_each`], with the first text that has no embedding.
+    /// As [`TextEmbedder::embed_each`], with the first text that has no embedding. The channel ends without an answer when the engine
+    /// panics, or when the system has no thread for the next rounds.
     pub(crate) fn embed(&self, texts: Vec<EmbedderInput>, prompt_name: Option<String>) -> PendingEmbeddings {
         let (reply, answer) = oneshot::channel();
-        // The thread ends after the last sender; if it has panicked, the answer is the end of the channel.
-        let _ = self.jobs.send(Job { texts, prompt_name, done: Vec::new(), reply });
+        let job = Job { texts, prompt_name, done: Vec::new(), reply };
+        if let Some(mut runner) = self.push(job) {
+            runner.round();
+            if runner.has_next() {
+                // If it cannot be started, the waiting requests end.
+                let _ = std::thread::Builder::new().name("embed".to_owned()).spawn(move || runner.run());
+            }
+        }
         answer
+    }
+
+    /// Adds a request. Its rounds are the caller's if a runner is returned.
+    fn push(&self, job: Job) -> Option<Runner> {
+        let mut queue = self.0.queue();
+        queue.arrived.push_back(job);
+        if std::mem::replace(&mut queue.is_running, true) {
+            return None;
+        }
+        let waiting = std::mem::take(&mut queue.arrived);
+        Some(Runner { shared: Arc::clone(&self.0), waiting, is_done: false })
     }
 }
 
-struct Worker {
-    embedder: TextEmbedder,
-    cached_by: Option<Holder>,
+/// Runs rounds. There is at most one for a model.
+struct Runner {
+    shared: Arc<Shared>,
     waiting: VecDeque<Job>,
+    /// Whether the next request starts another one.
+    is_done: bool,
 }
 
-impl Worker {
-    fn run(mut self, arriving: &Receiver<Job>) {
-        loop {
-            if self.waiting.is_empty() {
-                let Ok(job) = arriving.recv() else { return };
-                self.waiting.push_back(job);
-            }
-            self.waiting.extend(arriving.try_iter());
+impl Drop for Runner {
+    fn drop(&mut self) {
+        if !self.is_done {
+            // After a panic: the requests end with the model's error, and later ones run.
+            *self.shared.queue() = Queue::default();
+        }
+    }
+}
+
+impl Runner {
+    fn run(mut self) {
+        while self.has_next() {
             self.round();
         }
+    }
+
+    /// Takes the requests that have arrived. False when there is none: this was the last round.
+    fn has_next(&mut self) -> bool {
+        let mut queue = self.shared.queue();
+        self.waiting.append(&mut queue.arrived);
+        self.is_done = self.waiting.is_empty();
+        queue.is_running = !self.is_done;
+        !self.is_done
     }
 
     /// Embeds the next texts of the first requests with one prompt, in the order of arrival.
@@ -84,7 +133,7 @@ impl Worker {
         let mut parts = Vec::new();
         for (at, job) in self.waiting.iter().enumerate().filter(|(_, job)| job.prompt_name == prompt_name) {
             let rest = &job.texts[job.done.len()..];
-            let count = rest.iter().take_while(|text| room.take(self.embedder.estimated_tokens(text))).count();
+            let count = rest.iter().take_while(|text| room.take(self.shared.embedder.estimated_tokens(text))).count();
             if count > 0 {
                 parts.push((at, count));
             }
@@ -99,8 +148,8 @@ impl Worker {
                 &job.texts[job.done.len()..][..count]
             })
             .collect();
-        let mut embedded =
-            self.embedder.embed_each(&all, prompt_name.as_deref(), self.cached_by.as_ref()).map(Vec::into_iter);
+        let Shared { embedder, cached_by, .. } = &*self.shared;
+        let mut embedded = embedder.embed_each(&all, prompt_name.as_deref(), cached_by.as_ref()).map(Vec::into_iter);
         let mut finished = Vec::new();
         for (at, count) in parts {
             let job = &mut self.waiting[at];

@@ -1,7 +1,7 @@
 //! One model that is loaded.
 
 use super::batches::Batches;
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Error, Result};
 use cotensor_model::Runtime;
 use cotensor_model::family::AnswerKind;
 use cotensor_model::model::Model;
@@ -122,12 +122,6 @@ impl LoadedModel {
         self.usage().last = Instant::now();
     }
 
-    /// The error of a request whose thread ended. The next request starts another thread.
-    pub(super) fn failed(&self) -> Error {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        Error::new(ErrorKind::Engine, "the model failed on this request")
-    }
-
     pub(super) fn keep_for(&self, ttl: Option<Duration>) {
         self.usage().ttl = ttl;
     }
@@ -163,7 +157,7 @@ impl LoadedModel {
         self.model.load_stages()
     }
 
-    /// The thread that embeds with a pooling, or with that of the model's files. The first call opens its graph.
+    /// The requests of a pooling, or with that of the model's files. The first call opens its graph.
     pub(super) fn batches(
         &self,
         runtime: &Runtime,
@@ -177,7 +171,7 @@ impl LoadedModel {
         }
         let embedder = TextEmbedder::open_pooled(&self.model, pooling.as_deref())?;
         let holder = caches_results.then(|| runtime.store().holder(&self.key.name));
-        let batches = Arc::new(Batches::start(embedder, holder)?);
+        let batches = Arc::new(Batches::new(embedder, holder));
         started.insert(pooling, Arc::clone(&batches));
         Ok(batches)
     }

@@ -148,7 +148,7 @@ impl LoadedModels {
         let submit = move || this.submit(&name, None, texts, (prompt_name, pooling));
         let (answer, loaded) = blocking(submit).await?;
         let _request = loaded.request();
-        let embeddings = answer.await.unwrap_or_else(|_| Err(loaded.failed().into()))?;
+        let embeddings = answer.await.unwrap_or_else(|_| Err(failed()))?;
         Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
     }
 
@@ -162,7 +162,7 @@ impl LoadedModels {
         let EmbedRequest { texts, prompt_name, pooling, dimensions, refuses_long } = request;
         let (answer, loaded) = self.submit(name, variant, texts, (prompt_name, pooling))?;
         let _request = loaded.request();
-        let embeddings = answer.blocking_recv().unwrap_or_else(|_| Err(loaded.failed().into()))?;
+        let embeddings = answer.blocking_recv().unwrap_or_else(|_| Err(failed()))?;
         Embedded::of(&loaded.model, embeddings, dimensions, refuses_long)
     }
 
@@ -285,6 +285,11 @@ fn unload_idle(models: &Weak<LoadedModels>) {
         }
         last = uses;
     }
+}
+
+/// The error of a request that another thread ran, and whose round panicked.
+fn failed() -> TextsError {
+    Error::new(ErrorKind::Engine, "the model failed on this request").into()
 }
 
 /// Runs `work` on a thread that may block.
