@@ -116,7 +116,7 @@ def _torch_modes_stay() -> Iterator[None]:
     before = _torch_modes()
     yield
     after = _torch_modes()
-    assert before is None or after == before, f"this file left torch's gradient mode, default dtype and device {after}, not {before}"
+    assert before is None or after == before, f"this file left gradient mode, default dtype and device {after}, not {before}"
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def test_shared_weights_skips_initialization(tmp_path: Any) -> None:
     assert plain.found["uniform_"] or plain.found["normal_"], "transformers initializes without shared weights"
     with cotensor.Store() as store:
         for name in ("loaded", "attached", "made"):
-            with Counting() as counted, ct.shared_weights("bert", store):
+            with Counting() as counted, ct.shared_weights("bert", store, force=name == "made"):
                 model = kind._from_config(config) if name == "made" else kind.from_pretrained(tmp_path)
             assert not counted.found["uniform_"] and not counted.found["normal_"]
             assert run(model, inputs) == want

@@ -138,6 +138,7 @@ def test_family_from_pretrained_and_from_config(name: str, store: Any, worker: A
 kind, config, inputs = family({name!r})
 with ct.shared_weights("saved {name}", store):
     again, info = kind.from_pretrained({str(tmp_path)!r}, output_loading_info=True)
+with ct.shared_weights("saved {name}", store, force=True):
     made = kind._from_config(config)
 assert not info["missing_keys"], info
 assert made.training and not again.training
@@ -161,7 +162,7 @@ result = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, do_sample=F
     assert worker.run(code) == worker.run(code)
     plain = kind.from_pretrained(tmp_path).generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, do_sample=False)
     assert worker.run(code) == plain.tolist()
-    with ct.shared_weights("auto", store):
+    with ct.shared_weights("auto", store, force=True):
         other = transformers.AutoModelForCausalLM.from_config(config)
     assert ct.attachment(other).name == "auto"
     assert store.get("auto").version == 1
@@ -309,11 +310,11 @@ def test_weights_from_config_are_not_used_for_a_checkpoint(store: Any, tmp_path:
     trained.save_pretrained(tmp_path / "checkpoint")
     with ct.shared_weights("made", store):
         kind._from_config(config)
-    with ct.shared_weights("made", store), pytest.raises(cotensor.ConflictError, match="other files"):
+    with ct.shared_weights("made", store), pytest.raises(cotensor.ConflictError, match="weights of .* from a configuration"):
         kind.from_pretrained(tmp_path / "checkpoint")
-    # Weights from publish() apply to any checkpoint.
+    # Weights from publish() apply to any checkpoint, if the program says so.
     ct.publish(trained, "published", store)
-    with ct.shared_weights("published", store):
+    with ct.shared_weights("published", store, force=True):
         assert run(kind.from_pretrained(tmp_path / "checkpoint").eval(), inputs) == run(trained, inputs)
 
 
@@ -338,11 +339,13 @@ def test_other_model_or_checkpoint_is_refused(store: Any, tmp_path: Path) -> Non
     kind(config).save_pretrained(tmp_path / "one")
     with ct.shared_weights("of one", store):
         kind.from_pretrained(tmp_path / "one")
-    with ct.shared_weights("of one", store), pytest.raises(cotensor.InvalidError, match="of one does not fit"):
+    with ct.shared_weights("of one", store), pytest.raises(cotensor.ConflictError, match="made of ViTModel from a config"):
+        transformers.ViTModel._from_config(family("vit")[1])
+    with ct.shared_weights("of one", store, force=True), pytest.raises(cotensor.InvalidError, match="of one does not fit"):
         transformers.ViTModel._from_config(family("vit")[1])
     # The same configuration with other files.
     kind(config).save_pretrained(tmp_path / "two")
-    with ct.shared_weights("of one", store), pytest.raises(cotensor.ConflictError, match="other files"):
+    with ct.shared_weights("of one", store), pytest.raises(cotensor.ConflictError, match=f"the files.*{tmp_path}/one"):
         kind.from_pretrained(tmp_path / "two")
     store.remove("of one")
     with ct.shared_weights("of one", store):

@@ -14,7 +14,8 @@ import torch
 
 from ...errors import UnsupportedError
 from ..modes import NoInitialization
-from .publication import attach_model, files_of, find_weights, publish_model, share_loaded, take_turn
+from .origin import Origin
+from .publication import attach_model, find_weights, publish_model, share_loaded, take_turn
 from .session import Weights, current_loading, one_model
 
 _patch_lock = threading.Lock()
@@ -95,16 +96,18 @@ def _from_config(original: Any) -> Any:
         with one_model() as loading:
             if loading is None:
                 return original(cls, config, **kwargs)
+            loading.origin = Origin.of_config(cls, config, kwargs)
             loading.weights = take_turn(loading, Weights(loading.session.name, False))
             if loading.weights.is_published:
                 with _on_meta():
                     model = original(cls, config, **kwargs)
+                torch.set_rng_state(loading.origin.generator)
                 loading.weights = find_weights(loading, model, same_dtype=True)
                 if loading.weights.is_published:
                     attach_model(loading, model, same_dtype=True)
                     return model
             model = original(cls, config, **kwargs)
-            publish_model(loading, model)
+            publish_model(loading, model, is_random=True)
             return model
 
     return _from_config
@@ -123,7 +126,8 @@ def _load(original: Any) -> Any:
         elsewhere = [str(device) for device in devices.values() if str(device) not in ("cpu", "meta")]
         if elsewhere:
             raise UnsupportedError(f"device_map has {elsewhere[0]}, and shared weights are on the host", field="device_map")
-        loading.files = files_of(checkpoint_files)
+        if checkpoint_files:
+            loading.origin = dataclasses.replace(Origin.of_files(checkpoint_files), generator=loading.origin.generator)
         loading.weights = find_weights(loading, model, same_dtype=_is_same_dtype(load_config))
         if not loading.weights.is_published:
             return original(model, state_dict, checkpoint_files, load_config, *rest, **more)
@@ -147,7 +151,7 @@ def _finalize(original: Any) -> Any:
             attach_model(loading, model, same_dtype=_is_same_dtype(load_config))
             return loading_info
         loaded = original(model, load_config, loading_info)
-        publish_model(loading, model)
+        publish_model(loading, model, is_random=bool(loaded.missing_keys or loaded.mismatched_keys))
         return loaded
 
     return _finalize_model_loading

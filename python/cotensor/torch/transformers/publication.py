@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from contextlib import ExitStack
-from typing import Any, List, Optional
+from typing import Optional
 
 import torch
 
@@ -17,6 +16,7 @@ from ..weights.assign import Naming, plan
 from ..weights.collect import places
 from ..weights.manifest import read_manifest
 from ..weights.models import attach, publish
+from .origin import Difference, state_after
 from .session import Loading, Session, Weights
 
 
@@ -38,9 +38,11 @@ def find_weights(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
     try:
         return fit(loading, model, weights, same_dtype)
     except OtherModelError as other:
-        if not other.of_the_same_files and not session.shared:
+        # Of the same files: a class with other parameters, another dtype.
+        if not session.shared and (other.difference or not loading.origin.files):
             raise other.error from None
-    weights = take_turn(loading, Weights(own_name(loading, model), False))
+        only_random = other.difference is not None and other.difference.only_random
+    weights = take_turn(loading, Weights(own_name(loading, model, only_random), False))
     if not weights.is_published:
         return weights
     try:
@@ -63,11 +65,11 @@ def take_turn(loading: Loading, weights: Weights) -> Weights:
 
 
 class OtherModelError(Exception):
-    """The published weights belong to another model."""
+    """The published weights belong to another model: one of another origin, or with other parameters."""
 
-    def __init__(self, error: CotensorError, of_the_same_files: bool) -> None:
+    def __init__(self, error: CotensorError, difference: Optional[Difference] = None) -> None:
         self.error = error
-        self.of_the_same_files = of_the_same_files
+        self.difference = difference
 
 
 def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: bool) -> Weights:
@@ -75,15 +77,14 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
     name = weights.name
     with loading.session.store.get(name) as whole:
         manifest = read_manifest(whole)[0]
-    known = manifest.source.get("files")
-    same_files = bool(known) and known == loading.files
-    # Weights from publish() have no files, and fit any checkpoint.
-    if loading.files and known is not None and not same_files:
+    difference = None if loading.session.force else loading.origin.difference(manifest.source)
+    if difference is not None:
         message = (
-            f"{name} was published from other files, or the files have changed: "
-            "remove the name from the store, or use another one"
+            f"{name} has weights of {difference.described}, and this model is made of {loading.origin.described}: use another "
+            "name, remove the name from the store, or take these weights with shared_weights(..., force=True)"
         )
-        raise OtherModelError(ConflictError(message, field=name), False)
+        raise OtherModelError(ConflictError(message, field=name), difference)
+    generator = None if loading.session.force else state_after(manifest.source)
     prefixes = [""]
     base = getattr(model, "base_model_prefix", "")
     if base and not hasattr(model, base):
@@ -97,24 +98,22 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
             first = first or error
             continue
         if planned.targets:
-            return dataclasses.replace(weights, prefix=prefix)
-    raise OtherModelError(first or InvalidError(f"{name} has no tensor of this model", field=name), same_files)
+            return dataclasses.replace(weights, prefix=prefix, generator=generator)
+    raise OtherModelError(first or InvalidError(f"{name} has no tensor of this model", field=name))
 
 
-def own_name(loading: Loading, model: torch.nn.Module) -> str:
+def own_name(loading: Loading, model: torch.nn.Module, only_random: bool) -> str:
     """The name of a model whose weights differ from those of the block's first model: the same in every process."""
     dtypes = sorted({str(tensor.dtype) for _, _, tensor in places(model)})
-    made_of = json.dumps([loading.files, dtypes])
-    return f"{loading.session.name}/{type(model).__name__}-{content_hash('cotensor.torch: files', made_of)[:12]}"
+    made_of = json.dumps([loading.origin.own_key(only_random), dtypes])
+    return f"{loading.session.name}/{type(model).__name__}-{content_hash('cotensor.torch: origin', made_of)[:12]}"
 
 
-def publish_model(loading: Loading, model: torch.nn.Module) -> None:
-    """Publishes and attaches a model that was made without published weights."""
+def publish_model(loading: Loading, model: torch.nn.Module, *, is_random: bool) -> None:
+    """Publishes and attaches a model that was made without published weights. ``is_random`` is as for :meth:`Origin.note`."""
     session, weights = loading.session, loading.weights
     assert weights is not None
-    # A model from a configuration has no files.
-    source = {"files": loading.files or []}
-    publish(model, weights.name, session.store, progress=session.progress, source=source)
+    publish(model, weights.name, session.store, progress=session.progress, source=loading.origin.note(is_random))
     if session.requires_grad is not None:
         for parameter in model.parameters():
             if parameter.dtype.is_floating_point:
@@ -144,6 +143,8 @@ def attach_model(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
                     f"{path}.{name}: a tensor attribute that is neither parameter nor buffer, and so is not published",
                     field=f"{path}.{name}",
                 )
+    if weights.generator is not None:
+        torch.set_rng_state(weights.generator)
     mark_done(loading)
 
 
@@ -153,17 +154,6 @@ def mark_done(loading: Loading) -> None:
     loading.session.shared.append(loading.weights.name)
     loading.done = True
     loading.turn.close()
-
-
-def files_of(paths: Any) -> Optional[List[List[Any]]]:
-    """The names, sizes and modification times of a checkpoint's files."""
-    if not paths:
-        return None
-    found: List[List[Any]] = []
-    for path in sorted(map(str, paths)):
-        status = os.stat(path)
-        found.append([os.path.basename(path), status.st_size, status.st_mtime_ns])
-    return found
 
 
 def share_loaded(loading: Loading, model: torch.nn.Module) -> None:
@@ -179,6 +169,6 @@ def share_loaded(loading: Loading, model: torch.nn.Module) -> None:
     if loading.weights.is_published:
         attach_model(loading, model, same_dtype=True)
     else:
-        publish_model(loading, model)
+        publish_model(loading, model, is_random=False)
 
 

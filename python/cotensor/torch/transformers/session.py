@@ -6,10 +6,13 @@ import contextvars
 import dataclasses
 import threading
 from contextlib import ExitStack, contextmanager
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
+
+import torch
 
 from ..._native import Store
 from ..progress import Progress
+from .origin import Origin
 
 
 @dataclasses.dataclass
@@ -20,6 +23,8 @@ class Session:
     store: Store
     requires_grad: Optional[bool]
     progress: Progress
+    #: Whether published weights of another origin are taken.
+    force: bool
     #: The published names of the models of this block.
     shared: List[str] = dataclasses.field(default_factory=list)
     #: False after the block. Tasks and threads that started inside keep its context.
@@ -31,8 +36,8 @@ class Loading:
     """One model during its construction."""
 
     session: Session
-    #: The checkpoint's files, once they are known.
-    files: Optional[List[List[Any]]] = None
+    #: Where its weights come from, once that is known.
+    origin: Origin = dataclasses.field(default_factory=lambda: Origin("a state dict"))
     #: The published name of its weights, once it is known.
     weights: Optional["Weights"] = None
     #: The lock of the process that loads the weights while others wait.
@@ -48,6 +53,8 @@ class Weights:
     name: str
     is_published: bool
     prefix: str = ""
+    #: The generator's state after the model was made, if some weights are random.
+    generator: Optional[torch.Tensor] = None
 
 
 #: The blocks of this asyncio task or thread.

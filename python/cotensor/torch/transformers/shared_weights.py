@@ -22,6 +22,7 @@ def shared_weights(
     *,
     requires_grad: Optional[bool] = None,
     progress: Progress = None,
+    force: bool = False,
 ) -> Iterator[None]:
     """Inside, a model that Hugging Face transformers makes by ``from_pretrained`` or ``from_config`` uses the weights published
     under ``name``. It works for unmodified models and all ``Auto`` classes::
@@ -42,18 +43,22 @@ def shared_weights(
     ``threading.Thread``). If it shares no model, as with ``Model(config)`` and other libraries, it warns at its end: use
     :func:`publish` or :func:`attach` for such models.
 
-    ``requires_grad`` is as for :func:`attach`, ``progress`` as for :func:`publish`. For a changed checkpoint, remove the name
-    or use another one. Weights from :func:`publish` apply to any checkpoint, because they may be trained or quantized.
+    Published weights keep their origin: the checkpoint's files, or the class, the configuration and the state of torch's random
+    number generator; that state, too, if the files lack weights. A model of another origin would have other values, and is
+    refused. ``force`` takes published weights of any origin that fit, such as those of :func:`publish`, which may be trained or
+    quantized. After a model with random weights, the generator has the state that it would have without the block.
 
-    Raises :class:`ConflictError` if an earlier block published ``name`` from a configuration, or from other files than
-    ``from_pretrained`` reads; :class:`InvalidError` with the name of a parameter that does not fit; :class:`UnsupportedError`
-    without transformers 5 or newer, or for a ``device_map`` with a device.
+    ``requires_grad`` is as for :func:`attach`, ``progress`` as for :func:`publish`.
+
+    Raises :class:`ConflictError` that names both origins; :class:`InvalidError` with the name of a parameter that does not fit;
+    :class:`UnsupportedError` without transformers 5 or newer, or for a ``device_map`` with a device.
     """
     if not isinstance(name, str):
         raise InvalidError(f"name: pass a string, not {type(name).__name__}", field="name")
     if requires_grad is not None:
         _checks.truth(requires_grad, "requires_grad")
-    session = Session(name, resolve(store), requires_grad, progress)
+    _checks.truth(force, "force")
+    session = Session(name, resolve(store), requires_grad, progress, force)
     patch()
     open_session(session)
     try:

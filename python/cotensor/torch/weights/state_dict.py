@@ -92,8 +92,9 @@ def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[in
     """The published tensors by name, in shared memory, without a copy. Each keeps the memory alive.
 
     As in :meth:`torch.nn.Module.state_dict`, non-persistent buffers are left out. Use it for
-    ``module.load_state_dict(state_dict(name), assign=True)`` and similar functions. A nested state has the structure that was
-    published.
+    ``module.load_state_dict(state_dict(name), assign=True)`` and similar functions. As PyTorch does, ``assign`` gives each name a
+    parameter of its own: tied weights then have one memory and two parameters, of which an optimizer changes one. :func:`attach`
+    keeps them tied. A nested state has the structure that was published.
 
     Raises :class:`NotFoundError`, and :class:`CorruptError` if ``name`` is not a model.
     """

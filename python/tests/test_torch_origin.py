@@ -1,0 +1,128 @@
+"""Published weights keep their origin, and `shared_weights` refuses a model of another one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from conftest import embedded_store  # noqa: E402
+
+import cotensor  # noqa: E402
+import cotensor.torch as ct  # noqa: E402
+
+store = embedded_store()
+
+Bert = transformers.BertModel
+Classifier = transformers.BertForSequenceClassification
+
+
+def config(**changed: Any) -> Any:
+    small = {"num_hidden_layers": 1, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 9}
+    return transformers.BertConfig(**{**small, **changed})
+
+
+def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values())
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def made(seed: int, **changed: Any) -> Any:
+    torch.manual_seed(seed)
+    return Bert._from_config(config(**changed))
+
+
+def test_configuration_and_seed_are_the_origin(store: Any) -> None:
+    plain = made(1)
+    for _ in range(2):
+        with ct.shared_weights("m", store):
+            shared = made(1)
+        assert equal(shared, plain) and ct.attachment(shared).version == 1
+    for other in (lambda: made(2), lambda: made(1, hidden_act="relu"), lambda: made(1, initializer_range=0.5)):
+        with pytest.raises(cotensor.ConflictError) as raised, ct.shared_weights("m", store):
+            other()
+        assert str(raised.value).count("BertModel from a configuration") == 2, raised.value
+    with ct.shared_weights("m", store, force=True):
+        forced = made(2)
+    assert equal(forced, plain) and ct.attachment(forced).name == "m"
+
+
+def test_generator_continues_as_without_the_block(store: Any) -> None:
+    torch.manual_seed(3)
+    plain = [Bert._from_config(config()), Bert._from_config(config()), torch.randn(3)]
+    assert not equal(plain[0], plain[1])
+    names = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        with ct.shared_weights("two", store):
+            first, second = Bert._from_config(config()), Bert._from_config(config())
+        assert equal(first, plain[0]) and equal(second, plain[1])
+        assert torch.equal(torch.randn(3), plain[2])
+        names.append([ct.attachment(model).name for model in (first, second)])
+    assert names[0] == names[1] and len(set(names[0])) == 2, "the second process shares both"
+
+
+def test_random_head_of_a_checkpoint_depends_on_the_seed(store: Any, tmp_path: Path) -> None:
+    made(4).save_pretrained(tmp_path)
+
+    def load(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return Classifier.from_pretrained(tmp_path)
+
+    plain = load(5)
+    for _ in range(2):
+        with ct.shared_weights("head", store):
+            shared = load(5)
+        assert equal(shared, plain)
+        assert torch.equal(torch.get_rng_state(), (load(5), torch.get_rng_state())[1])
+    with pytest.raises(cotensor.ConflictError, match="random weights of another seed"), ct.shared_weights("head", store):
+        load(6)
+    # A whole checkpoint has no random weights, so that its origin does not depend on the seed.
+    plain.save_pretrained(tmp_path / "whole")
+    for seed in (7, 8):
+        torch.manual_seed(seed)
+        with ct.shared_weights("whole", store):
+            assert equal(Classifier.from_pretrained(tmp_path / "whole"), plain)
+
+
+def test_files_are_identified_by_content(store: Any, tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("two", 2)):
+        made(seed).save_pretrained(tmp_path / name)
+    file = "model.safetensors"
+    # As in two images of containers that were built with one time for all files.
+    for name in ("one", "two"):
+        os.utime(tmp_path / name / file, ns=(10**18, 10**18))
+    with ct.shared_weights("m", store):
+        first = Bert.from_pretrained(tmp_path / "one")
+    with pytest.raises(cotensor.ConflictError) as raised, ct.shared_weights("m", store):
+        Bert.from_pretrained(tmp_path / "two")
+    assert str(tmp_path / "one") in str(raised.value) and str(tmp_path / "two") in str(raised.value)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    os.utime(tmp_path / "copy" / file)
+    with ct.shared_weights("m", store):
+        again = Bert.from_pretrained(tmp_path / "copy")
+    assert ct.attachment(again).name == "m" and equal(again, first)
+
+
+def test_published_weights_are_taken_by_force_only(store: Any, tmp_path: Path) -> None:
+    made(1).save_pretrained(tmp_path)
+    trained = made(2)
+    ct.publish(trained, "m", store)
+    with pytest.raises(cotensor.ConflictError, match=r"publish\(\).*force=True"), ct.shared_weights("m", store):
+        Bert.from_pretrained(tmp_path)
+    with ct.shared_weights("m", store, force=True):
+        assert equal(Bert.from_pretrained(tmp_path), trained)
+
+
+def test_state_dicts_are_no_origin(store: Any) -> None:
+    one, two = made(1).state_dict(), made(2).state_dict()
+    with ct.shared_weights("m", store):
+        Bert.from_pretrained(None, config=config(), state_dict=one)
+    with pytest.raises(cotensor.ConflictError, match="a state dict"), ct.shared_weights("m", store):
+        Bert.from_pretrained(None, config=config(), state_dict=two)
