@@ -155,11 +155,12 @@ def random_state() -> Tuple[Any, ...]:
 
 @contextmanager
 def random_numbers_restored(other: bool = False) -> Iterator[None]:
-    """Restores the default random generators after the block. With ``other``, the block sees other numbers than its caller."""
+    """Restores the default random generators after the block. With ``other``, the block sees other numbers and another seed than
+    its caller."""
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False)
     try:
         if other:
-            torch.rand(()), random.random(), numpy.random.random()
+            torch.default_generator.manual_seed(torch.initial_seed() ^ 1), random.random(), numpy.random.random()
         yield
     finally:
         torch.set_rng_state(states[0])

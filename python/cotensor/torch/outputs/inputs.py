@@ -49,15 +49,18 @@ def check_inputs(tensors: Sequence[torch.Tensor]) -> None:
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements and dtype in a storage of exactly their size, in the same order if they are dense.
 
-    An operator such as ``as_strided`` can read the whole storage, so a graph must not get a part of a larger tensor. Row-major
-    tensors get the standard strides, because torch allows any stride for a dimension of size 1.
+    An operator such as ``as_strided`` can read the whole storage, so a graph must not get a part of a larger tensor. The stride of
+    a dimension of size 1, for which torch allows any, stays, because Python code can read it.
     """
     own = tensor.detach().resolve_neg()
+    if not _is_dense(own):
+        return own.clone()
     fills = own.storage_offset() == 0 and own.untyped_storage().nbytes() == own.numel() * own.element_size()
-    if own.is_contiguous():
-        own = own if fills else own.clone(memory_format=torch.contiguous_format)
-        return own if is_standard(own) else own.as_strided(own.shape, contiguous_stride(tuple(own.shape)))
-    return own if fills and _is_dense(own) else own.clone()
+    if fills:
+        return own
+    # A clone would have the standard strides for dimensions of size 1.
+    with torch.inference_mode(False):
+        return torch.empty(own.numel(), dtype=own.dtype).as_strided(own.shape, own.stride()).copy_(own)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

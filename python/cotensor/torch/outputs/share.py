@@ -7,6 +7,7 @@ import logging
 import random
 import re
 import sys
+import warnings
 from collections import Counter
 from typing import Any, Callable, Collection, List, Optional, Tuple, Union
 
@@ -25,6 +26,7 @@ from .environment import check_denormals, check_denormals_of_all_threads, check_
 from .results import Results, opened
 from .snapshot import is_own_hook
 from .tree import NotShared, restore
+from .written import Watch
 
 _logger = logging.getLogger("cotensor.torch")
 #: The first torch whose ``torch.export`` is known to record every condition on a size.
@@ -59,6 +61,7 @@ class Shared:
         self._parameters = list(inspect.signature(self._forward).parameters)
         self._random = random.Random()
         self._disabled: Optional[str] = None
+        self._warned_of_gradients = False
         self.hits = 0
         self.computed = 0
         self.private: Counter[str] = Counter()
@@ -73,6 +76,7 @@ class Shared:
         else:
             self._function = KeyedModule(self._key, self._forward, self._parameters)
         self._weights = _weights(list(parts(self._module)))
+        self._watch: Optional[Watch] = Watch([tensor for tensor, _ in self._weights])
         self._disabled = None
 
     @property
@@ -99,6 +103,10 @@ class Shared:
             function = self._function.function(call)
         except Exception as error:
             return self._run_module(error, args, kwargs)
+        if self._watch is not None and self._watch.is_written():
+            # Once for each snapshot.
+            self._watch = None
+            self._warn("its weights were written after share(), and shared calls use the earlier ones: call refresh()")
         held: List[Ticket] = []
         try:
             if self._disabled is not None:
@@ -133,8 +141,15 @@ class Shared:
         ):
             raise NotShared("parameters or buffers were replaced or converted: call refresh()")
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in weights):
+            if not self._warned_of_gradients and not self.hits + self.computed:
+                self._warned_of_gradients = True
+                self._warn("calls with gradients enabled are not shared: use torch.no_grad() or inference_mode()")
             raise NotShared("gradients are enabled: use torch.no_grad() or inference_mode()")
         return Call.of(args, kwargs, self._parameters)
+
+    def _warn(self, message: str) -> None:
+        # Between are torch's two functions that call a module's forward, and one or two of this class.
+        warnings.warn(f"{self._results.name}: {message}", UserWarning, stacklevel=5)
 
     def _compute(self, function: Any, call: Call, key: str, held: List[Ticket]) -> Any:
         # An exception drops the ticket, so that the next waiting caller computes.
@@ -274,7 +289,8 @@ def share(
 
     This takes a snapshot: it copies the module's structure and moves its weights to shared memory. The first call of each kind
     (structure of the arguments, dtypes, plain numbers) captures the module with ``torch.export``; later calls run the captured
-    graph. Shared calls ignore later changes of the module until :meth:`Shared.refresh`.
+    graph. Shared calls ignore later changes of the module until :meth:`Shared.refresh`; a warning says once that an optimizer or
+    ``load_state_dict`` wrote its weights.
 
     Two modules are the same if their graphs and the contents of their weights are. Two inputs are the same if their contents,
     dtypes, shapes and strides are. The first call computes and publishes; other calls with the same key get or await its result.

@@ -1,0 +1,50 @@
+"""Writes to the weights of a shared module, which its graphs and its results do not follow."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, List, Optional, Sequence
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class Watch:
+    """The weights of a module since a snapshot."""
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        self._weights = list(weights)
+        self._ids = set(map(id, weights))
+        self._versions = self._read()
+        #: Whether an optimizer that has one of the weights made a step.
+        self._is_stepped = False
+        _watch_optimizers()
+        _watches.add(self)
+
+    def is_written(self) -> bool:
+        """Whether an optimizer or an operator of torch wrote a weight. Writes by ``.data`` or numpy are not seen."""
+        return self._is_stepped or self._read() != self._versions
+
+    def _read(self) -> List[Optional[int]]:
+        return [None if weight.is_inference() else weight._version for weight in self._weights]
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Fused steps do not change the version of a parameter."""
+        groups = optimizer.param_groups
+        self._is_stepped |= any(id(weight) in self._ids for group in groups for weight in group["params"])
+
+
+_watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+_hook: Any = None
+
+
+def _watch_optimizers() -> None:
+    """Starts with the first watch, so that programs without one have no hook."""
+    global _hook
+    if _hook is None:
+        _hook = register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for watch in list(_watches):
+        watch.after_step(optimizer)
