@@ -10,10 +10,12 @@ import pytest
 pytest.importorskip("torch")
 
 START = """
-from cotensor.tensorref import simulated_device
-memory = simulated_device().memory
 import torchTensorRef
 import torch
+"""
+MEMORY = """
+from cotensor.tensorref.simulated.memory import MEMORIES
+memory = MEMORIES[0]
 """
 
 
@@ -42,7 +44,7 @@ print(hi)
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_operations_run_on_the_device(strategy):
-    run(f"""
+    run(f"""{MEMORY}
 manager = torchTensorRef.tensorsManager
 manager.strategy = {strategy!r}
 a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3)
@@ -65,7 +67,7 @@ assert sum(manager.devices().values()) > 0 and any(ref is a for ref in manager.t
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_a_network_trains(strategy):
-    run(f"""
+    run(f"""{MEMORY}
 import copy
 torchTensorRef.eject()
 torch.manual_seed(0)
@@ -101,6 +103,105 @@ assert abs(loss - expected) < 1e-6, (loss, expected)
 for one, other in zip(model.parameters(), plain.parameters()):
     assert torch.allclose(one.target.cpu(), other, atol=1e-6)
 assert memory.copies_in > 0
+""")
+
+
+def test_operations_that_rebind_memory():
+    run("""
+import copy, io, pickle
+torchTensorRef.tensorsManager.device = "simulated"
+x = torch.arange(4.0)
+made = torch.empty(0)
+made.set_(x)
+assert made.shape == (4,) and made.tolist() == [0, 1, 2, 3]
+made.resize_(2).unsqueeze_(0)
+assert made.shape == (1, 2) and (made + 1).tolist() == [[1, 2]]
+file = io.BytesIO()
+torch.save({"ref": x, "plain": x.target}, file)
+file.seek(0)
+loaded = torch.load(file)
+for other in (pickle.loads(pickle.dumps(x)), copy.copy(x), copy.deepcopy(x), *loaded.values()):
+    assert isinstance(other, torch.TensorRef) and other.tolist() == [0, 1, 2, 3], other
+assert loaded["ref"].data_ptr() == loaded["plain"].data_ptr(), "one storage"
+weight = copy.deepcopy(torch.nn.Linear(2, 2)).weight
+assert isinstance(weight, torch.nn.Parameter) and isinstance(weight, torch.TensorRef)
+data = torch.utils.data.TensorDataset(x)
+assert [batch[0].tolist() for batch in torch.utils.data.DataLoader(data, batch_size=2, num_workers=1)] == [[0, 1], [2, 3]]
+packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), torch.tensor([3, 2]))
+assert packed.data.shape == (5, 1)
+""")
+
+
+@pytest.mark.parametrize("strategy", ["genoa", "flow"])
+def test_gradients_and_modes_of_code_in_cpp(strategy):
+    run(f"""
+from torch.utils.checkpoint import checkpoint
+torchTensorRef.tensorsManager.strategy = {strategy!r}
+torchTensorRef.tensorsManager.device = "simulated"
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+def gradient_of(function):
+    x = torch.ones(3, requires_grad=True)
+    function(x).sum().backward()
+    return x.grad.tolist()
+twos = [2.0, 2.0, 2.0]
+assert gradient_of(Twice.apply) == twos
+assert gradient_of(lambda x: checkpoint(lambda y: y * 2, x, use_reentrant=True)) == twos
+assert gradient_of(lambda x: checkpoint(lambda y: y * 2, x, use_reentrant=False)) == twos
+with torch.autocast("cpu", torch.bfloat16):
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+torchTensorRef.tensorsManager.device = None
+torch.export.export(torch.nn.Linear(3, 2), (torch.ones(3),))
+""")
+
+
+def test_move_that_would_part_tensors_is_refused():
+    run("""
+import cotensor
+def refused(function):
+    try:
+        function()
+    except cotensor.ConflictError as error:
+        return str(error)
+    raise AssertionError("not refused")
+torchTensorRef.tensorsManager.device = "simulated"
+base = torch.zeros(4)
+view = base[:2]
+refused(base.toGPU), refused(view.toGPU)
+view.fill_(1)
+del view
+assert base.toGPU().tolist() == [1, 1, 0, 0] and base.device.type == "simulated"
+for function in (lambda x: (x * x).sum(), torch.sum):
+    weight = torch.ones(2, requires_grad=True)
+    total = function(weight)
+    # The move, or the backward pass after it.
+    refused(lambda: (weight.toGPU(), total.backward()))
+    assert weight.grad is None
+weight = torch.ones(2, requires_grad=True)
+(weight * weight).sum().backward()
+assert weight.toGPU().grad.tolist() == [2, 2] and weight.grad.device.type == "simulated"
+(weight * 3).sum().backward()
+assert weight.grad.tolist() == [5, 5]
+""")
+
+
+def test_modules_of_references_are_published():
+    run("""
+import cotensor, cotensor.torch
+torchTensorRef.tensorsManager.device = "simulated"
+one, other, x = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2), torch.ones(3)
+want = one(x).tolist()
+with cotensor.Store() as store:
+    cotensor.torch.publish(one, "m", store)
+    cotensor.torch.attach(other, "m", store)
+    assert one(x).tolist() == other(x).tolist() == want
+    assert isinstance(other.weight, torch.TensorRef)
 """)
 
 

@@ -147,7 +147,7 @@ class Computing(TorchFunctionMode):
     def for_function(self, value: Any) -> Any:
         """What a function of the program, with a backward pass of its own, gets for an argument."""
         is_weight = isinstance(value, torch.Tensor) and value.requires_grad and not self.results_on_host
-        if not is_weight or self.weights.find(value) is None:
+        if not is_weight or (self.weights.find(value) is None and not (value.is_cpu and self._is_marked(value))):
             return value
         # Through the session, so that the gradient goes back to the weight.
         return torch.clone(value)

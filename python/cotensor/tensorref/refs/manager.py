@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
+import contextlib
+import gc
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 
+from ...errors import ConflictError
+from .. import threads
+from ..operations import Kind, kind_of
 from ..session import Offload, offload
+from ..simulated.device import register
 
 
 class TensorsManager:
@@ -17,7 +24,8 @@ class TensorsManager:
         self._device: Optional[torch.device] = None
         self._strategy = "genoa"
         self._session: Optional[Offload] = None
-        self._refs: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+        #: The mode of the thread whose functions return references.
+        self.mode: Optional[TorchFunctionMode] = None
 
     @property
     def device(self) -> Optional[torch.device]:
@@ -44,39 +52,82 @@ class TensorsManager:
 
     def tensors(self) -> List[Any]:
         """The references that are alive."""
-        return list(self._refs.values())
+        from .tensor_ref import TensorRef
+
+        return [one for one in gc.get_objects() if isinstance(one, TensorRef)]
 
     def devices(self) -> Dict[str, int]:
         """Bytes of the references' tensors on each device; a tensor with several references counts for each."""
         found: Dict[str, int] = {}
         for ref in self.tensors():
             device = ref.proxyInfo.device
-            found[device] = found.get(device, 0) + ref.target.nbytes
+            found[device] = found.get(device, 0) + ref.nbytes
         return found
 
+    def begin(self, mode: TorchFunctionMode) -> None:
+        """Lets this thread be in a mode, which calls :meth:`run`, and in the session."""
+        self.mode = mode
+        self._enter()
+
+    def end(self) -> None:
+        """Ends :meth:`begin`, in the same thread."""
+        self._leave()
+        self.mode = None
+
     def run(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a function on the tensors of references."""
-        if self._session is None:
+        """Runs a function in the session."""
+        session = self._session
+        if session is None:
             return func(*args, **kwargs)
-        return self._session.__torch_function__(func, types, args, kwargs)
-
-    def belongs(self, target: torch.Tensor, is_parameter: bool) -> None:
-        """``target`` may be moved for operations."""
-        if self._session is not None and target.is_cpu:
-            if is_parameter and not self._session.results_on_host:
-                self._session.add("parameter", target)
-            self._session._mark(target)
-
-    def track(self, ref: Any) -> None:
-        """Notes a reference."""
-        self._refs[id(ref)] = ref
+        if kind_of(func) in (Kind.DEVICE, Kind.MOVE):
+            # A reference is where its elements are, and moves where the program says.
+            with torch._C.DisableTorchFunction():
+                return func(*args, **kwargs)
+        for value in tree_leaves((args, dict(kwargs))):
+            if isinstance(value, torch.Tensor) and value.is_cpu:
+                if not session.results_on_host and getattr(value, "_is_param", False):
+                    session.add("parameter", value)
+                session._mark(value)
+        # A program for the CPU selects the dtypes of the CPU.
+        autocast = torch.is_autocast_enabled("cpu")
+        with torch.autocast(session.target.type, torch.get_autocast_dtype("cpu")) if autocast else _NOTHING:
+            if any([session is one for one in threads.entered()]):
+                return func(*args, **kwargs)
+            # In a thread that existed before.
+            return session.__torch_function__(func, types, args, kwargs)
 
     def _configure(self, device: Any, strategy: str) -> None:
-        target = None if device is None else torch.device(device)
+        if str(device).startswith("simulated"):
+            register()
+        with torch._C.DisableTorchFunction():
+            target = None if device is None else torch.device(device)
         session = None
         if target is not None and target.type != "cpu":
             session = offload([torch.nn.Module()], target, strategy=strategy)
+        self._leave()
         self._device, self._strategy, self._session = target, strategy, session
+        self._enter()
 
+    def _enter(self) -> None:
+        if self.mode is None:
+            return
+        if self._session is not None:
+            self._session.__enter__()
+        # Above the session, which sees the tensors of references.
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _leave(self) -> None:
+        if self.mode is None:
+            return
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not modes or modes[-1] is not self.mode:
+            raise ConflictError("this thread is in another mode of torch, or in another session: end that first", field="device")
+        self.mode.__exit__(None, None, None)
+        if self._session is not None:
+            self._session.__exit__(None, None, None)
+
+
+#: Where no autocast is enabled.
+_NOTHING: Any = contextlib.nullcontext()
 
 tensorsManager = TensorsManager()

@@ -100,7 +100,7 @@ def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[st
     """
     limit = None if memory is None else size_bytes(memory, "memory")
     with _lock:
-        _register()
+        register()
         # Tensors of earlier devices stay usable.
         MEMORIES.extend([SimulatedMemory() for _ in range(_checks.count(count, "count", 1, _DEVICES_MAX) - len(MEMORIES))])
     for simulated in MEMORIES:
@@ -111,7 +111,8 @@ def simulated_device(memory: Optional[Union[int, str]] = None, name: Optional[st
     return _device
 
 
-def _register() -> None:
+def register() -> None:
+    """Gives the simulated device its name in PyTorch, and its functions. Raises as :func:`simulated_device` does."""
     global _registered
     if _registered:
         return

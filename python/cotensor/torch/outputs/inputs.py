@@ -49,8 +49,8 @@ def check_inputs(tensors: Sequence[torch.Tensor]) -> None:
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements and dtype in a storage of exactly their size, in the same order if they are dense.
 
-    An operator such as ``as_strided`` can read the whole storage, so a graph must not get a part of a larger tensor. The stride of
-    a dimension of size 1, for which torch allows any, stays, because Python code can read it.
+    An operator such as ``as_strided`` can read the whole storage, so a graph must not get a part of a larger tensor. The stride
+    of a dimension of size 1, for which torch allows any, stays, because Python code can read it.
     """
     own = tensor.detach().resolve_neg()
     if not _is_dense(own):

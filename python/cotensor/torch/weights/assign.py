@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ...errors import InvalidError, UnsupportedError
-from .collect import DTYPES, NamedTensor, named_tensors
+from .collect import DTYPES, NamedTensor, is_plain, named_tensors
 from .manifest import NON_PERSISTENT, PARAMETER, TENSOR, Manifest, TensorEntry
 
 
@@ -142,7 +142,7 @@ def _listed(what: str, names: List[str]) -> str:
 
 
 def _check(name: str, tensor: torch.Tensor, shape: Tuple[int, ...], dtype: str, same_dtype: bool) -> None:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if not is_plain(tensor):
         if is_lazy(tensor):
             raise InvalidError(f"{name}: the parameter is not initialized: run the module once", field=name)
         raise UnsupportedError(f"{name}: a {type(tensor).__name__} has more state than a tensor", field=name)

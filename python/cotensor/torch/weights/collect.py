@@ -115,6 +115,11 @@ def _refuse_packed(name: str) -> None:
     )
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has no more state than elements, dtype and strides."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) or getattr(type(tensor), "_is_plain_tensor", False)
+
+
 def check(name: str, tensor: torch.Tensor) -> None:
     """Raises :class:`InvalidError` or :class:`UnsupportedError` with the tensor's name if it cannot be published.
     """
@@ -122,7 +127,7 @@ def check(name: str, tensor: torch.Tensor) -> None:
         raise InvalidError(f"{name[:80]!r}: a name has 1 to {NAME_BYTES_MAX} bytes", field=name[:80])
     if is_lazy(tensor):
         raise InvalidError(f"{name}: the parameter is not initialized: run the module once", field=name)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if not is_plain(tensor):
         raise UnsupportedError(
             f"{name}: a {type(tensor).__name__} has more state than a tensor, and cannot be shared", field=name
         )
