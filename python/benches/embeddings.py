@@ -1,9 +1,10 @@
 """Embeddings by the one model of the machine, beside a model in each process and beside servers, in one run.
 
     python benches/embeddings.py [--json FILE] [--requests N] [--processes N] [--long-texts N]
-        [--long-seconds S] [--only PART]
+        [--long-seconds S] [--long-model NAME] [--only PART]
 
-The model has the architecture and size of all-MiniLM-L6-v2 (90 MB) and seeded random weights. Requests come from one asynchronous
+The model has the architecture and size of all-MiniLM-L6-v2 (90 MB) and seeded random weights. With `--long-model one-layer`, that
+of the long texts has one layer with two of its twelve heads. Requests come from one asynchronous
 program on a core of its own, over connections that stay open; texts are distinct, and the cache of results is off.
 """
 
@@ -42,6 +43,8 @@ BOUNDS = [
 PARTS = ["memory", "requests", "long-texts"]
 #: The most tokens of a long text.
 LONG_TOKENS = 8000
+#: The models of long texts: arguments of `make_model`. Heads have 32 numbers, as in all-MiniLM-L6-v2.
+LONG_MODELS: Dict[str, Dict[str, int]] = {"minilm": {}, "one-layer": {"width": 64, "layers": 1, "heads": 2}}
 #: The time in seconds after which an idle model process has returned its memory.
 IDLE_SECONDS = 4
 #: The cores of the load generator and of the servers.
@@ -315,6 +318,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=640, metavar="N", help="requests of each round (default: 640)")
     parser.add_argument("--processes", type=int, default=8, metavar="N", help="client processes (default: 8)")
     parser.add_argument("--long-texts", type=int, default=100, metavar="N", help="texts of 1 to 8,000 tokens (default: 100)")
+    parser.add_argument("--long-model", choices=LONG_MODELS, default="minilm", help="that reads long texts (default: minilm)")
     parser.add_argument("--long-seconds", type=float, default=600, metavar="S", help="none after this time (default: 600)")
     parser.add_argument("--only", choices=PARTS, help="measure one part")
     given = parser.parse_args()
@@ -328,7 +332,7 @@ def main() -> int:
         if "requests" in parts:
             requests(model, given.requests, figures)
         if "long-texts" in parts:
-            model = make_model(Path(folder) / "long", positions=8192)
+            model = make_model(Path(folder) / "long", positions=8192, **LONG_MODELS[given.long_model])
             long_texts(model, given.long_texts, given.long_seconds, figures)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     for name, figure in figures.items():

@@ -19,11 +19,13 @@ import tempfile
 import time
 import wave
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from embedding_programs import own_daemon, skeleton, text
 from measure import anonymous
+from small_llama import make_llama
 
 ENGINES = ["rten", "ort", "ort-shared"]
 #: Private memory after the requests over that after loading: the bound of issue 29.
@@ -65,20 +67,27 @@ def words(share: float) -> Dict[str, Any]:
 
 @dataclass
 class Family:
-    """A model, its task, and a request of a size from 0 to 1."""
+    """How a model is made in a folder, its task, and a request of a size from 0 to 1."""
 
-    model: str
+    make: Callable[[Path], Path]
     task: str
     request: Callable[[float], Dict[str, Any]]
 
 
+def decoded(share: float) -> Dict[str, Any]:
+    """The text that a decoder reads."""
+    return {**words(share), "max_new_tokens": NEW_TOKENS_MAX}
+
+
 FAMILIES = {
-    "bert": Family("bert-base", "sentence-embedding", words),
-    "vit": Family("vit-base", "image-embedding", image),
-    "clip": Family("clip-vit-b16", "image-embedding", image),
-    "whisper": Family("whisper-base", "transcription", audio),
-    "t5": Family("t5-base", "translation", lambda share: {**words(share), "max_new_tokens": NEW_TOKENS_MAX}),
+    "bert": Family(partial(skeleton, "bert-base"), "sentence-embedding", words),
+    "vit": Family(partial(skeleton, "vit-base"), "image-embedding", image),
+    "clip": Family(partial(skeleton, "clip-vit-b16"), "image-embedding", image),
+    "whisper": Family(partial(skeleton, "whisper-base"), "transcription", audio),
+    "t5": Family(partial(skeleton, "t5-base"), "translation", decoded),
+    "llama": Family(lambda folder: make_llama(folder / "llama"), "text-generation", decoded),
 }
+
 
 def measured(engine: str, family: Family, model: Path, cache: Path, requests: int) -> Dict[str, float]:
     """The figures of one family and engine."""
@@ -100,10 +109,9 @@ def measured(engine: str, family: Family, model: Path, cache: Path, requests: in
             status = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
             process = status["models"]
             loaded = anonymous(process)
-            # The greatest size is among them.
-            run(1)
-            for _ in range(requests - 1):
-                run(choose.random())
+            # The greatest size comes first, and last: nothing later returns what it leaves.
+            for share in [1, *(choose.random() for _ in range(requests - 2)), 1]:
+                run(share)
             time.sleep(IDLE_SECONDS)
             after = anonymous(process)
     return {"after loading, bytes": loaded, "after the requests, bytes": after, "ratio": after / loaded}
@@ -121,7 +129,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         family = FAMILIES[name]
         # The weights of one family at a time are on the disk.
         with tempfile.TemporaryDirectory() as folder:
-            model = skeleton(family.model, Path(folder))
+            model = family.make(Path(folder))
             for engine in given.engines:
                 found = measured(engine, family, model, Path(folder) / "cache", given.requests)
                 figures[f"{name}, {engine}"] = found

@@ -15,7 +15,7 @@ def given_or_made(model: Optional[Path], folder: Path) -> Path:
     return (model or make_model(folder / "model")).absolute()
 
 
-def make_model(folder: Path, positions: int = 512, width: int = 384, layers: int = 6) -> Path:
+def make_model(folder: Path, positions: int = 512, width: int = 384, layers: int = 6, heads: int = 12) -> Path:
     """Makes the folder: onnx/model.onnx, the tokenizer, and torch/ for sentence-transformers.
 
     A text has at most `positions` tokens."""
@@ -28,7 +28,7 @@ def make_model(folder: Path, positions: int = 512, width: int = 384, layers: int
     config = BertConfig(
         hidden_size=width,
         num_hidden_layers=layers,
-        num_attention_heads=12,
+        num_attention_heads=heads,
         intermediate_size=4 * width,
         max_position_embeddings=positions,
         attn_implementation="eager",

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -54,14 +54,15 @@ def reference(source: Path, texts_of) -> Tuple[List[str], np.ndarray]:
     return texts, model.encode(texts, batch_size=1, show_progress_bar=False)
 
 
-def by_onnxruntime(source: Path, graph: Path, texts: List[str]) -> np.ndarray:
-    """Plain onnxruntime on this graph, text by text, with the tokenizer and the modules of sentence-transformers."""
+def by_onnxruntime(source: Path, graph: Path, texts: List[str], options: Any = None) -> np.ndarray:
+    """Plain onnxruntime on this graph, text by text, with the tokenizer and the modules of sentence-transformers. `options` are
+    those of the session."""
     import onnxruntime
     import torch
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(source), device="cpu")
-    session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     inputs = {value.name for value in session.get_inputs()}
     rows = []
     with torch.no_grad():

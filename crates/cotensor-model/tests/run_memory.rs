@@ -7,10 +7,14 @@
 mod onnx;
 
 use cotensor_memory::process::{anonymous_rss_bytes, trim_heap};
-use cotensor_model::engine::LoadedGraph;
+use cotensor_model::engine::{Keep, LoadedGraph, OwnMemory, RunState, return_free_memory};
 use cotensor_model::tensor::{Array, TensorRef};
 use onnx::*;
 use rten_onnx::onnx::{DataType, GraphProto};
+use std::sync::{Mutex, PoisonError};
+
+/// The tests measure the process, so one runs at a time.
+static MEASURING: Mutex<()> = Mutex::new(());
 
 /// What a process may keep beside a fifth of its memory.
 const KEPT_BYTES_MAX: u64 = 16 << 20;
@@ -39,6 +43,7 @@ fn run(graph: &dyn LoadedGraph, rows: usize) -> Array {
 
 #[test]
 fn memory_of_a_long_input_returns_after_the_run() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let used = || anonymous_rss_bytes(std::process::id()).unwrap();
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();
@@ -52,5 +57,51 @@ fn memory_of_a_long_input_returns_after_the_run() {
         let after = used();
         let limit = before + before / 5 + KEPT_BYTES_MAX;
         assert!(after <= limit, "{}: {after} bytes after the run, {before} before", engine.name());
+    }
+}
+
+/// `present = past + x`, row by row behind the past: the cache of a decoder.
+fn cache() -> GraphProto {
+    let rows = |name: &str| value(name, DataType::FLOAT, &[None, Some(SIZE as i64)]);
+    GraphProto {
+        node: vec![
+            node("Add", &["x", "b"], &["row"], vec![]),
+            node("Concat", &["past", "row"], &["present"], vec![int_attribute("axis", 0)]),
+            node("ReduceSum", &["x"], &["y"], vec![]),
+        ],
+        initializer: vec![f32_tensor("b", &[SIZE as i64], &noise(SIZE, 2))],
+        input: vec![rows("x"), rows("past")],
+        output: vec![value("y", DataType::FLOAT, &[None, None]), rows("present")],
+        value_info: vec![],
+    }
+}
+
+#[test]
+fn memory_of_a_cache_returns_when_no_request_runs() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let used = || anonymous_rss_bytes(std::process::id()).unwrap();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store();
+        let graph = load_on(&*engine, &save(folder.path(), "model.onnx", &model(cache())), &*store);
+        let decode = |rows: usize| {
+            let keep = Keep { output: "present", input: "past", rows_max: Some(rows) };
+            let (x, past) =
+                (Array::f32([rows, SIZE], noise(rows * SIZE, 3)).unwrap(), Array::f32([0, SIZE], vec![]).unwrap());
+            let inputs = [("x", TensorRef::from(&x)), ("past", TensorRef::from(&past))];
+            let mut state = RunState::new();
+            graph.run_keeping(&inputs, &["y"], &mut state, &[keep], &OwnMemory::default()).unwrap();
+            assert!(state.has("past"));
+        };
+        decode(16);
+        trim_heap();
+        let before = used();
+        // 128 MiB.
+        decode((32 << 20) / SIZE);
+        return_free_memory();
+        trim_heap();
+        let after = used();
+        let limit = before + before / 5 + KEPT_BYTES_MAX;
+        assert!(after <= limit, "{}: {after} bytes after the decoding, {before} before", engine.name());
     }
 }

@@ -10,6 +10,7 @@ use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
 use cotensor::memory::process::{trim_heap, use_one_heap};
+use cotensor::model::engine::return_free_memory;
 use cotensor_client::bind_unix;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
@@ -32,6 +33,12 @@ struct Started {
     functions: Vec<String>,
 }
 
+/// The engine and the allocator keep the memory of a long text.
+fn return_memory() {
+    return_free_memory();
+    trim_heap();
+}
+
 pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<()> {
     // The memory of a long text returns to the system whole.
     use_one_heap();
@@ -49,8 +56,7 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     let options = ServingOptions {
         model_ttl: Some(args.model_ttl).filter(|&ttl| ttl > 0).map(Duration::from_secs),
         caches_results: !args.no_result_cache,
-        // The allocator keeps the memory of a long text.
-        on_idle: Some(trim_heap),
+        on_idle: Some(return_memory),
     };
     let models = LoadedModels::new(runtime, options)?;
     let endpoints = args.v1.as_deref().map(|path| Endpoints::start(path, Arc::clone(&models))).transpose()?;

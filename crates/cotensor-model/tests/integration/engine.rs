@@ -338,6 +338,37 @@ fn uint8_weights_and_outputs_keep_their_type() {
     }
 }
 
+/// Scale, zero point and integers as ONNX defines them: halves go to the even neighbour.
+#[test]
+fn dynamic_quantization_gives_the_integers_of_its_definition() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(GraphProto {
+        node: vec![node("DynamicQuantizeLinear", &["x"], &["y", "scale", "zero"], vec![])],
+        input: vec![value("x", DataType::FLOAT, &[None])],
+        output: vec![
+            value("y", DataType::UINT8, &[None]),
+            value("scale", DataType::FLOAT, &[]),
+            value("zero", DataType::UINT8, &[]),
+        ],
+        ..GraphProto::default()
+    });
+    let path = save(folder.path(), "model.onnx", &model);
+    // The range of 255/8 makes the scale 1/8, a power of two, so that the quotients are exact.
+    let mut values: Vec<f32> = (-115..=392).map(|sixteenth| sixteenth as f32 / 16.0).collect();
+    values.extend([-7.25, 24.625]);
+    let expected: Vec<u8> = values.iter().map(|value| ((value * 8.0).round_ties_even() + 58.0) as u8).collect();
+    assert!(expected.contains(&0) && expected.contains(&255));
+    for engine in engines() {
+        let graph = load_on(&*engine, &path, &*store());
+        let shape = [values.len()];
+        let x = TensorRef::f32(&shape, &values).unwrap();
+        let found = graph.run_alone(&[("x", x)], &["y", "scale", "zero"]).unwrap();
+        assert_eq!(found[1].as_f32().unwrap(), [0.125], "{}", engine.name());
+        assert_eq!(found[2].bytes(), [58], "{}", engine.name());
+        assert_eq!(found[0].bytes(), expected, "{}", engine.name());
+    }
+}
+
 #[test]
 fn engine_version_is_the_pinned_version() {
     let manifest = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();

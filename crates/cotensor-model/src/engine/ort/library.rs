@@ -1,6 +1,6 @@
 //! The library of onnxruntime: found in the Python environments of the user, loaded once per process.
 
-use super::native;
+use super::{arena, native};
 use crate::engine::guard::guarded;
 use cotensor_core::{Error, Result};
 use ort::environment::Environment;
@@ -39,17 +39,22 @@ pub fn search_python(prefix: PathBuf) {
     let _ = INTERPRETER.set(prefix);
 }
 
+/// The library, if this process has loaded it.
+pub(super) fn loaded() -> Option<&'static Library> {
+    LIBRARY.get()
+}
+
 /// The library, loaded at the first call.
 ///
 /// # Errors
 /// `NotFound` without a library, `Unsupported` for one that is too old or is not onnxruntime. The message names the
 /// command that installs it.
 pub(super) fn library() -> Result<&'static Library> {
-    if let Some(library) = LIBRARY.get() {
+    if let Some(library) = loaded() {
         return Ok(library);
     }
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(library) = LIBRARY.get() {
+    if let Some(library) = loaded() {
         return Ok(library);
     }
     let path = match std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
@@ -83,6 +88,7 @@ fn load(path: &Path) -> Result<Library> {
     let environment = ort::init_from(path).map_err(|error| failed(&error))?;
     let environment =
         environment.with_name("cotensor").with_telemetry(false).build().map_err(|error| failed(&error))?;
+    arena::share(&environment);
     Ok(Library { environment, version: version.clone(), path: path.to_path_buf() })
 }
 

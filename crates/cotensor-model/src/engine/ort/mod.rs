@@ -1,5 +1,6 @@
 //! The fast engine: onnxruntime, whose library is found at run time. Weights are read from the segments of the store.
 
+mod arena;
 mod convert;
 mod cores;
 mod engine;
@@ -9,5 +10,6 @@ mod native;
 mod prepacked;
 mod shapes;
 
+pub(super) use arena::return_free_memory;
 pub use engine::OrtEngine;
 pub use library::search_python;

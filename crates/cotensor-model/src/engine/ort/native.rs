@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use cotensor_store::Lease;
+use ort::editor::Model;
 use ort::environment::Environment;
-use ort::memory::{Allocator, MemoryInfo};
+use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
 use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
 use ort::sys;
@@ -13,7 +14,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 
 type Result<T> = ort::Result<T>;
 
@@ -58,6 +59,15 @@ pub(super) fn disable_telemetry() {
     }
 }
 
+/// Registers an arena, which sessions of this environment share. By itself each session has an arena of its own.
+pub(super) fn share_arena(environment: &Environment) -> Result<()> {
+    let memory = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Arena, MemoryType::Default)?;
+    // SAFETY: the environment and the description of the memory are valid for the call, which locks the environment's list of
+    // allocators. A null configuration is documented as the default one.
+    ortsys![unsafe CreateAndRegisterAllocator(environment.ptr().cast_mut(), memory.ptr(), null())?];
+    Ok(())
+}
+
 /// How a session is built.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SessionOptions {
@@ -79,6 +89,8 @@ impl SessionOptions {
             .with_prepacking(self.prepacks)?
             // A plan of memory is kept for each combination of input shapes, and texts have all lengths.
             .with_memory_pattern(false)?
+            // The arena of the environment, so that a run of one session returns the memory of all.
+            .with_env_allocators()?
             // Threads that wait for the next run leave the cores to the other sessions and processes.
             .with_config_entry("session.force_spinning_stop", "1")?
             // Without it, sums of products of uint8 and int8 saturate on x86-64 processors that lack VNNI.
@@ -163,11 +175,16 @@ impl Session {
         let inputs = session.inputs().iter().filter(|input| model.inputs.contains(&input.name()));
         graph.set_inputs(inputs.map(|input| Outlet::new(input.name(), input.dtype().clone())).collect::<Vec<_>>())?;
         let sets = model.operator_sets.iter().map(|(domain, version)| ort::editor::Opset::new(domain, *version));
-        let mut addition = ort::editor::Model::new(sets.collect::<Result<Vec<_>>>()?)?;
+        let mut addition = Model::new(sets.collect::<Result<Vec<_>>>()?)?;
         addition.set_graph(graph)?;
         session.apply_model(&addition)?;
         // The session ends before the leases do: `Self` drops it first.
         Self::with_weights(session.into_session()?, leases)
+    }
+
+    /// Opens a model without weights.
+    pub(super) fn of_model(environment: &Environment, options: &SessionOptions, model: Model) -> Result<Self> {
+        Self::with_weights(model.into_session(&options.builder(environment)?)?, Vec::new())
     }
 
     fn with_weights(session: ort::session::Session, weights: Vec<Lease>) -> Result<Self> {
