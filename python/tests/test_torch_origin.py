@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from conftest import embedded_store  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
+from cotensor.torch.transformers import origin  # noqa: E402
 
 store = embedded_store()
 
@@ -89,6 +92,82 @@ def test_random_head_of_a_checkpoint_depends_on_the_seed(store: Any, tmp_path: P
         torch.manual_seed(seed)
         with ct.shared_weights("whole", store):
             assert equal(Classifier.from_pretrained(tmp_path / "whole"), plain)
+
+
+def test_random_weights_depend_on_class_and_configuration(store: Any, tmp_path: Path) -> None:
+    made(4).save_pretrained(tmp_path)
+
+    class Zeros(Classifier):
+        def _init_weights(self, module: Any) -> None:
+            for parameter in module.parameters(recurse=False):
+                parameter.data.zero_()
+
+    with ct.shared_weights("head", store):
+        torch.manual_seed(5)
+        Classifier.from_pretrained(tmp_path)
+    for other in (lambda: Classifier.from_pretrained(tmp_path, initializer_range=0.9), lambda: Zeros.from_pretrained(tmp_path)):
+        torch.manual_seed(5)
+        with pytest.raises(cotensor.ConflictError, match="class or configuration"), ct.shared_weights("head", store):
+            other()
+    names = []
+    for _ in range(2):
+        torch.manual_seed(6)
+        with ct.shared_weights("base", store):
+            Bert.from_pretrained(tmp_path)
+            heads = [Classifier.from_pretrained(tmp_path) for _ in range(3)]
+        assert not equal(heads[0], heads[1]) and not equal(heads[1], heads[2])
+        names.append([ct.attachment(head).name for head in heads])
+    assert names[0] == names[1] and len(set(names[0])) == 3
+
+
+def test_code_of_a_class_is_a_part_of_its_configuration(tmp_path: Path) -> None:
+    hashes = []
+    for value in (1, 2, 1):
+        # Another folder for each, because Python keeps the text of a file.
+        file = tmp_path / str(len(hashes)) / "program.py"
+        file.parent.mkdir()
+        file.write_text(f"from transformers import BertModel\nclass Net(BertModel):\n    scale = {value}\n")
+        spec = importlib.util.spec_from_file_location("program", file)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["program"] = module
+        spec.loader.exec_module(module)
+        hashes.append(origin._config_hash(module.Net, config(), {}))
+    assert hashes[0] != hashes[1] and hashes[0] == hashes[2]
+
+
+def test_configuration_of_any_values_has_one_hash() -> None:
+    odd = {"extra": {0: 1, "x": {"b", "a"}, (1, 2): object()}, "dtype": torch.float16}
+    one, other = (config(**odd) for _ in range(2))
+    assert origin._config_hash(Bert, one, {}) == origin._config_hash(Bert, other, {})
+    assert origin._config_hash(Bert, one, {}) != origin._config_hash(Bert, config(), {})
+
+
+def test_mapping_of_names_is_a_part_of_the_origin(store: Any, tmp_path: Path) -> None:
+    made(1).save_pretrained(tmp_path)
+    with ct.shared_weights("m", store):
+        Bert.from_pretrained(tmp_path)
+    swapped = {r"self\.query": "self.other", r"self\.key": "self.query", r"self\.other": "self.key"}
+    with pytest.raises(cotensor.ConflictError, match="key_mapping"), ct.shared_weights("m", store):
+        Bert.from_pretrained(tmp_path, key_mapping=swapped)
+
+
+def test_files_that_change_while_they_are_read_are_no_origin(store: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    for name, seed in (("one", 1), ("two", 2)):
+        made(seed).save_pretrained(tmp_path / name)
+    file = "model.safetensors"
+    load = transformers.PreTrainedModel._load_pretrained_model
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        os.replace(tmp_path / "two" / file, tmp_path / "one" / file)
+        return loaded
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "_load_pretrained_model", staticmethod(replaced))
+    with ct.shared_weights("m", store):
+        Bert.from_pretrained(tmp_path / "one")
+    monkeypatch.undo()
+    with pytest.raises(cotensor.ConflictError, match="changed while they were read"), ct.shared_weights("m", store):
+        Bert.from_pretrained(tmp_path / "one")
 
 
 def test_files_are_identified_by_content(store: Any, tmp_path: Path) -> None:

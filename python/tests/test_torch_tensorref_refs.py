@@ -31,7 +31,7 @@ torchTensorRef.tensorsManager.device = "simulated"
 hi = torch.rand(2, 3)
 assert isinstance(hi, torch.Tensor) and isinstance(hi, torch.TensorRef)
 assert type(hi.target) is torch.Tensor and hi.proxyInfo.device == "cpu"
-before = hi.target
+before = hi.target.clone()
 assert hi.toGPU() is hi
 assert hi.proxyInfo.device == "simulated:0" and hi.device.type == "simulated"
 hi.toCPU()
@@ -98,16 +98,20 @@ torchTensorRef.tensorsManager.device = "simulated"
 model = RNN()
 assert all(isinstance(p, torch.nn.Parameter) and isinstance(p, torch.TensorRef) for p in model.parameters())
 model.load_state_dict(weights)
+model.double().float()
 loss = train(model, torch.TensorRef(data))
 assert abs(loss - expected) < 1e-6, (loss, expected)
 for one, other in zip(model.parameters(), plain.parameters()):
     assert torch.allclose(one.target.cpu(), other, atol=1e-6)
 assert memory.copies_in > 0
+session = torchTensorRef.tensorsManager.session
+assert session.stats()["copies"] > 0 or session.results_on_host, "parameters are weights of the session"
 """)
 
 
-def test_operations_that_rebind_memory():
-    run("""
+@pytest.mark.parametrize("strategy", ["genoa", "flow"])
+def test_operations_that_rebind_memory(strategy):
+    run(f"torchTensorRef.tensorsManager.strategy = {strategy!r}" + """
 import copy, io, pickle
 torchTensorRef.tensorsManager.device = "simulated"
 x = torch.arange(4.0)
@@ -123,10 +127,16 @@ loaded = torch.load(file)
 for other in (pickle.loads(pickle.dumps(x)), copy.copy(x), copy.deepcopy(x), *loaded.values()):
     assert isinstance(other, torch.TensorRef) and other.tolist() == [0, 1, 2, 3], other
 assert loaded["ref"].data_ptr() == loaded["plain"].data_ptr(), "one storage"
-weight = copy.deepcopy(torch.nn.Linear(2, 2)).weight
-assert isinstance(weight, torch.nn.Parameter) and isinstance(weight, torch.TensorRef)
+module = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(3)])
+for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+    assert len(list(copied.parameters())) == 6, "each parameter is copied once"
+    for one, other in zip(module.parameters(), copied.parameters()):
+        assert isinstance(other, torch.nn.Parameter) and isinstance(other, torch.TensorRef) and torch.equal(one, other)
+x.note = "kept"
+assert copy.deepcopy(x).note == "kept" and f"{x[1]:.2f}" == "1.00" and isinstance(x.size(), torch.Size)
 data = torch.utils.data.TensorDataset(x)
 assert [batch[0].tolist() for batch in torch.utils.data.DataLoader(data, batch_size=2, num_workers=1)] == [[0, 1], [2, 3]]
+torchTensorRef.tensorsManager.strategy = "genoa"    # the lengths of the packed rows have to be on the CPU
 packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), torch.tensor([3, 2]))
 assert packed.data.shape == (5, 1)
 """)
@@ -172,10 +182,16 @@ def refused(function):
     raise AssertionError("not refused")
 torchTensorRef.tensorsManager.device = "simulated"
 base = torch.zeros(4)
+for other in (base.detach(), base.target, base.numpy()):
+    refused(base.toGPU)
+del other
 view = base[:2]
 refused(base.toGPU), refused(view.toGPU)
 view.fill_(1)
 del view
+hooked = torch.ones(2, requires_grad=True)
+hooked.register_hook(lambda gradient: gradient * 0)
+assert "hooks" in refused(hooked.toGPU)
 assert base.toGPU().tolist() == [1, 1, 0, 0] and base.device.type == "simulated"
 for function in (lambda x: (x * x).sum(), torch.sum):
     weight = torch.ones(2, requires_grad=True)

@@ -104,7 +104,7 @@ class Computing(TorchFunctionMode):
             if self.weights.has_moved(tensor):
                 self.replaced(tensor)
             weight = self.weights.find(tensor)
-            if weight is None and type(tensor) is torch.nn.Parameter:
+            if weight is None and (type(tensor) is torch.nn.Parameter or getattr(tensor, "_is_param", False)):
                 self.add("parameter", tensor)
                 weight = self.weights.find(tensor)
             if weight is not None:

@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
+from ..torch.weights.collect import is_plain
 from .copies import Copies, Landing
 from .simulated.tensor import raw_storage
 
@@ -186,7 +187,7 @@ class Weights:
 
 def manageable(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a plain one on the host."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and (
+    return is_plain(tensor) and (
         tensor.is_cpu
         and tensor.layout == torch.strided
         and not tensor.is_quantized

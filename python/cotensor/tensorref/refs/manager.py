@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import threading
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
@@ -74,6 +76,12 @@ class TensorsManager:
         self._leave()
         self.mode = None
 
+    def run_without_device(self) -> None:
+        """Ends the use of the device in this thread. The mode of the thread stays."""
+        if self._session is not None:
+            self._session.paused.add(threading.get_ident())
+            self._session = None
+
     def run(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs a function in the session."""
         session = self._session
@@ -131,3 +139,5 @@ class TensorsManager:
 _NOTHING: Any = contextlib.nullcontext()
 
 tensorsManager = TensorsManager()
+# As CUDA, devices are not usable in a forked process: operations run where the elements are.
+os.register_at_fork(after_in_child=tensorsManager.run_without_device)

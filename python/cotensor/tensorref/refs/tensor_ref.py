@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch.overrides import get_default_nowrap_functions
@@ -100,9 +101,13 @@ class TensorRef(torch.Tensor):
         # A leaf that was used in a forward pass belongs to the node that adds to its gradient.
         in_a_pass = self.is_leaf and self.requires_grad and self._use_count() == 2
         node = torch.autograd.graph.get_gradient_edge(self).node if in_a_pass else None
-        if self._is_view() or self._use_count() > 1 + in_a_pass:
-            text = "a view or a backward pass needs the elements where they are: move the tensor before, or a clone of it"
+        # The storage of one tensor, and the object that is made here for it.
+        is_shared = torch._C._storage_Use_Count(self.untyped_storage()._cdata) > 2
+        if self._is_view() or is_shared or self._use_count() > 1 + in_a_pass:
+            text = "another tensor or array, or a backward pass, has these elements: move the tensor before, or a clone of it"
             raise ConflictError(text, field="device")
+        if self._backward_hooks or self._post_accumulate_grad_hooks:
+            raise ConflictError("the tensor has hooks, which stay with its elements: add them after the move", field="device")
         if node is not None:
             node.register_prehook(_refuse)
 
@@ -114,16 +119,17 @@ class TensorRef(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.target)
 
+    def __format__(self, spec: str) -> str:
+        return format(self.target, spec)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.target.__reduce_ex__(protocol)
+        with _as_plain(self):
+            return type(self).__reduce_ex__(self, protocol)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        if id(self) not in memo:
-            copied = as_ref(self.target.__deepcopy__(memo))
-            if getattr(self, "_is_param", False):
-                copied._is_param = True
-            memo[id(self)] = copied
-        return memo[id(self)]
+        with _as_plain(self):
+            copied = type(self).__deepcopy__(self, memo)
+        return as_ref(copied)
 
     @classmethod
     def __torch_function__(
@@ -136,7 +142,11 @@ def run(func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """Runs a function of torch where the manager says, and returns references."""
     with torch._C.DisableTorchFunctionSubclass():
         result = tensorsManager.run(func, types, args, kwargs)
-        return result if func in get_default_nowrap_functions() else tree_map(as_ref, result)
+        if isinstance(result, torch.Tensor):
+            return result if func in get_default_nowrap_functions() else as_ref(result)
+        if isinstance(result, (tuple, list, dict)) and not isinstance(result, torch.Size):
+            return tree_map(as_ref, result)
+        return result
 
 
 def _refuse(_: Any) -> None:
@@ -171,3 +181,20 @@ def as_plain(value: Any) -> Any:
     if plain is not None:
         value.__class__ = plain
     return value
+
+
+@contextmanager
+def _as_plain(ref: Any) -> Iterator[None]:
+    """In the block, the object has the class that PyTorch gave it, and no mode sees what the block does."""
+    own = type(ref)
+    is_parameter = own is TensorRef and getattr(ref, "_is_param", False)
+    with torch._C.DisableTorchFunction():
+        ref.__class__ = torch.nn.Parameter if is_parameter else _PLAIN[own]
+        if is_parameter:
+            del ref._is_param
+        try:
+            yield
+        finally:
+            if is_parameter:
+                ref._is_param = True
+            ref.__class__ = own

@@ -103,7 +103,8 @@ class Shared:
             function = self._function.function(call)
         except Exception as error:
             return self._run_module(error, args, kwargs)
-        if self._watch is not None and self._watch.is_written():
+        watch = self._watch
+        if watch is not None and watch.is_written():
             # Once for each snapshot.
             self._watch = None
             self._warn("its weights were written after share(), and shared calls use the earlier ones: call refresh()")
@@ -143,13 +144,13 @@ class Shared:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in weights):
             if not self._warned_of_gradients and not self.hits + self.computed:
                 self._warned_of_gradients = True
-                self._warn("calls with gradients enabled are not shared: use torch.no_grad() or inference_mode()")
+                self._warn("calls with gradients enabled are not shared: use torch.no_grad() or inference_mode()", 1)
             raise NotShared("gradients are enabled: use torch.no_grad() or inference_mode()")
         return Call.of(args, kwargs, self._parameters)
 
-    def _warn(self, message: str) -> None:
-        # Between are torch's two functions that call a module's forward, and one or two of this class.
-        warnings.warn(f"{self._results.name}: {message}", UserWarning, stacklevel=5)
+    def _warn(self, message: str, inner: int = 0) -> None:
+        # Between are torch's two functions that call a module's forward, the call of this object, and its `inner` functions.
+        warnings.warn(f"{self._results.name}: {message}", UserWarning, stacklevel=5 + inner)
 
     def _compute(self, function: Any, call: Call, key: str, held: List[Ticket]) -> Any:
         # An exception drops the ticket, so that the next waiting caller computes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, List, Optional, Sequence
 
@@ -18,8 +19,9 @@ class Watch:
         self._versions = self._read()
         #: Whether an optimizer that has one of the weights made a step.
         self._is_stepped = False
-        _watch_optimizers()
-        _watches.add(self)
+        with _lock:
+            _watch_optimizers()
+            _watches.add(self)
 
     def is_written(self) -> bool:
         """Whether an optimizer or an operator of torch wrote a weight. Writes by ``.data`` or numpy are not seen."""
@@ -30,10 +32,11 @@ class Watch:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Fused steps do not change the version of a parameter."""
-        groups = optimizer.param_groups
-        self._is_stepped |= any(id(weight) in self._ids for group in groups for weight in group["params"])
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        self._is_stepped |= any(id(weight) in self._ids and weight.grad is not None for weight in weights)
 
 
+_lock = threading.Lock()
 _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 _hook: Any = None
 
@@ -46,5 +49,7 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for watch in list(_watches):
+    with _lock:
+        watches = list(_watches)
+    for watch in watches:
         watch.after_step(optimizer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import enum
+import inspect
 import json
 import os
 from pathlib import Path
@@ -16,93 +18,8 @@ from ..._native import content_hash
 
 #: The key of the note in the manifest's source.
 ORIGIN = "origin"
-
-
-@dataclasses.dataclass
-class Origin:
-    """The origin of a model under construction. One without files and configuration equals no other."""
-
-    #: For messages.
-    described: str
-    #: The checkpoint's files.
-    files: List[Path] = dataclasses.field(default_factory=list)
-    #: The hash of the class, the configuration and the arguments of `from_config`.
-    config: Optional[str] = None
-    #: The generator's state before the model is made.
-    generator: torch.Tensor = dataclasses.field(default_factory=torch.get_rng_state)
-
-    @classmethod
-    def of_files(cls, paths: Any) -> "Origin":
-        """The origin of `from_pretrained`."""
-        files = sorted(Path(os.path.abspath(path)) for path in paths)
-        names = ", ".join(file.name for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-        return cls(f"the files {names} of {files[0].parent}", files=files)
-
-    @classmethod
-    def of_config(cls, kind: Any, config: Any, arguments: Mapping[str, Any]) -> "Origin":
-        """The origin of `from_config`."""
-        fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-        made_of = [f"{kind.__module__}.{kind.__qualname__}", fields, dict(arguments), torch.get_default_dtype()]
-        config_hash = content_hash("cotensor.torch: config", json.dumps(made_of, sort_keys=True, default=str))
-        made = cls("", config=config_hash)
-        made.described = f"{kind.__name__} from a configuration ({config_hash[:8]}, generator {made._generator_hash()[:8]})"
-        return made
-
-    def own_key(self, with_generator: bool) -> str:
-        """Tells the names of a block's further models apart. The same in every process."""
-        found = [(file.name, os.stat(file)) for file in self.files]
-        parts: List[Any] = [self.config or "", *([name, status.st_size, status.st_mtime_ns] for name, status in found)]
-        if with_generator or self.config:
-            parts.append(self._generator_hash())
-        return json.dumps(parts)
-
-    def note(self, is_random: bool) -> Dict[str, Any]:
-        """What a publication keeps, once the model is made. ``is_random`` says that not all weights are from files."""
-        note: Dict[str, Any] = {"described": self.described}
-        if self.config:
-            note["config"] = self.config
-        if self.files:
-            note["stamps"], note["contents"] = self._stamps(), self._contents()
-        if is_random:
-            after = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
-            note["generator"] = {"before": self._generator_hash(), "after": after}
-        return {ORIGIN: note}
-
-    def difference(self, source: Mapping[str, Any]) -> Optional["Difference"]:
-        """How the published weights differ in their origin; ``None`` if they have the values that this model would get."""
-        note = source.get(ORIGIN)
-        if not self.files and not self.config:
-            return Difference(str((note or {}).get("described", "a call of publish()")), False)
-        if not isinstance(note, dict):
-            return Difference("a call of publish(), or an earlier version of Cotensor", False)
-        if note.get("config") != self.config or not self._has_files_of(note):
-            return Difference(str(note.get("described")), False)
-        generator = note.get("generator")
-        if generator is not None and generator["before"] != self._generator_hash():
-            return Difference(f"{note.get('described')}, with random weights of another seed or generator state", True)
-        return None
-
-    def _has_files_of(self, note: Mapping[str, Any]) -> bool:
-        stamps = note.get("stamps", [])
-        if stamps == self._stamps():
-            return True
-        # The same files can lie in another folder, or in another container.
-        return sizes_of(stamps) == sizes_of(self._stamps()) and bool(note.get("contents") == self._contents())
-
-    def _stamps(self) -> List[List[int]]:
-        """The size of each file, its device, its number there, and its times."""
-        found = [os.stat(file) for file in self.files]
-        return [[one.st_size, one.st_dev, one.st_ino, one.st_mtime_ns, one.st_ctime_ns] for one in found]
-
-    def _contents(self) -> List[str]:
-        def content(file: Path) -> str:
-            mapped = np.memmap(file, np.uint8, "r") if os.stat(file).st_size else np.empty(0, np.uint8)
-            return content_hash("cotensor.torch: file", mapped)
-
-        return [content(file) for file in self.files]
-
-    def _generator_hash(self) -> str:
-        return content_hash("cotensor.torch: generator", self.generator)
+#: The libraries whose classes are known by their versions.
+_LIBRARIES = ("torch.", "transformers.", "builtins")
 
 
 @dataclasses.dataclass
@@ -115,9 +32,86 @@ class Difference:
     only_random: bool
 
 
-def sizes_of(stamps: List[List[int]]) -> List[int]:
-    """The sizes of files."""
-    return [size for size, *_ in stamps]
+@dataclasses.dataclass
+class Origin:
+    """The origin of a model under construction. One without files and configuration equals no other."""
+
+    #: For messages.
+    described: str
+    #: The checkpoint's files, and their stamps before they are read.
+    files: List[Path] = dataclasses.field(default_factory=list)
+    stamps: List[List[int]] = dataclasses.field(default_factory=list)
+    #: The argument of `from_pretrained` that renames weights.
+    key_mapping: str = ""
+    #: The hash of the class, the configuration and the arguments, which random weights depend on.
+    config: str = ""
+    #: The generator's state before the model is made.
+    generator: torch.Tensor = dataclasses.field(default_factory=torch.get_rng_state)
+
+    def of_files(self, paths: Any, model: Any) -> "Origin":
+        """The origin of a model that `from_pretrained` has made and not yet loaded."""
+        files = sorted(Path(os.path.abspath(path)) for path in paths)
+        names = ", ".join(file.name for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+        described = f"the files {names} of {files[0].parent}" + (" with a key_mapping" if self.key_mapping else "")
+        config = _config_hash(type(model), model.config, {})
+        return dataclasses.replace(self, described=described, files=files, stamps=_stamps(files), config=config)
+
+    def of_config(self, kind: Any, config: Any, arguments: Mapping[str, Any]) -> "Origin":
+        """The origin of `from_config`."""
+        made = dataclasses.replace(self, config=_config_hash(kind, config, arguments))
+        made.described = f"{kind.__name__} from a configuration ({made.config[:8]}, generator {made._random_hash()[:8]})"
+        return made
+
+    def own_key(self, with_generator: bool) -> str:
+        """Tells the names of a block's further models apart. The same in every process."""
+        parts: List[Any] = [self.key_mapping]
+        parts += [[file.name, stamp[0], stamp[3]] for file, stamp in zip(self.files, self.stamps)]
+        if with_generator or not self.files:
+            parts.append(self._random_hash())
+        return json.dumps(parts)
+
+    def note(self, is_random: bool) -> Dict[str, Any]:
+        """What a publication keeps, once the model is made. ``is_random`` says that not all weights are from files."""
+        note: Dict[str, Any] = {"described": self.described, "key_mapping": self.key_mapping}
+        if self.files:
+            contents = [_content(file) for file in self.files]
+            if _stamps(self.files) == self.stamps:
+                note["stamps"], note["contents"] = self.stamps, contents
+            else:
+                note["described"] += ", which changed while they were read"
+        if is_random:
+            after = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+            note["generator"] = {"before": self._random_hash(), "after": after}
+        return {ORIGIN: note}
+
+    def difference(self, source: Mapping[str, Any]) -> Optional[Difference]:
+        """How the published weights differ in their origin; ``None`` if they have the values that this model would get."""
+        note = source.get(ORIGIN)
+        if not isinstance(note, dict):
+            return Difference("a call of publish(), or an earlier version of Cotensor", False)
+        described, generator = str(note.get("described")), note.get("generator")
+        if not self.config:
+            return Difference(described, False)
+        if not self._has_files_of(note) or (generator is None and not self.files):
+            return Difference(described, False)
+        if generator is None or generator["before"] == self._random_hash():
+            return None
+        if not self.files:
+            return Difference(described, False)
+        return Difference(f"{described}, with random weights of another seed, generator state, class or configuration", True)
+
+    def _has_files_of(self, note: Mapping[str, Any]) -> bool:
+        stamps = note.get("stamps", [])
+        if note.get("key_mapping") != self.key_mapping or not (stamps or "generator" in note):
+            return False
+        if stamps == self.stamps:
+            return True
+        # The same files can lie in another folder, or in another container.
+        same_sizes = [stamp[0] for stamp in stamps] == [stamp[0] for stamp in self.stamps]
+        return same_sizes and note.get("contents") == [_content(file) for file in self.files]
+
+    def _random_hash(self) -> str:
+        return content_hash("cotensor.torch: random weights", self.config, self.generator)
 
 
 def state_after(source: Mapping[str, Any]) -> Optional[torch.Tensor]:
@@ -126,3 +120,54 @@ def state_after(source: Mapping[str, Any]) -> Optional[torch.Tensor]:
     if generator is None:
         return None
     return torch.frombuffer(bytearray(base64.b64decode(generator["after"])), dtype=torch.uint8)
+
+
+def _stamps(files: List[Path]) -> List[List[int]]:
+    """The size of each file, its device, its number there, and its times."""
+    found = [os.stat(file) for file in files]
+    return [[one.st_size, one.st_dev, one.st_ino, one.st_mtime_ns, one.st_ctime_ns] for one in found]
+
+
+def _content(file: Path) -> str:
+    mapped = np.memmap(file, np.uint8, "r") if os.stat(file).st_size else np.empty(0, np.uint8)
+    return content_hash("cotensor.torch: file", mapped)
+
+
+def _config_hash(kind: Any, config: Any, arguments: Mapping[str, Any]) -> str:
+    # A program that has a model of it has imported it.
+    import transformers
+
+    fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    own = [part for part in kind.__mro__ if not f"{part.__module__}.".startswith(_LIBRARIES)]
+    made_of = [
+        torch.__version__,
+        transformers.__version__,
+        f"{kind.__module__}.{kind.__qualname__}",
+        *map(_code, own),
+        _words(fields),
+        _words(dict(arguments)),
+        str(torch.get_default_dtype()),
+    ]
+    return content_hash("cotensor.torch: config", json.dumps(made_of))
+
+
+def _code(kind: Any) -> str:
+    """The text of a class of the program, which can be edited between two runs."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""
+
+
+def _words(value: Any) -> Any:
+    """A value as JSON, the same in every process."""
+    if isinstance(value, Mapping):
+        return sorted(([repr(key), _words(item)] for key, item in value.items()), key=lambda pair: str(pair[0]))
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    if isinstance(value, (list, tuple)):
+        return [_words(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device, enum.Enum, Path)):
+        return f"{type(value).__name__} {value}"
+    to_dict = getattr(value, "to_dict", None)
+    return [type(value).__qualname__, _words(to_dict()) if callable(to_dict) else ""]

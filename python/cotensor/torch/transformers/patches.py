@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import json
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,6 @@ import torch
 
 from ...errors import UnsupportedError
 from ..modes import NoInitialization
-from .origin import Origin
 from .publication import attach_model, find_weights, publish_model, share_loaded, take_turn
 from .session import Weights, current_loading, one_model
 
@@ -71,6 +71,8 @@ def _from_pretrained(original: Any) -> Any:
         with one_model() as loading:
             if loading is None:
                 return original(cls, *args, **kwargs)
+            if kwargs.get("key_mapping"):
+                loading.origin.key_mapping = json.dumps(list(kwargs["key_mapping"].items()))
             # transformers makes the model on the meta device, where initialization takes most of the time.
             with NoInitialization():
                 return original(cls, *args, **kwargs)
@@ -96,7 +98,7 @@ def _from_config(original: Any) -> Any:
         with one_model() as loading:
             if loading is None:
                 return original(cls, config, **kwargs)
-            loading.origin = Origin.of_config(cls, config, kwargs)
+            loading.origin = loading.origin.of_config(cls, config, kwargs)
             loading.weights = take_turn(loading, Weights(loading.session.name, False))
             if loading.weights.is_published:
                 with _on_meta():
@@ -127,7 +129,7 @@ def _load(original: Any) -> Any:
         if elsewhere:
             raise UnsupportedError(f"device_map has {elsewhere[0]}, and shared weights are on the host", field="device_map")
         if checkpoint_files:
-            loading.origin = dataclasses.replace(Origin.of_files(checkpoint_files), generator=loading.origin.generator)
+            loading.origin = loading.origin.of_files(checkpoint_files, model)
         loading.weights = find_weights(loading, model, same_dtype=_is_same_dtype(load_config))
         if not loading.weights.is_published:
             return original(model, state_dict, checkpoint_files, load_config, *rest, **more)

@@ -33,16 +33,19 @@ def find_weights(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) 
     """Finds the model's published weights. If there are none, this process has the turn to publish them."""
     session = loading.session
     weights = take_turn(loading, Weights(session.name, False))
-    if not weights.is_published:
-        return weights
-    try:
-        return fit(loading, model, weights, same_dtype)
-    except OtherModelError as other:
-        # Of the same files: a class with other parameters, another dtype.
-        if not session.shared and (other.difference or not loading.origin.files):
-            raise other.error from None
-        only_random = other.difference is not None and other.difference.only_random
-    weights = take_turn(loading, Weights(own_name(loading, model, only_random), False))
+    # A further model of the block has its own name: by its files, and by its random weights if another one has these files.
+    for with_generator in (False, True):
+        if not weights.is_published:
+            return weights
+        try:
+            return fit(loading, model, weights, same_dtype)
+        except OtherModelError as other:
+            # Of the same files: a class with other parameters, another dtype.
+            is_first = weights.name == session.name and not session.shared
+            if is_first and (other.difference or not loading.origin.files):
+                raise other.error from None
+            with_generator |= other.difference is not None and other.difference.only_random
+        weights = take_turn(loading, Weights(own_name(loading, model, with_generator), False))
     if not weights.is_published:
         return weights
     try:

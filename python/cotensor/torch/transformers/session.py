@@ -94,13 +94,13 @@ def one_model() -> Iterator[Optional[Loading]]:
     if session is None:
         yield None
         return
-    outer = _loading.get()
-    loading = None if outer is not None and not outer.done else Loading(session)
-    token = _loading.set(loading)
-    try:
-        with _making, loading.turn if loading is not None else ExitStack():
-            yield loading
-    finally:
-        _loading.reset(token)
-
-
+    with _making:
+        outer = _loading.get()
+        # After the wait for other threads, which may draw random numbers.
+        loading = None if outer is not None and not outer.done else Loading(session)
+        token = _loading.set(loading)
+        try:
+            with loading.turn if loading is not None else ExitStack():
+                yield loading
+        finally:
+            _loading.reset(token)
