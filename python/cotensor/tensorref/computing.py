@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
-from .arguments import Args, Kwargs, collect, replace, replace_values, tensors, to_device, with_copies
+from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device, with_copies
 from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
@@ -21,6 +22,8 @@ from .gathering import Moved, devices_of, gathered, write_back, written
 from .gradients import Substitution, ToDevice
 from .mover import Mover
 from .operations import kind_of, name_of, written_by
+from .simulated.tensor import raw_storage
+from .views import has_views, is_new, restored
 from .weights import Weight
 
 _Found = Dict[int, Weight]
@@ -92,7 +95,7 @@ class Computing(TorchFunctionMode):
         if kwargs:
             on_device = collect(kwargs.values(), on_host) or on_device
         if not on_host:
-            return self._on_devices(func, args, kwargs) if on_device else self._factory(func, args, kwargs, False)
+            return self._on_devices(func, args, kwargs) if on_device else self._factory(func, args, kwargs)
         out = kwargs.get("out")
         if out is not None and any(tensor.is_cpu for tensor in tensors(out)):
             return self._write(func, args, kwargs, tensors(out))
@@ -112,7 +115,7 @@ class Computing(TorchFunctionMode):
                 if weight not in weights:
                     weights.append(weight)
         if not weights and not on_device and not any(self.belongs(tensor) for tensor in on_host):
-            return self._factory(func, args, kwargs, False)
+            return self._factory(func, args, kwargs)
         with self.lock:
             return self._managed(func, args, kwargs, on_host, found, weights)
 
@@ -238,6 +241,10 @@ class Computing(TorchFunctionMode):
         if id(result) in originals:
             return originals[id(result)]
         result = with_copies(result, originals)
+        if has_views(result) and not self.runs_code:
+            keys = [raw_storage(copy) for tensor, copy in others if self.belongs(tensor)]
+            again = functools.partial(self._on_host, func, args, kwargs, mover)
+            result = restored(result, lambda key: key in mover.by_copy or key in keys, again)
         return self._home(result, operation) if self.results_on_host else result
 
     @staticmethod
@@ -382,15 +389,17 @@ class Computing(TorchFunctionMode):
             original = originals.get(id(value))
             if original is not None or results_to is None:
                 return value if original is None else original
+            if self.results_on_host:
+                return self._mark(value)
+            if value._is_view() and self.weights.sharing(value):
+                return value
             result = to_device(value, device)
             operation.give(value, result)
             return result
 
-        if self.results_on_host:
-            return self._mark(result)
         return self._on_device(tree_map, (away, result), {}, device)
 
-    def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool) -> Any:
+    def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool = False) -> Any:
         """Makes a tensor; ``belongs``: on the device, unless the arguments name another one."""
         named = kwargs.get("device")
         device = self.target if named is None and belongs else self._ours(named)
@@ -407,16 +416,19 @@ class Computing(TorchFunctionMode):
         return self._compute(func, args, kwargs)
 
     def _view(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        tensor = args[0] if args else None
-        if len(args) > 1 and isinstance(tensor, torch.Tensor):
+        tensor = argument(args, kwargs, 0, "input")
+        if len(args) > 1 and tensor is not None:
             others: List[torch.Tensor] = []
             mixed = collect(args[1:], others) and tensor.is_cpu
-            if mixed or (others and self._handlers[func][1] == "__getitem__"):
+            if (mixed or others) and self._handlers[func][1] == "__getitem__":
                 return self._compute(func, args, kwargs)
             if self.division is not None and len(devices_of(args)) > 1:
                 return self._on_devices(func, args, kwargs)
         result = self.call(func, args, kwargs)
-        if self.results_on_host and isinstance(tensor, torch.Tensor) and self._is_marked(tensor):
+        if tensor is not None and is_new(result) and self.belongs(tensor) and raw_storage(tensor) != raw_storage(result):
+            # Such as ``reshape`` of a transposed tensor, or an index that is a list.
+            return self._compute(func, args, kwargs)
+        if self.results_on_host and any([self._is_marked(one) for one in tensors(args)]):
             self._mark(result)
         return result
 

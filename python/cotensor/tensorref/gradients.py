@@ -20,11 +20,13 @@ class ToDevice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, host: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         ctx.device = host.device
+        # As without a copy, no gradient is none and not zeros.
+        ctx.set_materialize_grads(False)
         return copy.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        return gradient.to(ctx.device), None
+    def backward(ctx: Any, gradient: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], None]:
+        return None if gradient is None else gradient.to(ctx.device), None
 
 
 class SavedWeight:
