@@ -19,7 +19,7 @@ from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
-from .gradients import Substitution, ToDevice
+from .gradients import Substitution, ToDevice, as_linked, transfer
 from .mover import Mover
 from .operations import kind_of, name_of, written_by
 from .simulated.tensor import raw_storage
@@ -30,6 +30,7 @@ _Found = Dict[int, Weight]
 _Copies = Dict[int, torch.Tensor]
 #: Tensors of the host with their copies.
 _Written = List[Tuple[torch.Tensor, torch.Tensor]]
+_HOST = torch.device("cpu")
 _Handler = Callable[[Any, Args, Kwargs], Any]
 #: Times of an operation that are measured with a synchronized device.
 _MEASURED = 3
@@ -286,7 +287,7 @@ class Computing(TorchFunctionMode):
         linked = tensor.requires_grad and torch.is_grad_enabled()
         if weight is None:
             copy = to_device(tensor.detach(), device)
-            return ToDevice.apply(tensor, copy) if linked else copy
+            return ToDevice.apply(tensor, copy) if linked else as_linked(copy, tensor)
         if not linked:
             return weight.view(tensor)
         found = weight.linked.get(id(tensor))
@@ -361,7 +362,7 @@ class Computing(TorchFunctionMode):
             if not isinstance(value, torch.Tensor) or value.is_cpu:
                 return value
             if id(value) not in moved:
-                copy = value.to("cpu")
+                copy = as_linked(transfer(value, _HOST), value)
                 moved[id(value)] = value, copy, None if copy.is_inference() else copy._version
             return moved[id(value)][1]
 
@@ -393,7 +394,7 @@ class Computing(TorchFunctionMode):
                 return self._mark(value)
             if value._is_view() and self.weights.sharing(value):
                 return value
-            result = to_device(value, device)
+            result = transfer(value, device)
             operation.give(value, result)
             return result
 
@@ -468,7 +469,7 @@ class Computing(TorchFunctionMode):
         def home(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            result = value.to("cpu")
+            result = transfer(value, _HOST)
             operation.give(value, result)
             return result
 

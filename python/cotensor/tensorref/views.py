@@ -19,8 +19,8 @@ def has_views(result: Any) -> bool:
 
 def restored(result: Any, is_copy: Callable[[int], bool], again: Callable[[], Any]) -> Any:
     """A result with views of the program's tensors instead of views of their copies. PyTorch then knows the views: a write to
-    one is a write to the tensor, or an error. ``is_copy`` knows the numbers of the memory of copies; ``again`` runs the function on
-    the program's tensors."""
+    one is a write to the tensor, or an error. ``is_copy`` knows the numbers of the memory of copies; ``again`` runs the function
+    on the program's tensors."""
     single = isinstance(result, torch.Tensor)
     parts = [result] if single else list(result)
     replaced = [isinstance(part, torch.Tensor) and has_views(part) and is_copy(raw_storage(part)) for part in parts]
