@@ -274,6 +274,10 @@ def test_values_of_matrices_are_those_of_the_host(memory):
         for function in (torch.linalg.svdvals, torch.linalg.eigvals, torch.linalg.cond):
             equal(function(device), function(matrix))
         equal(torch.linalg.eigvalsh(both.to("simulated")), torch.linalg.eigvalsh(both))
+        for hermitian in (False, True):
+            out = torch.zeros((), dtype=torch.int64).to("simulated")
+            torch.linalg.matrix_rank(both.to("simulated"), hermitian=hermitian, out=out)
+            equal(out, torch.linalg.matrix_rank(both, hermitian=hermitian))
     device.requires_grad_()
     torch.linalg.svdvals(device).sum().backward()
     assert device.grad is not None

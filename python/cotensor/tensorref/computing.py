@@ -19,7 +19,7 @@ from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
-from .gradients import Substitution, ToDevice, as_linked, transfer
+from .gradients import Substitution, ToDevice, as_linked, in_backward, transfer
 from .mover import Mover
 from .operations import kind_of, name_of, written_by
 from .simulated.tensor import raw_storage
@@ -97,6 +97,9 @@ class Computing(TorchFunctionMode):
             on_device = collect(kwargs.values(), on_host) or on_device
         if not on_host:
             return self._on_devices(func, args, kwargs) if on_device else self._factory(func, args, kwargs)
+        if not (on_device or self.results_on_host) and in_backward():
+            # The gradient of what ran on the host.
+            return self.call(func, args, kwargs)
         out = kwargs.get("out")
         if out is not None and any(tensor.is_cpu for tensor in tensors(out)):
             return self._write(func, args, kwargs, tensors(out))
@@ -381,6 +384,8 @@ class Computing(TorchFunctionMode):
                 tensor.data.copy_(copy.detach())
             elif (version is not None and copy._version != version) or any(tensor is one for one in targets):
                 # As the operation did, with its gradient.
+                if tensor.shape != copy.shape:
+                    tensor.resize_(copy.shape)
                 tensor.copy_(copy)
                 operation.give(copy, tensor)
 
@@ -390,10 +395,8 @@ class Computing(TorchFunctionMode):
             original = originals.get(id(value))
             if original is not None or results_to is None:
                 return value if original is None else original
-            if self.results_on_host:
-                return self._mark(value)
-            if value._is_view() and self.weights.sharing(value):
-                return value
+            if self.results_on_host or (value._is_view() and self.weights.sharing(value)):
+                return self._mark(value) if self.results_on_host else value
             result = transfer(value, device)
             operation.give(value, result)
             return result

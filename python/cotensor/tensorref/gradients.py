@@ -45,6 +45,11 @@ def as_linked(copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+def in_backward() -> bool:
+    """Whether this thread computes gradients, and no forward pass again, as ``checkpoint`` does."""
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+
+
 class SavedWeight:
     """A part of a weight that the backward pass needs, instead of its copy on the device."""
 

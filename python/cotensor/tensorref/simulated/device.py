@@ -156,17 +156,21 @@ def _register() -> None:
         def run(*args: Any, **kwargs: Any) -> Any:
             return dispatch(operation, args, kwargs)
 
-    def values(operation: Any) -> None:
+    def values(operation: Any, has_gradient: bool = True) -> None:
         # Without gradients, these make no vectors. PyTorch makes them for subclasses of tensors anyway, and rounds differently.
+        # It does not write ``out`` of ``matrix_rank``.
         @torch.library.impl(operation.name(), "AutogradPrivateUse1")
         def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+            if has_gradient and ((tensor.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0):
                 return operation.decompose(tensor, *args, **kwargs)
             return dispatch(operation, (tensor, *args), kwargs)
 
     values(torch.ops.aten.linalg_svdvals.default)
     values(torch.ops.aten.linalg_eigvalsh.default)
     values(torch.ops.aten.linalg_eigvals.default)
+    rank = torch.ops.aten.linalg_matrix_rank
+    for overload in rank.overloads():  # type: ignore[no-untyped-call]
+        values(getattr(rank, overload), has_gradient=False)
 
     whole(torch.ops.aten.silu_backward.default)
     whole(torch.ops.aten.mish_backward.default)
