@@ -202,10 +202,12 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of the host have the same elements in the same memory, perhaps in other shapes.
 
     Of tensors on the device, PyTorch does not see it: ``matmul`` copies a view of ``out`` to ``out``."""
-    if not one.layout is other.layout is torch.strided or one.data_ptr() != other.data_ptr() or one.numel() == 0:
+    if not (has_memory(one) and has_memory(other) and one.layout is other.layout is torch.strided and one.numel() > 0):
         return False
-    same = one.dtype == other.dtype and one.numel() == other.numel() and one.is_conj() == other.is_conj()
-    return same and one.is_neg() == other.is_neg() and one.is_contiguous() and other.is_contiguous()
+    if one.data_ptr() != other.data_ptr() or one.numel() != other.numel() or one.dtype != other.dtype:
+        return False
+    same = one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
+    return same and one.is_contiguous() and other.is_contiguous()
 
 
 def count_copy(source: torch.device, target: torch.device, raw: torch.Tensor) -> None:
