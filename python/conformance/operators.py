@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -11,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .case import Case, Variant
 from .outcomes import Outcome
-from .places import Place
+from .places import HOST, Place
 
 #: Beside the weight, so that half of the memory has room for one of three.
 _BALLAST = 2
@@ -28,13 +29,21 @@ def cases(name: str, dtype: torch.dtype) -> Iterator[Case]:
     if dtype not in op.dtypes:
         return
     gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    on_device = _samples_on_device(op, dtype)
     for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=gradients)):
-        call = Call(op, sample, gradients)
+        call = Call(op, sample, gradients, on_device[number] if number < len(on_device) else None)
         yield Case(f"{number}", dict(call.variants(number == 0)))
     if dtype != torch.float32 or op.error_inputs_func is None:
         return
     for number, one in enumerate(op.error_inputs("cpu")):
         yield Case(f"error {number}", {"error": Call(op, one.sample_input, False).forward})
+
+
+def _samples_on_device(op: Any, dtype: torch.dtype) -> List[Any]:
+    """The samples for a device, which have those tensors on the host that PyTorch needs there, if all can be made."""
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):
+        return list(op.sample_inputs("simulated", dtype, requires_grad=False))
+    return []
 
 
 class Weighted(torch.nn.Module):
@@ -50,10 +59,13 @@ class Weighted(torch.nn.Module):
 class Call:
     """A sample of an operator as programs."""
 
-    def __init__(self, op: Any, sample: Any, gradients: bool) -> None:
+    def __init__(self, op: Any, sample: Any, gradients: bool, on_device: Any = None) -> None:
         self.op, self.gradients = op, gradients
         self._process = sample.output_process_fn_grad
-        self._leaves, self._structure = tree_flatten((sample.input, tuple(sample.args), dict(sample.kwargs)))
+        self._leaves, self._structure = _flat(sample)
+        leaves, structure = (self._leaves, None) if on_device is None else _flat(on_device)
+        #: Which of the leaves are on the host in all places.
+        self._stays = [structure == self._structure and isinstance(leaf, torch.Tensor) and leaf.is_cpu for leaf in leaves]
         tensors = [number for number, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
         #: Which of the leaves is the weight.
         self._weight = tensors[0] if tensors else None
@@ -86,7 +98,7 @@ class Call:
             module = Weighted(self._leaves[self._weight])
 
         def arguments() -> Tuple[Any, Any, Any]:
-            leaves = [leaf if number == self._weight else place.move(leaf) for number, leaf in enumerate(self._leaves)]
+            leaves = [(HOST if stays else place).move(leaf) for stays, leaf in zip(self._stays, self._leaves)]
             if self._weight is not None:
                 leaves[self._weight] = module.weight
             leaves = [
@@ -185,6 +197,11 @@ class Call:
             if self.gradients:
                 backward(result, outcome)
                 show_gradients([input, args, kwargs], outcome)
+
+
+def _flat(sample: Any) -> Tuple[List[Any], Any]:
+    """The arguments of a sample, and their structure."""
+    return tree_flatten((sample.input, tuple(sample.args), dict(sample.kwargs)))
 
 
 def use_ballast(module: Weighted, outcome: Outcome) -> None:

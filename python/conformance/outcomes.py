@@ -11,7 +11,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 #: Names of devices and of classes of tensors in errors, and addresses.
-_PLACES = re.compile(r"simulated(:0)?|cpu|SimulatedTensor|Parameter|PrivateUse(1|one)|CPUFloatType|0x[0-9a-f]+", re.IGNORECASE)
+_PLACES = re.compile(
+    r"SimulatedTensor|simulated(:0)?|cpu|\bTensor\b|Parameter|PrivateUse(1|one)|CPUFloatType|0x[0-9a-f]+", re.IGNORECASE
+)
 _PACKAGE = "cotensor/tensorref/"
 
 

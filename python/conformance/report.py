@@ -24,7 +24,7 @@ class Known:
         self.floors: Dict[str, Dict[str, float]] = data.get("floor", {}).get(run, {})
         self._exceptions: List[Dict[str, Any]] = data.get("exception", [])
 
-    def is_exception(self, database: str, name: str, place: str, cause: str) -> bool:
+    def is_exception(self, database: str, name: str, place: str, variant: str, cause: str) -> bool:
         """Whether a mismatch has a reason."""
         return any(
             [
@@ -32,6 +32,7 @@ class Known:
                 and name in one["names"]
                 and one.get("cause", "") in cause
                 and place.split()[0] in one.get("places", [place.split()[0]])
+                and variant in one.get("variants", [variant])
                 for one in self._exceptions
             ]
         )
@@ -59,7 +60,7 @@ class Report:
             row = (task.database, place)
             self.total[row] += 1
             open_ = [(variant, cause) for variant, cause in differing
-                     if not self.known.is_exception(task.database, task.name, place, cause)]
+                     if not self.known.is_exception(task.database, task.name, place, variant, cause)]
             self.passed[row] += not differing
             self.excepted[row] += bool(differing) and not open_
             for variant, cause in open_:

@@ -112,3 +112,13 @@ def test_a_leaf_that_is_written_is_an_error(strategy):
 def test_the_object_of_the_simulated_device_is_a_device():
     with offload(mlp(1), simulated_device("1MiB")) as session:
         assert session.target == torch.device("simulated", 0)
+
+
+@pytest.mark.parametrize(("strategy", "room"), PLACES)
+def test_out_gets_the_shape_of_the_result(strategy, room):
+    simulated_device()
+    model = mlp(1)
+    with torch.no_grad(), offload(model, "simulated", strategy=strategy, memory=room):
+        out = torch.empty(0).to("simulated")
+        assert torch.add(model[0].bias, 1, out=out) is out
+        assert out.shape == (16,) and torch.equal(out.cpu(), model[0].bias.cpu() + 1)

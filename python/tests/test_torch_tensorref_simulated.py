@@ -227,3 +227,72 @@ print(model.weight.grad.tolist())
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.stdout == "[[1.0, 1.0], [1.0, 1.0]]\n", ran.stderr
+
+
+def test_conjugates_are_views(memory):
+    host = torch.tensor([1 + 2j, 3 - 1j])
+    device = host.to("simulated")
+    equal(device.conj() * 1j, host.conj() * 1j)
+    device.conj().mul_(1j)
+    equal(device, host.conj().mul(1j).conj())
+    device.conj().imag.mul_(2)
+    equal(device, torch.complex(host.conj().mul(1j).real, -2 * host.conj().mul(1j).imag))
+
+
+def test_gradient_through_a_write_to_a_conjugate(memory):
+    def gradient(x):
+        x.requires_grad_()
+        result = torch.fft.ifft(x)
+        result.mul_(2)
+        result.abs().sum().backward()
+        return x.grad
+
+    x = torch.arange(12.0).reshape(3, 4)
+    equal(gradient(x.to("simulated")), gradient(x.clone()))
+
+
+def test_sparse_tensors_count_as_their_values(memory):
+    dense = torch.eye(4)
+    allocated = memory.allocated_bytes
+    device = dense.to_sparse().to("simulated")
+    assert device.layout is torch.sparse_coo and device.device.type == "simulated"
+    assert memory.allocated_bytes - allocated >= 4 * 4
+    equal(device.to_dense(), dense)
+    equal(torch.sparse.mm(device, torch.ones(4, 2).to("simulated")), torch.ones(4, 2))
+    x = dense.to("simulated").requires_grad_()
+    (x.to_sparse() * 2).to_dense().sum().backward()
+    equal(x.grad, torch.full((4, 4), 2.0) * dense)
+    with pytest.raises(NotImplementedError, match="simulated:0 have no layout torch.sparse_csr"):
+        dense.to_sparse_csr().to("simulated")
+
+
+def test_values_of_matrices_are_those_of_the_host(memory):
+    torch.manual_seed(0)
+    for size in range(2, 9):
+        matrix = torch.randn(size, size)
+        device, both = matrix.to("simulated"), matrix + matrix.t()
+        for function in (torch.linalg.svdvals, torch.linalg.eigvals, torch.linalg.cond):
+            equal(function(device), function(matrix))
+        equal(torch.linalg.eigvalsh(both.to("simulated")), torch.linalg.eigvalsh(both))
+        for hermitian in (False, True):
+            out = torch.zeros((), dtype=torch.int64).to("simulated")
+            torch.linalg.matrix_rank(both.to("simulated"), hermitian=hermitian, out=out)
+            equal(out, torch.linalg.matrix_rank(both, hermitian=hermitian))
+    device.requires_grad_()
+    torch.linalg.svdvals(device).sum().backward()
+    assert device.grad is not None
+
+
+def test_matmul_writes_out(memory):
+    one, other = torch.ones(5, 5, 2), torch.ones(2, 5)
+    out = torch.zeros(5, 5, 5).to("simulated")
+    torch.matmul(one[:, :, :0].to("simulated"), other[:0].to("simulated"), out=out)
+    equal(out, torch.zeros(5, 5, 5))
+    torch.matmul(one.to("simulated"), other.to("simulated"), out=out)
+    equal(out, torch.full((5, 5, 5), 2.0))
+
+
+def test_gradient_of_sgn_is_zero(memory):
+    x = torch.ones(3).to("simulated").requires_grad_()
+    (torch.sgn(x) * 2).sum().backward()
+    equal(x.grad, torch.zeros(3))

@@ -277,3 +277,19 @@ def test_the_backward_pass_of_overlapping_views(strategy):
     with offload(samples, "simulated", strategy=strategy):
         found = gradient(torch.ones(10), samples)
     torch.testing.assert_close(found, gradient(torch.ones(10), model()))
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
+@pytest.mark.parametrize("room", ["1MiB", 1])
+def test_hooks_of_weights_get_and_return_gradients_of_the_host(strategy, room, memory):
+    def gradient(model, x):
+        weight = model[0].weight
+        weight.register_hook(lambda gradient: gradient * weight)
+        model(x).sum().backward()
+        return weight.grad
+
+    expected = gradient(mlp(2), X.clone())
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy, memory=room):
+        found = gradient(model, X.to("simulated"))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

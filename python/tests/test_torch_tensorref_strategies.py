@@ -186,3 +186,34 @@ def test_middlewares_see_veto_and_redirect(memory):
     assert places == {("0.weight",): "device", ("1.weight",): "host", ("2.weight",): "host"}
     assert "0.weight" in seen and "1.weight" not in seen and "2.bias" not in seen
     check(model, y)
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
+@pytest.mark.parametrize("room", ["1MiB", 1])
+def test_algorithms_are_those_of_arguments_with_gradients(strategy, room, memory):
+    # ``matmul`` chooses by the arguments' gradients, also where they are disabled.
+    def product(weight, other):
+        with torch.no_grad():
+            return torch.matmul(weight, other.requires_grad_())
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(5, 5)
+    layer.weight = torch.nn.Parameter(9 * torch.randn(5, 5, 5))
+    other = 9 * torch.randn(1, 5, 5)
+    expected = product(layer.weight, other.clone())
+    with offload(layer, "simulated", strategy=strategy, memory=room):
+        assert torch.equal(product(layer.weight, other.to("simulated")).cpu(), expected)
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
+@pytest.mark.parametrize("room", ["1MiB", 1])
+def test_dense_gradient_of_a_sparse_result(strategy, room, memory):
+    layer = torch.nn.Linear(4, 4)
+    expected = layer.weight.detach() * 2
+    with offload(layer, "simulated", strategy=strategy, memory=room):
+        result = layer.weight.to_sparse()
+        assert result.device.type == "simulated" and result.layout is torch.sparse_coo
+        gradient = (2 * layer.weight.detach()).to("simulated")
+        result.mul_(1)
+        torch.autograd.backward([result], [gradient])
+    assert torch.equal(layer.weight.grad, expected)

@@ -43,7 +43,7 @@ def replace(values: Any, copies: Dict[int, torch.Tensor]) -> Any:
             replaced.append(copies.get(id(value), value))
         elif isinstance(value, (list, tuple)):
             parts = replace(value, copies)
-            replaced.append(parts if type(value) is list else _like(value, parts))
+            replaced.append(parts if type(value) is list else like(value, parts))
         else:
             replaced.append(value)
     return replaced if isinstance(values, list) else tuple(replaced)
@@ -73,7 +73,7 @@ def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
     if all([one is other for one, other in zip(before, after)]):
         return value
     if isinstance(value, tuple):
-        return _like(value, after)
+        return like(value, after)
     replaced = copy.copy(value)
     if isinstance(value, list):
         replaced[:] = after
@@ -85,7 +85,7 @@ def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
     return replaced
 
 
-def _like(value: Any, parts: Sequence[Any]) -> Any:
+def like(value: Any, parts: Sequence[Any]) -> Any:
     """A sequence of the type of ``value``: a list, a tuple, one with names, or what PyTorch returns, such as of ``sort``."""
     kind = type(value)
     if kind in (tuple, list) or not hasattr(kind, "_fields"):

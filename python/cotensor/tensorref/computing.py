@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -13,20 +14,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
-from .arguments import Args, Kwargs, collect, replace, replace_values, tensors, to_device, with_copies
+from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device, with_copies
 from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
-from .gradients import Substitution, ToDevice
+from .gradients import Substitution, ToDevice, as_linked, in_backward, transfer
 from .mover import Mover
 from .operations import kind_of, name_of, written_by
+from .simulated.tensor import raw_storage
+from .views import has_views, is_new, restored
 from .weights import Weight
 
 _Found = Dict[int, Weight]
 _Copies = Dict[int, torch.Tensor]
 #: Tensors of the host with their copies.
 _Written = List[Tuple[torch.Tensor, torch.Tensor]]
+_HOST = torch.device("cpu")
 _Handler = Callable[[Any, Args, Kwargs], Any]
 #: Times of an operation that are measured with a synchronized device.
 _MEASURED = 3
@@ -92,7 +96,10 @@ class Computing(TorchFunctionMode):
         if kwargs:
             on_device = collect(kwargs.values(), on_host) or on_device
         if not on_host:
-            return self._on_devices(func, args, kwargs) if on_device else self._factory(func, args, kwargs, False)
+            return self._on_devices(func, args, kwargs) if on_device else self._factory(func, args, kwargs)
+        if not (on_device or self.results_on_host) and in_backward():
+            # The gradient of what ran on the host.
+            return self.call(func, args, kwargs)
         out = kwargs.get("out")
         if out is not None and any(tensor.is_cpu for tensor in tensors(out)):
             return self._write(func, args, kwargs, tensors(out))
@@ -112,7 +119,7 @@ class Computing(TorchFunctionMode):
                 if weight not in weights:
                     weights.append(weight)
         if not weights and not on_device and not any(self.belongs(tensor) for tensor in on_host):
-            return self._factory(func, args, kwargs, False)
+            return self._factory(func, args, kwargs)
         with self.lock:
             return self._managed(func, args, kwargs, on_host, found, weights)
 
@@ -238,6 +245,10 @@ class Computing(TorchFunctionMode):
         if id(result) in originals:
             return originals[id(result)]
         result = with_copies(result, originals)
+        if has_views(result) and not self.runs_code:
+            keys = [raw_storage(copy) for tensor, copy in others if self.belongs(tensor)]
+            again = functools.partial(self._on_host, func, args, kwargs, mover)
+            result = restored(result, lambda key: key in mover.by_copy or key in keys, again)
         return self._home(result, operation) if self.results_on_host else result
 
     @staticmethod
@@ -279,7 +290,7 @@ class Computing(TorchFunctionMode):
         linked = tensor.requires_grad and torch.is_grad_enabled()
         if weight is None:
             copy = to_device(tensor.detach(), device)
-            return ToDevice.apply(tensor, copy) if linked else copy
+            return ToDevice.apply(tensor, copy) if linked else as_linked(copy, tensor)
         if not linked:
             return weight.view(tensor)
         found = weight.linked.get(id(tensor))
@@ -354,7 +365,7 @@ class Computing(TorchFunctionMode):
             if not isinstance(value, torch.Tensor) or value.is_cpu:
                 return value
             if id(value) not in moved:
-                copy = value.to("cpu")
+                copy = as_linked(transfer(value, _HOST), value)
                 moved[id(value)] = value, copy, None if copy.is_inference() else copy._version
             return moved[id(value)][1]
 
@@ -373,6 +384,8 @@ class Computing(TorchFunctionMode):
                 tensor.data.copy_(copy.detach())
             elif (version is not None and copy._version != version) or any(tensor is one for one in targets):
                 # As the operation did, with its gradient.
+                if tensor.shape != copy.shape:
+                    tensor.resize_(copy.shape)
                 tensor.copy_(copy)
                 operation.give(copy, tensor)
 
@@ -382,15 +395,15 @@ class Computing(TorchFunctionMode):
             original = originals.get(id(value))
             if original is not None or results_to is None:
                 return value if original is None else original
-            result = to_device(value, device)
+            if self.results_on_host or (value._is_view() and self.weights.sharing(value)):
+                return self._mark(value) if self.results_on_host else value
+            result = transfer(value, device)
             operation.give(value, result)
             return result
 
-        if self.results_on_host:
-            return self._mark(result)
         return self._on_device(tree_map, (away, result), {}, device)
 
-    def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool) -> Any:
+    def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool = False) -> Any:
         """Makes a tensor; ``belongs``: on the device, unless the arguments name another one."""
         named = kwargs.get("device")
         device = self.target if named is None and belongs else self._ours(named)
@@ -407,16 +420,19 @@ class Computing(TorchFunctionMode):
         return self._compute(func, args, kwargs)
 
     def _view(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        tensor = args[0] if args else None
-        if len(args) > 1 and isinstance(tensor, torch.Tensor):
+        tensor = argument(args, kwargs, 0, "input")
+        if len(args) > 1 and tensor is not None:
             others: List[torch.Tensor] = []
             mixed = collect(args[1:], others) and tensor.is_cpu
-            if mixed or (others and self._handlers[func][1] == "__getitem__"):
+            if (mixed or others) and self._handlers[func][1] == "__getitem__":
                 return self._compute(func, args, kwargs)
             if self.division is not None and len(devices_of(args)) > 1:
                 return self._on_devices(func, args, kwargs)
         result = self.call(func, args, kwargs)
-        if self.results_on_host and isinstance(tensor, torch.Tensor) and self._is_marked(tensor):
+        if tensor is not None and is_new(result) and self.belongs(tensor) and raw_storage(tensor) != raw_storage(result):
+            # Such as ``reshape`` of a transposed tensor, or an index that is a list.
+            return self._compute(func, args, kwargs)
+        if self.results_on_host and any([self._is_marked(one) for one in tensors(args)]):
             self._mark(result)
         return result
 
@@ -456,7 +472,7 @@ class Computing(TorchFunctionMode):
         def home(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            result = value.to("cpu")
+            result = transfer(value, _HOST)
             operation.give(value, result)
             return result
 

@@ -9,6 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import TensorWeakRef
 
+from .arguments import to_device
 from .mover import Mover
 from .simulated.tensor import raw_storage, storage_of
 from .weights import Weight
@@ -20,11 +21,33 @@ class ToDevice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, host: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         ctx.device = host.device
+        # As without a copy, no gradient is none and not zeros.
+        ctx.set_materialize_grads(False)
         return copy.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        return gradient.to(ctx.device), None
+    def backward(ctx: Any, gradient: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], None]:
+        return None if gradient is None else gradient.to(ctx.device), None
+
+
+def transfer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on another device, with its gradient."""
+    if tensor.layout is torch.strided or not (tensor.requires_grad and torch.is_grad_enabled()):
+        return to_device(tensor, device)
+    # The gradient of a sparse tensor may be dense, which ``to`` refuses.
+    return ToDevice.apply(tensor, tensor.detach().to(device))  # type: ignore[no-any-return]
+
+
+def as_linked(copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that requires gradients as its tensor does: some functions choose their algorithm by it, also without gradients."""
+    if copy.requires_grad != tensor.requires_grad and not copy.is_inference():
+        copy.requires_grad_(tensor.requires_grad)
+    return copy
+
+
+def in_backward() -> bool:
+    """Whether this thread computes gradients, and no forward pass again, as ``checkpoint`` does."""
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
 
 
 class SavedWeight:

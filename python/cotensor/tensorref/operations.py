@@ -17,6 +17,8 @@ class Kind(enum.Enum):
     PLAIN = "plain"
     #: Makes a view: runs on its arguments as they are, and the view of a weight stays one.
     VIEW = "view"
+    #: Makes a tensor where its argument ``device`` says; tensors among its arguments are numbers.
+    FACTORY = "factory"
     #: Runs on the device if an argument is there or belongs to the model.
     COMPUTE = "compute"
     #: Makes a tensor of the shape of another one.
@@ -38,7 +40,7 @@ class Kind(enum.Enum):
 _VIEWS = frozenset(
     "view view_as transpose t permute unsqueeze squeeze expand expand_as narrow select chunk split split_with_sizes tensor_split "
     "unbind unflatten reshape flatten swapaxes swapdims movedim moveaxis diagonal as_strided detach alias view_as_real "
-    "view_as_complex broadcast_to hsplit vsplit dsplit adjoint ravel reshape_as T mT H mH real imag".split()
+    "view_as_complex broadcast_to broadcast_tensors hsplit vsplit dsplit adjoint ravel reshape_as T mT H mH real imag".split()
 )
 _PLAIN = frozenset(
     "size dim ndimension numel nelement stride storage_offset is_contiguous element_size is_floating_point is_complex "
@@ -47,7 +49,7 @@ _PLAIN = frozenset(
     "__iter__ requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook _backward_hooks result_type "
     "can_cast promote_types is_nonzero is_conj is_neg is_pinned is_shared is_coalesced is_distributed apply_ map_ "
     "_is_view has_names align_to refine_names rename names __contains__ detach_ as_subclass _make_subclass _dimI _dimV "
-    "_nnz broadcast_tensors get_default_dtype is_grad_enabled".split()
+    "_nnz get_default_dtype is_grad_enabled".split()
 )
 _ESCAPES = frozenset(
     "numpy __array__ data_ptr untyped_storage storage _typed_storage __dlpack__ share_memory_ __array_interface__ "
@@ -55,6 +57,7 @@ _ESCAPES = frozenset(
 )
 _DEVICES = frozenset("device is_cuda is_cpu is_mps is_xpu is_meta get_device __dlpack_device__".split())
 _MOVES = frozenset("to cpu cuda xpu mps simulated".split())
+_FACTORIES = frozenset("linspace logspace arange range full".split())
 _LIKE = frozenset("zeros_like ones_like empty_like full_like rand_like randn_like randint_like".split())
 
 #: Arguments that a function writes without a new version: positions and names, if its sixth argument (``training`` or
@@ -112,6 +115,8 @@ def kind_of(func: Any) -> Kind:
         return Kind.VIEW
     if name in _MOVES:
         return Kind.MOVE
+    if name in _FACTORIES:
+        return Kind.FACTORY
     if name in _LIKE or name.startswith("new_"):
         return Kind.LIKE
     in_place_operator = name.startswith("__i") and name.endswith("__") and name not in ("__invert__",)

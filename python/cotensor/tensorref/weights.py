@@ -99,8 +99,8 @@ class Weights:
     def __init__(self) -> None:
         self.all: List[Weight] = []
         self.by_id: Dict[int, Weight] = {}
-        #: Owners without elements, by id.
-        self.empty: Dict[int, torch.Tensor] = {}
+        #: The storages of owners without elements, by their numbers.
+        self.empty: Dict[int, torch.UntypedStorage] = {}
         #: The addresses of these tensors: ``set_`` and ``swap_tensors`` give a tensor other memory.
         self._addresses: Dict[int, int] = {}
         #: By storage; most storages are one weight.
@@ -111,7 +111,7 @@ class Weights:
         if id(tensor) in self.by_id or not manageable(tensor):
             return None
         if tensor.numel() == 0:
-            self.empty[id(tensor)] = tensor
+            self.empty[raw_storage(tensor)] = tensor.untyped_storage()
             return None
         start, end = extent(tensor)
         ranges = self._by_storage.setdefault(raw_storage(tensor), [])
@@ -176,7 +176,11 @@ class Weights:
 
     def belongs(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is a part of the model: perhaps without elements, or of another type, such as the real part."""
-        return id(tensor) in self.by_id or id(tensor) in self.empty or bool(self.sharing(tensor))
+        if id(tensor) in self.by_id or self.sharing(tensor):
+            return True
+        if not self.empty or tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
+            return False
+        return raw_storage(tensor) in self.empty
 
     def sharing(self, tensor: torch.Tensor) -> Sequence[Weight]:
         """The weights in the same storage as a tensor."""

@@ -6,6 +6,7 @@ import threading
 from typing import Any, List, Optional, Union
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.modules import module
 
 from ... import _checks
@@ -134,6 +135,10 @@ def register() -> None:
         formatted = {} if memory_format is None else {"memory_format": memory_format}
         return SimulatedTensor(torch.empty(size, dtype=dtype, device="cpu", **formatted), index_of(device))
 
+    @torch.library.impl("aten::_efficientzerotensor", "PrivateUse1")
+    def zeros(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> torch.Tensor:
+        return SimulatedTensor(torch.zeros(size, dtype=dtype, device="cpu"), index_of(device))
+
     @torch.library.impl("aten::empty_strided", "PrivateUse1")
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                       pin_memory: Any = None) -> torch.Tensor:
@@ -151,6 +156,22 @@ def register() -> None:
         @torch.library.impl(operation.name(), "PrivateUse1")
         def run(*args: Any, **kwargs: Any) -> Any:
             return dispatch(operation, args, kwargs)
+
+    def values(operation: Any, has_gradient: bool = True) -> None:
+        # Without gradients, these make no vectors. PyTorch makes them for subclasses of tensors anyway, and rounds differently.
+        # It does not write ``out`` of ``matrix_rank``.
+        @torch.library.impl(operation.name(), "AutogradPrivateUse1")
+        def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if has_gradient and ((tensor.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0):
+                return operation.decompose(tensor, *args, **kwargs)
+            return dispatch(operation, (tensor, *args), kwargs)
+
+    values(torch.ops.aten.linalg_svdvals.default)
+    values(torch.ops.aten.linalg_eigvalsh.default)
+    values(torch.ops.aten.linalg_eigvals.default)
+    rank = torch.ops.aten.linalg_matrix_rank
+    for overload in rank.overloads():  # type: ignore[no-untyped-call]
+        values(getattr(rank, overload), has_gradient=False)
 
     whole(torch.ops.aten.silu_backward.default)
     whole(torch.ops.aten.mish_backward.default)

@@ -61,7 +61,8 @@ class SimulatedMemory:
 
     def buffer_of(self, tensor: torch.Tensor) -> Buffer:
         """The allocation of a host tensor that stands for one of the device."""
-        storage = tensor.untyped_storage()
+        # A sparse tensor counts as its values.
+        storage = (tensor if tensor.layout is torch.strided else tensor._values()).untyped_storage()
         with self._lock:
             found = self._buffers.get(storage._cdata)
             if found is None:

@@ -35,18 +35,27 @@ class SimulatedTensor(torch.Tensor):
     def __new__(cls, raw: torch.Tensor, index: int) -> "SimulatedTensor":
         if index >= len(MEMORIES):
             raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
+        if raw.layout not in (torch.strided, torch.sparse_coo):
+            raise NotImplementedError(f"tensors on {torch.device('simulated', index)} have no layout {raw.layout}")
         buffer = MEMORIES[index].buffer_of(raw) if has_memory(raw) else None
+        is_strided = raw.layout is torch.strided
         # In inference mode, views of other tensors are no inference tensors.
         with torch.inference_mode(raw.is_inference()):
             tensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 raw.size(),
-                strides=raw.stride(),
-                storage_offset=raw.storage_offset(),
+                strides=raw.stride() if is_strided else None,
+                storage_offset=raw.storage_offset() if is_strided else None,
                 dtype=raw.dtype,
+                layout=raw.layout,
                 device=torch.device("simulated", index),
             )
         tensor.raw, tensor.buffer = raw, buffer
+        # Views that PyTorch resolves in operations that do not know them, before they are run on the elements.
+        if raw.is_conj():
+            torch._C._set_conj(tensor, True)
+        if raw.is_neg():
+            torch._C._set_neg(tensor, True)
         return tensor
 
     @property
@@ -163,8 +172,7 @@ def _dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
             return value
         if id(value) in wrapped:
             return wrapped[id(value)]
-        # Below this dispatch, PyTorch ignores both bits in most operations.
-        return SimulatedTensor(value.resolve_conj().resolve_neg(), index)
+        return SimulatedTensor(value, index)
 
     return tree_map(wrap, results)
 
@@ -183,10 +191,23 @@ def copy(func: Any, args: Sequence[Any], raw_args: Any, raw_kwargs: Any) -> Any:
         result = func(*raw_args, **raw_kwargs)
         count_copy(args[1].device, args[0].device, result)
         return result if args[0].is_cpu else SimulatedTensor(result, args[0].device.index or 0)
-    func(*raw_args, **raw_kwargs)
     target, source = args[:2] if func is aten.copy_.default else (args[1], args[0])
+    if not is_same(*raw_args[:2]):
+        func(*raw_args, **raw_kwargs)
     count_copy(source.device, target.device, raw_args[0])
     return target
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of the host have the same elements in the same memory, perhaps in other shapes.
+
+    Of tensors on the device, PyTorch does not see it: ``matmul`` copies a view of ``out`` to ``out``."""
+    if not (has_memory(one) and has_memory(other) and one.layout is other.layout is torch.strided and one.numel() > 0):
+        return False
+    if one.data_ptr() != other.data_ptr() or one.numel() != other.numel() or one.dtype != other.dtype:
+        return False
+    same = one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
+    return same and one.is_contiguous() and other.is_contiguous()
 
 
 def count_copy(source: torch.device, target: torch.device, raw: torch.Tensor) -> None:
@@ -194,7 +215,7 @@ def count_copy(source: torch.device, target: torch.device, raw: torch.Tensor) ->
     if source != target and has_memory(raw):
         for device, to_device in ((source, False), (target, True)):
             if device.type == "simulated":
-                MEMORIES[device.index or 0].copied(raw.nbytes, to_device)
+                MEMORIES[device.index or 0].copied(_dense(raw).nbytes, to_device)
 
 
 def has_memory(raw: torch.Tensor) -> bool:
@@ -215,7 +236,14 @@ def follow(tensor: SimulatedTensor) -> None:
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The memory of a tensor."""
-    return (tensor.raw if isinstance(tensor, SimulatedTensor) else tensor).untyped_storage()
+    return _dense(tensor.raw if isinstance(tensor, SimulatedTensor) else tensor).untyped_storage()
+
+
+def _dense(raw: torch.Tensor) -> torch.Tensor:
+    """A tensor, or the values of a sparse one."""
+    if raw.layout is torch.strided:
+        return raw
+    return raw._values() if raw.layout is torch.sparse_coo else raw.values()
 
 
 def raw_storage(tensor: torch.Tensor) -> int:
