@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import io
+import pickle
 import subprocess
 import sys
 
@@ -227,3 +229,25 @@ print(model.weight.grad.tolist())
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.stdout == "[[1.0, 1.0], [1.0, 1.0]]\n", ran.stderr
+
+
+def test_tensors_are_saved_loaded_and_copied(memory):
+    def loaded(value, **options):
+        file = io.BytesIO()
+        torch.save(value, file)
+        file.seek(0)
+        return torch.load(file, **options)
+
+    model = torch.nn.Linear(4, 3).to("simulated")
+    values = {"parameter": model.weight, "tensor": torch.randn(2, 3).t().to("simulated")}
+    for copied in (loaded(values), pickle.loads(pickle.dumps(values)), copy.deepcopy(values), copy.copy(values)):
+        for name, value in values.items():
+            equal(copied[name].detach(), value.detach().cpu())
+            assert copied[name].stride() == value.stride() and copied[name].requires_grad == value.requires_grad
+            assert isinstance(copied[name], torch.nn.Parameter) == isinstance(value, torch.nn.Parameter)
+    assert loaded(model.state_dict(), map_location="cpu")["weight"].is_cpu
+    alias = copy.copy(values["tensor"])
+    alias.zero_()
+    assert not values["tensor"].cpu().any()
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(model.weight * 2)

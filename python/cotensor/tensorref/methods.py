@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import torch
 
 from . import threads
 from .arguments import to_host
 
+_CAPTURABLE = "_get_capturable_supported_devices"
 _lock = threading.Lock()
 _sessions = 0
+#: What is replaced: the owner, the name, what the owner had (None: what it inherits), and what it has now.
+_replaced: List[Tuple[Any, str, Any, Any]] = []
 _copy: Any = torch.nn.Parameter.__deepcopy__
 _apply: Any = torch.autograd.Function.__dict__["apply"]
+_optimizers = [
+    module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.") and _CAPTURABLE in vars(module)
+]
+_devices: Any = vars(sys.modules[torch.optim.Optimizer.__module__]).get(_CAPTURABLE)
 
 
 def begin() -> None:
@@ -24,9 +32,11 @@ def begin() -> None:
         if _sessions > 1:
             return
         _copy, _apply = torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
-        torch.nn.Parameter.__deepcopy__ = _copy_on_host  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(_apply_on_device)
-        torch.Tensor.set_ = _set_on_host  # type: ignore[method-assign,assignment]
+        _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
+        _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
+        _replace(torch.Tensor, "set_", _set_on_host)
+        for module in _optimizers:
+            _replace(module, _CAPTURABLE, _capturable_devices)
 
 
 def end() -> None:
@@ -34,14 +44,22 @@ def end() -> None:
     global _sessions
     with _lock:
         _sessions -= 1
-        # Another library may have replaced them as well.
-        if _sessions == 0 and torch.nn.Parameter.__deepcopy__ is _copy_on_host:
-            torch.nn.Parameter.__deepcopy__ = _copy  # type: ignore[method-assign]
-        applied = torch.autograd.Function.__dict__["apply"]
-        if _sessions == 0 and getattr(applied, "__func__", None) is _apply_on_device:
-            torch.autograd.Function.apply = _apply
-        if _sessions == 0 and torch.Tensor.__dict__.get("set_") is _set_on_host:
-            del torch.Tensor.set_
+        if _sessions:
+            return
+        for owner, name, before, now in _replaced:
+            # Another library may have replaced them as well.
+            if vars(owner).get(name) is not now:
+                continue
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        _replaced.clear()
+
+
+def _replace(owner: Any, name: str, now: Any) -> None:
+    _replaced.append((owner, name, vars(owner).get(name), now))
+    setattr(owner, name, now)
 
 
 def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
@@ -67,3 +85,10 @@ def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
         for session in threads.entered():
             args = tuple([session.for_function(value) for value in args])
     return _apply.__get__(None, function)(*args, **kwargs)
+
+
+def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:
+    """The types of devices for optimizers with ``capturable``: the steps of a session run on the host instead of the device."""
+    found = list(_devices(*args, **kwargs))
+    thread = threading.get_ident()
+    return [*found, "cpu"] if any([thread in session.paused for session in threads.entered()]) else found

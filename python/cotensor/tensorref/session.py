@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -44,6 +45,17 @@ class Expected:
     #: Weights that are copied to the device for it, and those that leave after it.
     copied: Tuple[str, ...]
     evicted: Tuple[str, ...]
+
+
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that PyTorch calls: it sees tensors where they are, and not as the program does."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+
+    return run
 
 
 class _Hook:
@@ -290,6 +302,7 @@ class Offload(Interception):
         if forwards and forwards.pop():
             self._pop()
 
+    @_plainly
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         thread = threading.get_ident()
         self.paused.add(thread)
@@ -312,6 +325,7 @@ class Offload(Interception):
 
         return tuple([args[0], *map(resumed, args[1:])]), {name: resumed(value) for name, value in kwargs.items()}
 
+    @_plainly
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.paused.discard(threading.get_ident())
         self._stepped(optimizer)

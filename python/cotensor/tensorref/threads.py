@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 
 class _Session(Protocol):
+    paused: Set[int]
+
     @property
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -95,11 +96,30 @@ class SimulatedTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
+    def __copy__(self) -> torch.Tensor:
+        return self._kind(SimulatedTensor(self.raw, self.device.index).requires_grad_(self.requires_grad))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """With the elements on the host, as PyTorch saves tensors of devices whose memory it does not read."""
+        if getattr(self, "_is_param", False):
+            return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, OrderedDict())
+        parts = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, parts
+
     def __deepcopy__(self, memo: Any) -> Any:
         if id(self) not in memo:
-            copied = self.detach().clone().requires_grad_(self.requires_grad)
-            memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if getattr(self, "_is_param", False) else copied
+            if not self.is_leaf:
+                raise RuntimeError(
+                    "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
+                )
+            memo[id(self)] = copied = self._kind(self.detach().clone().requires_grad_(self.requires_grad))
+            if self.grad is not None and not getattr(self, "_is_param", False):
+                copied.grad = self.grad.__deepcopy__(memo)
         return memo[id(self)]
+
+    def _kind(self, other: torch.Tensor) -> torch.Tensor:
+        """A parameter, if this is one."""
+        return torch.nn.Parameter(other, other.requires_grad) if getattr(self, "_is_param", False) else other
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
