@@ -121,7 +121,10 @@ def _register() -> None:
     # Since PyTorch 2.10.
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
 
-    setup("simulated", _device)
+    from . import failures
+
+    setup("simulated", _device, device_guard=failures.Guard())
+    failures.install()
     _registered = True
 
     def index_of(device: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copy_of
 from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -36,15 +37,17 @@ class SimulatedTensor(torch.Tensor):
     def __new__(cls, raw: torch.Tensor, index: int) -> "SimulatedTensor":
         if index >= len(MEMORIES):
             raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
-        buffer = MEMORIES[index].buffer_of(raw) if has_memory(raw) else None
+        strided = raw.layout == torch.strided
+        buffer = [MEMORIES[index].buffer_of(part) for part in parts(raw)] if has_memory(raw) else None
         # In inference mode, views of other tensors are no inference tensors.
         with torch.inference_mode(raw.is_inference()):
             tensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 raw.size(),
-                strides=raw.stride(),
-                storage_offset=raw.storage_offset(),
+                strides=raw.stride() if strided else None,
+                storage_offset=raw.storage_offset() if strided else None,
                 dtype=raw.dtype,
+                layout=raw.layout,
                 device=torch.device("simulated", index),
             )
         tensor.raw, tensor.buffer = raw, buffer
@@ -114,7 +117,7 @@ class SimulatedTensor(torch.Tensor):
                 )
             memo[id(self)] = copied = self._kind(self.detach().clone().requires_grad_(self.requires_grad))
             if self.grad is not None and not getattr(self, "_is_param", False):
-                copied.grad = self.grad.__deepcopy__(memo)
+                copied.grad = copy_of.deepcopy(self.grad, memo)
         return memo[id(self)]
 
     def _kind(self, other: torch.Tensor) -> torch.Tensor:
@@ -214,7 +217,7 @@ def count_copy(source: torch.device, target: torch.device, raw: torch.Tensor) ->
     if source != target and has_memory(raw):
         for device, to_device in ((source, False), (target, True)):
             if device.type == "simulated":
-                MEMORIES[device.index or 0].copied(raw.nbytes, to_device)
+                MEMORIES[device.index or 0].copied(sum([part.nbytes for part in parts(raw)]), to_device)
 
 
 def has_memory(raw: torch.Tensor) -> bool:
@@ -225,6 +228,8 @@ def has_memory(raw: torch.Tensor) -> bool:
 def follow(tensor: SimulatedTensor) -> None:
     """Gives a tensor the shape that an operation in place gave its elements."""
     raw = tensor.raw
+    if raw.layout != torch.strided:
+        return
     same = tensor.size() == raw.size() and tensor.stride() == raw.stride()
     if not same or tensor.storage_offset() != raw.storage_offset():
         shaped = SimulatedTensor(raw, tensor.device.index)
@@ -233,9 +238,20 @@ def follow(tensor: SimulatedTensor) -> None:
         tensor.buffer = shaped.buffer
 
 
+def parts(raw: torch.Tensor) -> List[torch.Tensor]:
+    """The tensors with memory that a tensor of the host consists of."""
+    if raw.layout == torch.sparse_coo:
+        return [raw._values(), raw._indices()]
+    if raw.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [raw.values(), raw.crow_indices(), raw.col_indices()]
+    if raw.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [raw.values(), raw.ccol_indices(), raw.row_indices()]
+    return [raw]
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The memory of a tensor."""
-    return (tensor.raw if isinstance(tensor, SimulatedTensor) else tensor).untyped_storage()
+    """The memory of a tensor; of a sparse one, that of its values."""
+    return parts(tensor.raw if isinstance(tensor, SimulatedTensor) else tensor)[0].untyped_storage()
 
 
 def raw_storage(tensor: torch.Tensor) -> int:
