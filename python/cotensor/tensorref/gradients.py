@@ -19,12 +19,17 @@ class ToDevice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, host: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
-        ctx.device = host.device
+        ctx.device, ctx.target = host.device, copy.device
         return copy.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
         return gradient.to(ctx.device), None
+
+    @staticmethod
+    def jvp(ctx: Any, host: torch.Tensor, copy: Any) -> Any:
+        """The tangent of the copy."""
+        return host.to(ctx.target)
 
 
 class SavedWeight:

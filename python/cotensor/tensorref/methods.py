@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from typing import Any, Dict, List, Tuple
 
 import torch
 
-from . import threads
+from ..errors import UnsupportedError
+from . import threads, transforms
 from .arguments import to_host
 
 _CAPTURABLE = "_get_capturable_supported_devices"
@@ -18,6 +20,7 @@ _sessions = 0
 _replaced: List[Tuple[Any, str, Any, Any]] = []
 _copy: Any = torch.nn.Parameter.__deepcopy__
 _apply: Any = torch.autograd.Function.__dict__["apply"]
+_disabled = torch.autograd.graph.disable_saved_tensors_hooks
 _optimizers = [
     module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.") and _CAPTURABLE in vars(module)
 ]
@@ -35,6 +38,10 @@ def begin() -> None:
         _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
         _replace(torch.Tensor, "set_", _set_on_host)
+        _replace(torch.autograd.graph, "disable_saved_tensors_hooks", functools.partial(transforms.without_hooks, _disabled))
+        _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
+        _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
+        _replace(torch.jit, "trace", functools.partial(_refuse_inside, "trace", torch.jit.trace))
         for module in _optimizers:
             _replace(module, _CAPTURABLE, _capturable_devices)
 
@@ -85,6 +92,21 @@ def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
         for session in threads.entered():
             args = tuple([session.for_function(value) for value in args])
     return _apply.__get__(None, function)(*args, **kwargs)
+
+
+def _call_on_host(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """TorchScript runs in C++, where no function is intercepted: a call of a scripted module is one operation on the host."""
+    entered = threads.entered()
+    if not entered:
+        return torch.nn.Module.__call__(module, *args, **kwargs)
+    return entered[-1].on_host(torch.nn.Module.__call__, (module, *args), kwargs)
+
+
+def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """TorchScript compiles a module with its hooks, and with its weights where they are."""
+    if threads.entered() and isinstance(value, torch.nn.Module):
+        raise UnsupportedError(f"torch.jit.{name}: call it before the block of offload, which runs scripted modules on the host")
+    return function(value, *args, **kwargs)
 
 
 def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import _get_current_function_mode_stack, _push_mode
 
-from ..errors import InvalidError
+from ..errors import InvalidError, UnsupportedError
 from . import broker as brokers
 from . import compiled, methods, stance, threads
 from .arguments import to_device, to_host
@@ -230,6 +230,9 @@ class Offload(Interception):
                 self._leave()
                 raise
         for model in self.models:
+            if isinstance(model, torch.jit.ScriptModule):
+                # It has no hooks; its calls in other threads are not in the session.
+                continue
             self._handles.append(model.register_forward_pre_hook(_Hook(self, "_before_forward"), prepend=True))
             self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
         self._compiled = compiled.install(self, self.models)
@@ -254,7 +257,8 @@ class Offload(Interception):
         for model in self.models:
             # What the program assigned inside of the block, or PyTorch for it.
             if any([not tensor.is_cpu for _, tensor in tensors_of(model)]):
-                model._apply(to_host)  # type: ignore[no-untyped-call]
+                for part in model.modules():
+                    part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
         self.paused.clear()
         self.invalidate()
         for mover in self.movers:
@@ -444,6 +448,9 @@ def disable(model: Any) -> None:
 
 def _modules(model: Any) -> List[torch.nn.Module]:
     if isinstance(model, torch.nn.Module):
+        if any([isinstance(part, torch.nn.DataParallel) for part in model.modules()]):
+            text = "model: DataParallel copies weights to devices itself; offload its module to a list of devices instead"
+            raise UnsupportedError(text, field="model")
         return [model]
     components = getattr(model, "components", model)
     values = components.values() if isinstance(components, dict) else components

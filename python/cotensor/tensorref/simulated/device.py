@@ -58,6 +58,14 @@ class SimulatedDevice:
     def manual_seed_all(self, seed: int) -> None:
         """Nothing: the device uses the random numbers of the CPU."""
 
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """The state of the random numbers: that of the CPU."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Sets the state of the random numbers."""
+        torch.set_rng_state(state.cpu())
+
     def get_amp_supported_dtype(self) -> List[torch.dtype]:
         """The dtypes of ``torch.autocast``."""
         return [torch.bfloat16, torch.float16]
@@ -140,6 +148,11 @@ def _register() -> None:
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                       pin_memory: Any = None) -> torch.Tensor:
         return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), index_of(device))
+
+    @torch.library.impl("aten::_efficientzerotensor", "PrivateUse1")
+    def zeros(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> torch.Tensor:
+        # A tangent that PyTorch knows to be zero.
+        return SimulatedTensor(torch.zeros(size, dtype=dtype, device="cpu"), index_of(device))
 
     # ``Module.to`` gives a parameter new data, as for GPUs. It would replace parameters that torch.compile can take apart.
     name = "is_traceable_wrapper_subclass"

@@ -1,7 +1,7 @@
 """Exceptions in the backward pass, on a device whose guard is in Python.
 
 PyTorch's engine leaves a guard of the device with the exception set, and the guard calls ``type_``. CPython makes the result of a
-function that returns with an exception set a ``SystemError``, which ends the process: guards must not raise. So ``type_`` takes the
+function that returns with an exception set a SystemError, which ends the process: guards must not raise. So type_ takes the
 exception. PyTorch then finds none ("returned NULL without setting an exception"), and the engine's caller raises what was taken.
 """
 
@@ -18,7 +18,7 @@ _taken: List[BaseException] = []
 _probe: Callable[[], Any] = functools.partial(int)
 
 
-class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+class Guard(torch._C._acc.DeviceGuard):
     """The guard of the device: it has no streams and no current device."""
 
     def type_(self) -> Any:

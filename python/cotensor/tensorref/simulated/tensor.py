@@ -88,6 +88,14 @@ class SimulatedTensor(torch.Tensor):
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
         return self.numpy()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The memory that holds the elements."""
+        return storage_of(self)
+
+    def data_ptr(self) -> int:
+        """The address of the elements."""
+        return self.raw.data_ptr()
+
     def tolist(self) -> Any:
         """The elements, copied to the host."""
         return self.detach().cpu().tolist()
