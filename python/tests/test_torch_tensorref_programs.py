@@ -77,6 +77,13 @@ def gradients(model, x):
     return [model(x), *model.parameters()]
 
 
+def saves_on_cpu(model, x):
+    with torch.autograd.graph.save_on_cpu():
+        y = model(x).sin()
+    y.sum().backward()
+    return [y, *[parameter.grad for parameter in model.parameters()]]
+
+
 def vectors(model, x):
     vector = torch.nn.utils.parameters_to_vector(model.parameters())
     model(x)
@@ -121,6 +128,7 @@ PROGRAMS = {
     "scripted part": (part_scripted, calls),
     "new parameters": (mlp, new_parameters),
     "gradients": (mlp, gradients),
+    "save on CPU": (mlp, saves_on_cpu),
     "vectors": (mlp, vectors),
     "swapped": (mlp, swapped),
     "lazy": (lazy, trains_lazily),

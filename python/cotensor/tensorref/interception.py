@@ -52,7 +52,8 @@ class Interception(Computing):
         copy = bool(options.pop("copy", False))
         if not belongs and not ours:
             return self.call(func, args, kwargs)
-        if not belongs and not self.results_on_host:
+        # The backward pass itself, with hooks of saved tensors, has its tensors on the device.
+        if not belongs and (not self.results_on_host or torch._C._current_graph_task_id() != -1):
             return self._on_device(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
         if ours and not belongs:
             return self._mark(tensor.clone().to(**options))
@@ -81,6 +82,8 @@ class Interception(Computing):
         if tensor.is_cpu and (isinstance(tensor, torch.nn.Parameter) or self.belongs(tensor)):
             value = to_host(value)
         self.call(func, (tensor, value), {})
+        if self._handlers[func][1] == "grad":
+            return None
         if id(tensor) in self.weights.by_id:
             self.replaced(tensor)
         elif self.division is not None:

@@ -8,11 +8,13 @@ import threading
 from typing import Any, Dict, List, Tuple
 
 import torch
+from torch.utils import checkpoint
 
 from ..errors import UnsupportedError
 from . import threads, transforms
 from .arguments import to_host
 
+_CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
 _lock = threading.Lock()
 _sessions = 0
@@ -42,6 +44,10 @@ def begin() -> None:
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
         _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
         _replace(torch.jit, "trace", functools.partial(_refuse_inside, "trace", torch.jit.trace))
+        if _CHECKS in vars(checkpoint):
+            checks = {**vars(checkpoint)[_CHECKS]}
+            checks["default"] = functools.partial(_shape_and_dtype, checks["default"])
+            _replace(checkpoint, _CHECKS, checks)
         for module in _optimizers:
             _replace(module, _CAPTURABLE, _capturable_devices)
 
@@ -107,6 +113,11 @@ def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: A
     if threads.entered() and isinstance(value, torch.nn.Module):
         raise UnsupportedError(f"torch.jit.{name}: call it before the block of offload, which runs scripted modules on the host")
     return function(value, *args, **kwargs)
+
+
+def _shape_and_dtype(described: Any, tensor: torch.Tensor) -> Dict[str, Any]:
+    """What a checkpoint compares of a tensor that it computes again: not the device, which depends on the weights that are there."""
+    return {**described(tensor), "device": None}
 
 
 def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:
