@@ -29,7 +29,7 @@ class SimulatedTensor(torch.Tensor):
     """A tensor on the simulated accelerator. ``raw`` is the host tensor that holds its elements."""
 
     raw: torch.Tensor
-    buffer: Any
+    buffers: Any
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -38,7 +38,7 @@ class SimulatedTensor(torch.Tensor):
         if index >= len(MEMORIES):
             raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
         strided = raw.layout == torch.strided
-        buffer = [MEMORIES[index].buffer_of(part) for part in parts(raw)] if has_memory(raw) else None
+        buffers = [MEMORIES[index].buffer_of(part) for part in parts(raw)] if has_memory(raw) else None
         # In inference mode, views of other tensors are no inference tensors.
         with torch.inference_mode(raw.is_inference()):
             tensor = torch.Tensor._make_wrapper_subclass(
@@ -50,7 +50,7 @@ class SimulatedTensor(torch.Tensor):
                 layout=raw.layout,
                 device=torch.device("simulated", index),
             )
-        tensor.raw, tensor.buffer = raw, buffer
+        tensor.raw, tensor.buffers = raw, buffers
         return tensor
 
     @property
@@ -62,7 +62,7 @@ class SimulatedTensor(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         if isinstance(value, SimulatedTensor):
-            self.raw, self.buffer = value.raw, value.buffer
+            self.raw, self.buffers = value.raw, value.buffers
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -243,7 +243,7 @@ def follow(tensor: SimulatedTensor) -> None:
         shaped = SimulatedTensor(raw, tensor.device.index)
         with torch.no_grad():
             tensor.data = shaped
-        tensor.buffer = shaped.buffer
+        tensor.buffers = shaped.buffers
 
 
 def parts(raw: torch.Tensor) -> List[torch.Tensor]:
