@@ -30,6 +30,8 @@ _Copies = Dict[int, torch.Tensor]
 #: Tensors of the host with their copies.
 _Written = List[Tuple[torch.Tensor, torch.Tensor]]
 _Handler = Callable[[Any, Args, Kwargs], Any]
+#: The transforms of ``torch.func`` that this thread is in.
+_transforms = transforms.active
 #: Times of an operation that are measured with a synchronized device.
 _MEASURED = 3
 
@@ -65,13 +67,14 @@ class Computing(TorchFunctionMode):
         self._waits = self.target.type not in ("simulated", "cpu")
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Optional[Kwargs] = None) -> Any:
-        known = self._handlers.get(func)
-        if known is None:
+        try:
+            known = self._handlers[func]
+        except KeyError:
             kind = kind_of(func)
             known = self._handlers[func] = getattr(self, f"_{kind.name.lower()}"), name_of(func)
         if self.paused and threading.get_ident() in self.paused:
             return func(*args, **(kwargs or {}))
-        if transforms.active() is not None and known[1] not in ("backward", "grad"):
+        if _transforms() is not None and known[1] not in ("backward", "grad"):
             with torch._C.DisableTorchFunction():
                 return transforms.run(self, func, args, kwargs or {})
         if not _len_torch_function_stack():
