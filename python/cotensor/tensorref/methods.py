@@ -116,7 +116,7 @@ def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: A
 
 
 def _shape_and_dtype(described: Any, tensor: torch.Tensor) -> Dict[str, Any]:
-    """What a checkpoint compares of a tensor that it computes again: not the device, which depends on the weights that are there."""
+    """What a checkpoint compares of a tensor that it computes again: not the device, which depends on the budget."""
     return {**described(tensor), "device": None}
 
 
