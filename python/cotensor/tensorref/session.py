@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import _get_current_function_mode_stack, _push_mode
+from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError, UnsupportedError
 from . import broker as brokers
@@ -315,7 +316,7 @@ class Offload(Interception):
         # Made inside of the block, as by Adagrad, or loaded.
         for parameter, state in optimizer.state.items():
             if isinstance(parameter, torch.Tensor) and self.weights.find(parameter) is not None:
-                state.update({key: to_host(value) for key, value in state.items()})
+                state.update(tree_map(to_host, dict(state)))
 
         def resumed(closure: Any) -> Any:
             def evaluate(*given: Any, **named: Any) -> Any:
