@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import io
+import pickle
 import subprocess
 import sys
 
@@ -296,3 +298,81 @@ def test_gradient_of_sgn_is_zero(memory):
     x = torch.ones(3).to("simulated").requires_grad_()
     (torch.sgn(x) * 2).sum().backward()
     equal(x.grad, torch.zeros(3))
+
+def test_tensors_are_saved_loaded_and_copied(memory):
+    def loaded(value, **options):
+        file = io.BytesIO()
+        torch.save(value, file)
+        file.seek(0)
+        return torch.load(file, **options)
+
+    model = torch.nn.Linear(4, 3).to("simulated")
+    values = {"parameter": model.weight, "tensor": torch.randn(2, 3).t().to("simulated")}
+    for copied in (loaded(values), pickle.loads(pickle.dumps(values)), copy.deepcopy(values), copy.copy(values)):
+        for name, value in values.items():
+            equal(copied[name].detach(), value.detach().cpu())
+            assert copied[name].stride() == value.stride() and copied[name].requires_grad == value.requires_grad
+            assert isinstance(copied[name], torch.nn.Parameter) == isinstance(value, torch.nn.Parameter)
+    assert loaded(model.state_dict(), map_location="cpu")["weight"].is_cpu
+    alias = copy.copy(values["tensor"])
+    alias.zero_()
+    assert not values["tensor"].cpu().any()
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(model.weight * 2)
+
+
+def test_sparse_gradients(memory):
+    def train(model, x):
+        optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        return model.weight
+
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Embedding(6, 4, sparse=True)
+
+    x = torch.tensor([0, 1, 1])
+    expected = train(make(), x)
+    model = make().to("simulated")
+    assert torch.equal(train(model, x.to("simulated")).cpu(), expected)
+    assert model.weight.grad.layout == torch.sparse_coo and model.weight.grad.device.type == "simulated"
+    for strategy in ("genoa", "flow", "lru", "cpu"):
+        for room in (1 << 20, 48):
+            model = make()
+            with offload(model, "simulated", strategy=strategy, memory=room):
+                found = train(model, x.to("simulated"))
+            assert torch.equal(found, expected) and model.weight.grad.is_cpu
+
+
+def raise_error(*args):
+    raise KeyError("stop")
+
+
+@pytest.mark.parametrize("strategy", [None, "genoa", "flow", "lru", "cpu"])
+@pytest.mark.parametrize("where", ["weight", "accumulated", "result", "module", "function"])
+def test_exceptions_of_hooks_leave_the_backward_pass(where, strategy, memory):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    plain = contextlib.nullcontext(model) if strategy else contextlib.nullcontext(model.to("simulated"))
+    with offload(model, "simulated", strategy=strategy) if strategy else plain:
+        for _ in range(2):
+            if where == "module":
+                handle = model[1].register_full_backward_hook(raise_error)
+            y = model(torch.ones(2, 4).to("simulated"))
+            if where == "weight":
+                handle = model[1].weight.register_hook(raise_error)
+            elif where == "accumulated":
+                handle = model[1].weight.register_post_accumulate_grad_hook(raise_error)
+            elif where == "result":
+                handle = y.register_hook(raise_error)
+            elif where == "function":
+                handle = y.grad_fn.register_prehook(raise_error)
+            with pytest.raises(KeyError, match="stop"):
+                y.sum().backward()
+            handle.remove()
+        # The next pass has no trace of the failure.
+        model.zero_grad()
+        model(torch.ones(2, 4).to("simulated")).sum().backward()
+        assert model[1].bias.grad.tolist() == [2.0] * 4

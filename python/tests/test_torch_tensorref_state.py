@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 
@@ -167,6 +168,39 @@ def test_optimizers_step_with_a_closure(name, strategy):
         found = losses(model, X.to("simulated"))
     assert found == pytest.approx(losses(mlp(2), X), rel=1e-4)
     assert found[0] > found[2]
+
+
+@STRATEGIES
+@pytest.mark.parametrize("options", [{"capturable": True}, {"capturable": True, "foreach": True}, {"fused": True}], ids=str)
+def test_steps_equal_those_of_the_device_and_reach_the_next_operation(options, strategy):
+    def losses(model, x):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (model(x) ** 2).sum()
+            loss.backward()
+            return loss
+
+        found = []
+        for number in range(3):
+            found.append(float(optimizer.step(closure).detach()))
+            found.append(float(model(x).sum().detach()))
+            if number == 1:
+                file = io.BytesIO()
+                torch.save(optimizer.state_dict(), file)
+                file.seek(0)
+                optimizer = torch.optim.AdamW(model.parameters(), **options)
+                optimizer.load_state_dict(torch.load(file))
+        return found
+
+    x = X.to("simulated")
+    # The host has no ``capturable``.
+    plain = losses(mlp(2), X) if "fused" in options else losses(mlp(2).to("simulated"), x)
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        assert losses(model, x) == plain
+    assert is_on_host(model)
 
 
 def test_many_sessions_see_each_function_once():

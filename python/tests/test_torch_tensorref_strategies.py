@@ -83,7 +83,7 @@ def test_free_memory_is_followed(memory, monkeypatch):
             model(X)
         assert session.stats()["used_bytes"] == 16 * 1088
         other = torch.zeros(6000, device="simulated")       # another program takes 24 kB
-        other.buffer.memory.limit_bytes -= other.nbytes
+        other.buffers[0].memory.limit_bytes -= other.nbytes
         del other
         for _ in range(3):
             y = model(X)

@@ -10,10 +10,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch._C import _len_torch_function_stack
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
+from . import transforms
 from .arguments import Args, Kwargs, argument, collect, replace, replace_values, tensors, to_device, with_copies
 from .autocast import as_on
 from .division import Division
@@ -32,6 +34,8 @@ _Copies = Dict[int, torch.Tensor]
 _Written = List[Tuple[torch.Tensor, torch.Tensor]]
 _HOST = torch.device("cpu")
 _Handler = Callable[[Any, Args, Kwargs], Any]
+#: The transforms of ``torch.func`` that this thread is in.
+_transforms = transforms.active
 #: Times of an operation that are measured with a synchronized device.
 _MEASURED = 3
 
@@ -67,12 +71,16 @@ class Computing(TorchFunctionMode):
         self._waits = self.target.type not in ("simulated", "cpu")
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Optional[Kwargs] = None) -> Any:
-        known = self._handlers.get(func)
-        if known is None:
+        try:
+            known = self._handlers[func]
+        except KeyError:
             kind = kind_of(func)
             known = self._handlers[func] = getattr(self, f"_{kind.name.lower()}"), name_of(func)
         if self.paused and threading.get_ident() in self.paused:
             return func(*args, **(kwargs or {}))
+        if _transforms() is not None and known[1] not in ("backward", "grad"):
+            with torch._C.DisableTorchFunction():
+                return transforms.run(self, func, args, kwargs or {})
         if not _len_torch_function_stack():
             return known[0](func, args, kwargs or {})
         # The other modes of this thread see the program's function, and not what this session does for it.
@@ -131,6 +139,12 @@ class Computing(TorchFunctionMode):
             return self._compute(func, args, {})
         finally:
             self.runs_code = False
+
+    def on_host(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Runs a function on the host whose operations are not intercepted."""
+        self._handlers[func] = self._compute, name_of(func)
+        with torch._C.DisableTorchFunction(), self.lock:
+            return self._on_host(func, args, kwargs, self.movers[0])
 
     def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether tensors of the host fit on each device together, beside activations."""
@@ -287,17 +301,19 @@ class Computing(TorchFunctionMode):
 
     def _copy(self, tensor: torch.Tensor, weight: Optional[Weight], device: torch.device) -> torch.Tensor:
         """The copy of a tensor on the device, for one operation."""
-        linked = tensor.requires_grad and torch.is_grad_enabled()
+        # Tensors with a tangent need no gradient.
+        dual = forward_ad._current_level >= 0
+        linked = dual or (tensor.requires_grad and torch.is_grad_enabled())
         if weight is None:
             copy = to_device(tensor.detach(), device)
             return ToDevice.apply(tensor, copy) if linked else as_linked(copy, tensor)
         if not linked:
             return weight.view(tensor)
-        found = weight.linked.get(id(tensor))
+        found = None if dual else weight.linked.get(id(tensor))
         if found is None:
             # Without the gradient of the view: the graph would keep the copy.
             found = ToDevice.apply(tensor, weight.view(tensor).detach())
-            if id(tensor) in weight.views:
+            if not dual and id(tensor) in weight.views:
                 weight.linked[id(tensor)] = found
         return found
 

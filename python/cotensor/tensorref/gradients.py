@@ -20,7 +20,7 @@ class ToDevice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, host: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
-        ctx.device = host.device
+        ctx.device, ctx.target = host.device, copy.device
         # As without a copy, no gradient is none and not zeros.
         ctx.set_materialize_grads(False)
         return copy.detach()
@@ -28,6 +28,11 @@ class ToDevice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], None]:
         return None if gradient is None else gradient.to(ctx.device), None
+
+    @staticmethod
+    def jvp(ctx: Any, host: torch.Tensor, copy: Any) -> Any:
+        """The tangent of the copy."""
+        return host.to(ctx.target)
 
 
 def transfer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

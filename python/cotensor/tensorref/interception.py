@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 from torch.overrides import _pop_mode, _push_mode
 
-from .arguments import Args, Kwargs
+from .arguments import Args, Kwargs, to_host
 from .computing import Computing
 from .simulated import memory as simulated
 
@@ -52,7 +52,8 @@ class Interception(Computing):
         copy = bool(options.pop("copy", False))
         if not belongs and not ours:
             return self.call(func, args, kwargs)
-        if not belongs and not self.results_on_host:
+        # The backward pass itself, with hooks of saved tensors, has its tensors on the device.
+        if not belongs and (not self.results_on_host or torch._C._current_graph_task_id() != -1):
             return self._on_device(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
         if ours and not belongs:
             return self._mark(tensor.clone().to(**options))
@@ -78,12 +79,15 @@ class Interception(Computing):
 
     def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, value = args
-        if id(tensor) not in self.weights.by_id:
-            if self.division is not None:
-                self.division.kept.clear()
-            return self.call(func, args, kwargs)
-        self.call(func, (tensor, value if value.is_cpu else value.to("cpu")), {})
-        self.replaced(tensor)
+        if tensor.is_cpu and (isinstance(tensor, torch.nn.Parameter) or self.belongs(tensor)):
+            value = to_host(value)
+        self.call(func, (tensor, value), {})
+        if self._handlers[func][1] == "grad":
+            return None
+        if id(tensor) in self.weights.by_id:
+            self.replaced(tensor)
+        elif self.division is not None:
+            self.division.kept.clear()
         return None
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:

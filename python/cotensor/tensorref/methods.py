@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import torch
+from torch.utils import checkpoint
 
-from . import threads
+from ..errors import UnsupportedError
+from . import threads, transforms
 from .arguments import to_host
 
+_CHECKS = "_allowed_determinism_checks_to_fns"
+_CAPTURABLE = "_get_capturable_supported_devices"
 _lock = threading.Lock()
 _sessions = 0
+#: What is replaced: the owner, the name, what the owner had (None: what it inherits), and what it has now.
+_replaced: List[Tuple[Any, str, Any, Any]] = []
 _copy: Any = torch.nn.Parameter.__deepcopy__
 _apply: Any = torch.autograd.Function.__dict__["apply"]
+_disabled = torch.autograd.graph.disable_saved_tensors_hooks
+_optimizers = [
+    module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.") and _CAPTURABLE in vars(module)
+]
+_devices: Any = vars(sys.modules[torch.optim.Optimizer.__module__]).get(_CAPTURABLE)
 
 
 def begin() -> None:
@@ -24,9 +37,19 @@ def begin() -> None:
         if _sessions > 1:
             return
         _copy, _apply = torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
-        torch.nn.Parameter.__deepcopy__ = _copy_on_host  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(_apply_on_device)
-        torch.Tensor.set_ = _set_on_host  # type: ignore[method-assign,assignment]
+        _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
+        _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
+        _replace(torch.Tensor, "set_", _set_on_host)
+        _replace(torch.autograd.graph, "disable_saved_tensors_hooks", functools.partial(transforms.without_hooks, _disabled))
+        _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
+        _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
+        _replace(torch.jit, "trace", functools.partial(_refuse_inside, "trace", torch.jit.trace))
+        if _CHECKS in vars(checkpoint):
+            checks = {**vars(checkpoint)[_CHECKS]}
+            checks["default"] = functools.partial(_shape_and_dtype, checks["default"])
+            _replace(checkpoint, _CHECKS, checks)
+        for module in _optimizers:
+            _replace(module, _CAPTURABLE, _capturable_devices)
 
 
 def end() -> None:
@@ -34,14 +57,22 @@ def end() -> None:
     global _sessions
     with _lock:
         _sessions -= 1
-        # Another library may have replaced them as well.
-        if _sessions == 0 and torch.nn.Parameter.__deepcopy__ is _copy_on_host:
-            torch.nn.Parameter.__deepcopy__ = _copy  # type: ignore[method-assign]
-        applied = torch.autograd.Function.__dict__["apply"]
-        if _sessions == 0 and getattr(applied, "__func__", None) is _apply_on_device:
-            torch.autograd.Function.apply = _apply
-        if _sessions == 0 and torch.Tensor.__dict__.get("set_") is _set_on_host:
-            del torch.Tensor.set_
+        if _sessions:
+            return
+        for owner, name, before, now in _replaced:
+            # Another library may have replaced them as well.
+            if vars(owner).get(name) is not now:
+                continue
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        _replaced.clear()
+
+
+def _replace(owner: Any, name: str, now: Any) -> None:
+    _replaced.append((owner, name, vars(owner).get(name), now))
+    setattr(owner, name, now)
 
 
 def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
@@ -67,3 +98,30 @@ def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
         for session in threads.entered():
             args = tuple([session.for_function(value) for value in args])
     return _apply.__get__(None, function)(*args, **kwargs)
+
+
+def _call_on_host(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """TorchScript runs in C++, where no function is intercepted: a call of a scripted module is one operation on the host."""
+    entered = threads.entered()
+    if not entered:
+        return torch.nn.Module.__call__(module, *args, **kwargs)
+    return entered[-1].on_host(torch.nn.Module.__call__, (module, *args), kwargs)
+
+
+def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """TorchScript compiles a module with its hooks, and with its weights where they are."""
+    if threads.entered() and isinstance(value, torch.nn.Module):
+        raise UnsupportedError(f"torch.jit.{name}: call it before the block of offload, which runs scripted modules on the host")
+    return function(value, *args, **kwargs)
+
+
+def _shape_and_dtype(described: Any, tensor: torch.Tensor) -> Dict[str, Any]:
+    """What a checkpoint compares of a tensor that it computes again: not the device, which depends on the budget."""
+    return {**described(tensor), "device": None}
+
+
+def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:
+    """The types of devices for optimizers with ``capturable``: the steps of a session run on the host instead of the device."""
+    found = list(_devices(*args, **kwargs))
+    thread = threading.get_ident()
+    return [*found, "cpu"] if any([thread in session.paused for session in threads.entered()]) else found

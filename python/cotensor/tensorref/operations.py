@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     MOVE = "move"
     #: Gives out the memory of a tensor: ``numpy()``, ``data_ptr()``.
     ESCAPE = "escape"
-    #: Replaces a tensor's memory: the setter of ``data``.
+    #: Replaces a tensor's memory or its gradient: the setters of ``data`` and ``grad``.
     SET_DATA = "set data"
     #: Runs gradients: ``backward``, ``torch.autograd.grad``.
     BACKWARD = "backward"
@@ -97,7 +97,7 @@ def kind_of(func: Any) -> Kind:
     """How a function of PyTorch is intercepted; functions that are not known compute."""
     name = name_of(func)
     slot = getattr(func, "__name__", "")
-    if slot == "__set__" and name == "data":
+    if slot == "__set__" and name in ("data", "grad"):
         return Kind.SET_DATA
     if name in _DEVICES:
         return Kind.DEVICE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -13,8 +14,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import _get_current_function_mode_stack, _push_mode
+from torch.utils._pytree import tree_map
 
-from ..errors import InvalidError
+from ..errors import InvalidError, UnsupportedError
 from . import broker as brokers
 from . import compiled, methods, stance, threads
 from .arguments import to_device, to_host
@@ -44,6 +46,17 @@ class Expected:
     #: Weights that are copied to the device for it, and those that leave after it.
     copied: Tuple[str, ...]
     evicted: Tuple[str, ...]
+
+
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that PyTorch calls: it sees tensors where they are, and not as the program does."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+
+    return run
 
 
 class _Hook:
@@ -218,6 +231,9 @@ class Offload(Interception):
                 self._leave()
                 raise
         for model in self.models:
+            if isinstance(model, torch.jit.ScriptModule):
+                # It has no hooks; its calls in other threads are not in the session.
+                continue
             self._handles.append(model.register_forward_pre_hook(_Hook(self, "_before_forward"), prepend=True))
             self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
         self._compiled = compiled.install(self, self.models)
@@ -242,7 +258,8 @@ class Offload(Interception):
         for model in self.models:
             # What the program assigned inside of the block, or PyTorch for it.
             if any([not tensor.is_cpu for _, tensor in tensors_of(model)]):
-                model._apply(to_host)  # type: ignore[no-untyped-call]
+                for part in model.modules():
+                    part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
         self.paused.clear()
         self.invalidate()
         for mover in self.movers:
@@ -290,6 +307,7 @@ class Offload(Interception):
         if forwards and forwards.pop():
             self._pop()
 
+    @_plainly
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         thread = threading.get_ident()
         self.paused.add(thread)
@@ -298,7 +316,7 @@ class Offload(Interception):
         # Made inside of the block, as by Adagrad, or loaded.
         for parameter, state in optimizer.state.items():
             if isinstance(parameter, torch.Tensor) and self.weights.find(parameter) is not None:
-                state.update({key: to_host(value) for key, value in state.items()})
+                state.update(tree_map(to_host, dict(state)))
 
         def resumed(closure: Any) -> Any:
             def evaluate(*given: Any, **named: Any) -> Any:
@@ -312,6 +330,7 @@ class Offload(Interception):
 
         return tuple([args[0], *map(resumed, args[1:])]), {name: resumed(value) for name, value in kwargs.items()}
 
+    @_plainly
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.paused.discard(threading.get_ident())
         self._stepped(optimizer)
@@ -430,6 +449,9 @@ def disable(model: Any) -> None:
 
 def _modules(model: Any) -> List[torch.nn.Module]:
     if isinstance(model, torch.nn.Module):
+        if any([isinstance(part, torch.nn.DataParallel) for part in model.modules()]):
+            text = "model: DataParallel copies weights to devices itself; offload its module to a list of devices instead"
+            raise UnsupportedError(text, field="model")
         return [model]
     components = getattr(model, "components", model)
     values = components.values() if isinstance(components, dict) else components

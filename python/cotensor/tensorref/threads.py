@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 
 class _Session(Protocol):
+    paused: Set[int]
+
     @property
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
     def for_function(self, value: Any) -> Any: ...
+    def on_host(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     def _pack(self, tensor: Any) -> Any: ...
     def _unpack(self, saved: Any) -> Any: ...
 

@@ -206,6 +206,10 @@ def extent(tensor: torch.Tensor) -> Tuple[int, int]:
 
 
 def tensors_of(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a module with their names."""
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+    """The parameters and buffers of a module with their names; a tensor may have several."""
+    # Without ``remove_duplicate=False``, which never ends for a module that contains itself.
+    for prefix, part in module.named_modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    yield f"{prefix}.{name}" if prefix else name, tensor

@@ -59,6 +59,14 @@ class SimulatedDevice:
     def manual_seed_all(self, seed: int) -> None:
         """Nothing: the device uses the random numbers of the CPU."""
 
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """The state of the random numbers: that of the CPU."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Sets the state of the random numbers."""
+        torch.set_rng_state(state.cpu())
+
     def get_amp_supported_dtype(self) -> List[torch.dtype]:
         """The dtypes of ``torch.autocast``."""
         return [torch.bfloat16, torch.float16]
@@ -123,7 +131,10 @@ def register() -> None:
     # Since PyTorch 2.10.
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
 
-    setup("simulated", _device)
+    from . import failures
+
+    setup("simulated", _device, device_guard=failures.Guard())
+    failures.install()
     _registered = True
 
     def index_of(device: Any) -> int:
@@ -135,14 +146,15 @@ def register() -> None:
         formatted = {} if memory_format is None else {"memory_format": memory_format}
         return SimulatedTensor(torch.empty(size, dtype=dtype, device="cpu", **formatted), index_of(device))
 
-    @torch.library.impl("aten::_efficientzerotensor", "PrivateUse1")
-    def zeros(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> torch.Tensor:
-        return SimulatedTensor(torch.zeros(size, dtype=dtype, device="cpu"), index_of(device))
-
     @torch.library.impl("aten::empty_strided", "PrivateUse1")
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                       pin_memory: Any = None) -> torch.Tensor:
         return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), index_of(device))
+
+    @torch.library.impl("aten::_efficientzerotensor", "PrivateUse1")
+    def zeros(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> torch.Tensor:
+        # A tangent that PyTorch knows to be zero.
+        return SimulatedTensor(torch.zeros(size, dtype=dtype, device="cpu"), index_of(device))
 
     # ``Module.to`` gives a parameter new data, as for GPUs. It would replace parameters that torch.compile can take apart.
     name = "is_traceable_wrapper_subclass"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy as copy_of
+from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -27,7 +29,7 @@ class SimulatedTensor(torch.Tensor):
     """A tensor on the simulated accelerator. ``raw`` is the host tensor that holds its elements."""
 
     raw: torch.Tensor
-    buffer: Any
+    buffers: Any
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -37,20 +39,20 @@ class SimulatedTensor(torch.Tensor):
             raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
         if raw.layout not in (torch.strided, torch.sparse_coo):
             raise NotImplementedError(f"tensors on {torch.device('simulated', index)} have no layout {raw.layout}")
-        buffer = MEMORIES[index].buffer_of(raw) if has_memory(raw) else None
-        is_strided = raw.layout is torch.strided
+        strided = raw.layout == torch.strided
+        buffers = [MEMORIES[index].buffer_of(part) for part in parts(raw)] if has_memory(raw) else None
         # In inference mode, views of other tensors are no inference tensors.
         with torch.inference_mode(raw.is_inference()):
             tensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 raw.size(),
-                strides=raw.stride() if is_strided else None,
-                storage_offset=raw.storage_offset() if is_strided else None,
+                strides=raw.stride() if strided else None,
+                storage_offset=raw.storage_offset() if strided else None,
                 dtype=raw.dtype,
                 layout=raw.layout,
                 device=torch.device("simulated", index),
             )
-        tensor.raw, tensor.buffer = raw, buffer
+        tensor.raw, tensor.buffers = raw, buffers
         # Views that PyTorch resolves in operations that do not know them, before they are run on the elements.
         if raw.is_conj():
             torch._C._set_conj(tensor, True)
@@ -67,7 +69,7 @@ class SimulatedTensor(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         if isinstance(value, SimulatedTensor):
-            self.raw, self.buffer = value.raw, value.buffer
+            self.raw, self.buffers = value.raw, value.buffers
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -93,6 +95,14 @@ class SimulatedTensor(torch.Tensor):
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
         return self.numpy()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The memory that holds the elements."""
+        return storage_of(self)
+
+    def data_ptr(self) -> int:
+        """The address of the elements."""
+        return self.raw.data_ptr()
+
     def tolist(self) -> Any:
         """The elements, copied to the host."""
         return self.detach().cpu().tolist()
@@ -104,11 +114,30 @@ class SimulatedTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
+    def __copy__(self) -> torch.Tensor:
+        return self._kind(SimulatedTensor(self.raw, self.device.index).requires_grad_(self.requires_grad))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """With the elements on the host, as PyTorch saves tensors of devices whose memory it does not read."""
+        if getattr(self, "_is_param", False):
+            return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, OrderedDict())
+        parts = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, parts
+
     def __deepcopy__(self, memo: Any) -> Any:
         if id(self) not in memo:
-            copied = self.detach().clone().requires_grad_(self.requires_grad)
-            memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if getattr(self, "_is_param", False) else copied
+            if not self.is_leaf:
+                raise RuntimeError(
+                    "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
+                )
+            memo[id(self)] = copied = self._kind(self.detach().clone().requires_grad_(self.requires_grad))
+            if self.grad is not None and not getattr(self, "_is_param", False):
+                copied.grad = copy_of.deepcopy(self.grad, memo)
         return memo[id(self)]
+
+    def _kind(self, other: torch.Tensor) -> torch.Tensor:
+        """A parameter, if this is one."""
+        return torch.nn.Parameter(other, other.requires_grad) if getattr(self, "_is_param", False) else other
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -215,7 +244,7 @@ def count_copy(source: torch.device, target: torch.device, raw: torch.Tensor) ->
     if source != target and has_memory(raw):
         for device, to_device in ((source, False), (target, True)):
             if device.type == "simulated":
-                MEMORIES[device.index or 0].copied(_dense(raw).nbytes, to_device)
+                MEMORIES[device.index or 0].copied(sum([part.nbytes for part in parts(raw)]), to_device)
 
 
 def has_memory(raw: torch.Tensor) -> bool:
@@ -226,24 +255,30 @@ def has_memory(raw: torch.Tensor) -> bool:
 def follow(tensor: SimulatedTensor) -> None:
     """Gives a tensor the shape that an operation in place gave its elements."""
     raw = tensor.raw
+    if raw.layout != torch.strided:
+        return
     same = tensor.size() == raw.size() and tensor.stride() == raw.stride()
     if not same or tensor.storage_offset() != raw.storage_offset():
         shaped = SimulatedTensor(raw, tensor.device.index)
         with torch.no_grad():
             tensor.data = shaped
-        tensor.buffer = shaped.buffer
+        tensor.buffers = shaped.buffers
+
+
+def parts(raw: torch.Tensor) -> List[torch.Tensor]:
+    """The tensors with memory that a tensor of the host consists of."""
+    if raw.layout == torch.sparse_coo:
+        return [raw._values(), raw._indices()]
+    if raw.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [raw.values(), raw.crow_indices(), raw.col_indices()]
+    if raw.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [raw.values(), raw.ccol_indices(), raw.row_indices()]
+    return [raw]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The memory of a tensor."""
-    return _dense(tensor.raw if isinstance(tensor, SimulatedTensor) else tensor).untyped_storage()
-
-
-def _dense(raw: torch.Tensor) -> torch.Tensor:
-    """A tensor, or the values of a sparse one."""
-    if raw.layout is torch.strided:
-        return raw
-    return raw._values() if raw.layout is torch.sparse_coo else raw.values()
+    """The memory of a tensor; of a sparse one, that of its values."""
+    return parts(tensor.raw if isinstance(tensor, SimulatedTensor) else tensor)[0].untyped_storage()
 
 
 def raw_storage(tensor: torch.Tensor) -> int:

@@ -1,0 +1,84 @@
+"""Functions inside of the transforms of ``torch.func``: their tensors have no memory, so weights are copied for each use."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List
+
+import torch
+from torch.utils._pytree import tree_map
+
+from . import threads
+from .arguments import Args, Kwargs, collect, tensors
+from .operations import Kind, kind_of, name_of, written_by
+
+if TYPE_CHECKING:
+    from .computing import Computing
+
+_functorch: Any = torch._C._functorch
+_hooks: Any = torch._C._autograd
+#: Kinds that run where their tensors are.
+_IN_PLACE_OF_THEIR_TENSORS = (Kind.PLAIN, Kind.LIKE, Kind.ESCAPE, Kind.SET_DATA)
+#: The current transforms of this thread; None: none.
+active: Callable[[], Any] = _functorch.peek_interpreter_stack
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with memory, below all transforms."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function of the program inside of transforms. It runs on the device with copies of weights that the transforms see."""
+    kind = kind_of(func)
+    if kind in _IN_PLACE_OF_THEIR_TENSORS:
+        return session.call(func, args, kwargs)
+    given: List[torch.Tensor] = []
+    on_device = collect([*args, *kwargs.values()], given)
+    of_model = any([session.belongs(unwrapped(tensor)) for tensor in given])
+    if kind is Kind.DEVICE:
+        if not of_model or name_of(func) not in ("device", "is_cpu", f"is_{session.target.type}"):
+            return session.call(func, args, kwargs)
+        return session.target if name_of(func) == "device" else name_of(func) != "is_cpu"
+    if not given or kind is Kind.MOVE or not (on_device or (of_model and kind is not Kind.VIEW)):
+        return session.call(func, args, kwargs)
+    targets = tensors(args[0]) if kind is Kind.IN_PLACE and args else tensors(kwargs.get("out"))
+    copied = sum([unwrapped(tensor).nbytes for tensor in given])
+    on_host = any([tensor.is_cpu for tensor in targets]) or copied > session.movers[0].placement.budget
+    copies: Dict[int, torch.Tensor] = {}
+
+    def move(value: Any, place: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device == place:
+            return value
+        if id(value) not in copies:
+            copies[id(value)] = value.to(place)
+        return copies[id(value)]
+
+    host = torch.device("cpu")
+    place = host if on_host else next(iter([value.device for value in targets]), session.target)
+    moved_args, moved_kwargs = tree_map(lambda value: move(value, place), (tuple(args), dict(kwargs)))
+    result = session.call(func, moved_args, moved_kwargs)
+    for tensor in [*written_by(func, args, kwargs), *targets]:
+        if id(tensor) in copies:
+            tensor.copy_(copies[id(tensor)])
+    copies.clear()
+    return result if targets else tree_map(lambda value: move(value, session.target), result)
+
+
+@contextlib.contextmanager
+def without_hooks(disabled: Callable[[str], Any], message: str) -> Iterator[None]:
+    """``disabled(message)``, which refuses hooks of saved tensors: those of sessions are taken off for its time."""
+    taken = []
+    while (top := _hooks._top_saved_tensors_default_hooks(True)) is not None:
+        if not any([top[0] == session._pack for session in threads.entered()]):
+            break
+        taken.append(top)
+        _hooks._pop_saved_tensors_default_hooks()
+    try:
+        with disabled(message):
+            yield
+    finally:
+        for pack, unpack in reversed(taken):
+            _hooks._push_saved_tensors_default_hooks(pack, unpack)

@@ -1,0 +1,108 @@
+"""`torch.func` and forward-mode derivatives of offloaded models, which need the tensors that a transform sees."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.autograd.forward_ad as forward  # noqa: E402
+from tensorref_common import X, mlp  # noqa: E402
+from torch import func  # noqa: E402
+
+from cotensor.tensorref import offload  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
+
+
+def loss(model):
+    return lambda parameters, x: func.functional_call(model, parameters, (x,)).sin().sum()
+
+
+def grad(model, x):
+    return func.grad(loss(model))(dict(model.named_parameters()), x)
+
+
+def per_sample(model, x):
+    detached = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return func.vmap(func.grad_and_value(loss(model)), in_dims=(None, 0))(detached, x)
+
+
+def vmap(model, x):
+    func.vmap(model)(x).sin().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def jvp(model, x):
+    return func.jvp(model, (x,), (torch.ones_like(x),))
+
+
+def jvp_of_weights(model, x):
+    parameters = dict(model.named_parameters())
+    tangents = {name: torch.ones_like(parameter) for name, parameter in parameters.items()}
+    return func.jvp(lambda values: loss(model)(values, x), (parameters,), (tangents,))
+
+
+def vjp(model, x):
+    y, pull = func.vjp(model, x)
+    return y, pull(torch.ones_like(y))
+
+
+def jacobians(model, x):
+    return func.jacrev(model)(x), func.jacfwd(model)(x)
+
+
+def hessian(model, x):
+    return func.hessian(lambda value: model(value).sin().sum())(x[0])
+
+
+def ensemble(model, x):
+    models = [model, copy.deepcopy(model)]
+    parameters, buffers = func.stack_module_state(models)
+    return func.vmap(lambda p, b: func.functional_call(model, (p, b), (x,)))(parameters, buffers)
+
+
+def statistics(model, x):
+    part = torch.nn.Sequential(model[0], torch.nn.BatchNorm1d(16))
+    buffers = {name: buffer.clone() for name, buffer in part.named_buffers()}
+
+    def value(parameters, buffers):
+        return func.functional_call(part, (parameters, buffers), (x,)).sin().sum(), buffers
+
+    return func.grad(value, has_aux=True)(dict(part.named_parameters()), buffers)
+
+
+def dual(model, x):
+    def unpacked(y):
+        return list(forward.unpack_dual(y))
+
+    with forward.dual_level():
+        weight = forward.make_dual(model[0].weight, torch.ones_like(model[0].weight))
+        of_weight = torch.nn.functional.linear(x, weight)
+        return unpacked(model(forward.make_dual(x, torch.ones_like(x)))) + unpacked(of_weight)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("memory_share", [1, 0.5, 0])
+@pytest.mark.parametrize(
+    "program", [grad, per_sample, vmap, jvp, jvp_of_weights, vjp, jacobians, hessian, ensemble, statistics, dual]
+)
+def test_derivatives_are_those_of_the_host(program, memory_share, strategy):
+    expected = program(mlp(2), X)
+    model = mlp(2)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    with offload(model, "simulated", strategy=strategy, memory=int(size * memory_share) or 1):
+        for _ in range(2):
+            model.zero_grad()
+            found = program(model, X.to("simulated"))
+            if program is statistics:
+                break
+        # The session saves tensors of other passes again.
+        model(X).sum().backward()
+    leaves = torch.utils._pytree.tree_leaves
+    for one, other in zip(leaves(found), leaves(expected)):
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)
