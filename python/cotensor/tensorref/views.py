@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from .arguments import like
 from .simulated.tensor import raw_storage
@@ -32,4 +33,4 @@ def restored(result: Any, is_copy: Callable[[int], bool], again: Callable[[], An
 
 def is_new(result: Any) -> bool:
     """Whether a result on the host may have memory of its own."""
-    return isinstance(result, torch.Tensor) and result.is_cpu and not result._is_view()
+    return isinstance(result, torch.Tensor) and not is_lazy(result) and result.is_cpu and not result._is_view()
