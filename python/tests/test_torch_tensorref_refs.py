@@ -163,6 +163,9 @@ twos = [2.0, 2.0, 2.0]
 assert gradient_of(Twice.apply) == twos
 assert gradient_of(lambda x: checkpoint(lambda y: y * 2, x, use_reentrant=True)) == twos
 assert gradient_of(lambda x: checkpoint(lambda y: y * 2, x, use_reentrant=False)) == twos
+assert torch.func.grad(lambda x: (x * x).sum())(torch.ones(3)).tolist() == twos
+assert torch.func.jvp(lambda x: x * x, (torch.ones(3),), (torch.ones(3),))[1].tolist() == twos
+assert torch.func.vmap(lambda x: x * 2)(torch.ones(3)).tolist() == twos
 with torch.autocast("cpu", torch.bfloat16):
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
 assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
