@@ -32,6 +32,8 @@ _Found = Dict[int, Weight]
 _Copies = Dict[int, torch.Tensor]
 #: Tensors of the host with their copies.
 _Written = List[Tuple[torch.Tensor, torch.Tensor]]
+#: The same with the version of each copy before the operation, which tensors of inference mode do not have.
+_Versions = List[Tuple[torch.Tensor, torch.Tensor, Optional[int]]]
 _HOST = torch.device("cpu")
 _Handler = Callable[[Any, Args, Kwargs], Any]
 #: The transforms of ``torch.func`` that this thread is in.
@@ -228,12 +230,16 @@ class Computing(TorchFunctionMode):
         statistics = written_by(func, args, kwargs)
         for attempt in range(2):
             copies: _Copies = {}
-            versions: List[Optional[int]] = []
+            pairs: _Versions = []
+            others: _Written = []
             try:
                 for tensor in on_host:
-                    copies[id(tensor)] = self._copy(tensor, found.get(id(tensor)), mover.device)
-                versions = [None if copy.is_inference() else copy._version for copy in copies.values()]
-                others = [(tensor, copies[id(tensor)]) for tensor in on_host if id(tensor) not in found]
+                    key = id(tensor)
+                    weight = found.get(key)
+                    copy = copies[key] = self._copy(tensor, weight, mover.device)
+                    pairs.append((tensor, copy, None if copy.is_inference() else copy._version))
+                    if weight is None:
+                        others.append((tensor, copy))
                 with Substitution(self.local, others) as operation:
                     result = self.call(func, replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs)
                 break
@@ -241,24 +247,25 @@ class Computing(TorchFunctionMode):
                 if attempt:
                     raise
                 # Code of several operations may have written copies before it failed.
-                for tensor, copy in self._written(on_host, copies, versions, statistics):
+                for tensor, copy in self._written(pairs, statistics):
                     with torch.no_grad():
                         copy.detach().copy_(tensor.detach())
                 copies.clear()
                 self._free(mover)
             except BaseException:
-                self._write_back(self._written(on_host, copies, versions, statistics), found, statistics, mover)
+                self._write_back(self._written(pairs, statistics), found, statistics, mover)
                 raise
-        changed = self._written(on_host, copies, versions, statistics)
+        changed = self._written(pairs, statistics)
         if changed:
             self._write_back(changed, found, statistics, mover)
             for tensor, copy in changed:
                 operation.give(copy, tensor)
         # Some functions return an argument.
-        originals = {id(copies[id(tensor)]): tensor for tensor in on_host}
-        if id(result) in originals:
-            return originals[id(result)]
-        result = with_copies(result, originals)
+        for tensor, copy, _ in pairs:
+            if copy is result:
+                return tensor
+        if not isinstance(result, torch.Tensor):
+            result = with_copies(result, {id(copy): tensor for tensor, copy, _ in pairs})
         if has_views(result) and not self.runs_code:
             keys = [raw_storage(copy) for tensor, copy in others if self.belongs(tensor)]
             again = functools.partial(self._on_host, func, args, kwargs, mover)
@@ -266,15 +273,12 @@ class Computing(TorchFunctionMode):
         return self._home(result, operation) if self.results_on_host else result
 
     @staticmethod
-    def _written(
-        on_host: List[torch.Tensor], copies: _Copies, versions: List[Optional[int]], statistics: List[torch.Tensor]
-    ) -> _Written:
+    def _written(pairs: _Versions, statistics: List[torch.Tensor]) -> _Written:
         """The tensors of the host whose copies an operation has written, or may have, and these copies."""
-        pairs = [(tensor, copies[id(tensor)], version) for tensor, version in zip(on_host, versions)]
         return [
             (tensor, copy)
             for tensor, copy, version in pairs
-            if (version is not None and copy._version != version) or any(tensor is one for one in statistics)
+            if (version is not None and copy._version != version) or (statistics and any(tensor is one for one in statistics))
         ]
 
     def _write_back(self, written: _Written, found: _Found, statistics: List[torch.Tensor], mover: Mover) -> None:
