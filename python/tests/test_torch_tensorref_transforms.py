@@ -106,3 +106,14 @@ def test_derivatives_are_those_of_the_host(program, memory_share, strategy):
     leaves = torch.utils._pytree.tree_leaves
     for one, other in zip(leaves(found), leaves(expected)):
         torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["genoa", "flow", "cpu"])
+def test_linearize_is_refused(strategy, memory):
+    model, x = torch.nn.Linear(3, 2), torch.ones(3)
+    before = torch.func.linearize(model, x)[1](x)
+    with offload(model, "simulated", strategy=strategy), pytest.raises(NotImplementedError, match="use torch.func.jvp"):
+        torch.func.linearize(model, x)
+    with pytest.raises(NotImplementedError, match="use torch.func.jvp"):
+        torch.func.linearize(torch.sin, x.to("simulated"))
+    assert torch.equal(torch.func.linearize(model, x)[1](x), before)

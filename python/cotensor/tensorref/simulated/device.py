@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any, List, Optional, Union
 
 import torch
 from torch.autograd import forward_ad
 from torch.nn.modules import module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from ... import _checks
 from ...errors import ConflictError
@@ -162,6 +165,20 @@ def register() -> None:
     setattr(module, name, lambda value: not isinstance(value, SimulatedTensor) and traceable(value))
 
     autocast.register(_libraries)
+
+    linearize = torch.func.linearize
+
+    @functools.wraps(linearize)
+    def traced(function: Any, *primals: Any) -> Any:
+        # PyTorch traces the tangents without the elements of these tensors, and gives others.
+        modes = [getattr(mode, "session", mode) for mode in _get_current_function_mode_stack()]  # type: ignore[no-untyped-call]
+        targets = [getattr(mode, "target", None) for mode in modes]
+        places = [value.device for value in tree_leaves(primals) if isinstance(value, torch.Tensor)]
+        if any([isinstance(place, torch.device) and place.type == "simulated" for place in [*targets, *places]]):
+            raise NotImplementedError("torch.func.linearize does not work on the simulated device: use torch.func.jvp")
+        return linearize(function, *primals)
+
+    setattr(torch.func, "linearize", traced)
 
     def whole(operation: Any) -> None:
         # Without a kernel, PyTorch would compose these from others, which round differently.
