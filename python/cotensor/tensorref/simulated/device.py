@@ -178,7 +178,7 @@ def register() -> None:
             raise NotImplementedError("torch.func.linearize does not work on the simulated device: use torch.func.jvp")
         return linearize(function, *primals)
 
-    setattr(torch.func, "linearize", traced)
+    torch.func.linearize = traced  # type: ignore[assignment]
 
     def whole(operation: Any) -> None:
         # Without a kernel, PyTorch would compose these from others, which round differently.
