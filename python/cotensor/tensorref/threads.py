@@ -10,6 +10,7 @@ import contextlib
 import threading
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
+import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
@@ -17,6 +18,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 class _Session(Protocol):
     paused: Set[int]
 
+    @property
+    def target(self) -> torch.device: ...
     @property
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...

@@ -37,9 +37,9 @@ pub trait Engine: Send + Sync {
     /// for an inconsistent graph.
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>>;
 
-    /// Loads `graph`, with these weights and this [fingerprint](Graph::fingerprint), from files in the layout of the engine's kernels. Makes the files if they do not
-    /// exist. The loaded graph needs no weights of the store. `None`: the engine has no such files, or cannot make
-    /// them, such as on a full disk.
+    /// Loads `graph`, with these weights and this [fingerprint](Graph::fingerprint), from files in the layout of the engine's
+    /// kernels. Makes the files if they do not exist. The loaded graph needs no weights of the store. `None`: the engine has no
+    /// such files, or cannot make them, such as on a full disk.
     fn load_derived(
         &self,
         graph: &Graph,

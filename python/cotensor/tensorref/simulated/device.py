@@ -9,11 +9,11 @@ from typing import Any, List, Optional, Union
 import torch
 from torch.autograd import forward_ad
 from torch.nn.modules import module
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from ... import _checks
-from ...errors import ConflictError
+from ...errors import ConflictError, UnsupportedError
+from .. import threads
 from ..sizes import size_bytes
 from . import autocast
 from .memory import MEMORIES, SimulatedMemory
@@ -171,11 +171,9 @@ def register() -> None:
     @functools.wraps(linearize)
     def traced(function: Any, *primals: Any) -> Any:
         # PyTorch traces the tangents without the elements of these tensors, and gives others.
-        modes = [getattr(mode, "session", mode) for mode in _get_current_function_mode_stack()]  # type: ignore[no-untyped-call]
-        targets = [getattr(mode, "target", None) for mode in modes]
         places = [value.device for value in tree_leaves(primals) if isinstance(value, torch.Tensor)]
-        if any([isinstance(place, torch.device) and place.type == "simulated" for place in [*targets, *places]]):
-            raise NotImplementedError("torch.func.linearize does not work on the simulated device: use torch.func.jvp")
+        if any([place.type == "simulated" for place in [*places, *[session.target for session in threads.entered()]]]):
+            raise UnsupportedError("torch.func.linearize does not work on the simulated device: use torch.func.jvp")
         return linearize(function, *primals)
 
     torch.func.linearize = traced  # type: ignore[assignment]

@@ -61,8 +61,7 @@ class SimulatedMemory:
 
     def buffer_of(self, tensor: torch.Tensor) -> Buffer:
         """The allocation of a host tensor that stands for one of the device."""
-        # A sparse tensor counts as its values.
-        storage = (tensor if tensor.layout is torch.strided else tensor._values()).untyped_storage()
+        storage = tensor.untyped_storage()
         with self._lock:
             found = self._buffers.get(storage._cdata)
             if found is None:

@@ -23,16 +23,6 @@ _LIBRARIES = ("torch.", "transformers.", "builtins")
 
 
 @dataclasses.dataclass
-class Difference:
-    """Why published weights are not those of a model."""
-
-    #: The origin of the published weights, for messages.
-    described: str
-    #: Whether only random weights differ.
-    only_random: bool
-
-
-@dataclasses.dataclass
 class Origin:
     """The origin of a model under construction. One without files and configuration equals no other."""
 
@@ -84,21 +74,19 @@ class Origin:
             note["generator"] = {"before": self._random_hash(), "after": after}
         return {ORIGIN: note}
 
-    def difference(self, source: Mapping[str, Any]) -> Optional[Difference]:
-        """How the published weights differ in their origin; ``None`` if they have the values that this model would get."""
+    def other_than(self, source: Mapping[str, Any]) -> Optional[str]:
+        """The origin of the published weights, in words; ``None`` if they have the values that this model would get."""
         note = source.get(ORIGIN)
         if not isinstance(note, dict):
-            return Difference("a call of publish(), or an earlier version of Cotensor", False)
+            return "a call of publish(), or an earlier version of Cotensor"
         described, generator = str(note.get("described")), note.get("generator")
-        if not self.config:
-            return Difference(described, False)
-        if not self._has_files_of(note) or (generator is None and not self.files):
-            return Difference(described, False)
+        # A state dict has no configuration here.
+        if not self.config or not self._has_files_of(note) or (generator is None and not self.files):
+            return described
         if generator is None or generator["before"] == self._random_hash():
             return None
-        if not self.files:
-            return Difference(described, False)
-        return Difference(f"{described}, with random weights of another seed, generator state, class or configuration", True)
+        random = ", with random weights of another seed, generator state, class or configuration" if self.files else ""
+        return described + random
 
     def _has_files_of(self, note: Mapping[str, Any]) -> bool:
         stamps = note.get("stamps", [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from contextlib import ExitStack
-from typing import Optional
+from typing import Iterator, Optional
 
 import torch
 
@@ -16,7 +16,7 @@ from ..weights.assign import Naming, plan
 from ..weights.collect import places
 from ..weights.manifest import read_manifest
 from ..weights.models import attach, publish
-from .origin import Difference, state_after
+from .origin import state_after
 from .session import Loading, Session, Weights
 
 
@@ -32,26 +32,25 @@ def is_published(session: Session, name: str) -> bool:
 def find_weights(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) -> Weights:
     """Finds the model's published weights. If there are none, this process has the turn to publish them."""
     session = loading.session
-    weights = take_turn(loading, Weights(session.name, False))
-    # A further model of the block has its own name: by its files, and by its random weights if another one has these files.
-    for with_generator in (False, True):
+    for name in names_of(loading, model):
+        weights = take_turn(loading, Weights(name, False))
         if not weights.is_published:
             return weights
         try:
             return fit(loading, model, weights, same_dtype)
-        except OtherModelError as other:
-            # Of the same files: a class with other parameters, another dtype.
-            is_first = weights.name == session.name and not session.shared
-            if is_first and (other.difference or not loading.origin.files):
-                raise other.error from None
-            with_generator |= other.difference is not None and other.difference.only_random
-        weights = take_turn(loading, Weights(own_name(loading, model, with_generator), False))
-    if not weights.is_published:
-        return weights
-    try:
-        return fit(loading, model, weights, same_dtype)
-    except OtherModelError as other:
-        raise other.error from None
+        except OtherModelError as error:
+            refused = error
+        # A further model of the block has a name of its own, and so has one of the same files with other parameters or dtypes.
+        if name == session.name and not session.shared and (refused.is_of_other_origin or not loading.origin.files):
+            break
+    raise refused.error from None
+
+
+def names_of(loading: Loading, model: torch.nn.Module) -> Iterator[str]:
+    """The names that a model's weights can have: that of the block, that of its files, and that of its random weights beside."""
+    yield loading.session.name
+    for with_generator in (False, True):
+        yield own_name(loading, model, with_generator)
 
 
 def take_turn(loading: Loading, weights: Weights) -> Weights:
@@ -70,9 +69,9 @@ def take_turn(loading: Loading, weights: Weights) -> Weights:
 class OtherModelError(Exception):
     """The published weights belong to another model: one of another origin, or with other parameters."""
 
-    def __init__(self, error: CotensorError, difference: Optional[Difference] = None) -> None:
+    def __init__(self, error: CotensorError, is_of_other_origin: bool) -> None:
         self.error = error
-        self.difference = difference
+        self.is_of_other_origin = is_of_other_origin
 
 
 def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: bool) -> Weights:
@@ -80,13 +79,13 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
     name = weights.name
     with loading.session.store.get(name) as whole:
         manifest = read_manifest(whole)[0]
-    difference = None if loading.session.force else loading.origin.difference(manifest.source)
-    if difference is not None:
+    other = None if loading.session.force else loading.origin.other_than(manifest.source)
+    if other is not None:
         message = (
-            f"{name} has weights of {difference.described}, and this model is made of {loading.origin.described}: use another "
+            f"{name} has weights of {other}, and this model is made of {loading.origin.described}: use another "
             "name, remove the name from the store, or take these weights with shared_weights(..., force=True)"
         )
-        raise OtherModelError(ConflictError(message, field=name), difference)
+        raise OtherModelError(ConflictError(message, field=name), True)
     generator = None if loading.session.force else state_after(manifest.source)
     prefixes = [""]
     base = getattr(model, "base_model_prefix", "")
@@ -102,13 +101,13 @@ def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: 
             continue
         if planned.targets:
             return dataclasses.replace(weights, prefix=prefix, generator=generator)
-    raise OtherModelError(first or InvalidError(f"{name} has no tensor of this model", field=name))
+    raise OtherModelError(first or InvalidError(f"{name} has no tensor of this model", field=name), False)
 
 
-def own_name(loading: Loading, model: torch.nn.Module, only_random: bool) -> str:
+def own_name(loading: Loading, model: torch.nn.Module, with_generator: bool) -> str:
     """The name of a model whose weights differ from those of the block's first model: the same in every process."""
     dtypes = sorted({str(tensor.dtype) for _, _, tensor in places(model)})
-    made_of = json.dumps([loading.origin.own_key(only_random), dtypes])
+    made_of = json.dumps([loading.origin.own_key(with_generator), dtypes])
     return f"{loading.session.name}/{type(model).__name__}-{content_hash('cotensor.torch: origin', made_of)[:12]}"
 
 
