@@ -24,14 +24,14 @@ _DTYPES = {
     "modules": ["float32", "bfloat16"],
     "optimizers": ["float32"],
 }
-_STRATEGIES = ["genoa", "flow", "lru", "cpu"]
+_STRATEGIES = ["genoa", "flow", "lru", "cpu", "references"]
 
 
 def main() -> int:
     """The status of the process: 0 if all mismatches are known."""
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
     parser.add_argument("databases", nargs="*", help="operators, modules, optimizers; all by default")
-    parser.add_argument("--strategies", nargs="+", default=_STRATEGIES, help="Strategies of offload")
+    parser.add_argument("--strategies", nargs="+", default=_STRATEGIES, help="Strategies of offload, or references")
     parser.add_argument("--dtypes", nargs="+", help="dtypes of the samples")
     parser.add_argument("--names", nargs="+", help="Operators, modules or optimizers")
     parser.add_argument("--share", type=float, default=1.0, help="Share of the names and dtypes, chosen by the seed")

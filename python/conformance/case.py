@@ -37,7 +37,8 @@ class Case:
             plain = expected if self.reference == PLAIN else self._outcome(name, PLAIN)
             as_plain = difference(plain, expected)
             for place in differing:
-                found = as_plain if place == str(PLAIN) else difference(self._outcome(name, by_name[place]), expected, plain)
+                shown = None if by_name[place].has_references else plain
+                found = as_plain if place == str(PLAIN) else difference(self._outcome(name, by_name[place]), expected, shown)
                 if place != str(PLAIN) and found is not None and found == as_plain:
                     found = f"as plain: {found}"
                 if found is not None:

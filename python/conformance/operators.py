@@ -102,7 +102,7 @@ class Call:
             if self._weight is not None:
                 leaves[self._weight] = module.weight
             leaves = [
-                torch.device("simulated") if isinstance(leaf, torch.device) and place.name != "host" else leaf for leaf in leaves
+                torch.device("simulated") if isinstance(leaf, torch.device) and place.shows_device else leaf for leaf in leaves
             ]
             return tree_unflatten(leaves, self._structure)  # type: ignore[return-value]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any, Callable, List, Optional
 
 import torch
 from torch.utils._pytree import tree_flatten
+
+from cotensor.tensorref.refs import tensorsManager
 
 #: Names of devices and of classes of tensors in errors, and addresses.
 _PLACES = re.compile(
@@ -41,7 +44,8 @@ class Outcome:
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 kind = leaf.device.type if device else "any"
-                with torch.no_grad():
+                without = torch._C.DisableTorchFunction() if tensorsManager.mode is not None else contextlib.nullcontext()
+                with torch.no_grad(), without:
                     self.shown.append(Shown(label, leaf.detach().to("cpu").clone(), kind))
             else:
                 text = type(leaf).__name__ if callable(leaf) or isinstance(leaf, torch.Generator) else repr(leaf)

@@ -1,4 +1,4 @@
-"""Where a program runs: on the host, on the simulated device, or offloaded to that with a strategy and a memory."""
+"""Where a program runs: on the host, on the simulated device, or offloaded to that: a module, or all tensors as references."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 import cotensor.tensorref
+from cotensor.tensorref.refs import eject, inject, tensorsManager
+from cotensor.tensorref.refs.tensor_ref import as_ref
 from cotensor.tensorref.simulated.memory import MEMORIES
 
 _MEMORIES = ("ample", "half", "least")
@@ -17,7 +19,8 @@ _MEMORIES = ("ample", "half", "least")
 
 @dataclass(frozen=True)
 class Place:
-    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy; ``memory`` is that of the strategy."""
+    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy; ``memory`` is that of the strategy. Of "references",
+    ``memory`` is the strategy."""
 
     name: str
     memory: str = ""
@@ -30,12 +33,33 @@ class Place:
         """Whether weights stay on the host."""
         return bool(self.memory)
 
+    @property
+    def has_references(self) -> bool:
+        """Whether all tensors are references, which show where they are."""
+        return self.name == "references"
+
+    @property
+    def shows_device(self) -> bool:
+        """Whether tensors of the program are on the device, or show it."""
+        return self.name not in ("host", "references")
+
     @contextlib.contextmanager
     def block(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:
         """A block in which a program uses ``module``; all other tensors go through :meth:`move`."""
         # A failure of an earlier backward pass must not be raised here.
         for simulated in MEMORIES:
             simulated.forget_failure()
+        if self.has_references:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                as_ref(tensor)
+            tensorsManager.device, tensorsManager.strategy = "simulated", self.memory
+            inject()
+            try:
+                yield module
+            finally:
+                eject()
+                tensorsManager.device = None
+            return
         if not self.is_offloaded:
             yield module if self.name == "host" else module.to("simulated")
             return
@@ -50,9 +74,10 @@ class Place:
         if not isinstance(value, torch.Tensor):
             return value
         copy = value.detach().clone()
-        if self.name != "host":
+        if self.shows_device:
             copy = copy.to("simulated")
-        return copy.requires_grad_(value.requires_grad)
+        copy = copy.requires_grad_(value.requires_grad)
+        return as_ref(copy) if self.has_references else copy
 
     def _bytes(self, module: torch.nn.Module) -> int:
         if self.memory == "ample":
@@ -70,5 +95,5 @@ PLAIN = Place("plain")
 def places(strategies: List[str]) -> List[Place]:
     """The places that are compared with the host."""
     # All operations with weights run on the host with the strategy "cpu".
-    memories = {"cpu": ("ample",)}
+    memories = {"cpu": ("ample",), "references": ("genoa", "flow")}
     return [PLAIN, *[Place(name, memory) for name in strategies for memory in memories.get(name, _MEMORIES)]]

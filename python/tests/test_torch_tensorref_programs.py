@@ -121,7 +121,75 @@ def saved_results(model, x):
     return [sorted(safetensors.load(file).items()) for file in files]
 
 
+class Packed(torch.nn.Module):
+    """A recurrent layer with sequences of several lengths."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.RNN(16, 4, num_layers=2, batch_first=True)
+
+    def forward(self, x):
+        sequences = torch.stack([x, x * 2])
+        packed = torch.nn.utils.rnn.pack_padded_sequence(sequences, torch.tensor([2, 3]), batch_first=True, enforce_sorted=False)
+        assert packed.batch_sizes.device.type == "cpu"
+        result, state = self.layer(packed)
+        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(result, batch_first=True)
+        return padded, state, lengths
+
+
+def sequences(model, x):
+    padded, state, lengths = model(x)
+    (padded.sin().sum() + state.sum()).backward()
+    assert lengths.device.type == "cpu"
+    return [padded, state, lengths, *[parameter.grad for parameter in model.parameters()]]
+
+
+@torch.library.custom_op("cotensor_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * weight
+
+
+@scaled.register_fake
+def _(x, weight):
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx, gradient):
+    x, weight = ctx.saved_tensors
+    # New tensors where the saved ones show to be.
+    ones = torch.ones(weight.shape, device=weight.device)
+    zeros = torch.zeros_like(weight)
+    return gradient * weight * ones, (gradient * x).sum(0) * torch.empty_like(weight).fill_(1) + zeros
+
+
+scaled.register_autograd(_gradients, setup_context=_save)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, 16))
+
+    def forward(self, x):
+        return scaled(x, self.weight)
+
+
+def random_slopes(model, x):
+    torch.manual_seed(0)
+    y = torch.nn.functional.rrelu(model(x), training=True)
+    y.sum().backward()
+    return [y, *[parameter.grad for parameter in model.parameters()]]
+
+
 PROGRAMS = {
+    "random slopes": (mlp, random_slopes),
+    "packed sequences": (Packed, sequences),
+    "operation in Python": (Scaled, calls),
     "cycle": (Cyclic, cycle),
     "scripted": (scripted, calls),
     "traced": (traced, calls),

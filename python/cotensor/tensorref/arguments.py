@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from .weights import extent
+from .weights import Part, extent
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
+#: The tensors of the host that an operation uses, by their ids, with the part of a weight that each is, if it is one.
+Uses = Dict[int, Tuple[torch.Tensor, Optional[Part]]]
+
+
+def gather(values: Any, owners: Dict[int, Part], uses: Uses) -> bool:
+    """Adds the tensors of the host to ``uses``, with their owners if these have the memory that they had. Returns whether there
+    are tensors of devices."""
+    others = False
+    for value in values:
+        owner = owners.get(id(value))
+        if owner is not None and owner.address == value.data_ptr():
+            uses[id(value)] = value, owner
+        elif isinstance(value, torch.Tensor):
+            if value.is_cpu:
+                uses[id(value)] = value, None
+            else:
+                others = True
+        elif isinstance(value, (list, tuple)):
+            others = gather(value, owners, uses) or others
+    return others
 
 
 def collect(values: Any, on_host: List[torch.Tensor]) -> bool:
@@ -36,11 +56,12 @@ def tensors(value: Any) -> List[torch.Tensor]:
 
 
 def replace(values: Any, copies: Dict[int, torch.Tensor]) -> Any:
-    """The values with copies instead of their originals."""
+    """The values with copies instead of their originals, by their ids."""
     replaced: List[Any] = []
     for value in values:
-        if isinstance(value, torch.Tensor):
-            replaced.append(copies.get(id(value), value))
+        copied = copies.get(id(value))
+        if copied is not None:
+            replaced.append(copied)
         elif isinstance(value, (list, tuple)):
             parts = replace(value, copies)
             replaced.append(parts if type(value) is list else like(value, parts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
 import types
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
@@ -179,12 +178,13 @@ def _methods(holder: torch.nn.Module) -> Iterator[Tuple[str, _Method]]:
         owner = _owner(written)
         if written is not None and owner is not None:
             yield attribute, (owner, value, written)
-    for attribute in {attribute: None for kind in type(holder).__mro__ for attribute in vars(kind)}:
-        # A class may override a compiled method.
-        value = inspect.getattr_static(type(holder), attribute)
-        written = getattr(value, "_torchdynamo_orig_callable", None)
-        if written is not None and isinstance(value, types.FunctionType) and attribute not in vars(holder):
-            yield attribute, (holder, types.MethodType(value, holder), types.MethodType(written, holder))
+    # A class may override a compiled method.
+    inherited = {attribute: value for kind in reversed(type(holder).__mro__) for attribute, value in vars(kind).items()}
+    for attribute, value in inherited.items():
+        if isinstance(value, types.FunctionType) and attribute not in vars(holder):
+            written = getattr(value, "_torchdynamo_orig_callable", None)
+            if written is not None:
+                yield attribute, (holder, types.MethodType(value, holder), types.MethodType(written, holder))
 
 
 def _owner(method: Any) -> Optional[torch.nn.Module]:

@@ -114,32 +114,32 @@ def _modified(name: str, size: Any) -> RuntimeError:
 
 
 class Substitution:
-    """One operation that gets other tensors than the program passed, and gives others than the program gets. A context manager:
-    what a thread saves in it belongs to the operation."""
+    """One operation that gets other tensors than the program passed, and gives others than the program gets. What a thread saves
+    until :meth:`end` belongs to the operation."""
 
-    __slots__ = ("arguments", "local", "numbers", "outer", "saved")
+    __slots__ = ("arguments", "local", "numbers", "outer", "saved", "saves_early")
 
-    def __init__(self, local: threading.local, arguments: List[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, local: threading.local, saves_early: bool = False) -> None:
         self.local = local
+        #: Whether it writes what it has saved, so that this must not be copied before.
+        self.saves_early = saves_early
+        self.outer = Substitution.current(local)
         #: Tensors of the program with those that the operation gets instead.
-        self.arguments = arguments
+        self.arguments: List[Tuple[torch.Tensor, torch.Tensor]] = []
         #: What the operation saved, by the memory of its own tensors.
         self.saved: List[Tuple[int, SavedTensor]] = []
         #: While it has these, no other memory gets the number of one that is freed, because its elements wait elsewhere.
         self.numbers: List[StorageWeakRef] = []
-
-    def __enter__(self) -> "Substitution":
-        self.outer = Substitution.current(self.local)
-        self.local.substitution = self
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.local.substitution = self.outer
+        local.substitution = self
 
     @staticmethod
     def current(local: threading.local) -> Optional["Substitution"]:
         """The operation of this thread, if one gets other tensors."""
         return getattr(local, "substitution", None)
+
+    def end(self) -> None:
+        """The operation has run."""
+        self.local.substitution = self.outer
 
     def save(self, saved: SavedTensor, tensor: torch.Tensor) -> None:
         """The operation saves one of its own tensors."""

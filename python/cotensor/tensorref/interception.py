@@ -9,6 +9,7 @@ from torch.overrides import _pop_mode, _push_mode
 
 from .arguments import Args, Kwargs, to_host
 from .computing import Computing
+from .execution import Function
 from .simulated import memory as simulated
 
 
@@ -20,7 +21,7 @@ class Interception(Computing):
         tensor = args[0] if args else None
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu and self.belongs(tensor)):
             return self.call(func, args, kwargs)
-        name = self._handlers[func][1]
+        name = self.functions[func].name
         if name == "device":
             return self.target
         if name == "get_device":
@@ -30,9 +31,9 @@ class Interception(Computing):
     def _move(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, rest = args[0], list(args[1:])
         if not tensor.is_cpu:
-            return self._on_device(func, args, kwargs)
+            return self.on_device(func, args, kwargs)
         options = dict(kwargs)
-        name = self._handlers[func][1]
+        name = self.functions[func].name
         if name == "to":
             named = [value for value in rest if isinstance(value, (str, torch.device)) or type(value) is int]
             other = next((value for value in [*rest, options.get("other")] if isinstance(value, torch.Tensor)), None)
@@ -47,16 +48,16 @@ class Interception(Computing):
         if rest:
             options["dtype"] = rest[0]
         place = named[0] if named else None
-        belongs, device = self.belongs(tensor), self._ours(place)
+        belongs, device = self.belongs(tensor), self.ours(place)
         ours = device is not None
         copy = bool(options.pop("copy", False))
         if not belongs and not ours:
             return self.call(func, args, kwargs)
         # The backward pass itself, with hooks of saved tensors, has its tensors on the device.
         if not belongs and (not self.results_on_host or torch._C._current_graph_task_id() != -1):
-            return self._on_device(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
+            return self.on_device(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
         if ours and not belongs:
-            return self._mark(tensor.clone().to(**options))
+            return self.marks.add(tensor.clone().to(**options))
         if not ours and place is not None:
             moved = tensor.clone().to("cpu", **options)
             return moved if torch.device(place).type == "cpu" else self.call(func, args, kwargs)
@@ -66,7 +67,7 @@ class Interception(Computing):
         function = torch.Tensor.clone if options.get("dtype") in (None, tensor.dtype) else torch.Tensor.to
         if function is torch.Tensor.clone:
             options.pop("dtype", None)
-        self._handlers.setdefault(torch.Tensor.clone, (self._compute, "clone"))
+        self.functions.setdefault(torch.Tensor.clone, Function(torch.Tensor.clone, self._compute))
         return self._compute(function, (tensor,), options)
 
     def _escape(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -82,10 +83,11 @@ class Interception(Computing):
         if tensor.is_cpu and (isinstance(tensor, torch.nn.Parameter) or self.belongs(tensor)):
             value = to_host(value)
         self.call(func, (tensor, value), {})
-        if self._handlers[func][1] == "grad":
+        if self.functions[func].name == "grad":
             return None
-        if id(tensor) in self.weights.by_id:
-            self.replaced(tensor)
+        owner = self.weights.owners.get(id(tensor))
+        if owner is not None:
+            self.replaced(owner)
         elif self.division is not None:
             self.division.kept.clear()
         return None

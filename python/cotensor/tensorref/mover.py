@@ -14,7 +14,7 @@ from .events import Hooks, Move
 from .memory import DeviceMemory
 from .simulated.tensor import raw_storage
 from .strategy import Strategy
-from .weights import Weight, Weights
+from .weights import Part, Weight, Weights
 
 _Moves = Optional[List[Tuple[int, bool]]]
 
@@ -67,15 +67,17 @@ class Mover:
         on_device, moves = placement.begin(self.operation(name, weights))
         if moves:
             self.make(moves)
-        if not on_device or any([weight.copy is None for weight in weights]):
-            self.on_host += 1
-            if on_device:
-                placement.cancel()
-            return False
-        for weight in weights:
-            if weight.landing is not None and weight.copy is not None:
-                self.paths.use(weight.copy, weight.landing)
-        return True
+        if on_device:
+            for weight in weights:
+                if weight.copy is None:
+                    placement.cancel()
+                    break
+                if weight.landing is not None:
+                    self.paths.use(weight.copy, weight.landing)
+            else:
+                return True
+        self.on_host += 1
+        return False
 
     def operation(self, name: str, weights: List[Weight]) -> int:
         """The number of an operation."""
@@ -192,23 +194,23 @@ class Mover:
         self.by_copy.pop(weight.key, None)
         weight.drop()
 
-    def replace(self, weight: Weight, tensor: torch.Tensor) -> None:
-        """``tensor``, so far an owner of ``weight``, may have other memory now."""
-        if self.weights.keeps(weight, tensor):
-            self.weights.own(tensor, weight)
+    def replace(self, owner: Part) -> None:
+        """An owner of a weight may have other memory now."""
+        weight, tensor = owner.weight, owner.tensor
+        if self.weights.keeps(owner):
+            owner.address = tensor.data_ptr()
             weight.edits += 1
             return
-        self.weights.remove(weight, tensor)
+        self.weights.remove(owner)
         if not weight.owners:
             self.invalidate(weight)
         self.add(weight.name, tensor)
 
     def refresh(self) -> None:
         """Finds owners that got other memory, while no function was intercepted."""
-        for weight in list(self.weights.all):
-            for owner in list(weight.owners):
-                if not self.weights.keeps(weight, owner):
-                    self.replace(weight, owner)
+        for owner in list(self.weights.owners.values()):
+            if not self.weights.keeps(owner):
+                self.replace(owner)
 
     def drop_all(self) -> None:
         """Frees all copies."""

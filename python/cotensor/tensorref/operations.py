@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Dict, List, Tuple
+import functools
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -71,12 +72,31 @@ WRITES: Dict[Tuple[str, str], Tuple[Tuple[int, str], ...]] = {
 _NORMALIZING = frozenset([name for _, name in WRITES])
 
 
+#: Functions that save a tensor for the backward pass before they write it.
+SAVES_EARLY = frozenset("rrelu rrelu_".split())
+#: Functions with lengths of packed sequences; the second result of the first ones has them, too.
+PACKING = frozenset("_pack_padded_sequence _pad_packed_sequence".split())
+RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
+
+
+def lengths_of(name: str, args: Args) -> Optional[torch.Tensor]:
+    """The argument with the lengths of packed sequences, which are on the host for every device."""
+    if name in PACKING or (name in RECURRENT and len(args) > 3 and isinstance(args[3], list)):
+        return args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else None
+    return None
+
+
 def name_of(func: Any) -> str:
     """The name of a function; of a property for its getter and setter."""
     name = getattr(func, "__name__", str(func))
     if name in ("__get__", "__set__", "__delete__"):
         name = getattr(func.__self__, "__name__", name)
     return str(name)
+
+
+def may_write(func: Any) -> bool:
+    """Whether calls of a function may write statistics (:func:`written_by`)."""
+    return hasattr(func, "written") or getattr(func, "__name__", "") in _NORMALIZING
 
 
 def written_by(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
@@ -93,6 +113,7 @@ def written_by(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
+@functools.lru_cache(maxsize=4096)
 def kind_of(func: Any) -> Kind:
     """How a function of PyTorch is intercepted; functions that are not known compute."""
     name = name_of(func)

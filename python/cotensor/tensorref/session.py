@@ -192,7 +192,7 @@ class Offload(Interception):
         They are those of one ``device``, or sums of all devices of the session."""
         movers = self.movers
         if device is not None:
-            named = self._ours(device)
+            named = self.ours(device)
             if named is None:
                 raise InvalidError(f"device: {device!r} is none of {[str(mover.device) for mover in movers]}", field="device")
             movers = [self.mover_of(named)]
@@ -339,7 +339,7 @@ class Offload(Interception):
         """The parameters of an optimizer are written: fused kernels do that without a new version."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._changed(parameter, None)
+                self.changed(parameter)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
@@ -348,12 +348,12 @@ class Offload(Interception):
                 weight = mover.by_copy.get(raw_storage(tensor))
                 if weight is not None and weight.dtype == tensor.dtype:
                     return SavedWeight(mover, weight, tensor, int(tensor.storage_offset()) + weight.start)
-            if tensor.is_cpu or not self.results_on_host:
+            operation = Substitution.current(self.local)
+            if tensor.is_cpu or not self.results_on_host or (operation is not None and operation.saves_early):
                 saved = SavedTensor(tensor.detach(), None)
             else:
                 # With the same strides: functions round differently for others.
                 saved = SavedTensor(to_device(tensor.detach(), torch.device("cpu")), tensor.device)
-            operation = Substitution.current(self.local)
             if operation is not None:
                 operation.save(saved, tensor)
             return saved
@@ -365,7 +365,13 @@ class Offload(Interception):
                 # The backward pass goes on, and the failure is raised at its end.
                 self.failures.append(changed)
             if isinstance(saved, SavedTensor):
-                return saved.tensor if saved.device is None else self._returned(saved.tensor, saved.device)
+                if saved.device is not None:
+                    return self._returned(saved.tensor, saved.device)
+                if saved.tensor.is_cpu and self.weights.belongs(saved.tensor):
+                    # On the device, a function saves the copy.
+                    node = torch._C._current_autograd_node()
+                    self.local.node_of_host = None if node is None else node._sequence_nr()
+                return saved.tensor
             weight = saved.weight
             try:
                 if self.runs_code:

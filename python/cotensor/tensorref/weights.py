@@ -15,8 +15,7 @@ class Weight:
     """A range of host memory that tensors of a model share, and its copy on the device."""
 
     __slots__ = (
-        "copy", "dtype", "edits", "end", "exposed", "key", "landing", "linked", "name", "number", "owners", "seen", "source",
-        "start", "views",
+        "copy", "dtype", "edits", "end", "exposed", "key", "landing", "name", "number", "owners", "seen", "source", "start",
     )
 
     def __init__(self, number: int, name: str, tensor: torch.Tensor, start: int, end: int) -> None:
@@ -27,7 +26,7 @@ class Weight:
         self.start, self.end = start, end
         self.source = tensor.detach().as_strided((end - start,), (1,), start)
         #: The tensors of the model in this range.
-        self.owners: List[torch.Tensor] = [tensor]
+        self.owners: List[Part] = []
         #: Writes that no version shows.
         self.edits = 0
         #: The state of the host's memory that ``copy`` has.
@@ -39,9 +38,6 @@ class Weight:
         self.landing: Optional[Landing] = None
         #: The memory of ``copy``.
         self.key = 0
-        #: By the id of an owner: the same view of ``copy``; with a gradient to the owner.
-        self.views: Dict[int, torch.Tensor] = {}
-        self.linked: Dict[int, torch.Tensor] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -50,35 +46,23 @@ class Weight:
 
     def state(self) -> int:
         """A number that changes when the host's memory does."""
-        if len(self.owners) == 1:
-            return self.edits + self.owners[0]._version
-        return self.edits + sum(owner._version for owner in self.owners)
+        owners = self.owners
+        if len(owners) == 1:
+            return self.edits + owners[0].tensor._version
+        return self.edits + sum([owner.tensor._version for owner in owners])
 
     def fetch(self, device: torch.device, copies: Copies) -> None:
         """Copies to the device."""
+        self.drop()
         with torch.inference_mode(False), torch.no_grad():
-            self.views.clear()
-            self.linked.clear()
             self.seen = self.state()
             self.copy, self.landing = copies.fetch(self.source, device, None if self.exposed else self.seen)
 
     def drop(self) -> None:
         """Frees the copy, as soon as no operation uses it."""
         self.copy = self.landing = None
-        self.views.clear()
-        self.linked.clear()
-
-    def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of the copy for ``tensor``, without a gradient."""
-        found = self.views.get(id(tensor))
-        if found is None:
-            found = self.strided(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
-            if any(tensor is owner for owner in self.owners):
-                self.views[id(tensor)] = found
-        if found.requires_grad != tensor.requires_grad:
-            # Some functions choose their algorithm by it, also without gradients.
-            found.requires_grad_(tensor.requires_grad)
-        return found
+        for owner in self.owners:
+            owner.plain = owner.linked = None
 
     def strided(self, size: Any, stride: Any, offset: int) -> torch.Tensor:
         """A part of the copy; ``offset`` counts elements of the host's storage."""
@@ -86,11 +70,35 @@ class Weight:
         with torch.inference_mode(False), torch.no_grad():
             return self.copy.as_strided(size, stride, offset - self.start)
 
-    def write_back(self, tensor: torch.Tensor) -> None:
-        """Copies the part for ``tensor`` to the host; the copy stays valid."""
+
+class Part:
+    """A tensor of the program in the memory of a weight, with the same part of the weight's copy."""
+
+    __slots__ = ("address", "linked", "plain", "tensor", "weight")
+
+    def __init__(self, tensor: torch.Tensor, weight: Weight) -> None:
+        self.tensor, self.weight = tensor, weight
+        #: Where its elements are: ``set_`` and ``swap_tensors`` give a tensor other memory.
+        self.address = tensor.data_ptr()
+        #: The part of the copy without a gradient, and with one to ``tensor``.
+        self.plain: Optional[torch.Tensor] = None
+        self.linked: Optional[torch.Tensor] = None
+
+    def copy(self) -> torch.Tensor:
+        """The part of the copy, without a gradient to the tensor."""
+        tensor, found = self.tensor, self.plain
+        if found is None:
+            found = self.plain = self.weight.strided(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        if found.requires_grad != tensor.requires_grad:
+            # Some functions choose their algorithm by it, also without gradients.
+            found.requires_grad_(tensor.requires_grad)
+        return found
+
+    def write_back(self) -> None:
+        """Copies the part to the host; the copy stays valid."""
         with torch.no_grad():
-            tensor.detach().copy_(self.view(tensor))
-        self.seen = self.state()
+            self.tensor.detach().copy_(self.copy())
+        self.weight.seen = self.weight.state()
 
 
 class Weights:
@@ -98,17 +106,16 @@ class Weights:
 
     def __init__(self) -> None:
         self.all: List[Weight] = []
-        self.by_id: Dict[int, Weight] = {}
+        #: The tensors of the model, by their ids.
+        self.owners: Dict[int, Part] = {}
         #: The storages of owners without elements, by their numbers.
         self.empty: Dict[int, torch.UntypedStorage] = {}
-        #: The addresses of these tensors: ``set_`` and ``swap_tensors`` give a tensor other memory.
-        self._addresses: Dict[int, int] = {}
         #: By storage; most storages are one weight.
         self._by_storage: Dict[int, List[Weight]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> Optional[Weight]:
         """Manages a tensor on the host. Returns its weight if it is a new one."""
-        if id(tensor) in self.by_id or not manageable(tensor):
+        if id(tensor) in self.owners or not manageable(tensor):
             return None
         if tensor.numel() == 0:
             self.empty[raw_storage(tensor)] = tensor.untyped_storage()
@@ -117,8 +124,7 @@ class Weights:
         ranges = self._by_storage.setdefault(raw_storage(tensor), [])
         for weight in ranges:
             if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
-                weight.owners.append(tensor)
-                self.own(tensor, weight)
+                self._own(tensor, weight)
                 return None
         if any(weight.start < end and start < weight.end for weight in ranges):
             # Overlaps in part: it is copied for each use.
@@ -126,21 +132,16 @@ class Weights:
         weight = Weight(len(self.all), name, tensor, start, end)
         ranges.append(weight)
         self.all.append(weight)
-        self.own(tensor, weight)
+        self._own(tensor, weight)
         return weight
 
-    def own(self, tensor: torch.Tensor, weight: Weight) -> None:
-        """``tensor`` is an owner of ``weight``, at the address that it has now."""
-        self.by_id[id(tensor)] = weight
-        self._addresses[id(tensor)] = tensor.data_ptr()
+    def _own(self, tensor: torch.Tensor, weight: Weight) -> None:
+        part = self.owners[id(tensor)] = Part(tensor, weight)
+        weight.owners.append(part)
 
-    def has_moved(self, tensor: torch.Tensor) -> bool:
-        """Whether an owner has other memory now."""
-        address = self._addresses.get(id(tensor))
-        return address is not None and address != tensor.data_ptr()
-
-    def keeps(self, weight: Weight, tensor: torch.Tensor) -> bool:
+    def keeps(self, owner: Part) -> bool:
         """Whether an owner's memory is still that of its weight."""
+        weight, tensor = owner.weight, owner.tensor
         has_elements = manageable(tensor) and tensor.numel() > 0
         ranges = self._by_storage.get(tensor.untyped_storage()._cdata, ()) if has_elements else ()
         if weight not in ranges or weight.dtype != tensor.dtype:
@@ -148,19 +149,18 @@ class Weights:
         start, end = extent(tensor)
         return weight.start <= start and end <= weight.end
 
-    def remove(self, weight: Weight, tensor: torch.Tensor) -> None:
-        """``tensor`` no longer owns ``weight``; a weight without owners frees its memory."""
-        weight.owners = [owner for owner in weight.owners if owner is not tensor]
-        weight.views.pop(id(tensor), None)
-        weight.linked.pop(id(tensor), None)
-        del self.by_id[id(tensor)], self._addresses[id(tensor)]
+    def remove(self, owner: Part) -> None:
+        """A tensor no longer owns its weight; a weight without owners frees its memory."""
+        weight = owner.weight
+        weight.owners.remove(owner)
+        del self.owners[id(owner.tensor)]
         if not weight.owners:
             self._by_storage[raw_storage(weight.source)].remove(weight)
             weight.source = torch.empty(0, dtype=weight.dtype)
 
-    def find(self, tensor: torch.Tensor) -> Optional[Weight]:
-        """The weight whose memory a host tensor shows a part of."""
-        found = self.by_id.get(id(tensor))
+    def part(self, tensor: torch.Tensor) -> Optional[Part]:
+        """A host tensor as a part of the weight whose memory it shows."""
+        found = self.owners.get(id(tensor))
         if found is not None:
             return found
         if tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
@@ -171,12 +171,17 @@ class Weights:
         start, end = extent(tensor)
         for weight in ranges:
             if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
-                return weight
+                return Part(tensor, weight)
         return None
+
+    def find(self, tensor: torch.Tensor) -> Optional[Weight]:
+        """The weight whose memory a host tensor shows a part of."""
+        part = self.part(tensor)
+        return None if part is None else part.weight
 
     def belongs(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is a part of the model: perhaps without elements, or of another type, such as the real part."""
-        if id(tensor) in self.by_id or self.sharing(tensor):
+        if id(tensor) in self.owners or self.sharing(tensor):
             return True
         if not self.empty or tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
             return False

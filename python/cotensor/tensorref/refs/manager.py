@@ -95,7 +95,7 @@ class TensorsManager:
             if isinstance(value, torch.Tensor) and value.is_cpu:
                 if not session.results_on_host and getattr(value, "_is_param", False):
                     session.add("parameter", value)
-                session._mark(value)
+                session.marks.add(value)
         # A program for the CPU selects the dtypes of the CPU.
         autocast = torch.is_autocast_enabled("cpu")
         with torch.autocast(session.target.type, torch.get_autocast_dtype("cpu")) if autocast else _NOTHING:

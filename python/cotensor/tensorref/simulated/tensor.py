@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy as copy_of
 from collections import OrderedDict
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch.utils._pytree import tree_map
 
 from .memory import MEMORIES
 
@@ -165,10 +164,11 @@ def _dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
             on_host.append(value)
         return value
 
-    raw_args, raw_kwargs = tree_map(raw_of, (list(args), kwargs))
+    raw_args = [_each(raw_of, value) for value in args]
+    raw_kwargs = {name: _each(raw_of, value) for name, value in kwargs.items()}
     if func in _COPIES:
         return copy(func, args, raw_args, raw_kwargs)
-    if func in _INDEXING:
+    if func in _INDEXING or func is aten._pack_padded_sequence.default:
         on_host.clear()
     devices = {tensor.device: None for tensor in [*wrapped.values(), *on_host] if tensor.dim() > 0}
     if len(devices) > 1:
@@ -195,6 +195,9 @@ def _dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
             tensor.copy_(raw)
     if to_host:
         return results
+    if func is aten._pack_padded_sequence.default:
+        # The lengths are on the host, as on GPUs.
+        return SimulatedTensor(results[0], index), results[1]
 
     def wrap(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -203,7 +206,14 @@ def _dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
             return wrapped[id(value)]
         return SimulatedTensor(value, index)
 
-    return tree_map(wrap, results)
+    return _each(wrap, results)
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """The function of a value, or of each one of a list or tuple: operations have no other containers."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_each(function, one) for one in value])
+    return function(value)
 
 
 def copy(func: Any, args: Sequence[Any], raw_args: Any, raw_kwargs: Any) -> Any:

@@ -1,0 +1,30 @@
+"""Tensors of the host that a program sees on the device: the results of operations that the host keeps."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict
+
+import torch
+from torch.utils._pytree import tree_map
+
+
+class Marks:
+    """Knows these tensors as long as they live."""
+
+    def __init__(self) -> None:
+        self._marked: Dict[int, "weakref.ref[torch.Tensor]"] = {}
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        found = self._marked.get(id(tensor))
+        return found is not None and found() is tensor
+
+    def add(self, values: Any) -> Any:
+        """Marks the tensors of the host among ``values``, and returns these."""
+        return tree_map(self._mark, values)
+
+    def _mark(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_cpu:
+            key, marked = id(value), self._marked
+            marked[key] = weakref.ref(value, lambda dead: marked.pop(key, None) if marked.get(key) is dead else None)
+        return value
