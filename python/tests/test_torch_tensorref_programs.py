@@ -186,7 +186,20 @@ def random_slopes(model, x):
     return [y, *[parameter.grad for parameter in model.parameters()]]
 
 
+def observed():
+    quantize = torch.ao.quantization.FusedMovingAvgObsFakeQuantize
+    return torch.nn.Sequential(*mlp(1), quantize())
+
+
+def observes(model, x):
+    for _ in range(3):
+        y = model(x)
+    y.sum().backward()
+    return [y, *model.buffers(), model[0].weight.grad]
+
+
 PROGRAMS = {
+    "observed statistics": (observed, observes),
     "random slopes": (mlp, random_slopes),
     "packed sequences": (Packed, sequences),
     "operation in Python": (Scaled, calls),

@@ -94,21 +94,37 @@ def name_of(func: Any) -> str:
     return str(name)
 
 
+@functools.lru_cache(maxsize=4096)
+def writes_of(func: Any) -> Tuple[Tuple[int, str], ...]:
+    """The arguments that a function may write without a new version: positions and names, by its schema if it has one."""
+    name, module = getattr(func, "__name__", ""), getattr(func, "__module__", None)
+    known = WRITES.get((module if module == "torch.nn.functional" else "torch", name))
+    if known is not None or name.endswith("_"):
+        return known or ()
+    found: Dict[Tuple[int, str], None] = {}
+    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
+        for position, one in enumerate(schema.arguments):
+            if one.alias_info is not None and one.alias_info.is_write and not one.kwarg_only:
+                found[position, one.name] = None
+    return tuple(found)
+
+
 def may_write(func: Any) -> bool:
-    """Whether calls of a function may write statistics (:func:`written_by`)."""
-    return hasattr(func, "written") or getattr(func, "__name__", "") in _NORMALIZING
+    """Whether calls of a function may write arguments without a new version (:func:`written_by`)."""
+    return hasattr(func, "written") or bool(writes_of(func))
 
 
 def written_by(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
-    """The statistics that a call writes without a new version."""
+    """The arguments that a call writes without a new version, such as statistics."""
     own = getattr(func, "written", None)
     if own is not None:
         return list(own(*args))
-    name = getattr(func, "__name__", "")
-    if name not in _NORMALIZING or not (args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))):
+    places = writes_of(func)
+    if not places:
         return []
-    module = getattr(func, "__module__", None)
-    places = WRITES.get((module if module == "torch.nn.functional" else "torch", name), ())
+    if func.__name__ in _NORMALIZING:
+        if not (args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))):
+            return []
     found = [argument(args, kwargs, position, name) for position, name in places]
     return [tensor for tensor in found if tensor is not None]
 
