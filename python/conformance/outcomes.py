@@ -24,8 +24,10 @@ class Shown:
     label: str
     #: The value on the host, if it is a tensor.
     tensor: Optional[torch.Tensor]
-    #: The kind of device that the tensor shows, or the text of another value.
+    #: The kind of device that the tensor shows, or the text of another value or of an error.
     text: str
+    #: The last line of this project that an error passed.
+    origin: str = ""
 
 
 @dataclass
@@ -48,18 +50,19 @@ class Outcome:
                 self.shown.append(Shown(label, None, _PLACES.sub("_", text)))
         self.shown.append(Shown(label, None, re.sub(r"\s+", " ", str(structure))))
 
+    def show_error(self, label: str, error: BaseException) -> None:
+        """Adds the error of a part of the program, which goes on."""
+        self.shown.append(Shown(label, None, f"raises {_essence(error)}", _origin(error)))
+
     @property
     def essence(self) -> str:
         """The class of the error, and its first line without the names of devices."""
-        return "" if self.error is None else f"{type(self.error).__name__}: {_text(self.error)}"
+        return "" if self.error is None else _essence(self.error)
 
     @property
     def origin(self) -> str:
         """The last line of this project that the error passed."""
-        if self.error is None:
-            return ""
-        codes = [frame.f_code for frame, _ in traceback.walk_tb(self.error.__traceback__) if _PACKAGE in frame.f_code.co_filename]
-        return f" [{codes[-1].co_filename.split(_PACKAGE)[-1]} {codes[-1].co_name}]" if codes else ""
+        return "" if self.error is None else _origin(self.error)
 
 
 def outcome_of(program: Callable[[Outcome], None]) -> Outcome:
@@ -83,7 +86,7 @@ def difference(outcome: Outcome, expected: Outcome, plain: Optional[Outcome] = N
         if found is not None:
             return f"{one.label}: {found}"
     for one, other in zip(outcome.shown, [] if plain is None else plain.shown):
-        if one.tensor is not None and other.tensor is not None and one.text != other.text:
+        if one.label == other.label and one.tensor is not None and other.tensor is not None and one.text != other.text:
             return f"{one.label}: shows {one.text} instead of {other.text}"
     if expected.error is None and outcome.error is not None:
         return f"raises {outcome.essence}{outcome.origin}"
@@ -109,6 +112,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _differs(one: Shown, other: Shown) -> Optional[str]:
+    texts = [shown.text for shown in (one, other) if shown.text.startswith("raises ")]
+    if texts and (one.label, one.text) != (other.label, other.text):
+        same_step = one.label == other.label
+        expected = other.text if same_step and other.text in texts else ""
+        return f"{one.text}{one.origin} instead of {expected or other.label}"
     if one.label != other.label:
         return f"instead of {other.label}"
     if one.tensor is None or other.tensor is None:
@@ -122,6 +130,15 @@ def _differs(one: Shown, other: Shown) -> Optional[str]:
     if not same_bits(one.tensor, other.tensor):
         return "elements"
     return None
+
+
+def _essence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_text(error)}"
+
+
+def _origin(error: BaseException) -> str:
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__) if _PACKAGE in frame.f_code.co_filename]
+    return f" [{codes[-1].co_filename.split(_PACKAGE)[-1]} {codes[-1].co_name}]" if codes else ""
 
 
 def _text(error: BaseException) -> str:
