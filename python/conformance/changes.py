@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
-from .layers import LAYERS, ROWS, WIDTH, make
+from .layers import LAYERS, ROWS, WIDTH, make, tie
 from .machine import Machine, step
 from .places import Place
 
@@ -70,6 +70,8 @@ def _write(name: str, machine: Machine, a: int, b: int, c: int) -> None:
     values = machine.place.move(torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
     if name in ("data =", "set_") and c % 2:
         values = values * 0.5
+    if name in ("data =", "swap"):
+        machine.forget_results()
     with torch.no_grad():
         _WRITES[name](parameter, values)
     machine.show(parameter, device=False)
@@ -90,6 +92,7 @@ def write_error(machine: Machine, a: int, b: int, c: int) -> None:
 @step("vector", 0.5)
 def vector(machine: Machine, a: int, b: int, c: int) -> None:
     """All parameters as one vector, and back."""
+    machine.forget_results()
     parameters = [one for one in machine.model.parameters() if one.dtype == machine.dtype]
     if parameters:
         flat = torch.nn.utils.parameters_to_vector(parameters)
@@ -110,7 +113,7 @@ _RESULTS: List[Callable[[Machine, torch.Tensor, torch.Tensor], Optional[torch.Te
     lambda machine, y, p: y.double().to(y.dtype),
     lambda machine, y, p: y.to(machine.device).view(-1, WIDTH),
     lambda machine, y, p: torch.cat([y.detach()[:1], y[1:]]),
-    lambda machine, y, p: machine.model(y),
+    lambda machine, y, p: machine.model(y.detach()),
     lambda machine, y, p: torch.stack(y.unbind(0)).relu_(),
     lambda machine, y, p: y.sort(dim=1).values + y.max(dim=1, keepdim=True)[0],
     lambda machine, y, p: torch.zeros_like(y).index_add_(0, torch.tensor([0, 2, 0], device=y.device), y),
@@ -140,8 +143,8 @@ def _through_file(value: Any, location: Optional[str] = None) -> Any:
 def save(machine: Machine, a: int, b: int, c: int) -> None:
     """A state: the tensors of the model, copies of them, or from a file."""
     state = machine.model.state_dict()
-    location = None if b % 2 else "simulated" if machine.place.name == "plain" or b % 4 else "cpu"
-    location = "cpu" if location and machine.place.name == "host" else location
+    # PyTorch has no storages on a backend in Python, so ``map_location`` cannot name it.
+    location = None if b % 2 or machine.place.name == "plain" else "cpu"
     kinds: List[Callable[[], Any]] = [
         lambda: state,
         lambda: {name: tensor.clone() for name, tensor in state.items()},
@@ -247,6 +250,7 @@ def convert(machine: Machine, a: int, b: int, c: int) -> None:
     """Another type of all weights, without the optimizer of the one before."""
     machine.dtype = (torch.float32, torch.float64, torch.bfloat16, torch.float16)[a % 4]
     machine.optimizer = None
+    machine.forget_results()
     method = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16", torch.float16: "half"}[machine.dtype]
     machine.model = getattr(machine.model, method)() if b % 2 else machine.model.to(machine.device, machine.dtype)
 
@@ -265,6 +269,7 @@ def edit(machine: Machine, a: int, b: int, c: int) -> None:
     new = make(LAYERS[c % len(LAYERS)], c).to(machine.dtype)
     if machine.place.name == "plain" or a % 2:
         new.to(machine.device)
+        tie(new)
     place = b % max(len(layers), 1)
     if a % 5 == 0 and len(layers) > 1:
         del layers[place]
@@ -303,7 +308,7 @@ def second_session(machine: Machine, a: int, b: int, c: int) -> None:
 @step("leave and enter", 1.5)
 def leave_and_enter(machine: Machine, a: int, b: int, c: int) -> None:
     """Calls of the model after the block, and another block."""
-    machine.results.clear()
+    machine.forget_results()
     if machine.place.is_offloaded:
         machine.leave()
     try:

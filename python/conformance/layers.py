@@ -142,8 +142,15 @@ def _tied(layer: Any) -> None:
     layer.second.weight = layer.first.weight
 
 
+def tie(module: nn.Module) -> None:
+    """Ties weights again: for tensors of another class, ``Module.to`` makes new parameters."""
+    for part in module.modules():
+        if isinstance(part, Layer) and part.name == "tied":
+            part.second.weight = part.first.weight  # type: ignore[union-attr,assignment]
+
+
 def _run_tied(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(layer.second(layer.first(x).tanh()), layer.first.weight.t())
+    return layer.second(layer.first(x).tanh())  # type: ignore[no-any-return]
 
 
 def _statistics(layer: Any) -> None:

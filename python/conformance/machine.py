@@ -80,14 +80,18 @@ class Machine:
         # So that no chain of operations grows with the length of the program.
         del self.results[:-4]
 
-    def show(self, value: Any, device: bool = True) -> None:
+    def show(self, value: Any, device: bool = True, close: bool = False) -> None:
         """Shows a result of the step."""
-        self.outcome.show(self.label, value, device)
+        self.outcome.show(self.label, value, device, close)
 
     def keep(self, *results: torch.Tensor) -> None:
         """Shows results of the step, and keeps them for later ones."""
         self.show(list(results))
         self.results.extend(results)
+
+    def forget_results(self) -> None:
+        """Before parameters get other memory: PyTorch's graphs have the new elements of some, and the old ones of others."""
+        self.results.clear()
 
     def values(self, seed: int, *shape: int) -> torch.Tensor:
         """Random values where the program has its inputs."""

@@ -28,6 +28,8 @@ class Shown:
     text: str
     #: The last line of this project that an error passed.
     origin: str = ""
+    #: Whether elements may be rounded differently.
+    close: bool = False
 
 
 @dataclass
@@ -37,14 +39,15 @@ class Outcome:
     shown: List[Shown] = field(default_factory=list)
     error: Optional[BaseException] = None
 
-    def show(self, label: str, value: Any, device: bool = True) -> None:
-        """Adds the tensors and other values in ``value``. Without ``device``, tensors may show any."""
+    def show(self, label: str, value: Any, device: bool = True, close: bool = False) -> None:
+        """Adds the tensors and other values in ``value``. Without ``device``, tensors may show any; ``close``: elements may be
+        rounded differently."""
         leaves, structure = tree_flatten(value)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 kind = leaf.device.type if device else "any"
                 with torch.no_grad():
-                    self.shown.append(Shown(label, leaf.detach().to("cpu").clone(), kind))
+                    self.shown.append(Shown(label, leaf.detach().to("cpu").clone(), kind, close=close))
             else:
                 text = type(leaf).__name__ if callable(leaf) or isinstance(leaf, torch.Generator) else repr(leaf)
                 self.shown.append(Shown(label, None, _PLACES.sub("_", text)))
@@ -127,6 +130,8 @@ def _differs(one: Shown, other: Shown) -> Optional[str]:
         return f"layout {one.tensor.layout} instead of {other.tensor.layout}"
     if one.tensor.shape != other.tensor.shape:
         return "shape"
+    if one.close and torch.allclose(one.tensor, other.tensor, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return None
     if not same_bits(one.tensor, other.tensor):
         return "elements"
     return None

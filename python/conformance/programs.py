@@ -15,7 +15,7 @@ import torch
 from . import changes as changes
 from . import steps as steps
 from .case import Case
-from .layers import LAYERS, Model, make
+from .layers import LAYERS, Model, make, tie
 from .machine import KINDS, Machine
 from .outcomes import Outcome
 from .places import HOST, PLAIN, Place
@@ -79,6 +79,7 @@ class Program:
         machine = Machine(model, place, outcome)
         if place == PLAIN:
             machine.model.to("simulated")
+            tie(machine.model)
         machine.enter()
         try:
             for number, one in self.steps:

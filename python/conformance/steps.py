@@ -140,12 +140,12 @@ def backward(machine: Machine, a: int, b: int, c: int) -> None:
 
 @step("backward with gradients")
 def backward_given(machine: Machine, a: int, b: int, c: int) -> None:
-    """``torch.autograd.backward`` of all results."""
-    results = [result for result in machine.results[-2:] if result.requires_grad]
-    if results:
-        gradients = [machine.place.move(torch.ones_like(result, device="cpu")) for result in results]
+    """``torch.autograd.backward`` of a result and its sum."""
+    result = machine.result(b)
+    if result is not None:
+        gradient = machine.place.move(torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape).to(result.dtype))
         with machine.no_gradients_of_errors():
-            torch.autograd.backward(results, gradients, retain_graph=True)
+            torch.autograd.backward([result, result.sum()], [gradient, None], retain_graph=True)  # type: ignore[list-item]
 
 
 @step("backward to inputs")
@@ -167,15 +167,18 @@ def gradients(machine: Machine, a: int, b: int, c: int) -> None:
 
 @step("penalty", 1)
 def penalty(machine: Machine, a: int, b: int, c: int) -> None:
-    """Gradients of gradients."""
+    """Gradients of gradients. They are sums of three terms and more, whose order PyTorch does not promise."""
     result, parameters = machine.result(b), [one for one in machine.model.parameters() if one.requires_grad]
     if result is None or not parameters:
         return
+    machine.model.zero_grad()
     with machine.no_gradients_of_errors():
         found = torch.autograd.grad(loss_of(result), parameters, create_graph=True, allow_unused=True)
         squares = [one.square().sum() for one in found if one is not None and one.requires_grad and not one.is_sparse]
         if squares:
             torch.stack([one.real.float() for one in squares]).sum().backward()
+    machine.show([one.grad for one in parameters], device=False, close=True)
+    machine.model.zero_grad()
 
 
 _OPTIMIZERS: List[Callable[[List[Any]], torch.optim.Optimizer]] = [

@@ -49,7 +49,7 @@ class Expected:
 
 
 def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that PyTorch calls: it sees tensors where they are, and not as the program does."""
+    """Work of the session: it sees tensors where they are, and not as the program does in this session or another one."""
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
@@ -213,11 +213,13 @@ class Offload(Interception):
             if self.division is not None:
                 self.division.kept.clear()
 
+    @_plainly
     def _add_weights(self) -> None:
         for model in self.models:
             for name, tensor in tensors_of(model):
                 self.add(name, tensor)
 
+    @_plainly
     def _start(self) -> None:
         for mover in self.movers:
             mover.refresh()
@@ -245,6 +247,7 @@ class Offload(Interception):
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         threads.begin(self)
 
+    @_plainly
     def _stop(self) -> None:
         threads.end(self)
         for handle in self._handles:

@@ -143,6 +143,9 @@ class SimulatedTensor(torch.Tensor):
 def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Runs an operation on the elements, which are on the host and which no mode sees."""
     with torch._C.DisableTorchFunction():
+        # In inference mode, PyTorch does not take apart what consists of other operations, such as ``to`` and ``expand_as``.
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            return func.decompose(*args, **kwargs)
         return _dispatch(func, args, kwargs)
 
 
