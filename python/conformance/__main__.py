@@ -15,6 +15,7 @@ import torch
 
 import cotensor.tensorref
 
+from .fuzzing import fuzz
 from .places import places
 from .report import Known, Report
 from .runner import Run, Selection, Task, database
@@ -30,14 +31,15 @@ _STRATEGIES = ["genoa", "flow", "lru", "cpu", "references"]
 def main() -> int:
     """The status of the process: 0 if all mismatches are known."""
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
-    parser.add_argument("databases", nargs="*", help="operators, modules, optimizers; all by default")
+    parser.add_argument("databases", nargs="*", help="operators, modules, optimizers (these by default), or programs")
     parser.add_argument("--strategies", nargs="+", default=_STRATEGIES, help="Strategies of offload, or references")
     parser.add_argument("--dtypes", nargs="+", help="dtypes of the samples")
     parser.add_argument("--names", nargs="+", help="Operators, modules or optimizers")
     parser.add_argument("--share", type=float, default=1.0, help="Share of the names and dtypes, chosen by the seed")
     parser.add_argument("--cases-max", type=int, default=1 << 30, help="Samples of each name and dtype")
     parser.add_argument("--sample", action="store_true", help="The sample of CI, with floors of its own")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="Chooses the sample, or the first of the programs")
+    parser.add_argument("--count", type=int, help="Random programs; by default, until the minutes end")
     parser.add_argument("--jobs", type=int, default=2, help="Processes at a time")
     parser.add_argument("--minutes", type=float, default=60, help="No task starts later; a run that is cut short fails")
     parser.add_argument("--case-seconds", type=float, default=60, help="A case of more seconds is a failure")
@@ -53,8 +55,10 @@ def main() -> int:
     cotensor.tensorref.simulated_device()
     started = time.monotonic()
     selection = Selection(options.share, options.seed, options.cases_max)
-    tasks = [task for task in _tasks(options) if selection.has(task)]
     run = Run(places(options.strategies), selection, options.jobs, options.case_seconds)
+    if options.databases == ["programs"]:
+        return _fuzz(run, options)
+    tasks = [task for task in _tasks(options) if selection.has(task)]
     report, begun = Report(Known("sample" if options.sample else "whole")), set()
     # What is here stays; collections in the processes would copy its pages.
     gc.freeze()
@@ -72,6 +76,17 @@ def main() -> int:
     if options.json is not None:
         options.json.write_text(json.dumps({**report.data(), "failures": failures}, indent=1))
     print("\n" + "\n".join(failures or ["passed"]))
+    return 1 if failures else 0
+
+
+def _fuzz(run: Run, options: argparse.Namespace) -> int:
+    """Runs random programs."""
+    report = Report(Known("whole"))
+    gc.freeze()
+    texts = fuzz(run, report, options.seed, options.count, options.minutes, options.names)
+    print("\n".join(report.lines() + texts))
+    failures = texts + _failures(report)
+    print("" if failures else "\npassed")
     return 1 if failures else 0
 
 

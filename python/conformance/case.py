@@ -21,6 +21,8 @@ class Case:
     variants: Dict[str, Variant]
     #: Where the expected results are made.
     reference: Place = HOST
+    #: Where it runs; by default, in those of the run.
+    places: Optional[List[Place]] = None
     #: Called with the variant and the place before each program.
     progress: Callable[[Tuple[str, str]], None] = field(default=lambda _: None)
 

@@ -27,8 +27,12 @@ class Shown:
     label: str
     #: The value on the host, if it is a tensor.
     tensor: Optional[torch.Tensor]
-    #: The kind of device that the tensor shows, or the text of another value.
+    #: The kind of device that the tensor shows, or the text of another value or of an error.
     text: str
+    #: The last line of this project that an error passed.
+    origin: str = ""
+    #: Whether elements may be rounded differently.
+    close: bool = False
 
 
 @dataclass
@@ -38,32 +42,34 @@ class Outcome:
     shown: List[Shown] = field(default_factory=list)
     error: Optional[BaseException] = None
 
-    def show(self, label: str, value: Any, device: bool = True) -> None:
-        """Adds the tensors and other values in ``value``. Without ``device``, tensors may show any."""
+    def show(self, label: str, value: Any, device: bool = True, close: bool = False) -> None:
+        """Adds the tensors and other values in ``value``. Without ``device``, tensors may show any; ``close``: elements may be
+        rounded differently."""
         leaves, structure = tree_flatten(value)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 kind = leaf.device.type if device else "any"
                 without = torch._C.DisableTorchFunction() if tensorsManager.mode is not None else contextlib.nullcontext()
                 with torch.no_grad(), without:
-                    self.shown.append(Shown(label, leaf.detach().to("cpu").clone(), kind))
+                    self.shown.append(Shown(label, leaf.detach().to("cpu").clone(), kind, close=close))
             else:
                 text = type(leaf).__name__ if callable(leaf) or isinstance(leaf, torch.Generator) else repr(leaf)
                 self.shown.append(Shown(label, None, _PLACES.sub("_", text)))
         self.shown.append(Shown(label, None, re.sub(r"\s+", " ", str(structure))))
 
+    def show_error(self, label: str, error: BaseException) -> None:
+        """Adds the error of a part of the program, which goes on."""
+        self.shown.append(Shown(label, None, f"raises {_essence(error)}", _origin(error)))
+
     @property
     def essence(self) -> str:
         """The class of the error, and its first line without the names of devices."""
-        return "" if self.error is None else f"{type(self.error).__name__}: {_text(self.error)}"
+        return "" if self.error is None else _essence(self.error)
 
     @property
     def origin(self) -> str:
         """The last line of this project that the error passed."""
-        if self.error is None:
-            return ""
-        codes = [frame.f_code for frame, _ in traceback.walk_tb(self.error.__traceback__) if _PACKAGE in frame.f_code.co_filename]
-        return f" [{codes[-1].co_filename.split(_PACKAGE)[-1]} {codes[-1].co_name}]" if codes else ""
+        return "" if self.error is None else _origin(self.error)
 
 
 def outcome_of(program: Callable[[Outcome], None]) -> Outcome:
@@ -87,7 +93,7 @@ def difference(outcome: Outcome, expected: Outcome, plain: Optional[Outcome] = N
         if found is not None:
             return f"{one.label}: {found}"
     for one, other in zip(outcome.shown, [] if plain is None else plain.shown):
-        if one.tensor is not None and other.tensor is not None and one.text != other.text:
+        if one.label == other.label and one.tensor is not None and other.tensor is not None and one.text != other.text:
             return f"{one.label}: shows {one.text} instead of {other.text}"
     if expected.error is None and outcome.error is not None:
         return f"raises {outcome.essence}{outcome.origin}"
@@ -113,6 +119,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _differs(one: Shown, other: Shown) -> Optional[str]:
+    texts = [shown.text for shown in (one, other) if shown.text.startswith("raises ")]
+    if texts and (one.label, one.text) != (other.label, other.text):
+        same_step = one.label == other.label
+        expected = other.text if same_step and other.text in texts else ""
+        return f"{one.text}{one.origin} instead of {expected or other.label}"
     if one.label != other.label:
         return f"instead of {other.label}"
     if one.tensor is None or other.tensor is None:
@@ -123,9 +134,20 @@ def _differs(one: Shown, other: Shown) -> Optional[str]:
         return f"layout {one.tensor.layout} instead of {other.tensor.layout}"
     if one.tensor.shape != other.tensor.shape:
         return "shape"
+    if one.close and torch.allclose(one.tensor, other.tensor, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return None
     if not same_bits(one.tensor, other.tensor):
         return "elements"
     return None
+
+
+def _essence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_text(error)}"
+
+
+def _origin(error: BaseException) -> str:
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__) if _PACKAGE in frame.f_code.co_filename]
+    return f" [{codes[-1].co_filename.split(_PACKAGE)[-1]} {codes[-1].co_name}]" if codes else ""
 
 
 def _text(error: BaseException) -> str:

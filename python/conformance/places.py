@@ -19,8 +19,8 @@ _MEMORIES = ("ample", "half", "least")
 
 @dataclass(frozen=True)
 class Place:
-    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy; ``memory`` is that of the strategy. Of "references",
-    ``memory`` is the strategy."""
+    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy; ``memory`` is that of the strategy: "ample", "half",
+    "least" (one byte), or a share of the weights such as "25%". Of "references", ``memory`` is the strategy."""
 
     name: str
     memory: str = ""
@@ -84,8 +84,10 @@ class Place:
             return 1 << 30
         if self.memory == "least":
             return 1
+        share = 0.5 if self.memory == "half" else int(self.memory.rstrip("%")) / 100
         tensors = [*module.parameters(), *module.buffers()]
-        return max(sum([tensor.nbytes for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)]) // 2, 1)
+        weights_bytes = sum([tensor.nbytes for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)])
+        return max(int(weights_bytes * share), 1)
 
 
 HOST = Place("host")

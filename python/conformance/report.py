@@ -29,7 +29,7 @@ class Known:
         return any(
             [
                 one["database"] == database
-                and name in one["names"]
+                and name in one.get("names", [name])
                 and one.get("cause", "") in cause
                 and place.split()[0] in one.get("places", [place.split()[0]])
                 and variant in one.get("variants", [variant])

@@ -112,7 +112,7 @@ class Run:
         for number, case in list(enumerate(self.selection.cases(task)))[first:]:
             send((number + 1, case.label))
             case.progress = send
-            send(Result(task, case.label, case.run(self.places)))
+            send(Result(task, case.label, case.run(self.places if case.places is None else case.places)))
 
 
 class _Child:

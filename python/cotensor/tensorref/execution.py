@@ -19,7 +19,7 @@ from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
-from .gradients import Substitution, ToDevice, as_linked, transfer
+from .gradients import Substitution, ToDevice, as_linked, transfer, without_inference
 from .marks import Marks
 from .mover import Mover
 from .operations import PACKING, RECURRENT, SAVES_EARLY, may_write, name_of, written_by
@@ -28,9 +28,8 @@ from .views import has_views, restored
 from .weights import Part, Weight
 
 _HOST = torch.device("cpu")
-#: What an operation gets: a tensor of the host, its part of a weight, its copy, and the version of that before the operation,
-#: which tensors of inference mode do not have.
-_Given = List[Tuple[torch.Tensor, Optional[Part], torch.Tensor, Optional[int]]]
+#: What an operation gets: a tensor of the host, its part of a weight, its copy, and the version of that before the operation.
+_Given = List[Tuple[torch.Tensor, Optional[Part], torch.Tensor, int]]
 _Written = List[Tuple[torch.Tensor, Optional[Part], torch.Tensor]]
 #: Times of an operation that are measured with a synchronized device.
 _MEASURED = 3
@@ -188,14 +187,12 @@ class Execution(TorchFunctionMode):
                 linked = dual or (with_gradients and tensor.requires_grad)
                 if part is None:
                     copy = _copied(tensor, mover.device, linked)
-                    version = None if copy.is_inference() else copy._version
                     if operation is not None:
                         operation.arguments.append((tensor, copy))
                 else:
                     copy = _linked(part, dual) if linked else part.copy()
-                    version = copy._version
                 copies[key] = copy
-                given.append((tensor, part, copy, version))
+                given.append((tensor, part, copy, copy._version))
             result = self.call(func, replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs)
         except torch.OutOfMemoryError:
             # Code of several operations may have written copies before it failed.
@@ -214,7 +211,7 @@ class Execution(TorchFunctionMode):
             if copy is result:
                 # Some functions return an argument.
                 returned = tensor
-            if version is not None and copy._version != version:
+            if copy._version != version:
                 is_written = True
         if is_written:
             changed = _written(given, statistics)
@@ -306,15 +303,15 @@ class Execution(TorchFunctionMode):
         """Runs an operation on the host. Its results go to a device, if any."""
         device = self.target if results_to is None else results_to.device
         #: Tensors of devices by their ids, with their copies and the versions of these.
-        moved: Dict[int, Tuple[torch.Tensor, torch.Tensor, Optional[int]]] = {}
+        moved: Dict[int, Tuple[torch.Tensor, torch.Tensor, int]] = {}
         statistics, targets = written_by(func, args, kwargs), written(func, args, kwargs)
 
         def home(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or value.is_cpu:
                 return value
             if id(value) not in moved:
-                copy = as_linked(transfer(value, _HOST), value)
-                moved[id(value)] = value, copy, None if copy.is_inference() else copy._version
+                copy = as_linked(without_inference(transfer, value, _HOST), value)
+                moved[id(value)] = value, copy, copy._version
             return moved[id(value)][1]
 
         given: List[torch.Tensor] = []
@@ -334,7 +331,7 @@ class Execution(TorchFunctionMode):
         for tensor, copy, version in moved.values():
             if any(tensor is one for one in statistics):
                 tensor.data.copy_(copy.detach())
-            elif (version is not None and copy._version != version) or any(tensor is one for one in targets):
+            elif copy._version != version or any(tensor is one for one in targets):
                 # As the operation did, with its gradient.
                 if tensor.shape != copy.shape:
                     tensor.resize_(copy.shape)
@@ -385,7 +382,7 @@ class Execution(TorchFunctionMode):
 
 def _copied(tensor: torch.Tensor, device: torch.device, linked: bool) -> torch.Tensor:
     """A copy of a tensor that is no part of a weight, for one operation; ``linked``: with a gradient to it."""
-    copy = to_device(tensor.detach(), device)
+    copy = without_inference(to_device, tensor.detach(), device)
     return ToDevice.apply(tensor, copy) if linked else as_linked(copy, tensor)
 
 
@@ -404,5 +401,5 @@ def _written(given: _Given, statistics: List[torch.Tensor]) -> _Written:
     return [
         (tensor, part, copy)
         for tensor, part, copy, version in given
-        if (version is not None and copy._version != version) or (statistics and any([tensor is one for one in statistics]))
+        if copy._version != version or (statistics and any([tensor is one for one in statistics]))
     ]

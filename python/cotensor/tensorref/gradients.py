@@ -27,7 +27,8 @@ class ToDevice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], None]:
-        return None if gradient is None else gradient.to(ctx.device), None
+        # With the same strides: functions of the backward pass round differently for others.
+        return None if gradient is None else to_device(gradient, ctx.device), None
 
     @staticmethod
     def jvp(ctx: Any, host: torch.Tensor, copy: Any) -> Any:
@@ -37,10 +38,17 @@ class ToDevice(torch.autograd.Function):
 
 def transfer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor on another device, with its gradient."""
-    if tensor.layout is torch.strided or not (tensor.requires_grad and torch.is_grad_enabled()):
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
         return to_device(tensor, device)
-    # The gradient of a sparse tensor may be dense, which ``to`` refuses.
-    return ToDevice.apply(tensor, tensor.detach().to(device))  # type: ignore[no-any-return]
+    return ToDevice.apply(tensor, to_device(tensor.detach(), device))  # type: ignore[no-any-return]
+
+
+def without_inference(make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """The result of ``make`` as a tensor whose version shows writes, also in inference mode."""
+    if not torch.is_inference_mode_enabled():
+        return make(*args)
+    with torch.inference_mode(False), torch.no_grad():
+        return make(*args)
 
 
 def as_linked(copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -58,16 +66,35 @@ def in_backward() -> bool:
 class SavedWeight:
     """A part of a weight that the backward pass needs, instead of its copy on the device."""
 
-    __slots__ = ("mover", "offset", "size", "state", "stride", "weight")
+    __slots__ = ("mover", "offset", "owner", "size", "source", "stride", "versions", "weight")
 
-    def __init__(self, mover: Mover, weight: Weight, tensor: torch.Tensor, offset: int) -> None:
+    def __init__(self, mover: Mover, weight: Weight, tensor: torch.Tensor) -> None:
         self.mover, self.weight = mover, weight
-        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), offset
-        self.state = weight.state()
+        self.size, self.stride = tensor.size(), tensor.stride()
+        self.offset = int(tensor.storage_offset()) + weight.start
+        #: The weight's memory, which may lose its owners.
+        self.source = weight.source
+        #: The owner that is saved itself, not a view of it: PyTorch then takes the memory that it has in the backward pass.
+        self.owner = next((owner for owner in weight.owners if tensor is owner.linked or tensor is owner.plain), None)
+        #: Writes without a version are none for PyTorch, either.
+        self.versions = [(owner, owner.tensor._version) for owner in weight.owners]
 
     def changed(self) -> Optional[RuntimeError]:
         """The error for a weight that was changed after the forward pass."""
-        return _modified(self.weight.name, self.size) if self.weight.state() != self.state else None
+        owners = self.weight.owners
+        changed = any([owner in owners and owner.tensor._version != version for owner, version in self.versions])
+        return _modified(self.weight.name, self.size) if changed else None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the weight no longer has the memory that was saved."""
+        return self.weight.source is not self.source
+
+    def on_host(self) -> torch.Tensor:
+        """The part in the memory of the host."""
+        if self.has_left and self.owner is not None:
+            return self.owner.tensor.detach()
+        return self.source.as_strided(self.size, self.stride, self.offset - self.weight.start)
 
 
 class SavedTensor:

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import torch
 from torch.overrides import _pop_mode, _push_mode
 
+from . import methods, transforms
 from .arguments import Args, Kwargs, to_host
 from .computing import Computing
 from .execution import Function
@@ -80,7 +81,7 @@ class Interception(Computing):
 
     def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, value = args
-        if tensor.is_cpu and (isinstance(tensor, torch.nn.Parameter) or self.belongs(tensor)):
+        if tensor.is_cpu and (isinstance(tensor, torch.nn.Parameter) or self.belongs(tensor) or self._is_gradient(tensor)):
             value = to_host(value)
         self.call(func, (tensor, value), {})
         if self.functions[func].name == "grad":
@@ -91,6 +92,10 @@ class Interception(Computing):
         elif self.division is not None:
             self.division.kept.clear()
         return None
+
+    def _is_gradient(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the gradient of a weight: ``Module.to`` assigns its elements."""
+        return any([owner.tensor.is_leaf and owner.tensor.grad is tensor for owner in self.weights.owners.values()])
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if self.target.type != "simulated":
@@ -114,8 +119,11 @@ class Interception(Computing):
             if func is torch.Tensor.backward or func is torch.autograd.backward:
                 result = None
                 self._run_backward(*args, **kwargs)
-            else:
+            elif transforms.active() is not None:
                 result = self.call(func, args, kwargs)
+            else:
+                with methods.backward_in(self):
+                    result = self.call(func, args, kwargs)
         except RuntimeError:
             if not self.failures:
                 raise

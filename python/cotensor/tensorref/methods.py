@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
+from torch.overrides import _pop_mode, _push_mode
 from torch.utils import checkpoint
 
 from ..errors import UnsupportedError
 from . import threads, transforms
-from .arguments import to_host
+from .arguments import to_device, to_host
+from .gradients import Substitution
 
 _CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
@@ -21,6 +24,9 @@ _sessions = 0
 #: What is replaced: the owner, the name, what the owner had (None: what it inherits), and what it has now.
 _replaced: List[Tuple[Any, str, Any, Any]] = []
 _copy: Any = torch.nn.Parameter.__deepcopy__
+_engine: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+#: ``backward``: the session of the next backward pass of a thread.
+_local = threading.local()
 _apply: Any = torch.autograd.Function.__dict__["apply"]
 _disabled = torch.autograd.graph.disable_saved_tensors_hooks
 _optimizers = [
@@ -31,12 +37,14 @@ _devices: Any = vars(sys.modules[torch.optim.Optimizer.__module__]).get(_CAPTURA
 
 def begin() -> None:
     """Replaces the methods, until :func:`end`."""
-    global _sessions, _copy, _apply
+    global _sessions, _copy, _apply, _engine
     with _lock:
         _sessions += 1
         if _sessions > 1:
             return
         _copy, _apply = torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
+        _engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        _replace(torch.autograd, "_engine_run_backward", _run_engine)
         _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
         _replace(torch.Tensor, "set_", _set_on_host)
@@ -48,6 +56,8 @@ def begin() -> None:
             checks = {**vars(checkpoint)[_CHECKS]}
             checks["default"] = functools.partial(_shape_and_dtype, checks["default"])
             _replace(checkpoint, _CHECKS, checks)
+        if hasattr(checkpoint, "_checkpoint_hook"):
+            _replace(checkpoint, "_checkpoint_hook", _recomputing(vars(checkpoint)["_checkpoint_hook"]))
         for module in _optimizers:
             _replace(module, _CAPTURABLE, _capturable_devices)
 
@@ -94,10 +104,40 @@ def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of the program with weights that need gradients gets copies of them: gradients of its arguments must be on one
     device."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms.active() is not None:
+        return _apply.__get__(None, function)(*args, **kwargs)
+    with contextlib.ExitStack() as stack:
         for session in threads.entered():
-            args = tuple([session.for_function(value) for value in args])
-    return _apply.__get__(None, function)(*args, **kwargs)
+            given = tuple([session.for_function(value) for value in args])
+            # A write to a weight that the function saves is an error in its backward pass.
+            pairs = [(value, copy) for value, copy in zip(args, given) if value is not copy]
+            if pairs:
+                operation = Substitution(session.local)
+                operation.arguments += pairs
+                stack.callback(operation.end)
+            args = given
+        return _apply.__get__(None, function)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def backward_in(session: Any) -> Iterator[None]:
+    """Functions of the backward pass that this thread runs next are in the session, as those of ``checkpoint``."""
+    _local.backward = session
+    try:
+        yield
+    finally:
+        _local.backward = None
+
+
+def _run_engine(*args: Any, **kwargs: Any) -> Any:
+    session, _local.backward = getattr(_local, "backward", None), None
+    if session is None:
+        return _engine(*args, **kwargs)
+    _push_mode(session)  # type: ignore[no-untyped-call]
+    try:
+        return _engine(*args, **kwargs)
+    finally:
+        _pop_mode()  # type: ignore[no-untyped-call]
 
 
 def _call_on_host(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +158,31 @@ def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: A
 def _shape_and_dtype(described: Any, tensor: torch.Tensor) -> Dict[str, Any]:
     """What a checkpoint compares of a tensor that it computes again: not the device, which depends on the budget."""
     return {**described(tensor), "device": None}
+
+
+def _recomputing(hooks: Any) -> Any:
+    """The hooks of a checkpoint: what it computes again is needed where it was saved. Each operation runs where its weights fit."""
+
+    class Recomputing(hooks):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            inner: Any = vars(self)
+            pack, unpack = inner["pack_hook"], inner["unpack_hook"]
+
+            def moved(saved: Any) -> Any:
+                holder, device = saved
+                tensor = unpack(holder)
+                with torch._C.DisableTorchFunction():
+                    return tensor if tensor.device == device else to_device(tensor, device)
+
+            def packed(tensor: torch.Tensor) -> Any:
+                with torch._C.DisableTorchFunction():
+                    device = tensor.device
+                return pack(tensor), device
+
+            self.pack_hook, self.unpack_hook = packed, moved
+
+    return Recomputing
 
 
 def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:

@@ -49,7 +49,7 @@ class Expected:
 
 
 def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that PyTorch calls: it sees tensors where they are, and not as the program does."""
+    """Work of the session: it sees tensors where they are, and not as the program does in this session or another one."""
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
@@ -213,11 +213,13 @@ class Offload(Interception):
             if self.division is not None:
                 self.division.kept.clear()
 
+    @_plainly
     def _add_weights(self) -> None:
         for model in self.models:
             for name, tensor in tensors_of(model):
                 self.add(name, tensor)
 
+    @_plainly
     def _start(self) -> None:
         for mover in self.movers:
             mover.refresh()
@@ -245,6 +247,7 @@ class Offload(Interception):
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         threads.begin(self)
 
+    @_plainly
     def _stop(self) -> None:
         threads.end(self)
         for handle in self._handles:
@@ -347,10 +350,11 @@ class Offload(Interception):
                 mover = self.mover_of(tensor.device)
                 weight = mover.by_copy.get(raw_storage(tensor))
                 if weight is not None and weight.dtype == tensor.dtype:
-                    return SavedWeight(mover, weight, tensor, int(tensor.storage_offset()) + weight.start)
+                    return SavedWeight(mover, weight, tensor)
             operation = Substitution.current(self.local)
             if tensor.is_cpu or not self.results_on_host or (operation is not None and operation.saves_early):
-                saved = SavedTensor(tensor.detach(), None)
+                # A leaf may get other memory until then.
+                saved = SavedTensor(tensor if tensor.is_cpu and tensor.is_leaf else tensor.detach(), None)
             else:
                 # With the same strides: functions round differently for others.
                 saved = SavedTensor(to_device(tensor.detach(), torch.device("cpu")), tensor.device)
@@ -374,15 +378,14 @@ class Offload(Interception):
                 return saved.tensor
             weight = saved.weight
             try:
-                if self.runs_code:
+                if self.runs_code or saved.has_left:
                     # Compiled code that waits for this pass has the lock.
-                    part = weight.source.as_strided(saved.size, saved.stride, saved.offset - weight.start)
-                    return to_device(part, saved.mover.device)
+                    return to_device(saved.on_host(), saved.mover.device)
                 with self.lock:
                     return saved.mover.need(weight, saved.size, saved.stride, saved.offset)
             except torch.OutOfMemoryError as failure:
                 self.failures.append(failure)
-                return weight.source.as_strided(saved.size, saved.stride, saved.offset - weight.start)
+                return saved.on_host()
 
     def _returned(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         for attempt in range(2):

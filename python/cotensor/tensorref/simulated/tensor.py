@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copy_of
+import functools
 from collections import OrderedDict
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -74,6 +75,10 @@ class SimulatedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
+        if _is_composite(func) and any([isinstance(one, torch.Tensor) and one.is_inference() for one in args]):
+            # PyTorch does not take it apart for tensors of inference mode.
+            with torch._C.DisableTorchFunction():
+                return func.decompose(*args, **(kwargs or {}))
         return dispatch(func, args, dict(kwargs or {}))
 
     def __tensor_flatten__(self) -> Tuple[List[str], int]:
@@ -137,6 +142,12 @@ class SimulatedTensor(torch.Tensor):
     def _kind(self, other: torch.Tensor) -> torch.Tensor:
         """A parameter, if this is one."""
         return torch.nn.Parameter(other, other.requires_grad) if getattr(self, "_is_param", False) else other
+
+
+@functools.lru_cache(maxsize=None)
+def _is_composite(func: Any) -> bool:
+    """Whether an operation consists of others, such as ``to`` and ``expand_as``."""
+    return bool(func._can_decompose())
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
