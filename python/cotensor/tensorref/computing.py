@@ -141,7 +141,7 @@ class Computing(Execution):
             return self.call(func, args, kwargs)
         if self.results_on_host:
             return self.marks.add(self.call(func, args, {**kwargs, "device": "cpu"}))
-        return self.on_device(func, args, {**kwargs, "device": device}, device)
+        return self.call_with_memory(func, args, {**kwargs, "device": device}, device)
 
     def _like(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor = args[0] if args else kwargs.get("input")

@@ -130,7 +130,8 @@ class Execution(TorchFunctionMode):
         mover, moved, divided = self.movers[0], [], False  # type: Mover, Moved, bool
         if self.division is not None:
             mover, divided = self._place(func, args, kwargs, name, weights, named)
-            args, kwargs = self.on_device(gathered, ((args, kwargs), mover.device, moved, self.division.kept), {}, mover.device)
+            given = ((args, kwargs), mover.device, moved, self.division.kept)
+            args, kwargs = self.call_with_memory(gathered, given, {}, mover.device)
             if mover is not self.movers[0]:
                 part = mover.weights.part
                 uses = {key: (tensor, one and part(tensor)) for key, (tensor, one) in uses.items()}
@@ -249,11 +250,11 @@ class Execution(TorchFunctionMode):
     def run_on_devices(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Runs an operation whose tensors are all on devices."""
         if self.division is None:
-            return self.on_device(func, args, kwargs)
+            return self.call_with_memory(func, args, kwargs)
         moved: Moved = []
         device = self._place(func, args, kwargs, "", [])[0].device
-        args, kwargs = self.on_device(gathered, ((args, kwargs), device, moved, self.division.kept), {}, device)
-        result = self.on_device(func, args, kwargs, device)
+        args, kwargs = self.call_with_memory(gathered, ((args, kwargs), device, moved, self.division.kept), {}, device)
+        result = self.call_with_memory(func, args, kwargs, device)
         write_back(moved)
         return result
 
@@ -282,8 +283,8 @@ class Execution(TorchFunctionMode):
         current, found = self.division.current, devices_of((list(args), dict(kwargs)))
         return current if not found or current.device in found else self.mover_of(next(iter(found))), False
 
-    def on_device(self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
-        """Runs an operation whose tensors are all on one device."""
+    def call_with_memory(self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
+        """Calls a function whose tensors are all on one device; once more with freed memory if it finds none."""
         try:
             return self.call(func, args, kwargs)
         except torch.OutOfMemoryError:
@@ -352,8 +353,8 @@ class Execution(TorchFunctionMode):
 
         if self.functions[func].name in PACKING:
             # The lengths stay.
-            return self.on_device(away, result[:1], {}, device), result[1]
-        return self.on_device(tree_map, (away, result), {}, device)
+            return self.call_with_memory(away, result[:1], {}, device), result[1]
+        return self.call_with_memory(tree_map, (away, result), {}, device)
 
     def _home(self, result: Any, operation: Optional[Substitution]) -> Any:
         """Results as tensors of the host that belong to the device."""

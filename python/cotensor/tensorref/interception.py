@@ -32,7 +32,7 @@ class Interception(Computing):
     def _move(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, rest = args[0], list(args[1:])
         if not tensor.is_cpu:
-            return self.on_device(func, args, kwargs)
+            return self.call_with_memory(func, args, kwargs)
         options = dict(kwargs)
         name = self.functions[func].name
         if name == "to":
@@ -56,7 +56,7 @@ class Interception(Computing):
             return self.call(func, args, kwargs)
         # The backward pass itself, with hooks of saved tensors, has its tensors on the device.
         if not belongs and (not self.results_on_host or torch._C._current_graph_task_id() != -1):
-            return self.on_device(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
+            return self.call_with_memory(torch.Tensor.to, (tensor, device), {**options, "copy": copy})
         if ours and not belongs:
             return self.marks.add(tensor.clone().to(**options))
         if not ours and place is not None:
