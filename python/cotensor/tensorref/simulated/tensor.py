@@ -144,7 +144,7 @@ class SimulatedTensor(torch.Tensor):
         return torch.nn.Parameter(other, other.requires_grad) if getattr(self, "_is_param", False) else other
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _is_composite(func: Any) -> bool:
     """Whether an operation consists of others, such as ``to`` and ``expand_as``."""
     return bool(func._can_decompose())
