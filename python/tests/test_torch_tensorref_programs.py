@@ -279,6 +279,17 @@ def test_programs_run_as_on_the_host(name, half, strategy):
 
 
 @STRATEGIES
+def test_arguments_of_the_device_stay_there(strategy):
+    model, total = mlp(2), torch.zeros(16).to("simulated")
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        first = total.add_(model[0].bias)
+        second = torch.add(model[1].bias, 1, out=total)
+        assert first is total and second is total
+        second *= 2
+    torch.testing.assert_close(total.cpu(), (model[1].bias.detach() + 1) * 2)
+
+
+@STRATEGIES
 def test_gradients_keep_their_strides(strategy):
     def run(model, x):
         x = x.detach().requires_grad_()

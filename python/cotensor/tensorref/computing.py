@@ -170,6 +170,10 @@ class Computing(Execution):
         targets = tensors(args[0] if args else next(iter(kwargs.values()), None))
         if not targets or not all([tensor.is_cpu for tensor in targets]):
             return self._compute(func, args, kwargs)
+        uses: Uses = {}
+        on_device = gather([*args, *kwargs.values()], self.weights.owners, uses)
+        if not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
+            return self.call(func, args, kwargs)
         return self._write(func, args, kwargs, targets)
 
     def _write(self, func: Any, args: Args, kwargs: Kwargs, targets: Sequence[torch.Tensor]) -> Any:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
-from .arguments import Args, Kwargs, Uses, collect, replace, replace_values, to_device, with_copies
+from .arguments import Args, Kwargs, Uses, collect, nested, replace, replace_values, to_device, with_copies
 from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
@@ -231,7 +231,7 @@ class Execution(TorchFunctionMode):
             keys = [raw_storage(copy) for tensor, part, copy, _ in given if part is None and self.belongs(tensor)]
             again = functools.partial(self.run_on_host, func, args, kwargs, mover)
             result = restored(result, lambda key: key in mover.by_copy or key in keys, again)
-        return self._home(result, operation) if self.results_on_host else result
+        return self._home(result, args, kwargs, operation) if self.results_on_host else result
 
     def _write_back(self, written: _Written, statistics: List[torch.Tensor], mover: Mover) -> None:
         """Copies to the host what an operation has written."""
@@ -356,11 +356,12 @@ class Execution(TorchFunctionMode):
             return self.call_with_memory(away, result[:1], {}, device), result[1]
         return self.call_with_memory(tree_map, (away, result), {}, device)
 
-    def _home(self, result: Any, operation: Optional[Substitution]) -> Any:
-        """Results as tensors of the host that belong to the device."""
+    def _home(self, result: Any, args: Args, kwargs: Kwargs, operation: Optional[Substitution]) -> Any:
+        """Results as tensors of the host that belong to the device. Arguments stay where they are."""
+        given = {id(tensor) for tensor in nested((args, kwargs))}
 
         def home(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or value.is_cpu:
+            if not isinstance(value, torch.Tensor) or value.is_cpu or id(value) in given:
                 return value
             result = transfer(value, _HOST)
             if operation is not None:
