@@ -17,8 +17,9 @@ _MEMORIES = ("ample", "half", "least")
 
 @dataclass(frozen=True)
 class Place:
-    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy; ``memory`` is that of the strategy: "ample", "half",
-    "least" (one byte), or a share of the weights such as "25%"."""
+    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy.
+
+    ``memory`` is that of the strategy: "ample", "half", "least" (one byte), or a share of the weights such as "25%"."""
 
     name: str
     memory: str = ""

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tensorref_common import X, mlp  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cotensor.errors import UnsupportedError  # noqa: E402
 from cotensor.tensorref import offload  # noqa: E402
@@ -121,6 +122,41 @@ def saved_results(model, x):
     return [sorted(safetensors.load(file).items()) for file in files]
 
 
+class Checkpointed(torch.nn.Module):
+    """Checkpoints of functions with weights."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.layers, self.reentrant = mlp(3), reentrant
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(lambda y, layer=layer: layer(y).tanh(), x, use_reentrant=self.reentrant)
+        return self.layers[0](x)
+
+
+def grad_of_checkpoints(model, x):
+    found = [torch.autograd.grad(model(x).sin().sum(), list(model.parameters())) for _ in range(3)]
+    for _ in range(3):
+        model(x).sin().sum().backward()
+    return [found, [parameter.grad for parameter in model.parameters()]]
+
+
+def below_a_mode(model, x):
+    """Another mode of the thread does not keep the functions of the backward pass from the session."""
+    with torch.device("cpu"):
+        model(x).sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def converted(model, x):
+    model(x).sum().backward()
+    model.to(x.device, torch.float64)
+    y = model(x.double())
+    y.sum().backward()
+    return [y, *[parameter.grad for parameter in model.parameters()]]
+
+
 PROGRAMS = {
     "cycle": (Cyclic, cycle),
     "scripted": (scripted, calls),
@@ -133,6 +169,9 @@ PROGRAMS = {
     "swapped": (mlp, swapped),
     "lazy": (lazy, trains_lazily),
     "safetensors": (mlp, saved_results),
+    "checkpoint": (lambda: Checkpointed(False), grad_of_checkpoints),
+    "checkpoint below a mode": (lambda: Checkpointed(False), below_a_mode),
+    "converted": (mlp, converted),
 }
 
 
@@ -153,6 +192,18 @@ def test_programs_run_as_on_the_host(name, half, strategy):
             assert one == other
             continue
         torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_backward_pass_inside_of_another_one_keeps_its_failures(reentrant, strategy):
+    model = torch.nn.Sequential(Checkpointed(reentrant), torch.nn.Linear(16, 16))
+    with offload(model, "simulated", strategy=strategy):
+        y = model(X.to("simulated").requires_grad_())
+        with torch.no_grad():
+            model[1].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
 
 
 @STRATEGIES
