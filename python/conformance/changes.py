@@ -71,7 +71,8 @@ def _write(name: str, machine: Machine, a: int, b: int, c: int) -> None:
     values = machine.place.move(torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
     if name in ("data =", "set_") and c % 2:
         values = values * 0.5
-    if name in ("data =", "swap"):
+    if name in ("data =", "swap", "foreach"):
+        # PyTorch does not count the writes of ``_foreach`` functions to tensors of a backend in Python.
         machine.forget_results()
     with torch.no_grad():
         _WRITES[name](parameter, values)

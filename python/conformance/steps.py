@@ -288,4 +288,4 @@ def func_jvp(machine: Machine, a: int, b: int, c: int) -> None:
     """A derivative along a direction."""
     machine.model.eval()
     x, tangent = machine.inputs(a).detach(), machine.values(b, ROWS, machine.inputs(a).shape[1])
-    machine.show(torch.func.jvp(machine.model, (x,), (tangent,)))
+    machine.show(torch.func.jvp(machine.model, (x,), (tangent,)), close=True)
