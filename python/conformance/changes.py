@@ -13,6 +13,7 @@ import torch
 from .layers import LAYERS, ROWS, WIDTH, make, tie
 from .machine import Machine, step
 from .places import Place
+from .steps import loss_of
 
 Write = Callable[[torch.nn.Parameter, torch.Tensor], Any]
 
@@ -70,7 +71,8 @@ def _write(name: str, machine: Machine, a: int, b: int, c: int) -> None:
     values = machine.place.move(torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
     if name in ("data =", "set_") and c % 2:
         values = values * 0.5
-    if name in ("data =", "swap"):
+    if name in ("data =", "swap", "foreach"):
+        # PyTorch does not count the writes of ``_foreach`` functions to tensors of a backend in Python.
         machine.forget_results()
     with torch.no_grad():
         _WRITES[name](parameter, values)
@@ -126,7 +128,7 @@ def use_result(machine: Machine, a: int, b: int, c: int) -> None:
     result, parameter = machine.result(b), machine.parameter(c)
     if result is None or parameter is None or parameter.numel() == 0:
         return
-    found = _RESULTS[a % len(_RESULTS)](machine, result, parameter.reshape(-1)[0].to(result.dtype))
+    found = _RESULTS[a % len(_RESULTS)](machine, result, parameter.detach().reshape(-1)[0].to(result.dtype))
     machine.show(result)
     if found is not None and found is not result:
         machine.keep(found)
@@ -292,7 +294,7 @@ def replace_parameter(machine: Machine, a: int, b: int, c: int) -> None:
         setattr(part, name, torch.nn.Parameter(values if c % 2 else before.detach() * 0.5))
 
 
-@step("second session", 1.5)
+@step("second session", 0.7)
 def second_session(machine: Machine, a: int, b: int, c: int) -> None:
     """A block inside of the block, of the model or one of its layers."""
     strategy, memory = ("genoa", "flow", "lru", "pinned", "cpu")[a % 5], ("least", "half", "ample")[c % 3]
@@ -301,7 +303,7 @@ def second_session(machine: Machine, a: int, b: int, c: int) -> None:
     with place.block(machine.model if part is None else part):
         result = machine.model(machine.inputs(a))
         if b % 3 == 0:
-            result.sum().backward()
+            loss_of(result).backward()
         machine.show(result)
 
 

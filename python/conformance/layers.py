@@ -205,9 +205,14 @@ def _write_out(layer: Any, x: torch.Tensor) -> torch.Tensor:
 def _parts(layer: Any, x: torch.Tensor) -> torch.Tensor:
     first, second = layer.weight.chunk(2)
     joined = torch.cat([first.T, second.T], 1)
-    row = layer.weight.view(-1)[:WIDTH] + layer.weight.diagonal()
+    row = layer.other.view(-1)[:WIDTH] + layer.other.diagonal()
     chosen = layer.weight.index_select(1, torch.tensor([3, 1], device=x.device)).sum(1)
     return torch.einsum("nd,de->ne", x, joined) + row * chosen + layer.bias.expand_as(x)
+
+
+def _squares(layer: Any) -> None:
+    _square(layer)
+    layer.other = _matrix()
 
 
 def _lists(layer: Any) -> None:
@@ -216,7 +221,7 @@ def _lists(layer: Any) -> None:
 
 
 def _run_lists(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return x * torch.stack(list(layer.vectors)).sum(0) + layer.named["a"] * (1 + layer.named["b"])
+    return x * (layer.vectors[0] * 2 + layer.vectors[1]) + layer.named["a"] * (1 + layer.named["b"])
 
 
 def _branches(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -274,7 +279,7 @@ _OWN: Dict[str, Tuple[Callable[[Any], None], Callable[[Any, torch.Tensor], torch
     "checkpoint reentrant": (_square, _run_checkpoint(True)),
     "writes": (_square, _write),
     "out": (_square, _write_out),
-    "parts": (_square, _parts),
+    "parts": (_squares, _parts),
     "lists": (_lists, _run_lists),
     "branches": (_square, _branches),
     "flat": (_flat, lambda layer, x: F.linear(x, layer.weight, layer.bias)),

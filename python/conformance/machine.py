@@ -118,11 +118,12 @@ class Machine:
 
     @contextlib.contextmanager
     def no_gradients_of_errors(self) -> Iterator[None]:
-        """A backward pass that fails leaves no gradients: PyTorch does not say which of them have arrived."""
+        """A backward pass that fails leaves no gradients and no graph: PyTorch does not say which of them it has reached."""
         try:
             yield
         except Exception:
             self.model.zero_grad()
+            self.forget_results()
             raise
 
     def show_state(self, label: str) -> None:

@@ -134,7 +134,7 @@ def _differs(one: Shown, other: Shown) -> Optional[str]:
         return f"layout {one.tensor.layout} instead of {other.tensor.layout}"
     if one.tensor.shape != other.tensor.shape:
         return "shape"
-    if one.close and torch.allclose(one.tensor, other.tensor, rtol=1e-3, atol=1e-4, equal_nan=True):
+    if one.close and torch.allclose(one.tensor.to_dense(), other.tensor.to_dense(), rtol=1e-3, atol=1e-4, equal_nan=True):
         return None
     if not same_bits(one.tensor, other.tensor):
         return "elements"

@@ -19,8 +19,10 @@ _MEMORIES = ("ample", "half", "least")
 
 @dataclass(frozen=True)
 class Place:
-    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy; ``memory`` is that of the strategy: "ample", "half",
-    "least" (one byte), or a share of the weights such as "25%". Of "references", ``memory`` is the strategy."""
+    """``name`` is "host", "plain" (``model.to("simulated")``), or a strategy.
+
+    ``memory`` is that of the strategy: "ample", "half", "least" (one byte), or a share of the weights such as "25%".
+    Of "references", it is the strategy."""
 
     name: str
     memory: str = ""

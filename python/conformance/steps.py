@@ -87,7 +87,7 @@ def in_thread(machine: Machine, a: int, b: int, c: int) -> None:
     def work() -> torch.Tensor:
         result = machine.model(machine.inputs(a))
         if b % 2:
-            result.sum().backward()
+            loss_of(result).backward()
         return result
 
     with machine.no_gradients_of_errors():
@@ -162,7 +162,9 @@ def gradients(machine: Machine, a: int, b: int, c: int) -> None:
     """``torch.autograd.grad``."""
     result, parameters = machine.result(b), [one for one in machine.model.parameters() if one.requires_grad]
     if result is not None and parameters:
-        machine.show(torch.autograd.grad(loss_of(result), parameters, allow_unused=True, retain_graph=a % 2 == 0), device=False)
+        with machine.no_gradients_of_errors():
+            found = torch.autograd.grad(loss_of(result), parameters, allow_unused=True, retain_graph=a % 2 == 0)
+        machine.show(found, device=False)
 
 
 @step("penalty", 1)
@@ -267,7 +269,9 @@ def func_grad(machine: Machine, a: int, b: int, c: int) -> None:
     """Gradients of a function."""
     x = machine.inputs(a).detach()
     machine.model.eval()
-    machine.show(torch.func.grad(lambda given: loss_of(functional_call(machine.model, given, (x,))))(_named(machine)), device=False)
+    machine.show(
+        torch.func.grad(lambda given: loss_of(functional_call(machine.model, given, (x,))))(_named(machine)), device=False
+    )
 
 
 @step("func.vmap")
@@ -284,4 +288,4 @@ def func_jvp(machine: Machine, a: int, b: int, c: int) -> None:
     """A derivative along a direction."""
     machine.model.eval()
     x, tangent = machine.inputs(a).detach(), machine.values(b, ROWS, machine.inputs(a).shape[1])
-    machine.show(torch.func.jvp(machine.model, (x,), (tangent,)))
+    machine.show(torch.func.jvp(machine.model, (x,), (tangent,)), close=True)

@@ -15,3 +15,21 @@ def mlp(layers=6, width=16, seed=0):
 def check(model, session_output, x=X):
     with torch.no_grad():
         torch.testing.assert_close(session_output.detach().cpu(), model(x), rtol=1e-6, atol=1e-6)
+
+
+def runs_as_on_host(make, program, strategy, half):
+    """``program(model, inputs)`` returns the same offloaded as on the host; ``half``: with memory for half of the weights."""
+    from cotensor.tensorref import offload
+
+    expected = program(make(), X)
+    model = make()
+    sizes = [tensor.nbytes for tensor in model.parameters() if not torch.nn.parameter.is_lazy(tensor)]
+    with offload(model, "simulated", strategy=strategy, memory=max(sum(sizes) // 2, 1) if half else 1 << 30):
+        found = program(model, X.to("simulated"))
+    assert all([tensor.is_cpu for tensor in [*model.parameters(), *model.buffers()]])
+    leaves = torch.utils._pytree.tree_leaves
+    for one, other in zip(leaves(found), leaves(expected)):
+        if isinstance(other, str):
+            assert one == other
+            continue
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorref_common import X, mlp  # noqa: E402
+from tensorref_common import X, mlp, runs_as_on_host  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cotensor.errors import UnsupportedError  # noqa: E402
 from cotensor.tensorref import offload  # noqa: E402
@@ -121,130 +122,42 @@ def saved_results(model, x):
     return [sorted(safetensors.load(file).items()) for file in files]
 
 
-class Packed(torch.nn.Module):
-    """A recurrent layer with sequences of several lengths."""
+class Checkpointed(torch.nn.Module):
+    """Checkpoints of functions with weights."""
 
-    def __init__(self):
+    def __init__(self, reentrant):
         super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.RNN(16, 4, num_layers=2, batch_first=True)
+        self.layers, self.reentrant = mlp(3), reentrant
 
     def forward(self, x):
-        sequences = torch.stack([x, x * 2])
-        packed = torch.nn.utils.rnn.pack_padded_sequence(sequences, torch.tensor([2, 3]), batch_first=True, enforce_sorted=False)
-        assert packed.batch_sizes.device.type == "cpu"
-        result, state = self.layer(packed)
-        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(result, batch_first=True)
-        return padded, state, lengths
+        for layer in self.layers:
+            x = checkpoint(lambda y, layer=layer: layer(y).tanh(), x, use_reentrant=self.reentrant)
+        return self.layers[0](x)
 
 
-def sequences(model, x):
-    padded, state, lengths = model(x)
-    (padded.sin().sum() + state.sum()).backward()
-    assert lengths.device.type == "cpu"
-    return [padded, state, lengths, *[parameter.grad for parameter in model.parameters()]]
+def grad_of_checkpoints(model, x):
+    found = [torch.autograd.grad(model(x).sin().sum(), list(model.parameters())) for _ in range(3)]
+    for _ in range(3):
+        model(x).sin().sum().backward()
+    return [found, [parameter.grad for parameter in model.parameters()]]
 
 
-@torch.library.custom_op("cotensor_tests::scaled", mutates_args=())
-def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x * weight
+def below_a_mode(model, x):
+    """Another mode of the thread does not keep the functions of the backward pass from the session."""
+    with torch.device("cpu"):
+        model(x).sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
 
 
-@scaled.register_fake
-def _(x, weight):
-    return torch.empty_like(x)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx, gradient):
-    x, weight = ctx.saved_tensors
-    # New tensors where the saved ones show to be.
-    ones = torch.ones(weight.shape, device=weight.device)
-    zeros = torch.zeros_like(weight)
-    return gradient * weight * ones, (gradient * x).sum(0) * torch.empty_like(weight).fill_(1) + zeros
-
-
-scaled.register_autograd(_gradients, setup_context=_save)
-
-
-class Scaled(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, 16))
-
-    def forward(self, x):
-        return scaled(x, self.weight)
-
-
-def random_slopes(model, x):
-    torch.manual_seed(0)
-    y = torch.nn.functional.rrelu(model(x), training=True)
+def converted(model, x):
+    model(x).sum().backward()
+    model.to(x.device, torch.float64)
+    y = model(x.double())
     y.sum().backward()
     return [y, *[parameter.grad for parameter in model.parameters()]]
 
 
-def observed():
-    quantize = torch.ao.quantization.FusedMovingAvgObsFakeQuantize
-    return torch.nn.Sequential(*mlp(1), quantize())
-
-
-def observes(model, x):
-    for _ in range(3):
-        y = model(x)
-    y.sum().backward()
-    return [y, *model.buffers(), model[0].weight.grad]
-
-
-def writes_in_inference(model, x):
-    with torch.inference_mode():
-        y = model[0](x)
-        z = torch.nn.functional.relu(y, inplace=True)
-        other = x.clone()
-        torch.nn.functional.relu(other, inplace=True)
-        return [y, z, other + model[1](other)]
-
-
-def normalized():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 16))
-
-
-def two_passes(model, x):
-    # The second one writes the statistics, which the first one has saved, without a version.
-    first, second = model(x), model(x * 2)
-    (first.sin().sum() + second.sum()).backward()
-    return [first, second, *model.buffers(), *[parameter.grad for parameter in model.parameters()]]
-
-
-class Scales(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.scale = mlp(1)[0], torch.nn.Parameter(torch.linspace(0.5, 1, 16))
-
-    def forward(self, x):
-        return self.layer(x) * self.scale
-
-
-def replaces_memory(model, x):
-    x = x.detach().requires_grad_()
-    y = model(x)
-    for parameter in model.parameters():
-        parameter.data = torch.full_like(parameter, 2.0)
-    y.sin().sum().backward()
-    return [y, x.grad, *[parameter.grad for parameter in model.parameters()]]
-
-
 PROGRAMS = {
-    "writes in inference": (mlp, writes_in_inference),
-    "two passes": (normalized, two_passes),
-    "replaced memory": (Scales, replaces_memory),
-    "observed statistics": (observed, observes),
-    "random slopes": (mlp, random_slopes),
-    "packed sequences": (Packed, sequences),
-    "operation in Python": (Scaled, calls),
     "cycle": (Cyclic, cycle),
     "scripted": (scripted, calls),
     "traced": (traced, calls),
@@ -256,6 +169,9 @@ PROGRAMS = {
     "swapped": (mlp, swapped),
     "lazy": (lazy, trains_lazily),
     "safetensors": (mlp, saved_results),
+    "checkpoint": (lambda: Checkpointed(False), grad_of_checkpoints),
+    "checkpoint below a mode": (lambda: Checkpointed(False), below_a_mode),
+    "converted": (mlp, converted),
 }
 
 
@@ -263,47 +179,19 @@ PROGRAMS = {
 @pytest.mark.parametrize("half", [False, True], ids=["ample", "half"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_run_as_on_the_host(name, half, strategy):
-    make, program = PROGRAMS[name]
-    expected = program(make(), X)
-    model = make()
-    sizes = [tensor.nbytes for tensor in model.parameters() if not torch.nn.parameter.is_lazy(tensor)]
-    with offload(model, "simulated", strategy=strategy, memory=max(sum(sizes) // 2, 1) if half else 1 << 30):
-        found = program(model, X.to("simulated"))
-    assert all([tensor.is_cpu for tensor in [*model.parameters(), *model.buffers()]])
-    leaves = torch.utils._pytree.tree_leaves
-    for one, other in zip(leaves(found), leaves(expected)):
-        if isinstance(other, str):
-            assert one == other
-            continue
-        torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)
+    runs_as_on_host(*PROGRAMS[name], strategy, half)
 
 
 @STRATEGIES
-def test_arguments_of_the_device_stay_there(strategy):
-    model, total = mlp(2), torch.zeros(16).to("simulated")
-    with offload(model, "simulated", strategy=strategy), torch.no_grad():
-        first = total.add_(model[0].bias)
-        second = torch.add(model[1].bias, 1, out=total)
-        assert first is total and second is total
-        second *= 2
-    torch.testing.assert_close(total.cpu(), (model[1].bias.detach() + 1) * 2)
-
-
-@STRATEGIES
-def test_gradients_keep_their_strides(strategy):
-    def run(model, x):
-        x = x.detach().requires_grad_()
-        # The gradient of a sum is one number with strides of zero; kernels round differently for others.
-        model(x).sum().backward()
-        return [x.grad, *[parameter.grad for parameter in model.parameters()]]
-
-    torch.manual_seed(0)
-    x = torch.randn(32, 16)
-    expected = run(normalized()[:1], x)
-    model = normalized()[:1]
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_backward_pass_inside_of_another_one_keeps_its_failures(reentrant, strategy):
+    model = torch.nn.Sequential(Checkpointed(reentrant), torch.nn.Linear(16, 16))
     with offload(model, "simulated", strategy=strategy):
-        found = run(model, x.to("simulated"))
-    assert [torch.equal(one.cpu(), other) for one, other in zip(found, expected)] == [True] * 3
+        y = model(X.to("simulated").requires_grad_())
+        with torch.no_grad():
+            model[1].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
 
 
 @STRATEGIES

@@ -190,3 +190,20 @@ def test_state_dicts_are_saved_and_loaded(strategy, tmp_path):
     check(other, y)
     loaded = torch.load(tmp_path / "model.pt")
     assert all(torch.equal(value, mlp(2).state_dict()[name]) and value.is_cpu for name, value in loaded.items())
+
+
+@pytest.mark.parametrize("strategy", ["flow", "genoa", "cpu"])
+def test_a_session_inside_of_another_one_keeps_the_memory_of_weights(strategy):
+    """The end of the inner session moved all weights, which the outer one shows as tensors of the device."""
+    model = torch.nn.Sequential(mlp(1, width=16), torch.nn.BatchNorm1d(16))
+    model.eval()
+    addresses = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    with offload(model, "simulated", strategy="flow", memory="1MiB"):
+        y = model(X.to("simulated"))
+        with offload(model, "simulated", strategy=strategy, memory="1MiB") as inner:
+            # Also buffers, which no operation makes weights.
+            assert len(inner.weights.all) == 7
+            model(X.to("simulated"))
+        y.sum().backward()
+    assert [tensor.data_ptr() for tensor in model.state_dict().values()] == addresses
+    assert model[0][0].weight.grad is not None

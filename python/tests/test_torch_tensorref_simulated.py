@@ -299,6 +299,7 @@ def test_gradient_of_sgn_is_zero(memory):
     (torch.sgn(x) * 2).sum().backward()
     equal(x.grad, torch.zeros(3))
 
+
 def test_tensors_are_saved_loaded_and_copied(memory):
     def loaded(value, **options):
         file = io.BytesIO()
@@ -376,3 +377,15 @@ def test_exceptions_of_hooks_leave_the_backward_pass(where, strategy, memory):
         model.zero_grad()
         model(torch.ones(2, 4).to("simulated")).sum().backward()
         assert model[1].bias.grad.tolist() == [2.0] * 4
+
+
+def test_inference_mode_takes_operations_apart(memory):
+    """As without it: functions that only read a shape take tensors of any device, and copies have memory of their own."""
+    with torch.inference_mode():
+        x = torch.ones(2, 3, device="simulated")
+        assert torch.ones(3).expand_as(x).device.type == "cpu"
+        copied_out = memory.copies_out
+        y = x.to("cpu")
+        assert memory.copies_out == copied_out + 1
+        x.mul_(2)
+        assert torch.equal(y, torch.ones(2, 3))

@@ -150,6 +150,25 @@ def test_functions_with_a_backward_pass_of_their_own_train_weights(strategy):
 
 
 @STRATEGIES
+def test_a_change_of_a_weight_that_a_function_saved_is_an_error(strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy):
+        y = Product.apply(X.to("simulated"), model[0].weight)
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+@STRATEGIES
+def test_functions_with_a_backward_pass_of_their_own_are_refused_in_transforms_as_on_the_host(strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy):
+        with pytest.raises(RuntimeError, match="it must override the setup_context staticmethod"):
+            torch.func.grad(lambda weight: Product.apply(X.to("simulated"), weight).sum())(model[0].weight)
+
+
+@STRATEGIES
 @pytest.mark.parametrize("name", "Adadelta Adagrad Adam AdamW Adamax ASGD LBFGS NAdam RAdam RMSprop Rprop SGD".split())
 def test_optimizers_step_with_a_closure(name, strategy):
     def losses(model, x):
@@ -293,8 +312,8 @@ def test_conjugates_on_the_simulated_device():
     for function in functions:
         expected, found = function(values, weight), function(device, weight.to("simulated"))
         assert torch.equal(found.detach().cpu(), expected.detach().resolve_neg())
-        one, = torch.autograd.grad(expected.abs().sum(), values)
-        other, = torch.autograd.grad(found.abs().sum(), device)
+        (one,) = torch.autograd.grad(expected.abs().sum(), values)
+        (other,) = torch.autograd.grad(found.abs().sum(), device)
         torch.testing.assert_close(other.cpu(), one)
 
 

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.autograd.forward_ad as forward  # noqa: E402
 from tensorref_common import X, mlp  # noqa: E402
 from torch import func  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cotensor.tensorref import offload  # noqa: E402
 
@@ -45,6 +46,10 @@ def jvp_of_weights(model, x):
     parameters = dict(model.named_parameters())
     tangents = {name: torch.ones_like(parameter) for name, parameter in parameters.items()}
     return func.jvp(lambda values: loss(model)(values, x), (parameters,), (tangents,))
+
+
+def jvp_of_checkpoint(model, x):
+    return func.jvp(lambda x: checkpoint(model, x, use_reentrant=False), (x,), (torch.ones_like(x),))
 
 
 def vjp(model, x):
@@ -89,7 +94,8 @@ def dual(model, x):
 @STRATEGIES
 @pytest.mark.parametrize("memory_share", [1, 0.5, 0])
 @pytest.mark.parametrize(
-    "program", [grad, per_sample, vmap, jvp, jvp_of_weights, vjp, jacobians, hessian, ensemble, statistics, dual]
+    "program",
+    [grad, per_sample, vmap, jvp, jvp_of_weights, jvp_of_checkpoint, vjp, jacobians, hessian, ensemble, statistics, dual],
 )
 def test_derivatives_are_those_of_the_host(program, memory_share, strategy):
     expected = program(mlp(2), X)

@@ -18,19 +18,23 @@ _FLOAT32 = frozenset(
     "cross_entropy_loss dist pdist cdist renorm logsumexp softmax log_softmax softmin cumsum cumprod prod sum".split()
 )
 
+#: Functions that run in the lower dtype on accelerators, but not on the CPU.
+_LOWER = frozenset("mv addmv addr prelu einsum chain_matmul multi_dot".split())
+
 
 def as_on(device_type: str, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> Any:
     """``func`` on tensors of the host, with the dtypes that it has on a device of this type."""
     if not torch.is_autocast_enabled(device_type):
         return func(*args, **kwargs)
     dtype = torch.get_autocast_dtype(device_type)
-    if name not in _FLOAT32:
-        with torch.autocast("cpu", dtype=dtype, cache_enabled=torch.is_autocast_cache_enabled()):
+    if name not in _FLOAT32 and name not in _LOWER:
+        # Without a cache of casts: copies on the device are no leaves, so they have none. Their gradients are added in float32.
+        with torch.autocast("cpu", dtype=dtype, cache_enabled=False):
             return func(*args, **kwargs)
+    before, after = ((torch.float16, torch.bfloat16), torch.float32) if name in _FLOAT32 else ((torch.float32,), dtype)
 
-    def widened(value: Any) -> Any:
-        is_low = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-        return value.to(torch.float32) if is_low else value
+    def cast(value: Any) -> Any:
+        return value.to(after) if isinstance(value, torch.Tensor) and value.dtype in before else value
 
     with torch.autocast("cpu", enabled=False):
-        return func(*tree_map(widened, args), **tree_map(widened, kwargs))
+        return func(*tree_map(cast, args), **tree_map(cast, kwargs))

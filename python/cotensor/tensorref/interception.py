@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 import torch
 from torch.overrides import _pop_mode, _push_mode
@@ -12,10 +12,13 @@ from .arguments import Args, Kwargs, to_host
 from .computing import Computing
 from .execution import Function
 from .simulated import memory as simulated
+from .weights import tensors_of
 
 
 class Interception(Computing):
     """Shows the weights as tensors of the device, where only their copies are."""
+
+    models: List[torch.nn.Module]
 
     def _device(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         # ``torch.device`` has no tensor.
@@ -95,7 +98,9 @@ class Interception(Computing):
 
     def _is_gradient(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the gradient of a weight: ``Module.to`` assigns its elements."""
-        return any([owner.tensor.is_leaf and owner.tensor.grad is tensor for owner in self.weights.owners.values()])
+        managed = [owner.tensor for owner in self.weights.owners.values()]
+        given = [parameter for model in self.models for _, parameter in tensors_of(model)]
+        return any([owner.grad is tensor for owner in [*managed, *given] if owner.is_leaf])
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if self.target.type != "simulated":
@@ -111,7 +116,9 @@ class Interception(Computing):
         return result
 
     def _backward_here(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        self.failures.clear()
+        if torch._C._current_graph_task_id() == -1:
+            # A pass inside of another one, as of a checkpoint, keeps the failures of that.
+            self.failures.clear()
         with self.lock:
             for mover in self.movers:
                 mover.begin_backward()
@@ -152,8 +159,9 @@ class Interception(Computing):
         retain = create_graph if retain_graph is None else retain_graph
         _push_mode(self)  # type: ignore[no-untyped-call]
         try:
-            torch.autograd.graph._engine_run_backward(
-                tensors, gradients, retain, create_graph, targets, allow_unreachable=True, accumulate_grad=True
-            )
+            engine = torch.autograd.graph._engine_run_backward
+            options = {"allow_unreachable": True, "accumulate_grad": True}
+            # Other modes of this thread, as those of other sessions, do not keep the functions of the pass from this one.
+            self.call(engine, (tensors, gradients, retain, create_graph, targets), options)
         finally:
             _pop_mode()  # type: ignore[no-untyped-call]

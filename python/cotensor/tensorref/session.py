@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError, UnsupportedError
 from . import broker as brokers
-from . import compiled, methods, stance, threads
+from . import compiled, methods, stance, threads, transforms
 from .arguments import to_device, to_host
 from .events import Hooks, Middleware
 from .gradients import SavedTensor, SavedWeight, Substitution
@@ -345,6 +345,9 @@ class Offload(Interception):
                 self.changed(parameter)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        if transforms.active() is not None:
+            # It may have no memory, and it is no copy of a weight that the session knows.
+            return tensor
         with torch._C.DisableTorchFunction():
             if not tensor.is_cpu:
                 mover = self.mover_of(tensor.device)
@@ -363,6 +366,8 @@ class Offload(Interception):
             return saved
 
     def _unpack(self, saved: Any) -> Any:
+        if isinstance(saved, torch.Tensor):
+            return saved
         with torch._C.DisableTorchFunction():
             changed = saved.changed()
             if changed is not None:

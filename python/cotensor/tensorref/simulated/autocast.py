@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_map
 
 #: Operations in the dtype of the context, and those in float32. All others run in the dtypes of their arguments.
 _LOWER = (
-    "linear matmul mm bmm addmm addbmm baddbmm addmv mv einsum conv1d conv2d conv3d conv_transpose1d conv_transpose2d.input "
-    "conv_transpose3d.input prelu scaled_dot_product_attention"
+    "linear matmul mm bmm addmm addbmm baddbmm addmv addr mv chain_matmul linalg_multi_dot einsum conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu scaled_dot_product_attention"
 )
 _FLOAT32 = (
     "softmax.int log_softmax.int layer_norm group_norm norm.Scalar exp log log2 log10 pow.Tensor_Scalar rsqrt reciprocal cumsum "

@@ -1,0 +1,184 @@
+"""Functions that save, write or return tensors in ways of their own: each program runs as on the host."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tensorref_common import mlp, runs_as_on_host  # noqa: E402
+
+from cotensor.tensorref import offload  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
+
+
+def calls(model, x):
+    for _ in range(2):
+        y = model(x)
+        y.sin().sum().backward()
+    return [y, *[parameter.grad for parameter in model.parameters()]]
+
+
+class Packed(torch.nn.Module):
+    """A recurrent layer with sequences of several lengths."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.RNN(16, 4, num_layers=2, batch_first=True)
+
+    def forward(self, x):
+        sequences = torch.stack([x, x * 2])
+        packed = torch.nn.utils.rnn.pack_padded_sequence(sequences, torch.tensor([2, 3]), batch_first=True, enforce_sorted=False)
+        assert packed.batch_sizes.device.type == "cpu"
+        result, state = self.layer(packed)
+        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(result, batch_first=True)
+        return padded, state, lengths
+
+
+def sequences(model, x):
+    padded, state, lengths = model(x)
+    (padded.sin().sum() + state.sum()).backward()
+    assert lengths.device.type == "cpu"
+    return [padded, state, lengths, *[parameter.grad for parameter in model.parameters()]]
+
+
+@torch.library.custom_op("cotensor_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * weight
+
+
+@scaled.register_fake
+def _(x, weight):
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx, gradient):
+    x, weight = ctx.saved_tensors
+    # New tensors where the saved ones show to be.
+    ones = torch.ones(weight.shape, device=weight.device)
+    zeros = torch.zeros_like(weight)
+    return gradient * weight * ones, (gradient * x).sum(0) * torch.empty_like(weight).fill_(1) + zeros
+
+
+scaled.register_autograd(_gradients, setup_context=_save)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, 16))
+
+    def forward(self, x):
+        return scaled(x, self.weight)
+
+
+def random_slopes(model, x):
+    torch.manual_seed(0)
+    y = torch.nn.functional.rrelu(model(x), training=True)
+    y.sum().backward()
+    return [y, *[parameter.grad for parameter in model.parameters()]]
+
+
+def observed():
+    quantize = torch.ao.quantization.FusedMovingAvgObsFakeQuantize
+    return torch.nn.Sequential(*mlp(1), quantize())
+
+
+def observes(model, x):
+    for _ in range(3):
+        y = model(x)
+    y.sum().backward()
+    return [y, *model.buffers(), model[0].weight.grad]
+
+
+def writes_in_inference(model, x):
+    with torch.inference_mode():
+        y = model[0](x)
+        z = torch.nn.functional.relu(y, inplace=True)
+        other = x.clone()
+        torch.nn.functional.relu(other, inplace=True)
+        return [y, z, other + model[1](other)]
+
+
+def normalized():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 16))
+
+
+def two_passes(model, x):
+    # The second one writes the statistics, which the first one has saved, without a version.
+    first, second = model(x), model(x * 2)
+    (first.sin().sum() + second.sum()).backward()
+    return [first, second, *model.buffers(), *[parameter.grad for parameter in model.parameters()]]
+
+
+class Scales(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = mlp(1)[0], torch.nn.Parameter(torch.linspace(0.5, 1, 16))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+def replaces_memory(model, x):
+    x = x.detach().requires_grad_()
+    y = model(x)
+    for parameter in model.parameters():
+        parameter.data = torch.full_like(parameter, 2.0)
+    y.sin().sum().backward()
+    return [y, x.grad, *[parameter.grad for parameter in model.parameters()]]
+
+
+PROGRAMS = {
+    "writes in inference": (mlp, writes_in_inference),
+    "two passes": (normalized, two_passes),
+    "replaced memory": (Scales, replaces_memory),
+    "observed statistics": (observed, observes),
+    "random slopes": (mlp, random_slopes),
+    "packed sequences": (Packed, sequences),
+    "operation in Python": (Scaled, calls),
+}
+
+
+@STRATEGIES
+@pytest.mark.parametrize("half", [False, True], ids=["ample", "half"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_functions_run_as_on_the_host(name, half, strategy):
+    runs_as_on_host(*PROGRAMS[name], strategy, half)
+
+
+@STRATEGIES
+def test_arguments_of_the_device_stay_there(strategy):
+    model, total = mlp(2), torch.zeros(16).to("simulated")
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        first = total.add_(model[0].bias)
+        second = torch.add(model[1].bias, 1, out=total)
+        assert first is total and second is total
+        second *= 2
+    torch.testing.assert_close(total.cpu(), (model[1].bias.detach() + 1) * 2)
+
+
+@STRATEGIES
+def test_gradients_keep_their_strides(strategy):
+    def run(model, x):
+        x = x.detach().requires_grad_()
+        # The gradient of a sum is one number with strides of zero; kernels round differently for others.
+        model(x).sum().backward()
+        return [x.grad, *[parameter.grad for parameter in model.parameters()]]
+
+    torch.manual_seed(0)
+    x = torch.randn(32, 16)
+    expected = run(normalized()[:1], x)
+    model = normalized()[:1]
+    with offload(model, "simulated", strategy=strategy):
+        found = run(model, x.to("simulated"))
+    assert [torch.equal(one.cpu(), other) for one, other in zip(found, expected)] == [True] * 3
