@@ -182,3 +182,17 @@ def test_gradients_keep_their_strides(strategy):
     with offload(model, "simulated", strategy=strategy):
         found = run(model, x.to("simulated"))
     assert [torch.equal(one.cpu(), other) for one, other in zip(found, expected)] == [True] * 3
+
+
+def test_all_sessions_see_writes_without_a_version():
+    torch.manual_seed(0)
+    norm, x = torch.nn.BatchNorm1d(16), torch.randn(8, 16)
+    with offload(norm, "simulated", memory="1MiB"), torch.no_grad():
+        for _ in range(2):
+            norm(x.to("simulated"))
+            norm.eval()(x.to("simulated"))
+            norm.train()
+        with offload(norm, "simulated", strategy="lru", memory="1MiB"):
+            norm(x.to("simulated") * 3)
+        found = norm.eval()(x.to("simulated"))
+    torch.testing.assert_close(found.cpu(), norm(x).detach())

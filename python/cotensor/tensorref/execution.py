@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
+from . import threads
 from .arguments import Args, Kwargs, Uses, collect, nested, replace, replace_values, to_device, with_copies
 from .autocast import as_on
 from .division import Division
@@ -108,11 +109,11 @@ class Execution(TorchFunctionMode):
         return node is not None and node._sequence_nr() == getattr(self.local, "node_of_host", None)
 
     def changed(self, tensor: torch.Tensor, by: Optional[Mover] = None) -> None:
-        """A tensor of the host was written without a new version; the copy of ``by`` was, too."""
-        for mover in self.movers:
-            if mover is not by:
-                for weight in mover.weights.sharing(tensor):
-                    weight.edits += 1
+        """A tensor of the host was written without a new version; the copy of ``by`` was, too. All sessions have to know."""
+        movers = [*self.movers, *[mover for session in threads.everywhere() for mover in session.movers]]
+        for mover in {id(mover): mover for mover in movers if mover is not by}.values():
+            for weight in mover.weights.sharing(tensor):
+                weight.edits += 1
 
     def run(self, func: Any, args: Args, kwargs: Kwargs, uses: Uses, weights: List[Weight]) -> Any:
         """Runs an operation with tensors of the host."""

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 class _Session(Protocol):
     local: threading.local
+    movers: Any
     paused: Set[int]
 
     @property
@@ -64,6 +65,11 @@ def entered() -> List[_Session]:
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     found = [session_of(mode) for mode in modes]
     return [session for session in found if any(session is other for other in _sessions)]
+
+
+def everywhere() -> List[_Session]:
+    """The sessions that some thread is in."""
+    return list(_sessions)
 
 
 def begin(session: _Session) -> None:
