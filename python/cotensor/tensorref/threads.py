@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 
 class _Session(Protocol):
+    local: threading.local
     paused: Set[int]
 
     @property
