@@ -56,7 +56,7 @@ test-torch:
 	scripts/test_python.sh torch
 
 # Offloaded operators, modules and optimizers beside PyTorch's, on the databases of its own tests (docs/tensorref.md). CONFORMANCE are arguments, such
-# as `--sample` or `operators --names exp`. Not a part of CI, which runs a sample.
+# as `--sample`, `operators --names exp` or, for random programs, `programs --minutes 30 --seed 1`. Not a part of CI, which runs a sample.
 test-conformance:
 	scripts/test_conformance.sh $(CONFORMANCE)
 

@@ -232,8 +232,9 @@ def _branches(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _flat(layer: Any) -> None:
     flat = torch.randn(WIDTH * WIDTH + WIDTH) / 3
-    layer.weight = nn.Parameter(flat[: WIDTH * WIDTH].view(WIDTH, WIDTH).t())
-    layer.bias = nn.Parameter(flat[WIDTH * WIDTH :])
+    # Without ``data``, both would count the writes of each other.
+    layer.weight = nn.Parameter(flat.data[: WIDTH * WIDTH].view(WIDTH, WIDTH).t())
+    layer.bias = nn.Parameter(flat.data[WIDTH * WIDTH :])
 
 
 def _mixed(layer: Any) -> None:

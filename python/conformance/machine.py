@@ -59,6 +59,11 @@ class Machine:
         """Where inputs are, in the block."""
         return "cpu" if self.place.name == "host" else "simulated"
 
+    @property
+    def writes_weights(self) -> bool:
+        """Whether a call of the model writes weights, also in evaluation: threads race then, and transforms refuse the write."""
+        return any([getattr(layer, "name", "") == "embedding renormalized" for layer in self.model.layers])
+
     def enter(self, place: Optional[Place] = None) -> None:
         """Enters a block."""
         self._block = contextlib.ExitStack()

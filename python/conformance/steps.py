@@ -97,7 +97,7 @@ def in_thread(machine: Machine, a: int, b: int, c: int) -> None:
 @step("forward in threads")
 def in_threads(machine: Machine, a: int, b: int, c: int) -> None:
     """Calls at the same time, which write nothing."""
-    if any([getattr(layer, "name", "") == "embedding renormalized" for layer in machine.model.layers]):
+    if machine.writes_weights:
         return
     machine.model.eval()
     machine.keep(*_threads([lambda: machine.model(machine.inputs(a)), lambda: machine.model(machine.inputs(a + 1))]))
@@ -260,6 +260,8 @@ def _named(machine: Machine) -> Dict[str, torch.Tensor]:
 @step("functional_call")
 def functional(machine: Machine, a: int, b: int, c: int) -> None:
     """A call with other parameters."""
+    if machine.writes_weights:
+        return
     given = {name: tensor * 0.5 for name, tensor in _named(machine).items()}
     machine.keep(functional_call(machine.model, given, (machine.inputs(a),)))
 
@@ -267,6 +269,8 @@ def functional(machine: Machine, a: int, b: int, c: int) -> None:
 @step("func.grad")
 def func_grad(machine: Machine, a: int, b: int, c: int) -> None:
     """Gradients of a function."""
+    if machine.writes_weights:
+        return
     x = machine.inputs(a).detach()
     machine.model.eval()
     machine.show(
@@ -277,6 +281,8 @@ def func_grad(machine: Machine, a: int, b: int, c: int) -> None:
 @step("func.vmap")
 def func_vmap(machine: Machine, a: int, b: int, c: int) -> None:
     """A call for each of several batches."""
+    if machine.writes_weights:
+        return
     x = machine.values(a, 2, *machine.inputs(a).shape)
     machine.model.eval()
     with torch.no_grad() if b % 2 else contextlib.nullcontext():
@@ -286,6 +292,8 @@ def func_vmap(machine: Machine, a: int, b: int, c: int) -> None:
 @step("func.jvp")
 def func_jvp(machine: Machine, a: int, b: int, c: int) -> None:
     """A derivative along a direction."""
+    if machine.writes_weights:
+        return
     machine.model.eval()
     x, tangent = machine.inputs(a).detach(), machine.values(b, ROWS, machine.inputs(a).shape[1])
     machine.show(torch.func.jvp(machine.model, (x,), (tangent,)), close=True)

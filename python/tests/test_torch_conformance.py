@@ -18,7 +18,7 @@ pytest.importorskip("expecttest")
 PACKAGE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PACKAGE))
 
-from conformance import runner  # noqa: E402
+from conformance import fuzzing, machine, programs, runner  # noqa: E402
 from conformance.case import Case  # noqa: E402
 from conformance.outcomes import Outcome, difference, outcome_of, same_bits  # noqa: E402
 from conformance.places import PLAIN, Place  # noqa: E402
@@ -34,6 +34,36 @@ def test_sample_reaches_its_floors():
     command = [sys.executable, "-m", "conformance", "--sample"]
     done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=280)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.timeout(300)
+def test_random_programs_run_as_on_the_host():
+    command = [sys.executable, "-m", "conformance", "programs", "--count", "40", "--seed", "0"]
+    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "40 programs with" in done.stdout
+
+
+def test_a_seed_gives_the_same_program_and_its_name_a_part_of_it():
+    whole, again = programs.program_of("7"), programs.program_of("7")
+    assert whole == again and whole != programs.program_of("8")
+    assert programs.program_of(whole.name) == whole
+    parts = list(whole.parts())
+    assert len(parts[0].steps) == 0 and any([len(part.layers) == len(whole.layers) - 1 for part in parts])
+    assert all([programs.program_of(part.name) == part for part in parts if part.places])
+
+
+def test_a_mismatch_is_minimized(monkeypatch, capsys):
+    """A kind of step that shows where it runs, among others that show nothing."""
+    shows = machine.Kind(1.0, lambda at, a, b, c: at.show(at.place.name == "genoa"))
+    nothing = machine.Kind(1.0, lambda at, a, b, c: None)
+    monkeypatch.setattr(programs, "KINDS", {"faulty": shows, "forward": nothing, **{f"other {n}": nothing for n in range(3)}})
+    monkeypatch.setattr(machine, "KINDS", programs.KINDS)
+    simulated_device()
+    run = Run([PLAIN], Selection(), 2, 60.0)
+    texts = fuzzing.fuzz(run, Report(Known("whole")), 0, 12, 10, None)
+    assert len(texts) == 1 and texts[0].count("step ") == 1 and "faulty" in texts[0] and "layer" not in texts[0]
+    assert "12 programs with" in capsys.readouterr().out
 
 
 class Faulty:

@@ -22,6 +22,7 @@ OPERATIONS = {
     "exp": lambda x, w, b: torch.exp(b.bfloat16()),
     "sum": lambda x, w, b: w.bfloat16().sum(),
     "mv": lambda x, w, b: torch.mv(w, b),
+    "prelu of float16": lambda x, w, b: F.prelu(x.half(), b.half()),
     "prelu": lambda x, w, b: F.prelu(x, b),
     "addr": lambda x, w, b: torch.addr(w, b, b),
     "multi_dot": lambda x, w, b: torch.linalg.multi_dot([x, w, w]),

@@ -31,7 +31,8 @@ def as_on(device_type: str, func: Callable[..., Any], name: str, args: Args, kwa
         # Without a cache of casts: copies on the device are no leaves, so they have none. Their gradients are added in float32.
         with torch.autocast("cpu", dtype=dtype, cache_enabled=False):
             return func(*args, **kwargs)
-    before, after = ((torch.float16, torch.bfloat16), torch.float32) if name in _FLOAT32 else ((torch.float32,), dtype)
+    lower = (torch.float16, torch.bfloat16)
+    before, after = (lower, torch.float32) if name in _FLOAT32 else ((*lower, torch.float32), dtype)
 
     def cast(value: Any) -> Any:
         return value.to(after) if isinstance(value, torch.Tensor) and value.dtype in before else value

@@ -161,7 +161,7 @@ def _shape_and_dtype(described: Any, tensor: torch.Tensor) -> Dict[str, Any]:
 
 
 def _recomputing(hooks: Any) -> Any:
-    """The hooks of a checkpoint: what it computes again is needed where it was saved, and operations run where weights fit."""
+    """The hooks of a checkpoint: what it computes again is needed where it was saved, and runs where its weights fit."""
 
     class Recomputing(hooks):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
