@@ -190,3 +190,35 @@ def test_state_dicts_are_saved_and_loaded(strategy, tmp_path):
     check(other, y)
     loaded = torch.load(tmp_path / "model.pt")
     assert all(torch.equal(value, mlp(2).state_dict()[name]) and value.is_cpu for name, value in loaded.items())
+
+
+def test_other_modules_move_back_to_the_host(strategy):
+    with offload(mlp(1), "simulated", strategy=strategy):
+        made, moved = torch.nn.Linear(2, 2, device="simulated"), torch.nn.Linear(2, 2).to("simulated")
+        # Results of "genoa" are on the host, and PyTorch makes a parameter of one without a function that is seen.
+        for module in [moved] if strategy == "genoa" else [made, moved]:
+            assert module.weight.device.type == "simulated"
+            module(torch.ones(1, 2, device="simulated")).sum().backward()
+            assert module.weight.device.type == module.weight.grad.device.type == "simulated"
+            module.to("cpu")
+            assert module.weight.device.type == "cpu" and type(module.weight) is torch.nn.Parameter
+
+
+def test_sessions_end_in_any_order(strategy):
+    first, second = mlp(2), torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+    expected = copy.deepcopy(second)(torch.ones(1, 256)).sum()
+    enable(first, "simulated", strategy=strategy, memory="512KiB")
+    enable(second, "simulated", strategy=strategy, memory="512KiB")
+    disable(first)
+    memory = torch.simulated.memory
+    memory.reset()
+    result = second(torch.ones(1, 256, device="simulated")).sum()
+    # What was saved keeps no copies: the session that packs it is the one that is left.
+    assert memory.allocated_bytes < 512 << 10
+    result.backward()
+    disable(second)
+    torch.testing.assert_close(result.detach().cpu(), expected.detach())
+    assert all(parameter.grad is not None for parameter in second.parameters())
+    # Nothing of the sessions packs any more.
+    product = expected * torch.ones((), requires_grad=True)
+    assert type(product.grad_fn._raw_saved_self.data) is torch.Tensor

@@ -79,6 +79,7 @@ class Interception(Computing):
 
     def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, value = args
+        shown = isinstance(value, torch.Tensor) and (not value.is_cpu or self.belongs(value))
         if tensor.is_cpu and (isinstance(tensor, torch.nn.Parameter) or self.belongs(tensor)):
             value = to_host(value)
         self.call(func, (tensor, value), {})
@@ -86,6 +87,12 @@ class Interception(Computing):
             return None
         if id(tensor) in self.weights.by_id:
             self.replaced(tensor)
+        elif self.results_on_host and tensor.is_cpu:
+            # ``Module.to`` gives a parameter of another module new data: it is where the data is for the program.
+            if shown:
+                self._mark(tensor)
+            else:
+                self._marked.pop(id(tensor), None)
         elif self.division is not None:
             self.division.kept.clear()
         return None

@@ -44,11 +44,28 @@ class Inherited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Saving:
+    """One entry of PyTorch's stack of hooks for saved tensors, and the session that it serves."""
+
+    def __init__(self, session: _Session) -> None:
+        self.session = session
+        self.hooks = saved_tensors_hooks(self._pack, _unpack)
+
+    def _pack(self, tensor: Any) -> Any:
+        return self.session, self.session._pack(tensor)
+
+
+def _unpack(packed: Tuple[_Session, Any]) -> Any:
+    session, saved = packed
+    return session._unpack(saved)
+
+
 class Thread(threading.Thread):
     """A thread that inherits no session."""
 
 
 _lock = threading.Lock()
+_local = threading.local()
 _sessions: List[_Session] = []
 _start: Callable[[threading.Thread], None] = threading.Thread.start
 
@@ -84,6 +101,22 @@ def end(session: _Session) -> None:
             threading.Thread.start = _start  # type: ignore[method-assign,assignment]
 
 
+def begin_saving(session: _Session) -> None:
+    """``session`` packs what this thread saves for backward passes, until :func:`end_saving`."""
+    saving = _Saving(session)
+    saving.hooks.__enter__()
+    _local.__dict__.setdefault("saving", []).append(saving)
+
+
+def end_saving(session: _Session) -> None:
+    """Ends :func:`begin_saving`, also before sessions that began later: PyTorch takes the last entry, so each of theirs moves down."""
+    entries: List[_Saving] = _local.saving
+    at = max([at for at, entry in enumerate(entries) if entry.session is session])
+    for earlier, later in zip(entries[at:], entries[at + 1 :]):
+        earlier.session = later.session
+    entries.pop().hooks.__exit__()
+
+
 @contextlib.contextmanager
 def outside(session: object) -> Iterator[None]:
     """Functions are not intercepted by a session that this thread is in."""
@@ -113,8 +146,12 @@ def leave(session: object) -> Tuple[List[Any], List[Any]]:
 
 @contextlib.contextmanager
 def _inside(session: _Session) -> Iterator[None]:
-    with saved_tensors_hooks(session._pack, session._unpack), Inherited(session):
-        yield
+    begin_saving(session)
+    try:
+        with Inherited(session):
+            yield
+    finally:
+        end_saving(session)
 
 
 def _start_inside(thread: threading.Thread) -> None:
