@@ -49,7 +49,7 @@ def main() -> int:
         except SourceError as failure:
             failed.append(str(failure))
             continue
-        row = report.Row(name, known[name].version if name not in sources else "folder")
+        row = report.Row(known[name], known[name].version if name not in sources else "folder")
         for mode in modes:
             only = row.passed("plain") if mode not in ("host", "plain") else None
             row.results[mode] = _run(known[name], folder, mode, only, options)

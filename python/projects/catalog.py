@@ -12,6 +12,15 @@ PATH = Path(__file__).with_name("projects.toml")
 
 
 @dataclass(frozen=True)
+class Exempt:
+    """Tests that fail with a strategy for a known reason."""
+
+    tests: List[str]
+    reason: str
+    modes: List[str] = field(default_factory=lambda: ["flow", "genoa"])
+
+
+@dataclass(frozen=True)
 class Project:
     """A project whose tests are run; projects.toml describes the fields."""
 
@@ -27,6 +36,11 @@ class Project:
     suite: str = ""
     environment: Dict[str, str] = field(default_factory=dict)
     variables: Dict[str, str] = field(default_factory=dict)
+    exceptions: List[Exempt] = field(default_factory=list)
+
+    def is_exempt(self, test: str, mode: str) -> bool:
+        """Whether it is known why a test fails with a strategy."""
+        return any([test.endswith(tuple(one.tests)) and mode in one.modes for one in self.exceptions])
 
     @property
     def version(self) -> str:
@@ -39,7 +53,8 @@ def projects(path: Path = PATH) -> Dict[str, Project]:
     found = {}
     for table in tomllib.loads(path.read_text())["project"]:
         try:
-            project = Project(**table)
+            exceptions = [Exempt(**one) for one in table.pop("exceptions", [])]
+            project = Project(**table, exceptions=exceptions)
         except TypeError as failure:
             raise ValueError(f"{path}, {table.get('name')}: {failure}") from failure
         if project.models not in ("moved", "made"):

@@ -13,6 +13,7 @@ later one stays enabled. All models are disabled at the end of the test.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import Any, List
@@ -101,12 +102,16 @@ def offload_made(offloading: Offloading) -> None:
             depth = getattr(local, "depth", 0)
             local.depth = depth + 1
             try:
-                make(module, *args, **kwargs)
+                # A program may have chosen another device, such as "meta".
+                on_device = not depth and torch.get_default_device().type == DEVICE
+                with torch.device("cpu") if on_device else contextlib.nullcontext():
+                    make(module, *args, **kwargs)
             finally:
                 local.depth = depth
-            # Another metaclass, or a class whose constructor calls that of another object, may have come before.
             if not depth and "_parameters" in vars(module):
-                move(module, "cpu")
+                if any([tensor.device.type == DEVICE for tensor in _tensors(module)]):
+                    # The constructor got the device.
+                    move(module, "cpu")
                 offloading.enable(module)
 
         kind.__init__ = construct

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List
 
+from .catalog import Project
+
 #: Of the tests that pass with "plain", the share that has to pass with each strategy.
 WANTED = 0.99
 
@@ -39,7 +41,7 @@ def read(path: Path) -> Dict[str, Outcome]:
 class Row:
     """The results of a project, by mode."""
 
-    project: str
+    project: Project
     version: str
     results: Dict[str, Dict[str, Outcome]] = field(default_factory=dict)
 
@@ -57,9 +59,13 @@ class Row:
             if name not in passed
         }
 
+    def exempt(self, mode: str) -> List[str]:
+        """Those of :meth:`missing` with a known reason."""
+        return [name for name in self.missing(mode) if self.project.is_exempt(name, mode)]
+
     def ratio(self, mode: str) -> float:
-        """Of the tests that pass with "plain", the share that passes with a strategy."""
-        return 1 - len(self.missing(mode)) / max(len(self.passed("plain")), 1)
+        """Of the tests that pass with "plain", the share that passes with a strategy or has a reason not to."""
+        return 1 - (len(self.missing(mode)) - len(self.exempt(mode))) / max(len(self.passed("plain")), 1)
 
     def offloaded(self, mode: str) -> int:
         """The tests that pass with "plain" in which a strategy offloads a model."""
@@ -71,15 +77,20 @@ def lines(rows: List[Row], modes: List[str]) -> List[str]:
     """The report as text."""
     strategies = [mode for mode in modes if mode not in ("host", "plain")]
     head = f"{'project':<12}{'version':<10}" + "".join([f"{name:>9}" for name in ["tests", *modes]])
-    text = [head + "".join([f"{name + ' ratio':>14}" for name in strategies]) + f"{'offloaded':>11}"]
+    text = [head + "".join([f"{name + ' ratio':>14}" for name in strategies]) + f"{'exempt':>9}{'offloaded':>11}"]
     for row in rows:
         counts = [len(row.results.get("plain", {})), *[len(row.passed(mode)) for mode in modes]]
         ratios = "".join([f"{row.ratio(mode):>14.4f}" for mode in strategies])
+        exempt = max([len(row.exempt(mode)) for mode in strategies], default=0)
         used = max([row.offloaded(mode) for mode in strategies], default=0)
-        text.append(f"{row.project:<12}{row.version:<10}" + "".join([f"{one:>9}" for one in counts]) + ratios + f"{used:>11}")
+        columns = "".join([f"{one:>9}" for one in counts]) + ratios + f"{exempt:>9}{used:>11}"
+        text.append(f"{row.project.name:<12}{row.version:<10}{columns}")
     for row in rows:
         for mode in strategies:
-            text += [f"\n{row.project}, {mode}: {name}\n  {error}" for name, error in row.missing(mode).items()]
+            exempt_here = set(row.exempt(mode))
+            for name, error in row.missing(mode).items():
+                known = " (exempt)" if name in exempt_here else ""
+                text.append(f"\n{row.project.name}, {mode}: {name}{known}\n  {error}")
     return text
 
 
@@ -88,15 +99,15 @@ def failures(rows: List[Row], modes: List[str]) -> List[str]:
     found = []
     for row in rows:
         if not row.passed("plain"):
-            found.append(f"{row.project}: no test passes with plain")
+            found.append(f"{row.project.name}: no test passes with plain")
             continue
         for mode in modes:
             if mode in ("host", "plain"):
                 continue
             if row.ratio(mode) < WANTED:
-                found.append(f"{row.project}, {mode}: {row.ratio(mode):.4f} is below {WANTED}")
+                found.append(f"{row.project.name}, {mode}: {row.ratio(mode):.4f} is below {WANTED}")
             if not row.offloaded(mode):
-                found.append(f"{row.project}, {mode}: no test offloads a model")
+                found.append(f"{row.project.name}, {mode}: no test offloads a model")
     return found or ([] if rows else ["no project ran"])
 
 
@@ -105,7 +116,7 @@ def data(rows: List[Row], modes: List[str]) -> Dict[str, Any]:
     return {
         "projects": [
             {
-                "project": row.project,
+                "project": row.project.name,
                 "version": row.version,
                 "modes": {mode: {name: vars(one) for name, one in results.items()} for mode, results in row.results.items()},
             }

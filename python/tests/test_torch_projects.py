@@ -19,7 +19,7 @@ pytest.importorskip("xdist")
 PACKAGE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PACKAGE))
 
-from projects.catalog import projects  # noqa: E402
+from projects.catalog import Exempt, Project, projects  # noqa: E402
 from projects.report import Outcome, Row, failures  # noqa: E402
 from projects.sources import SourceError, unpack  # noqa: E402
 
@@ -98,15 +98,20 @@ def test_a_project_of_two_strategies(tmp_path):
     assert "test_weights_are_on_the_device\n  " in done.stdout
 
 
+EXEMPT = Exempt(["test"], "a reason", ["genoa"])
+PROJECT = Project("project", "", "", [], "moved", [], exceptions=[EXEMPT])
+
+
 def row(**outcomes: str) -> Row:
     """One test, by mode."""
-    return Row("project", "1", {mode: {"test": Outcome(one, offloaded=mode == "flow")} for mode, one in outcomes.items()})
+    return Row(PROJECT, "1", {mode: {"test": Outcome(one, offloaded=mode == "flow")} for mode, one in outcomes.items()})
 
 
 def test_a_run_that_compares_nothing_fails():
     modes = ["plain", "flow"]
     assert failures([row(plain="passed", flow="passed")], modes) == []
     assert failures([row(plain="passed", flow="not run")], modes) == ["project, flow: 0.0000 is below 0.99"]
+    assert failures([row(plain="passed", genoa="failed")], ["plain", "genoa"]) == ["project, genoa: no test offloads a model"]
     assert failures([row(plain="failed", flow="passed")], modes) == ["project: no test passes with plain"]
     assert failures([row(plain="passed", genoa="passed")], ["plain", "genoa"]) == ["project, genoa: no test offloads a model"]
     assert failures([], modes) == ["no project ran"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -198,10 +199,20 @@ def test_other_modules_move_back_to_the_host(strategy):
         # Results of "genoa" are on the host, and PyTorch makes a parameter of one without a function that is seen.
         for module in [moved] if strategy == "genoa" else [made, moved]:
             assert module.weight.device.type == "simulated"
-            module(torch.ones(1, 2, device="simulated")).sum().backward()
-            assert module.weight.device.type == module.weight.grad.device.type == "simulated"
             module.to("cpu")
             assert module.weight.device.type == "cpu" and type(module.weight) is torch.nn.Parameter
+
+
+def test_tensors_are_swapped_with_their_places(strategy):
+    with offload(mlp(1), "simulated", strategy=strategy):
+        first, second = torch.ones(2).to("simulated"), torch.zeros(3)
+        torch.utils.swap_tensors(first, second)
+        assert (first.device.type, second.device.type) == ("cpu", "simulated")
+        assert first.tolist() == [0, 0, 0] and (second + 1).tolist() == [2, 2]
+        held = weakref.ref(second)
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(first, second)
+        assert (first.device.type, second.device.type) == ("cpu", "simulated") and held() is second
 
 
 def test_sessions_end_in_any_order(strategy):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 import torch
 from torch.overrides import _pop_mode, _push_mode
@@ -89,13 +89,24 @@ class Interception(Computing):
             self.replaced(tensor)
         elif self.results_on_host and tensor.is_cpu:
             # ``Module.to`` gives a parameter of another module new data: it is where the data is for the program.
-            if shown:
-                self._mark(tensor)
-            else:
-                self._marked.pop(id(tensor), None)
+            self.show(tensor, shown)
         elif self.division is not None:
             self.division.kept.clear()
         return None
+
+    def forget_places(self, *values: torch.Tensor) -> List[bool]:
+        """Shows tensors of the host where they are. Returns whether each was shown as one of the device."""
+        shown = [self._is_marked(value) for value in values]
+        for value in values:
+            self.show(value, False)
+        return shown
+
+    def show(self, tensor: torch.Tensor, on_device: bool) -> None:
+        """Shows a tensor of the host, which is no weight, as one of the device or as what it is."""
+        if on_device:
+            self._mark(tensor)
+        else:
+            self._marked.pop(id(tensor), None)
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if self.target.type != "simulated":

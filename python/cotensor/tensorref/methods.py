@@ -40,6 +40,7 @@ def begin() -> None:
         _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
         _replace(torch.Tensor, "set_", _set_on_host)
+        _replace(torch.utils, "swap_tensors", functools.partial(_swap_with_places, torch.utils.swap_tensors))
         _replace(torch.autograd.graph, "disable_saved_tensors_hooks", functools.partial(transforms.without_hooks, _disabled))
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
         _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
@@ -89,6 +90,19 @@ def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
         if threads.entered() and tensor.is_cpu:
             sources, named = tuple(map(to_host, sources)), {name: to_host(value) for name, value in named.items()}
         return torch._C.TensorBase.set_(tensor, *sources, **named)
+
+
+def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> None:
+    """PyTorch swaps no tensors with weak references: those of the sessions leave before, and come back swapped."""
+    sessions = threads.entered()
+    shown = [session.forget_places(first, second) for session in sessions]
+    try:
+        swap(first, second)
+        first, second = second, first
+    finally:
+        for session, (was_first, was_second) in zip(sessions, shown):
+            session.show(first, was_first)
+            session.show(second, was_second)
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,8 @@ class _Session(Protocol):
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
     def for_function(self, value: Any) -> Any: ...
+    def forget_places(self, *values: Any) -> List[bool]: ...
+    def show(self, tensor: Any, on_device: bool) -> None: ...
     def on_host(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     def _pack(self, tensor: Any) -> Any: ...
     def _unpack(self, saved: Any) -> Any: ...
@@ -44,14 +46,15 @@ class Inherited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Saving:
+class Saving:
     """One entry of PyTorch's stack of hooks for saved tensors, and the session that it serves."""
 
     def __init__(self, session: _Session) -> None:
         self.session = session
-        self.hooks = saved_tensors_hooks(self._pack, _unpack)
+        self.hooks = saved_tensors_hooks(self.pack, _unpack)
 
-    def _pack(self, tensor: Any) -> Any:
+    def pack(self, tensor: Any) -> Any:
+        """The session unpacks what it has packed, also if this entry serves another one by then."""
         return self.session, self.session._pack(tensor)
 
 
@@ -103,14 +106,14 @@ def end(session: _Session) -> None:
 
 def begin_saving(session: _Session) -> None:
     """``session`` packs what this thread saves for backward passes, until :func:`end_saving`."""
-    saving = _Saving(session)
+    saving = Saving(session)
     saving.hooks.__enter__()
     _local.__dict__.setdefault("saving", []).append(saving)
 
 
 def end_saving(session: _Session) -> None:
-    """Ends :func:`begin_saving`, also before sessions that began later: PyTorch takes the last entry, so each of theirs moves down."""
-    entries: List[_Saving] = _local.saving
+    """Ends :func:`begin_saving`, also before later sessions: PyTorch takes the last entry, so each of theirs moves down."""
+    entries: List[Saving] = _local.saving
     at = max([at for at, entry in enumerate(entries) if entry.session is session])
     for earlier, later in zip(entries[at:], entries[at + 1 :]):
         earlier.session = later.session
