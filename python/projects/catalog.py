@@ -13,7 +13,7 @@ PATH = Path(__file__).with_name("projects.toml")
 
 @dataclass(frozen=True)
 class Exempt:
-    """Tests that fail with a strategy for a known reason."""
+    """Tests that fail with a strategy for a known reason; ``tests`` are parts of their names."""
 
     tests: List[str]
     reason: str
@@ -40,7 +40,7 @@ class Project:
 
     def is_exempt(self, test: str, mode: str) -> bool:
         """Whether it is known why a test fails with a strategy."""
-        return any([test.endswith(tuple(one.tests)) and mode in one.modes for one in self.exceptions])
+        return any([mode in one.modes and any([part in test for part in one.tests]) for one in self.exceptions])
 
     @property
     def version(self) -> str:

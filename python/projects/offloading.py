@@ -109,9 +109,10 @@ def offload_made(offloading: Offloading) -> None:
             finally:
                 local.depth = depth
             if not depth and "_parameters" in vars(module):
-                if any([tensor.device.type == DEVICE for tensor in _tensors(module)]):
-                    # The constructor got the device.
-                    move(module, "cpu")
+                # Weights of enabled parts only show the device.
+                with torch._C.DisableTorchFunction():
+                    if any([tensor.device.type == DEVICE for tensor in _tensors(module)]):
+                        move(module, "cpu")
                 offloading.enable(module)
 
         kind.__init__ = construct
