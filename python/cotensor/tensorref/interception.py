@@ -101,6 +101,11 @@ class Interception(Computing):
             self.show(value, False)
         return shown
 
+    def show_as(self, tensor: torch.Tensor, data: Any) -> None:
+        """Shows a tensor where ``data`` is shown, if both are on the host."""
+        if isinstance(data, torch.Tensor) and self._is_marked(data):
+            self._mark(tensor)
+
     def show(self, tensor: torch.Tensor, on_device: bool) -> None:
         """Shows a tensor of the host, which is no weight, as one of the device or as what it is."""
         if on_device:

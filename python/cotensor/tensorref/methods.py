@@ -20,6 +20,7 @@ _lock = threading.Lock()
 _sessions = 0
 #: What is replaced: the owner, the name, what the owner had (None: what it inherits), and what it has now.
 _replaced: List[Tuple[Any, str, Any, Any]] = []
+_make: Any = torch.nn.Parameter.__new__
 _copy: Any = torch.nn.Parameter.__deepcopy__
 _apply: Any = torch.autograd.Function.__dict__["apply"]
 _disabled = torch.autograd.graph.disable_saved_tensors_hooks
@@ -31,13 +32,14 @@ _devices: Any = vars(sys.modules[torch.optim.Optimizer.__module__]).get(_CAPTURA
 
 def begin() -> None:
     """Replaces the methods, until :func:`end`."""
-    global _sessions, _copy, _apply
+    global _sessions, _make, _copy, _apply
     with _lock:
         _sessions += 1
         if _sessions > 1:
             return
-        _copy, _apply = torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
+        _make, _copy, _apply = torch.nn.Parameter.__new__, torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
         _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
+        _replace(torch.nn.Parameter, "__new__", staticmethod(_parameter))
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
         _replace(torch.Tensor, "set_", _set_on_host)
         _replace(torch.utils, "swap_tensors", functools.partial(_swap_with_places, torch.utils.swap_tensors))
@@ -74,6 +76,14 @@ def end() -> None:
 def _replace(owner: Any, name: str, now: Any) -> None:
     _replaced.append((owner, name, vars(owner).get(name), now))
     setattr(owner, name, now)
+
+
+def _parameter(kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """A parameter is where its data is for the program."""
+    made = _make(kind, data, *args, **kwargs)
+    for session in threads.entered():
+        session.show_as(made, data)
+    return made
 
 
 def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
