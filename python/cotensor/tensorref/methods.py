@@ -37,7 +37,8 @@ def begin() -> None:
         _sessions += 1
         if _sessions > 1:
             return
-        _make, _copy, _apply = torch.nn.Parameter.__new__, torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
+        _make, _copy = torch.nn.Parameter.__new__, torch.nn.Parameter.__deepcopy__
+        _apply = torch.autograd.Function.__dict__["apply"]
         _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
         _replace(torch.nn.Parameter, "__new__", staticmethod(_parameter))
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
