@@ -212,6 +212,11 @@ def test_tensors_are_swapped_with_their_places(strategy):
         with pytest.raises(RuntimeError, match="weakref"):
             torch.utils.swap_tensors(first, second)
         assert (first.device.type, second.device.type) == ("cpu", "simulated") and held() is second
+        del held
+        ended = offload(mlp(2), "simulated", strategy=strategy)
+        with ended:
+            third = torch.ones(2).to("simulated")
+        torch.utils.swap_tensors(first, third)
 
 
 def test_sessions_end_in_any_order(strategy):

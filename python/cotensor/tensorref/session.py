@@ -260,6 +260,8 @@ class Offload(Interception):
                 for part in model.modules():
                     part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
         self.paused.clear()
+        # Results are tensors of the host from now on.
+        self._marked.clear()
         self.invalidate()
         for mover in self.movers:
             mover.paths.close()
