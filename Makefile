@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-versions parity dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -59,6 +59,11 @@ test-torch:
 # as `--sample`, `operators --names exp` or, for random programs, `programs --minutes 30 --seed 1`. Not a part of CI, which runs a sample.
 test-conformance:
 	scripts/test_conformance.sh $(CONFORMANCE)
+
+# The tests of other projects with offloaded models, beside the same tests on the simulated device (docs/tensorref.md). They are downloaded. PROJECTS are
+# arguments, such as `timm --files test_layers.py`. Not a part of CI.
+test-projects:
+	scripts/test_projects.sh $(PROJECTS)
 
 # The Python package of this source with that of another commit, clients of one with the daemon of the other: docs/versions.md. COMMIT names the
 # other one. Not a part of CI: it builds the package twice.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -207,3 +208,49 @@ def test_a_session_inside_of_another_one_keeps_the_memory_of_weights(strategy):
         y.sum().backward()
     assert [tensor.data_ptr() for tensor in model.state_dict().values()] == addresses
     assert model[0][0].weight.grad is not None
+
+
+def test_other_modules_move_back_to_the_host(strategy):
+    with offload(mlp(1), "simulated", strategy=strategy):
+        made, moved = torch.nn.Linear(2, 2, device="simulated"), torch.nn.Linear(2, 2).to("simulated")
+        for module in (made, moved):
+            assert module.weight.device.type == "simulated"
+            module.to("cpu")
+            assert module.weight.device.type == "cpu" and type(module.weight) is torch.nn.Parameter
+
+
+def test_tensors_are_swapped_with_their_places(strategy):
+    with offload(mlp(1), "simulated", strategy=strategy):
+        first, second = torch.ones(2).to("simulated"), torch.zeros(3)
+        torch.utils.swap_tensors(first, second)
+        assert (first.device.type, second.device.type) == ("cpu", "simulated")
+        assert first.tolist() == [0, 0, 0] and (second + 1).tolist() == [2, 2]
+        held = weakref.ref(second)
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(first, second)
+        assert (first.device.type, second.device.type) == ("cpu", "simulated") and held() is second
+        del held
+        ended = offload(mlp(2), "simulated", strategy=strategy)
+        with ended:
+            third = torch.ones(2).to("simulated")
+        torch.utils.swap_tensors(first, third)
+
+
+def test_sessions_end_in_any_order(strategy):
+    first, second = mlp(2), torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+    expected = copy.deepcopy(second)(torch.ones(1, 256)).sum()
+    enable(first, "simulated", strategy=strategy, memory="512KiB")
+    enable(second, "simulated", strategy=strategy, memory="512KiB")
+    disable(first)
+    memory = torch.simulated.memory
+    memory.reset()
+    result = second(torch.ones(1, 256, device="simulated")).sum()
+    # What was saved keeps no copies: the session that packs it is the one that is left.
+    assert memory.allocated_bytes < 512 << 10
+    result.backward()
+    disable(second)
+    torch.testing.assert_close(result.detach().cpu(), expected.detach())
+    assert all(parameter.grad is not None for parameter in second.parameters())
+    # Nothing of the sessions packs any more.
+    product = expected * torch.ones((), requires_grad=True)
+    assert type(product.grad_fn._raw_saved_self.data) is torch.Tensor

@@ -103,6 +103,15 @@ def test_data_is_replaced(memory):
     equal(module.to("simulated").half()(torch.ones(1, 3, device="simulated").half()), expected)
 
 
+def test_parameters_are_made_by_the_type_of_another_one(memory):
+    parameter = torch.nn.Linear(2, 2).to("simulated").weight
+    for value in (torch.ones(2, 2), torch.ones(2, 2, device="simulated"), parameter):
+        for trained in (True, False):
+            made = type(parameter)(value, requires_grad=trained)
+            assert isinstance(made, torch.nn.Parameter) and made.device == value.device and made.requires_grad is trained
+            assert made.cpu().tolist() == value.cpu().tolist()
+
+
 @pytest.mark.parametrize("strategy", [None, "genoa", "flow"])
 def test_autocast_computes_in_its_dtype(strategy, memory):
     torch.manual_seed(0)

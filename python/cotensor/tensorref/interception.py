@@ -84,6 +84,7 @@ class Interception(Computing):
 
     def _set_data(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor, value = args
+        shown = isinstance(value, torch.Tensor) and (not value.is_cpu or self.belongs(value))
         if tensor.is_cpu and (isinstance(tensor, torch.nn.Parameter) or self.belongs(tensor) or self._is_gradient(tensor)):
             value = to_host(value)
         self.call(func, (tensor, value), {})
@@ -92,6 +93,9 @@ class Interception(Computing):
         owner = self.weights.owners.get(id(tensor))
         if owner is not None:
             self.replaced(owner)
+        elif self.results_on_host and tensor.is_cpu:
+            # ``Module.to`` gives a parameter of another module new data: it is where the data is for the program.
+            self.show(tensor, shown)
         elif self.division is not None:
             self.division.kept.clear()
         return None
@@ -101,6 +105,25 @@ class Interception(Computing):
         managed = [owner.tensor for owner in self.weights.owners.values()]
         given = [parameter for model in self.models for _, parameter in tensors_of(model)]
         return any([owner.grad is tensor for owner in [*managed, *given] if owner.is_leaf])
+
+    def forget_places(self, *values: torch.Tensor) -> List[bool]:
+        """Shows tensors of the host where they are. Returns whether each was shown as one of the device."""
+        shown = [value in self.marks for value in values]
+        for value in values:
+            self.marks.discard(value)
+        return shown
+
+    def show_as(self, tensor: torch.Tensor, data: Any) -> None:
+        """Shows a tensor where ``data`` is shown, if both are on the host."""
+        if isinstance(data, torch.Tensor) and data in self.marks:
+            self.marks.add(tensor)
+
+    def show(self, tensor: torch.Tensor, on_device: bool) -> None:
+        """Shows a tensor of the host, which is no weight, as one of the device or as what it is."""
+        if on_device:
+            self.marks.add(tensor)
+        else:
+            self.marks.discard(tensor)
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if self.target.type != "simulated":

@@ -23,6 +23,14 @@ class Marks:
         """Marks the tensors of the host among ``values``, and returns these."""
         return tree_map(self._mark, values)
 
+    def discard(self, tensor: torch.Tensor) -> None:
+        """A tensor is one of the host only."""
+        self._marked.pop(id(tensor), None)
+
+    def clear(self) -> None:
+        """Forgets all tensors."""
+        self._marked.clear()
+
     def _mark(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_cpu:
             key, marked = id(value), self._marked

@@ -23,6 +23,7 @@ _lock = threading.Lock()
 _sessions = 0
 #: What is replaced: the owner, the name, what the owner had (None: what it inherits), and what it has now.
 _replaced: List[Tuple[Any, str, Any, Any]] = []
+_make: Any = torch.nn.Parameter.__new__
 _copy: Any = torch.nn.Parameter.__deepcopy__
 _engine: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 #: ``backward``: the session of the next backward pass of a thread.
@@ -37,17 +38,19 @@ _devices: Any = vars(sys.modules[torch.optim.Optimizer.__module__]).get(_CAPTURA
 
 def begin() -> None:
     """Replaces the methods, until :func:`end`."""
-    global _sessions, _copy, _apply, _engine
+    global _sessions, _make, _copy, _apply, _engine
     with _lock:
         _sessions += 1
         if _sessions > 1:
             return
-        _copy, _apply = torch.nn.Parameter.__deepcopy__, torch.autograd.Function.__dict__["apply"]
-        _engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        _make, _copy = torch.nn.Parameter.__new__, torch.nn.Parameter.__deepcopy__
+        _apply, _engine = torch.autograd.Function.__dict__["apply"], torch.autograd._engine_run_backward  # type: ignore[attr-defined]
         _replace(torch.autograd, "_engine_run_backward", _run_engine)
         _replace(torch.nn.Parameter, "__deepcopy__", _copy_on_host)
+        _replace(torch.nn.Parameter, "__new__", staticmethod(_parameter))
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
         _replace(torch.Tensor, "set_", _set_on_host)
+        _replace(torch.utils, "swap_tensors", functools.partial(_swap_with_places, torch.utils.swap_tensors))
         _replace(torch.autograd.graph, "disable_saved_tensors_hooks", functools.partial(transforms.without_hooks, _disabled))
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
         _replace(torch.jit, "script", functools.partial(_refuse_inside, "script", torch.jit.script))
@@ -85,6 +88,14 @@ def _replace(owner: Any, name: str, now: Any) -> None:
     setattr(owner, name, now)
 
 
+def _parameter(kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """A parameter is where its data is for the program."""
+    made = _make(kind, data, *args, **kwargs)
+    for session in threads.entered():
+        session.show_as(made, data)
+    return made
+
+
 def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
     """The copy of a parameter is where the parameter is: it is managed when it is used."""
     if not threads.entered():
@@ -99,6 +110,19 @@ def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
         if threads.entered() and tensor.is_cpu:
             sources, named = tuple(map(to_host, sources)), {name: to_host(value) for name, value in named.items()}
         return torch._C.TensorBase.set_(tensor, *sources, **named)
+
+
+def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> None:
+    """PyTorch swaps no tensors with weak references: those of the sessions leave before, and come back swapped."""
+    sessions = threads.entered()
+    shown = [session.forget_places(first, second) for session in sessions]
+    try:
+        swap(first, second)
+        first, second = second, first
+    finally:
+        for session, (was_first, was_second) in zip(sessions, shown):
+            session.show(first, was_first)
+            session.show(second, was_second)
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:

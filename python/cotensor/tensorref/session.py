@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import _get_current_function_mode_stack, _push_mode
 from torch.utils._pytree import tree_map
@@ -264,6 +263,8 @@ class Offload(Interception):
                 for part in model.modules():
                     part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
         self.paused.clear()
+        # Results are tensors of the host from now on.
+        self.marks.clear()
         self.invalidate()
         for mover in self.movers:
             mover.paths.close()
@@ -276,15 +277,12 @@ class Offload(Interception):
         self._shares.clear()
 
     def _push(self) -> None:
-        hooks = saved_tensors_hooks(self._pack, self._unpack)
-        hooks.__enter__()
-        stack = self.local.__dict__.setdefault("stack", [])
-        stack.append(hooks)
+        threads.begin_saving(self)
         _push_mode(self)  # type: ignore[no-untyped-call]
 
     def _pop(self) -> None:
         threads.leave(self)
-        self.local.stack.pop().__exit__(None, None, None)
+        threads.end_saving(self)
 
     @contextlib.contextmanager
     def inside(self, model: torch.nn.Module) -> Iterator[bool]:

@@ -26,6 +26,9 @@ class _Session(Protocol):
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
     def for_function(self, value: Any) -> Any: ...
+    def forget_places(self, *values: Any) -> List[bool]: ...
+    def show(self, tensor: Any, on_device: bool) -> None: ...
+    def show_as(self, tensor: Any, data: Any) -> None: ...
     def on_host(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     def _pack(self, tensor: Any) -> Any: ...
     def _unpack(self, saved: Any) -> Any: ...
@@ -46,11 +49,29 @@ class Inherited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Saving:
+    """One entry of PyTorch's stack of hooks for saved tensors, and the session that it serves."""
+
+    def __init__(self, session: _Session) -> None:
+        self.session = session
+        self.hooks = saved_tensors_hooks(self.pack, _unpack)
+
+    def pack(self, tensor: Any) -> Any:
+        """The session unpacks what it has packed, also if this entry serves another one by then."""
+        return self.session, self.session._pack(tensor)
+
+
+def _unpack(packed: Tuple[_Session, Any]) -> Any:
+    session, saved = packed
+    return session._unpack(saved)
+
+
 class Thread(threading.Thread):
     """A thread that inherits no session."""
 
 
 _lock = threading.Lock()
+_local = threading.local()
 _sessions: List[_Session] = []
 _start: Callable[[threading.Thread], None] = threading.Thread.start
 
@@ -91,6 +112,22 @@ def end(session: _Session) -> None:
             threading.Thread.start = _start  # type: ignore[method-assign,assignment]
 
 
+def begin_saving(session: _Session) -> None:
+    """``session`` packs what this thread saves for backward passes, until :func:`end_saving`."""
+    saving = Saving(session)
+    saving.hooks.__enter__()
+    _local.__dict__.setdefault("saving", []).append(saving)
+
+
+def end_saving(session: _Session) -> None:
+    """Ends :func:`begin_saving`, also before later sessions: PyTorch takes the last entry, so each of theirs moves down."""
+    entries: List[Saving] = _local.saving
+    at = max([at for at, entry in enumerate(entries) if entry.session is session])
+    for earlier, later in zip(entries[at:], entries[at + 1 :]):
+        earlier.session = later.session
+    entries.pop().hooks.__exit__()
+
+
 @contextlib.contextmanager
 def outside(session: object) -> Iterator[None]:
     """Functions are not intercepted by a session that this thread is in."""
@@ -120,8 +157,12 @@ def leave(session: object) -> Tuple[List[Any], List[Any]]:
 
 @contextlib.contextmanager
 def _inside(session: _Session) -> Iterator[None]:
-    with saved_tensors_hooks(session._pack, session._unpack), Inherited(session):
-        yield
+    begin_saving(session)
+    try:
+        with Inherited(session):
+            yield
+    finally:
+        end_saving(session)
 
 
 def _start_inside(thread: threading.Thread) -> None:

@@ -72,7 +72,7 @@ def without_hooks(disabled: Callable[[str], Any], message: str) -> Iterator[None
     """``disabled(message)``, which refuses hooks of saved tensors: those of sessions are taken off for its time."""
     taken = []
     while (top := _hooks._top_saved_tensors_default_hooks(True)) is not None:
-        if not any([top[0] == session._pack for session in threads.entered()]):
+        if not isinstance(getattr(top[0], "__self__", None), threads.Saving):
             break
         taken.append(top)
         _hooks._pop_saved_tensors_default_hooks()

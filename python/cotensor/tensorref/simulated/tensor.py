@@ -34,7 +34,10 @@ class SimulatedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor, index: int) -> "SimulatedTensor":
+    def __new__(cls, raw: torch.Tensor, index: Optional[int] = None, requires_grad: bool = True) -> "SimulatedTensor":
+        if index is None:
+            # ``type(parameter)(data)``: the type of a parameter on this device is this one, and ``Parameter`` on others.
+            return torch.nn.Parameter(raw, requires_grad)  # type: ignore[return-value]
         if index >= len(MEMORIES):
             raise RuntimeError(f"invalid device ordinal: simulated:{index}, of {len(MEMORIES)} simulated devices")
         if raw.layout not in (torch.strided, torch.sparse_coo):
