@@ -138,7 +138,38 @@ def replaces_memory(model, x):
     return [y, x.grad, *[parameter.grad for parameter in model.parameters()]]
 
 
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * x).sum(0)
+
+
+class Filled(Scales):
+    def forward(self, x):
+        filled = torch.where(x > 0, self.layer(x), self.scale).masked_fill(x > 0.5, 0.25)
+        return Product.apply(filled, self.scale)
+
+
+def complex_linear():
+    torch.manual_seed(0)
+    return torch.nn.Linear(16, 16, dtype=torch.cfloat)
+
+
+def conjugates(model, x):
+    y = torch.mv(model.weight.H, x[0] * (1 + 2j)) + model.weight.conj().sum() + torch._neg_view(model.bias) + model.bias.imag.sum()
+    y.abs().sum().backward()
+    return [y, model.weight.grad, model.bias.grad]
+
+
 PROGRAMS = {
+    "conjugates": (complex_linear, conjugates),
+    "gradient of a function": (Filled, calls),
     "writes in inference": (mlp, writes_in_inference),
     "two passes": (normalized, two_passes),
     "replaced memory": (Scales, replaces_memory),

@@ -12,7 +12,7 @@ from torch.utils.weak import TensorWeakRef
 from .arguments import to_device
 from .mover import Mover
 from .simulated.tensor import raw_storage, storage_of
-from .weights import Weight
+from .weights import View, Weight
 
 
 class ToDevice(torch.autograd.Function):
@@ -27,8 +27,11 @@ class ToDevice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], None]:
-        # With the same strides: functions of the backward pass round differently for others.
-        return None if gradient is None else to_device(gradient, ctx.device), None
+        if gradient is None:
+            return None, None
+        # No session sees the move. With the same strides: functions of the backward pass round differently for others.
+        with torch._C.DisableTorchFunction():
+            return to_device(gradient, ctx.device), None
 
     @staticmethod
     def jvp(ctx: Any, host: torch.Tensor, copy: Any) -> Any:
@@ -66,12 +69,11 @@ def in_backward() -> bool:
 class SavedWeight:
     """A part of a weight that the backward pass needs, instead of its copy on the device."""
 
-    __slots__ = ("mover", "offset", "owner", "size", "source", "stride", "versions", "weight")
+    __slots__ = ("mover", "owner", "source", "versions", "view", "weight")
 
     def __init__(self, mover: Mover, weight: Weight, tensor: torch.Tensor) -> None:
         self.mover, self.weight = mover, weight
-        self.size, self.stride = tensor.size(), tensor.stride()
-        self.offset = int(tensor.storage_offset()) + weight.start
+        self.view = View(tensor, weight.start)
         #: The weight's memory, which may lose its owners.
         self.source = weight.source
         #: The owner that is saved itself, not a view of it: PyTorch then takes the memory that it has in the backward pass.
@@ -83,7 +85,7 @@ class SavedWeight:
         """The error for a weight that was changed after the forward pass."""
         owners = self.weight.owners
         changed = any([owner in owners and owner.tensor._version != version for owner, version in self.versions])
-        return _modified(self.weight.name, self.size) if changed else None
+        return _modified(self.weight.name, self.view.size) if changed else None
 
     @property
     def has_left(self) -> bool:
@@ -94,7 +96,7 @@ class SavedWeight:
         """The part in the memory of the host."""
         if self.has_left and self.owner is not None:
             return self.owner.tensor.detach()
-        return self.source.as_strided(self.size, self.stride, self.offset - self.weight.start)
+        return self.view.of(self.source, self.weight.start)
 
 
 class SavedTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -14,7 +14,7 @@ from .events import Hooks, Move
 from .memory import DeviceMemory
 from .simulated.tensor import raw_storage
 from .strategy import Strategy
-from .weights import Part, Weight, Weights
+from .weights import Part, View, Weight, Weights
 
 _Moves = Optional[List[Tuple[int, bool]]]
 
@@ -171,16 +171,16 @@ class Mover:
         self.copies += 1
         self.copied_bytes += weight.size_bytes
 
-    def need(self, weight: Weight, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    def need(self, weight: Weight, view: View) -> torch.Tensor:
         """A part of a weight that the backward pass needs. Raises ``torch.OutOfMemoryError``."""
         if not self.begin("saved", [weight]):
             weight.fetch(self.device, self.paths)
             assert weight.copy is not None
             self.paths.use(weight.copy, weight.landing)
-            part = weight.strided(size, stride, offset)
+            part = weight.part(view)
             weight.drop()
             return part
-        part = weight.strided(size, stride, offset)
+        part = weight.part(view)
         self.running()
         self.end(1)
         return part

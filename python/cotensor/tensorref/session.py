@@ -385,7 +385,7 @@ class Offload(Interception):
                     # Compiled code that waits for this pass has the lock.
                     return to_device(saved.on_host(), saved.mover.device)
                 with self.lock:
-                    return saved.mover.need(weight, saved.size, saved.stride, saved.offset)
+                    return saved.mover.need(weight, saved.view)
             except torch.OutOfMemoryError as failure:
                 self.failures.append(failure)
                 return saved.on_host()

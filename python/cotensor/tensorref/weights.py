@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -64,11 +64,27 @@ class Weight:
         for owner in self.owners:
             owner.plain = owner.linked = None
 
-    def strided(self, size: Any, stride: Any, offset: int) -> torch.Tensor:
-        """A part of the copy; ``offset`` counts elements of the host's storage."""
+    def part(self, view: "View") -> torch.Tensor:
+        """A part of the copy, by a view of the host's storage."""
         assert self.copy is not None
+        return view.of(self.copy, self.start)
+
+
+class View:
+    """How a tensor shows the elements of a storage. ``moved``: elements of it before those that the tensor's own storage has."""
+
+    __slots__ = ("is_conj", "is_neg", "offset", "size", "stride")
+
+    def __init__(self, tensor: torch.Tensor, moved: int = 0) -> None:
+        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), int(tensor.storage_offset()) + moved
+        self.is_conj, self.is_neg = tensor.is_conj(), tensor.is_neg()
+
+    def of(self, elements: torch.Tensor, start: int) -> torch.Tensor:
+        """The same view of other memory, whose first element is number ``start`` of the storage."""
         with torch.inference_mode(False), torch.no_grad():
-            return self.copy.as_strided(size, stride, offset - self.start)
+            shown = elements.as_strided(self.size, self.stride, self.offset - start)
+            shown = shown.conj() if self.is_conj else shown
+            return torch._neg_view(shown) if self.is_neg else shown
 
 
 class Part:
@@ -88,7 +104,7 @@ class Part:
         """The part of the copy, without a gradient to the tensor."""
         tensor, found = self.tensor, self.plain
         if found is None:
-            found = self.plain = self.weight.strided(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+            found = self.plain = self.weight.part(View(tensor))
         if found.requires_grad != tensor.requires_grad:
             # Some functions choose their algorithm by it, also without gradients.
             found.requires_grad_(tensor.requires_grad)
@@ -201,6 +217,7 @@ def manageable(tensor: torch.Tensor) -> bool:
         and tensor.layout == torch.strided
         and not tensor.is_quantized
         and not tensor.is_inference()
+        and not (tensor.is_conj() or tensor.is_neg())
     )
 
 
