@@ -50,7 +50,8 @@ _PLAIN = frozenset(
     "__iter__ requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook _backward_hooks result_type "
     "can_cast promote_types is_nonzero is_conj is_neg is_pinned is_shared is_coalesced is_distributed apply_ map_ "
     "_is_view has_names align_to refine_names rename names __contains__ detach_ as_subclass _make_subclass _dimI _dimV "
-    "_nnz get_default_dtype is_grad_enabled _has_compatible_shallow_copy_type".split()
+    "_nnz get_default_dtype is_grad_enabled _has_compatible_shallow_copy_type _add_batch_dim "
+    "_remove_batch_dim".split()
 )
 _ESCAPES = frozenset(
     "numpy __array__ data_ptr untyped_storage storage _typed_storage __dlpack__ share_memory_ __array_interface__ "
