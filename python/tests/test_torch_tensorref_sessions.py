@@ -17,6 +17,8 @@ from tensorref_common import X, check, mlp  # noqa: E402
 from cotensor.errors import InvalidError  # noqa: E402
 from cotensor.tensorref import Strategy, disable, enable, offload  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("memory")
+
 
 def test_threads_of_the_block_are_inside(strategy):
     model, found = mlp(2), {}

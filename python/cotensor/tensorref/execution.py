@@ -103,6 +103,12 @@ class Execution(TorchFunctionMode):
         """Whether a tensor of the host is shown as one of the device."""
         return (tensor in self.marks or self.weights.belongs(tensor)) and not self._in_node_of_host()
 
+    def knows(self, ids: Set[int], storages: Set[int]) -> bool:
+        """Whether one of some tensors of the host is shown as one of the device, by their ids and memory."""
+        weights = self.weights
+        by_id = not (weights.owners.keys().isdisjoint(ids) and self.marks.ids().isdisjoint(ids))
+        return by_id or not (weights.by_storage.keys().isdisjoint(storages) and weights.empty.keys().isdisjoint(storages))
+
     def _in_node_of_host(self) -> bool:
         """Whether a node of the backward pass runs whose function ran on the host: its tensors are shown where they are."""
         node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
@@ -296,10 +302,18 @@ class Execution(TorchFunctionMode):
             return self.call(func, args, kwargs)
 
     def _free(self, mover: Mover) -> None:
-        """The device had no memory: frees what operations do not need now."""
+        """The device had no memory: frees what operations do not need now, also of other sessions that do nothing."""
         if self.division is not None:
             self.division.kept.clear()
         mover.no_memory()
+        for session in threads.everywhere():
+            if session.movers is not self.movers and session.lock.acquire(blocking=False):
+                try:
+                    for other in session.movers:
+                        if other.device == mover.device:
+                            other.no_memory()
+                finally:
+                    session.lock.release()
 
     def run_on_host(self, func: Any, args: Args, kwargs: Kwargs, results_to: Optional[Mover]) -> Any:
         """Runs an operation on the host. Its results go to a device, if any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict
+from typing import Any, Dict, KeysView
 
 import torch
 from torch.utils._pytree import tree_map
@@ -22,6 +22,10 @@ class Marks:
     def add(self, values: Any) -> Any:
         """Marks the tensors of the host among ``values``, and returns these."""
         return tree_map(self._mark, values)
+
+    def ids(self) -> KeysView[int]:
+        """The ids of the tensors."""
+        return self._marked.keys()
 
     def discard(self, tensor: torch.Tensor) -> None:
         """A tensor is one of the host only."""

@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import _get_current_function_mode_stack, _push_mode
 from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError, UnsupportedError
@@ -278,7 +277,7 @@ class Offload(Interception):
 
     def _push(self) -> None:
         threads.begin_saving(self)
-        _push_mode(self)  # type: ignore[no-untyped-call]
+        threads.enter(self)
 
     def _pop(self) -> None:
         threads.leave(self)
@@ -297,8 +296,7 @@ class Offload(Interception):
         # An optimizer that failed has not resumed this thread.
         self.paused.discard(threading.get_ident())
         # Threads of the backward pass have the modes of the thread that called it.
-        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        entered = self.is_entered and not any([threads.session_of(mode) is self for mode in modes])
+        entered = self.is_entered and not any([session is self for session in threads.entered()])
         self.local.__dict__.setdefault("forwards", []).append(entered)
         if entered:
             self._push()
@@ -348,10 +346,12 @@ class Offload(Interception):
             return tensor
         with torch._C.DisableTorchFunction():
             if not tensor.is_cpu:
-                mover = self.mover_of(tensor.device)
-                weight = mover.by_copy.get(raw_storage(tensor))
-                if weight is not None and weight.dtype == tensor.dtype:
-                    return SavedWeight(mover, weight, tensor)
+                key = raw_storage(tensor)
+                # PyTorch asks the session only that was entered last.
+                for mover in [*self.movers, *[mover for session in threads.everywhere() for mover in session.movers]]:
+                    weight = mover.by_copy.get(key)
+                    if weight is not None and weight.dtype == tensor.dtype:
+                        return SavedWeight(mover, weight, tensor)
             operation = Substitution.current(self.local)
             if tensor.is_cpu or not self.results_on_host or (operation is not None and operation.saves_early):
                 # A leaf may get other memory until then.
@@ -384,7 +384,7 @@ class Offload(Interception):
                 if self.runs_code or saved.has_left:
                     # Compiled code that waits for this pass has the lock.
                     return to_device(saved.on_host(), saved.mover.device)
-                with self.lock:
+                with saved.mover.lock:
                     return saved.mover.need(weight, saved.view)
             except torch.OutOfMemoryError as failure:
                 self.failures.append(failure)

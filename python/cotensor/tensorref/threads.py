@@ -14,9 +14,18 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from .arguments import collect
+from .operations import Kind, kind_of
+from .weights import memory_of
+
+#: Functions of these kinds pass all sessions of a thread.
+_FOR_ALL = (Kind.BACKWARD, Kind.MOVE, Kind.FACTORY)
+_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+
 
 class _Session(Protocol):
     local: threading.local
+    lock: Any
     movers: Any
     paused: Set[int]
 
@@ -26,6 +35,7 @@ class _Session(Protocol):
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
     def for_function(self, value: Any) -> Any: ...
+    def knows(self, ids: Set[int], storages: Set[int]) -> bool: ...
     def forget_places(self, *values: Any) -> List[bool]: ...
     def show(self, tensor: Any, on_device: bool) -> None: ...
     def show_as(self, tensor: Any, data: Any) -> None: ...
@@ -47,6 +57,43 @@ class Inherited(TorchFunctionMode):
         if self.session.is_entered:
             return self.session.__torch_function__(func, types, args, kwargs)
         return func(*args, **(kwargs or {}))
+
+
+class Sessions(TorchFunctionMode):
+    """Sessions of a thread that were entered one after another, as one mode. A function passes those that know its tensors."""
+
+    def __init__(self, entry: Any) -> None:
+        super().__init__()
+        #: Sessions, also as :class:`Inherited`; the last one was entered last.
+        self.entries = [entry]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
+    ) -> Any:
+        entries = self.entries
+        if len(entries) > 1:
+            entries = self._concerned(func, args, kwargs or {})
+        if len(entries) == 1:
+            return entries[0].__torch_function__(func, types, args, kwargs)
+        # Each of them sees the function that the program calls, the last one first.
+        for entry in entries:
+            _push_mode(entry)  # type: ignore[no-untyped-call]
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            for _ in entries:
+                _pop_mode()  # type: ignore[no-untyped-call]
+
+    def _concerned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
+        if kind_of(func) in _FOR_ALL or _transforms() is not None:
+            return self.entries
+        found: List[torch.Tensor] = []
+        with torch._C.DisableTorchFunction():
+            collect([*args, *kwargs.values()], found)
+            ids = {id(tensor) for tensor in found}
+            storages = {key for key in map(memory_of, found) if key is not None}
+        known = [entry for entry in self.entries if session_of(entry).knows(ids, storages)]
+        return known or self.entries[-1:]
 
 
 class Saving:
@@ -84,8 +131,9 @@ def session_of(mode: Any) -> Any:
 def entered() -> List[_Session]:
     """The sessions of this thread, the first one first."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    found = [session_of(mode) for mode in modes]
-    return [session for session in found if any(session is other for other in _sessions)]
+    found = [session_of(entry) for mode in modes for entry in (mode.entries if isinstance(mode, Sessions) else [mode])]
+    known = {id(session) for session in _sessions}
+    return [session for session in found if id(session) in known]
 
 
 def everywhere() -> List[_Session]:
@@ -128,40 +176,67 @@ def end_saving(session: _Session) -> None:
     entries.pop().hooks.__exit__()
 
 
+def enter(entry: Any) -> None:
+    """Adds a session to this thread's modes."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if modes and isinstance(modes[-1], Sessions):
+        modes[-1].entries.append(entry)
+    else:
+        _push_mode(Sessions(entry))  # type: ignore[no-untyped-call]
+
+
+def leave(session: object) -> Callable[[], None]:
+    """Takes the last entry of a session out of this thread's modes. Returns a function that puts it back."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    for at, mode in reversed(list(enumerate(modes))):
+        entries = mode.entries if isinstance(mode, Sessions) else []
+        places = [place for place, entry in enumerate(entries) if session_of(entry) is session]
+        if places:
+            return _take(modes[at:], places[-1])
+    return lambda: None
+
+
+def _take(modes: Sequence[Any], place: int) -> Callable[[], None]:
+    """Takes an entry out of the first one of the modes on top of this thread's."""
+    entries, later = modes[0].entries, modes[1:]
+    entry = entries.pop(place)
+    if entries:
+        return lambda: entries.insert(place, entry)
+    _exchange(modes, later)
+
+    def back() -> None:
+        _exchange(later, modes)
+        entries.insert(place, entry)
+
+    return back
+
+
+def _exchange(modes: Sequence[Any], others: Sequence[Any]) -> None:
+    """The modes on top of this thread's become others."""
+    for _ in modes:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    for mode in others:
+        _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
 @contextlib.contextmanager
 def outside(session: object) -> Iterator[None]:
     """Functions are not intercepted by a session that this thread is in."""
-    later, own = leave(session)
+    back = leave(session)
     try:
         yield
     finally:
-        for _ in later:
-            _pop_mode()  # type: ignore[no-untyped-call]
-        for mode in [*own, *later]:
-            _push_mode(mode)  # type: ignore[no-untyped-call]
-
-
-def leave(session: object) -> Tuple[List[Any], List[Any]]:
-    """Takes the last entry of a session out of this thread's modes. Returns the modes that were entered later, and the entry."""
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    entries = [at for at, mode in enumerate(modes) if session_of(mode) is session]
-    if not entries:
-        return [], []
-    for _ in modes[entries[-1] :]:
-        _pop_mode()  # type: ignore[no-untyped-call]
-    later = list(modes[entries[-1] + 1 :])
-    for mode in later:
-        _push_mode(mode)  # type: ignore[no-untyped-call]
-    return later, [modes[entries[-1]]]
+        back()
 
 
 @contextlib.contextmanager
 def _inside(session: _Session) -> Iterator[None]:
     begin_saving(session)
+    enter(Inherited(session))
     try:
-        with Inherited(session):
-            yield
+        yield
     finally:
+        leave(session)
         end_saving(session)
 
 

@@ -127,7 +127,7 @@ class Weights:
         #: The storages of owners without elements, by their numbers.
         self.empty: Dict[int, torch.UntypedStorage] = {}
         #: By storage; most storages are one weight.
-        self._by_storage: Dict[int, List[Weight]] = {}
+        self.by_storage: Dict[int, List[Weight]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> Optional[Weight]:
         """Manages a tensor on the host. Returns its weight if it is a new one."""
@@ -137,7 +137,7 @@ class Weights:
             self.empty[raw_storage(tensor)] = tensor.untyped_storage()
             return None
         start, end = extent(tensor)
-        ranges = self._by_storage.setdefault(raw_storage(tensor), [])
+        ranges = self.by_storage.setdefault(raw_storage(tensor), [])
         for weight in ranges:
             if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
                 self._own(tensor, weight)
@@ -159,7 +159,7 @@ class Weights:
         """Whether an owner's memory is still that of its weight."""
         weight, tensor = owner.weight, owner.tensor
         has_elements = manageable(tensor) and tensor.numel() > 0
-        ranges = self._by_storage.get(tensor.untyped_storage()._cdata, ()) if has_elements else ()
+        ranges = self.by_storage.get(tensor.untyped_storage()._cdata, ()) if has_elements else ()
         if weight not in ranges or weight.dtype != tensor.dtype:
             return False
         start, end = extent(tensor)
@@ -171,7 +171,7 @@ class Weights:
         weight.owners.remove(owner)
         del self.owners[id(owner.tensor)]
         if not weight.owners:
-            self._by_storage[raw_storage(weight.source)].remove(weight)
+            self.by_storage[raw_storage(weight.source)].remove(weight)
             weight.source = torch.empty(0, dtype=weight.dtype)
 
     def part(self, tensor: torch.Tensor) -> Optional[Part]:
@@ -181,7 +181,7 @@ class Weights:
             return found
         if tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
             return None
-        ranges = self._by_storage.get(tensor.untyped_storage()._cdata)
+        ranges = self.by_storage.get(tensor.untyped_storage()._cdata)
         if ranges is None or tensor.numel() == 0:
             return None
         start, end = extent(tensor)
@@ -197,17 +197,22 @@ class Weights:
 
     def belongs(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is a part of the model: perhaps without elements, or of another type, such as the real part."""
-        if id(tensor) in self.owners or self.sharing(tensor):
+        if id(tensor) in self.owners:
             return True
-        if not self.empty or tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
-            return False
-        return raw_storage(tensor) in self.empty
+        memory = memory_of(tensor)
+        return bool(self.by_storage.get(memory)) or memory in self.empty  # type: ignore[arg-type]
 
     def sharing(self, tensor: torch.Tensor) -> Sequence[Weight]:
         """The weights in the same storage as a tensor."""
-        if tensor.layout != torch.strided or not tensor.is_cpu or torch.nn.parameter.is_lazy(tensor):
-            return ()
-        return self._by_storage.get(tensor.untyped_storage()._cdata, ())
+        memory = memory_of(tensor)
+        return () if memory is None else self.by_storage.get(memory, ())
+
+
+def memory_of(tensor: torch.Tensor) -> Optional[int]:
+    """The number of the memory of a tensor of the host; None: it has none that a weight may have."""
+    if tensor.layout != torch.strided or not tensor.is_cpu or torch.nn.parameter.is_lazy(tensor):
+        return None
+    return int(tensor.untyped_storage()._cdata)
 
 
 def manageable(tensor: torch.Tensor) -> bool:

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from ... import _checks
 from ...errors import ConflictError, UnsupportedError
-from .. import threads
 from ..sizes import size_bytes
 from . import autocast
 from .memory import MEMORIES, SimulatedMemory
@@ -170,6 +169,8 @@ def register() -> None:
 
     @functools.wraps(linearize)
     def traced(function: Any, *primals: Any) -> Any:
+        from .. import threads
+
         # PyTorch traces the tangents without the elements of these tensors, and gives others.
         places = [value.device for value in tree_leaves(primals) if isinstance(value, torch.Tensor)]
         if any([place.type == "simulated" for place in [*places, *[session.target for session in threads.entered()]]]):
