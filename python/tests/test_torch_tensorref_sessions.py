@@ -256,3 +256,17 @@ def test_sessions_end_in_any_order(strategy):
     # Nothing of the sessions packs any more.
     product = expected * torch.ones((), requires_grad=True)
     assert type(product.grad_fn._raw_saved_self.data) is torch.Tensor
+
+
+def test_hundreds_of_models_are_enabled(strategy):
+    models = [mlp(1, seed=seed) for seed in range(300)]
+    for model in models:
+        enable(model, "simulated", strategy=strategy)
+    x = X.to("simulated")
+    # The weights of two sessions in one operation, and a function without weights.
+    found = [models[0](x), models[-1](x) + models[7][0].bias, torch.zeros(3, device=x.device), (models[3][0].weight + models[200][0].weight)]
+    for model in models:
+        disable(model)
+    expected = [models[0](X), models[-1](X) + models[7][0].bias, torch.zeros(3), models[3][0].weight + models[200][0].weight]
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.detach().cpu(), other.detach())

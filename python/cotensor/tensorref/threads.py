@@ -18,8 +18,6 @@ from .arguments import collect
 from .operations import Kind, kind_of
 from .weights import memory_of
 
-#: Functions of these kinds pass all sessions of a thread.
-_FOR_ALL = (Kind.BACKWARD, Kind.MOVE, Kind.FACTORY)
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 
@@ -85,7 +83,7 @@ class Sessions(TorchFunctionMode):
                 _pop_mode()  # type: ignore[no-untyped-call]
 
     def _concerned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
-        if kind_of(func) in _FOR_ALL or _transforms() is not None:
+        if kind_of(func) is Kind.BACKWARD or _transforms() is not None:
             return self.entries
         found: List[torch.Tensor] = []
         with torch._C.DisableTorchFunction():
