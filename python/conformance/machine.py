@@ -74,8 +74,9 @@ class Machine:
         if self._block is not None:
             block, self._block = self._block, None
             block.close()
-            # A copy of a model may have tensors on the device (docs/tensorref.md).
-            self.model.cpu()
+            if any([not tensor.is_cpu for tensor in self.model.state_dict().values()]) and self.place.is_offloaded:
+                # A copy of a model may have tensors on the device (docs/tensorref.md).
+                self.model.cpu()
 
     def run(self, number: int, name: str, numbers: Tuple[int, int, int]) -> None:
         """A step; its error is one of its results."""

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorref_common import mlp, runs_as_on_host  # noqa: E402
+from tensorref_common import X, mlp, runs_as_on_host  # noqa: E402
 
 from cotensor.tensorref import offload  # noqa: E402
 
@@ -168,7 +168,16 @@ def conjugates(model, x):
     return [y, model.weight.grad, model.bias.grad]
 
 
+def converted(model, x):
+    model(x).sum().backward()
+    model.double()
+    y = model(x.double())
+    y.sum().backward()
+    return [y, *[parameter.grad for parameter in model.parameters()]]
+
+
 PROGRAMS = {
+    "converted": (mlp, converted),
     "conjugates": (complex_linear, conjugates),
     "gradient of a function": (Filled, calls),
     "writes in inference": (mlp, writes_in_inference),
@@ -228,3 +237,39 @@ def test_all_sessions_see_writes_without_a_version():
             norm(x.to("simulated") * 3)
         found = norm.eval()(x.to("simulated"))
     torch.testing.assert_close(found.cpu(), norm(x).detach())
+
+
+@STRATEGIES
+def test_a_step_that_fails_ends_its_pause(strategy):
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(5, 8, sparse=True)
+    with offload(model, "simulated", strategy=strategy, memory="1MiB"):
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        model(torch.tensor([1]).to("simulated")).sum().backward()
+        with pytest.raises(RuntimeError, match="sparse"):
+            optimizer.step()
+        with torch.no_grad():
+            model.weight.lerp_(torch.ones(5, 8, device="simulated"), 1.0)
+    assert torch.equal(model.weight, torch.ones(5, 8))
+
+
+@STRATEGIES
+def test_views_find_memory(strategy, memory):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy, memory="1MiB"), torch.no_grad():
+        y = model(X.to("simulated"))
+        memory.fail(1)
+        # A copy, because no strides give this shape.
+        z = y.t().reshape(48)
+    assert torch.equal(z.cpu(), model(X).detach().t().reshape(48))
+
+
+@STRATEGIES
+def test_tied_parameters_of_the_block_stay_tied(strategy):
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy, memory="1MiB"):
+        made = torch.nn.Linear(16, 16, device="simulated")
+        model.append(made)
+        model.append(torch.nn.Linear(16, 16, device="simulated"))
+        model[2].weight = made.weight
+    assert model[2].weight is model[1].weight and model[1].weight.device.type == "cpu"

@@ -264,7 +264,8 @@ def test_hundreds_of_models_are_enabled(strategy):
         enable(model, "simulated", strategy=strategy)
     x = X.to("simulated")
     # The weights of two sessions in one operation, and a function without weights.
-    found = [models[0](x), models[-1](x) + models[7][0].bias, torch.zeros(3, device=x.device), (models[3][0].weight + models[200][0].weight)]
+    both = models[3][0].weight + models[200][0].weight
+    found = [models[0](x), models[-1](x) + models[7][0].bias, torch.zeros(3, device=x.device), both]
     for model in models:
         disable(model)
     expected = [models[0](X), models[-1](X) + models[7][0].bias, torch.zeros(3), models[3][0].weight + models[200][0].weight]

@@ -398,3 +398,16 @@ def test_inference_mode_takes_operations_apart(memory):
         assert memory.copies_out == copied_out + 1
         x.mul_(2)
         assert torch.equal(y, torch.ones(2, 3))
+
+
+def test_foreach_functions_have_new_versions():
+    x = torch.ones(3).to("simulated")
+    before = x._version
+    torch._foreach_add_([x], 1)
+    assert x._version == before + 1
+    weight = torch.ones(3).to("simulated").requires_grad_()
+    y = (weight * weight).sum()
+    weight.grad = torch.ones(3).to("simulated")
+    torch.optim.SGD([weight], 0.1, foreach=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, List, Optional, Sequence, Set
 
 import torch
@@ -30,7 +29,7 @@ class Computing(Execution):
             known = self.functions[func]
         except KeyError:
             known = self.functions[func] = Function(func, getattr(self, f"_{kind_of(func).name.lower()}"))
-        if self.paused and threading.get_ident() in self.paused:
+        if self.paused and self.is_paused():
             return func(*args, **(kwargs or {}))
         if _transforms() is not None and known.name not in ("backward", "grad"):
             with torch._C.DisableTorchFunction():
@@ -127,8 +126,10 @@ class Computing(Execution):
 
     def for_function(self, value: Any) -> Any:
         """What a function of the program, with a backward pass of its own, gets for an argument."""
-        is_weight = isinstance(value, torch.Tensor) and value.requires_grad and not self.results_on_host
-        if not is_weight or (self.weights.find(value) is None and not (value.is_cpu and value in self.marks)):
+        is_host = isinstance(value, torch.Tensor) and value.is_cpu
+        if self.results_on_host or not (is_host and value.requires_grad):
+            return value
+        if self._part(value) is None and value not in self.marks:
             return value
         # Through the session, so that the gradient goes back to the weight.
         return torch.clone(value)
@@ -158,7 +159,7 @@ class Computing(Execution):
                 return self._compute(func, args, kwargs)
             if self.division is not None and len(devices_of(args)) > 1:
                 return self.run_on_devices(func, args, kwargs)
-        result = self.call(func, args, kwargs)
+        result = self.call_with_memory(func, args, kwargs)
         if tensor is not None and is_new(result) and self.belongs(tensor) and raw_storage(tensor) != raw_storage(result):
             # Such as ``reshape`` of a transposed tensor, or an index that is a list.
             return self._compute(func, args, kwargs)

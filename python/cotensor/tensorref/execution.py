@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
+import types
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -67,8 +69,8 @@ class Execution(TorchFunctionMode):
         self.marks = Marks()
         #: What each thread does.
         self.local = threading.local()
-        #: Threads whose functions run as they are.
-        self.paused: Set[int] = set()
+        #: Threads whose functions run as they are, while a frame is among their callers; None: for good.
+        self.paused: Dict[int, Optional[types.FrameType]] = {}
         #: Errors of saved tensors: an exception of their hooks would end the process in a thread of the device.
         self.failures: List[Exception] = []
         #: Whether the thread that has the lock runs the code of several operations.
@@ -85,6 +87,19 @@ class Execution(TorchFunctionMode):
             return func(*args, **kwargs)
         with torch._C._EnableTorchFunction():
             return func(*args, **kwargs)
+
+    def is_paused(self) -> bool:
+        """Whether functions of this thread run as they are. PyTorch does not report the end of a step that fails."""
+        thread = threading.get_ident()
+        frame = self.paused.get(thread)
+        if frame is None:
+            return thread in self.paused
+        caller: Optional[types.FrameType] = sys._getframe()
+        while caller is not None and caller is not frame:
+            caller = caller.f_back
+        if caller is None:
+            del self.paused[thread]
+        return caller is not None
 
     def mover_of(self, device: torch.device) -> Mover:
         """The mover of one of the devices."""

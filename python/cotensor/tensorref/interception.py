@@ -74,6 +74,11 @@ class Interception(Computing):
         self.functions.setdefault(torch.Tensor.clone, Function(torch.Tensor.clone, self._compute))
         return self._compute(function, (tensor,), options)
 
+    def _compatible(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        # ``Module.to`` asks it of a parameter and of what it becomes: a weight gets memory of the host in any case.
+        weights = [tensor for tensor in args if tensor.is_cpu and self.belongs(tensor)]
+        return len(weights) == 1 or self.call(func, args, kwargs)
+
     def _escape(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], torch.Tensor):
             for mover in self.movers:

@@ -34,6 +34,8 @@ class Kind(enum.Enum):
     ESCAPE = "escape"
     #: Replaces a tensor's memory or its gradient: the setters of ``data`` and ``grad``.
     SET_DATA = "set data"
+    #: Whether one tensor can get the memory of another one.
+    COMPATIBLE = "compatible"
     #: Runs gradients: ``backward``, ``torch.autograd.grad``.
     BACKWARD = "backward"
 
@@ -50,8 +52,7 @@ _PLAIN = frozenset(
     "__iter__ requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook _backward_hooks result_type "
     "can_cast promote_types is_nonzero is_conj is_neg is_pinned is_shared is_coalesced is_distributed apply_ map_ "
     "_is_view has_names align_to refine_names rename names __contains__ detach_ as_subclass _make_subclass _dimI _dimV "
-    "_nnz get_default_dtype is_grad_enabled _has_compatible_shallow_copy_type _add_batch_dim "
-    "_remove_batch_dim".split()
+    "_nnz get_default_dtype is_grad_enabled _add_batch_dim _remove_batch_dim".split()
 )
 _ESCAPES = frozenset(
     "numpy __array__ data_ptr untyped_storage storage _typed_storage __dlpack__ share_memory_ __array_interface__ "
@@ -139,6 +140,8 @@ def kind_of(func: Any) -> Kind:
         return Kind.SET_DATA
     if name in _DEVICES:
         return Kind.DEVICE
+    if name == "_has_compatible_shallow_copy_type":
+        return Kind.COMPATIBLE
     if name == "backward" or name == "grad" and slot != "__get__" and slot != "__set__":
         return Kind.BACKWARD
     if slot in ("__get__", "__set__", "__delete__"):

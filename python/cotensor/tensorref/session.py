@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 import weakref
@@ -259,8 +260,7 @@ class Offload(Interception):
         for model in self.models:
             # What the program assigned inside of the block, or PyTorch for it.
             if any([not tensor.is_cpu for _, tensor in tensors_of(model)]):
-                for part in model.modules():
-                    part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
+                _bring_home(model)
         self.paused.clear()
         # Results are tensors of the host from now on.
         self.marks.clear()
@@ -293,8 +293,6 @@ class Offload(Interception):
             self._after_forward(model, (), None)
 
     def _before_forward(self, model: torch.nn.Module, args: Any) -> None:
-        # An optimizer that failed has not resumed this thread.
-        self.paused.discard(threading.get_ident())
         # Threads of the backward pass have the modes of the thread that called it.
         entered = self.is_entered and not any([session is self for session in threads.entered()])
         self.local.__dict__.setdefault("forwards", []).append(entered)
@@ -308,8 +306,9 @@ class Offload(Interception):
 
     @_plainly
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        thread = threading.get_ident()
-        self.paused.add(thread)
+        # The hook, its wrapper, and PyTorch's wrapper of the step.
+        thread, step = threading.get_ident(), sys._getframe(2)
+        self.paused[thread] = step
         # A step that fails midway has no end.
         self._stepped(optimizer)
         # Made inside of the block, as by Adagrad, or loaded.
@@ -319,11 +318,11 @@ class Offload(Interception):
 
         def resumed(closure: Any) -> Any:
             def evaluate(*given: Any, **named: Any) -> Any:
-                self.paused.discard(thread)
+                self.paused.pop(thread, None)
                 try:
                     return closure(*given, **named)
                 finally:
-                    self.paused.add(thread)
+                    self.paused[thread] = step
 
             return evaluate if callable(closure) else closure
 
@@ -331,7 +330,7 @@ class Offload(Interception):
 
     @_plainly
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.paused.discard(threading.get_ident())
+        self.paused.pop(threading.get_ident(), None)
         self._stepped(optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -457,6 +456,17 @@ def disable(model: Any) -> None:
     session = _enabled.pop(model, None)
     if session is not None:
         session.__exit__(None, None, None)
+
+
+def _bring_home(model: torch.nn.Module) -> None:
+    """Moves what a model has on the device to the host. A parameter of several modules stays one."""
+    parts = list(model.modules())
+    before = {(part, name): parameter for part in parts for name, parameter in part._parameters.items()}
+    after: Dict[int, Any] = {}
+    for part in parts:
+        part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
+    for (part, name), parameter in before.items():
+        part._parameters[name] = after.setdefault(id(parameter), part._parameters[name])
 
 
 def _modules(model: Any) -> List[torch.nn.Module]:

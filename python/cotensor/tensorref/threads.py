@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -25,7 +25,7 @@ class _Session(Protocol):
     local: threading.local
     lock: Any
     movers: Any
-    paused: Set[int]
+    paused: Dict[int, Any]
 
     @property
     def target(self) -> torch.device: ...

@@ -54,7 +54,8 @@ class Weight:
     def fetch(self, device: torch.device, copies: Copies) -> None:
         """Copies to the device."""
         self.drop()
-        with torch.inference_mode(False), torch.no_grad():
+        # Also where a transform of ``torch.func`` would wrap the copy.
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
             self.seen = self.state()
             self.copy, self.landing = copies.fetch(self.source, device, None if self.exposed else self.seen)
 

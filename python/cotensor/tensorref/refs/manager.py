@@ -79,7 +79,7 @@ class TensorsManager:
     def run_without_device(self) -> None:
         """Ends the use of the device in this thread. The mode of the thread stays."""
         if self._session is not None:
-            self._session.paused.add(threading.get_ident())
+            self._session.paused[threading.get_ident()] = None
             self._session = None
 
     def run(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

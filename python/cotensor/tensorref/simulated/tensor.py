@@ -207,6 +207,10 @@ def _dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
                 follow(tensor)
         for tensor, raw in traced:
             tensor.copy_(raw)
+        if func._schema.name.startswith("aten::_foreach_"):
+            # PyTorch leaves it to the kernels of these.
+            written = [one for one in args[0] if not one.is_inference()]
+            torch.autograd.graph.increment_version(written)
     if to_host:
         return results
     if func is aten._pack_padded_sequence.default:
