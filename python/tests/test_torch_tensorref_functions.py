@@ -176,7 +176,16 @@ def converted(model, x):
     return [y, *[parameter.grad for parameter in model.parameters()]]
 
 
+def new_parameter(model, x):
+    """A parameter that no operation has read before a function saves it."""
+    made = torch.nn.Parameter(torch.linspace(0.5, 1, 16))
+    y = Product.apply(Product.apply(model(x), model[0].bias), made)
+    y.sin().sum().backward()
+    return [y, made.grad, *[parameter.grad for parameter in model.parameters()]]
+
+
 PROGRAMS = {
+    "new parameter": (mlp, new_parameter),
     "converted": (mlp, converted),
     "conjugates": (complex_linear, conjugates),
     "gradient of a function": (Filled, calls),

@@ -126,10 +126,11 @@ class Computing(Execution):
 
     def for_function(self, value: Any) -> Any:
         """What a function of the program, with a backward pass of its own, gets for an argument."""
-        is_host = isinstance(value, torch.Tensor) and value.is_cpu
-        if self.results_on_host or not (is_host and value.requires_grad):
+        if self.results_on_host or not isinstance(value, torch.Tensor):
             return value
-        if self._part(value) is None and value not in self.marks:
+        with torch._C.DisableTorchFunction():
+            known = value.is_cpu and value.requires_grad and (self._part(value) is not None or value in self.marks)
+        if not known:
             return value
         # Through the session, so that the gradient goes back to the weight.
         return torch.clone(value)
