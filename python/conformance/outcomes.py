@@ -15,7 +15,9 @@ from cotensor.tensorref.refs import tensorsManager
 
 #: Names of devices and of classes of tensors in errors, and addresses.
 _PLACES = re.compile(
-    r"SimulatedTensor|simulated(:0)?|cpu|\bTensor\b|Parameter|PrivateUse(1|one)|CPUFloatType|0x[0-9a-f]+", re.IGNORECASE
+    r"SimulatedTensor|SimulatedRef|TensorRef|simulated(:0)?|cpu|\bTensor\b|Parameter|PrivateUse(1|one)|CPUFloatType|"
+    r"0x[0-9a-f]+",
+    re.IGNORECASE,
 )
 _PACKAGE = "cotensor/tensorref/"
 

@@ -75,7 +75,9 @@ class Place:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        copy = value.detach().clone()
+        # A copy that no session makes: it is where the original is.
+        with torch._C.DisableTorchFunction():
+            copy = value.detach().clone()
         if self.shows_device:
             copy = copy.to("simulated")
         copy = copy.requires_grad_(value.requires_grad)

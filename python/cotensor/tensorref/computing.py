@@ -115,8 +115,10 @@ class Computing(Execution):
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Manages a tensor of the host on all devices."""
-        for mover in self.movers:
-            mover.add(name, tensor)
+        # The lock: threads may read one parameter for the first time.
+        with self.lock:
+            for mover in self.movers:
+                mover.add(name, tensor)
 
     def replaced(self, owner: Part) -> None:
         """An owner of a weight may have other memory."""
@@ -153,6 +155,9 @@ class Computing(Execution):
 
     def _view(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor = argument(args, kwargs, 0, "input")
+        if type(tensor) is torch.nn.Parameter and tensor.is_cpu and id(tensor) not in self.weights.owners:
+            # The view is one of a weight.
+            self._part(tensor)
         if len(args) > 1 and tensor is not None:
             others: List[torch.Tensor] = []
             mixed = collect(args[1:], others) and tensor.is_cpu

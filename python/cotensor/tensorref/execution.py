@@ -45,7 +45,7 @@ class Function:
 
     def __init__(self, func: Any, handle: Callable[[Any, Args, Kwargs], Any]) -> None:
         self.handle, self.name, self.may_write = handle, name_of(func), may_write(func)
-        self.packs = self.name in PACKING or self.name in RECURRENT
+        self.packs = self.name in PACKING or self.name in RECURRENT or self.name == "tensor_split"
         self.saves_early = self.name in SAVES_EARLY
 
 

@@ -116,6 +116,11 @@ class Interception(Computing):
         shown = [value in self.marks for value in values]
         for value in values:
             self.marks.discard(value)
+            for mover in self.movers:
+                owner = mover.weights.owners.get(id(value))
+                if owner is not None:
+                    # Its node of the graph refers to the tensor.
+                    owner.linked = None
         return shown
 
     def show_as(self, tensor: torch.Tensor, data: Any) -> None:

@@ -82,8 +82,8 @@ RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
 
 
 def lengths_of(name: str, args: Args) -> Optional[torch.Tensor]:
-    """The argument with the lengths of packed sequences, which are on the host for every device."""
-    if name in PACKING or (name in RECURRENT and len(args) > 3 and isinstance(args[3], list)):
+    """The argument with lengths of packed sequences or places of cuts, which are on the host for every device."""
+    if name in PACKING or name == "tensor_split" or (name in RECURRENT and len(args) > 3 and isinstance(args[3], list)):
         return args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else None
     return None
 

@@ -259,7 +259,8 @@ class Offload(Interception):
         methods.end()
         for model in self.models:
             # What the program assigned inside of the block, or PyTorch for it.
-            if any([not tensor.is_cpu for _, tensor in tensors_of(model)]):
+            others = [part for session in threads.everywhere() for other in session.models for part in other.modules()]
+            if any([not tensor.is_cpu for _, tensor in tensors_of(model)]) and not any([part is model for part in others]):
                 _bring_home(model)
         self.paused.clear()
         # Results are tensors of the host from now on.
@@ -313,7 +314,7 @@ class Offload(Interception):
         self._stepped(optimizer)
         # Made inside of the block, as by Adagrad, or loaded.
         for parameter, state in optimizer.state.items():
-            if isinstance(parameter, torch.Tensor) and self.weights.find(parameter) is not None:
+            if isinstance(parameter, torch.Tensor) and parameter.is_cpu and self.weights.find(parameter) is not None:
                 state.update(tree_map(to_host, dict(state)))
 
         def resumed(closure: Any) -> Any:

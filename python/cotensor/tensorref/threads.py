@@ -24,6 +24,7 @@ _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 class _Session(Protocol):
     local: threading.local
     lock: Any
+    models: List[torch.nn.Module]
     movers: Any
     paused: Dict[int, Any]
 
