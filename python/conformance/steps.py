@@ -211,6 +211,7 @@ def step_(machine: Machine, a: int, b: int, c: int) -> None:
     """A step of the optimizer."""
     if machine.optimizer is not None:
         machine.optimizer.step()
+        _forget_after(machine, machine.optimizer)
 
 
 @step("step with closure", 2)
@@ -228,6 +229,13 @@ def step_closure(machine: Machine, a: int, b: int, c: int) -> None:
 
     with machine.no_gradients_of_errors():
         machine.show(chosen.step(closure))
+        _forget_after(machine, chosen)
+
+
+def _forget_after(machine: Machine, optimizer: torch.optim.Optimizer) -> None:
+    """Fused kernels write without a new version: a backward pass of earlier results has old weights or new ones."""
+    if optimizer.defaults.get("fused"):
+        machine.forget_results()
 
 
 @step("optimizer state")

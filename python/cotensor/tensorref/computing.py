@@ -128,10 +128,11 @@ class Computing(Execution):
 
     def for_function(self, value: Any) -> Any:
         """What a function of the program, with a backward pass of its own, gets for an argument."""
-        if self.results_on_host or not isinstance(value, torch.Tensor):
+        # ``requires_grad`` passes the mode of references, which marks the tensor.
+        if self.results_on_host or not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
         with torch._C.DisableTorchFunction():
-            known = value.is_cpu and value.requires_grad and (self._part(value) is not None or value in self.marks)
+            known = value.is_cpu and (self._part(value) is not None or value in self.marks)
         if not known:
             return value
         # Through the session, so that the gradient goes back to the weight.
