@@ -53,6 +53,8 @@ class Machine:
         self.other: Optional[Model] = None
         self.handles: List[Any] = []
         self._block: Optional[contextlib.ExitStack] = None
+        #: The place of the block.
+        self.entered = place
 
     @property
     def device(self) -> str:
@@ -66,8 +68,13 @@ class Machine:
 
     def enter(self, place: Optional[Place] = None) -> None:
         """Enters a block."""
-        self._block = contextlib.ExitStack()
-        self._block.enter_context((place or self.place).block(self.model))
+        self._block, self.entered = contextlib.ExitStack(), place or self.place
+        self._block.enter_context(self.entered.block(self.model))
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the model has a function with a backward pass of its own."""
+        return any([getattr(layer, "name", "").startswith("function") for layer in self.model.layers])
 
     def leave(self) -> None:
         """Leaves the block."""
