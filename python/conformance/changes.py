@@ -71,7 +71,7 @@ def _write(name: str, machine: Machine, a: int, b: int, c: int) -> None:
     values = machine.place.move(torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
     if name in ("data =", "set_") and c % 2:
         values = values * 0.5
-    if name in ("data =", "swap") or (name.startswith("data") and machine.has_functions):
+    if name in ("data =", "swap") or (name.startswith("data") and machine.has("function")):
         # PyTorch does not count writes to ``data``. Functions with a backward pass of their own have copies of what they saved.
         machine.forget_results()
     with torch.no_grad():

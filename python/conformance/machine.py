@@ -64,17 +64,16 @@ class Machine:
     @property
     def writes_weights(self) -> bool:
         """Whether a call of the model writes weights, also in evaluation: threads race then, and transforms refuse the write."""
-        return any([getattr(layer, "name", "") == "embedding renormalized" for layer in self.model.layers])
+        return self.has("embedding renormalized")
 
     def enter(self, place: Optional[Place] = None) -> None:
         """Enters a block."""
         self._block, self.entered = contextlib.ExitStack(), place or self.place
         self._block.enter_context(self.entered.block(self.model))
 
-    @property
-    def has_functions(self) -> bool:
-        """Whether the model has a function with a backward pass of its own."""
-        return any([getattr(layer, "name", "").startswith("function") for layer in self.model.layers])
+    def has(self, kind: str) -> bool:
+        """Whether the model has a layer whose name begins so."""
+        return any([getattr(layer, "name", "").startswith(kind) for layer in self.model.layers])
 
     def leave(self) -> None:
         """Leaves the block."""
