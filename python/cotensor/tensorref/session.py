@@ -6,16 +6,15 @@ import contextlib
 import functools
 import sys
 import threading
-import time
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map
 
-from ..errors import InvalidError, UnsupportedError
+from ..errors import InvalidError
 from . import broker as brokers
 from . import compiled, methods, stance, threads, transforms
 from .arguments import to_device, to_host
@@ -23,15 +22,11 @@ from .events import Hooks, Middleware
 from .gradients import SavedTensor, SavedWeight, Substitution
 from .interception import Interception
 from .mover import Mover
-from .simulated import SimulatedDevice
+from .options import bandwidth_of, devices_of, for_each, modules_of
 from .simulated.tensor import raw_storage
 from .sizes import size_bytes
 from .strategy import Strategy
 from .weights import Weight, tensors_of
-
-#: Bytes of the copy that measures the link.
-_PROBE_BYTES = 16 << 20
-_SIMULATED_BANDWIDTH = 12_000_000_000
 
 
 @dataclass(frozen=True)
@@ -97,10 +92,10 @@ class Offload(Interception):
         bandwidth: Any,
         broker: Optional[bool],
     ) -> None:
-        targets = _devices(device)
+        targets = devices_of(device)
         count, hooks = len(targets), Hooks()
-        limits = [None if one in (None, "auto") else size_bytes(one, "memory") for one in _each(memory, count, "memory")]
-        strategies = _each(strategy, count, "strategy")
+        limits = [None if one in (None, "auto") else size_bytes(one, "memory") for one in for_each(memory, count, "memory")]
+        strategies = for_each(strategy, count, "strategy")
         own = [id(one) for one in strategies if isinstance(one, Strategy)]
         if len(set(own)) < len(own):
             raise InvalidError("strategy: pass a list with one object for each device", field="strategy")
@@ -108,7 +103,7 @@ class Offload(Interception):
         if results_on_host and strategies != ["genoa"] * count:
             text = 'strategy: pass "genoa" for all devices or for none: its results are on the host'
             raise InvalidError(text, field="strategy")
-        speeds = [_bandwidth(target, one) for target, one in zip(targets, _each(bandwidth, count, "bandwidth"))]
+        speeds = [bandwidth_of(target, one) for target, one in zip(targets, for_each(bandwidth, count, "bandwidth"))]
         each = zip(targets, strategies, limits, speeds)
         super().__init__([Mover(*one, hooks) for one in each], results_on_host)
         for mover in self.movers:
@@ -440,7 +435,7 @@ def offload(
             text = "device: PyTorch has no accelerator; cotensor.tensorref.simulated_device simulates one"
             raise InvalidError(text, field="device")
         device = accelerator
-    return Offload(_modules(model), device, strategy, memory, bandwidth, broker)
+    return Offload(modules_of(model), device, strategy, memory, bandwidth, broker)
 
 
 def enable(model: Any, device: Any = None, **options: Any) -> Offload:
@@ -468,56 +463,3 @@ def _bring_home(model: torch.nn.Module) -> None:
         part._apply(to_host, recurse=False)  # type: ignore[no-untyped-call]
     for (part, name), parameter in before.items():
         part._parameters[name] = after.setdefault(id(parameter), part._parameters[name])
-
-
-def _modules(model: Any) -> List[torch.nn.Module]:
-    if isinstance(model, torch.nn.Module):
-        if any([isinstance(part, torch.nn.DataParallel) for part in model.modules()]):
-            text = "model: DataParallel copies weights to devices itself; offload its module to a list of devices instead"
-            raise UnsupportedError(text, field="model")
-        return [model]
-    components = getattr(model, "components", model)
-    values = components.values() if isinstance(components, dict) else components
-    found = [value for value in values if isinstance(value, torch.nn.Module)] if isinstance(values, Iterable) else []
-    if not found:
-        raise InvalidError(f"model: pass a module, modules or a pipeline, not {type(model).__name__}", field="model")
-    return found
-
-
-def _devices(device: Any) -> List[torch.device]:
-    """The devices of a session with their numbers."""
-    named = device if isinstance(device, (list, tuple)) else [device]
-    targets = [torch.device("simulated" if isinstance(one, SimulatedDevice) else one) for one in named]
-    targets = [torch.device(target.type, target.index or 0) for target in targets]
-    if any([target.type == "cpu" for target in targets]):
-        raise InvalidError("device: pass the device of an accelerator, not the CPU", field="device")
-    if not targets or len({target.type for target in targets}) > 1 or len(set(targets)) < len(targets):
-        raise InvalidError(f"device: pass different devices of one kind, not {device!r}", field="device")
-    return targets
-
-
-def _each(value: Any, count: int, field: str) -> List[Any]:
-    """The value of each device."""
-    if not isinstance(value, (list, tuple)):
-        return [value] * count
-    if len(value) != count:
-        raise InvalidError(f"{field}: pass one value, or one for each of {count} devices, not {len(value)}", field=field)
-    return list(value)
-
-
-def _bandwidth(device: torch.device, bandwidth: Union[int, str, None]) -> int:
-    if bandwidth is not None:
-        return size_bytes(bandwidth[:-2] if isinstance(bandwidth, str) and bandwidth.endswith("/s") else bandwidth, "bandwidth")
-    if device.type == "simulated":
-        return _SIMULATED_BANDWIDTH
-    module = torch.get_device_module(device)
-    size = min(_PROBE_BYTES, max(module.mem_get_info(device)[0] // 8, 1))
-    source, target = torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8, device=device)
-    times = []
-    for _ in range(3):
-        module.synchronize(device)
-        started = time.perf_counter()
-        target.copy_(source)
-        module.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return max(int(size / max(min(times), 1e-9)), 1)
