@@ -282,3 +282,15 @@ def test_tied_parameters_of_the_block_stay_tied(strategy):
         model.append(torch.nn.Linear(16, 16, device="simulated"))
         model[2].weight = made.weight
     assert model[2].weight is model[1].weight and model[1].weight.device.type == "cpu"
+
+
+@STRATEGIES
+def test_optimizers_keep_the_state_of_empty_parameters(strategy):
+    model = mlp(1)
+    model.empty = torch.nn.Parameter(torch.zeros(0, 16))
+    with offload(model, "simulated", strategy=strategy, memory="1MiB"):
+        torch.cat([model[0](X.to("simulated")), model.empty]).sum().backward()
+        # It makes a state for each parameter, in the block.
+        optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
+        optimizer.step()
+    assert all([one["sum"].is_cpu for one in optimizer.state.values()])

@@ -309,7 +309,7 @@ class Offload(Interception):
         self._stepped(optimizer)
         # Made inside of the block, as by Adagrad, or loaded.
         for parameter, state in optimizer.state.items():
-            if isinstance(parameter, torch.Tensor) and parameter.is_cpu and self.weights.find(parameter) is not None:
+            if isinstance(parameter, torch.Tensor) and parameter.is_cpu and self.weights.belongs(parameter):
                 state.update(tree_map(to_host, dict(state)))
 
         def resumed(closure: Any) -> Any:
