@@ -80,7 +80,8 @@ class Machine:
         if self._block is not None:
             block, self._block = self._block, None
             block.close()
-            if any([not tensor.is_cpu for tensor in self.model.state_dict().values()]) and self.place.is_offloaded:
+            tensors = [*self.model.parameters(), *self.model.buffers()]
+            if any([not tensor.is_cpu for tensor in tensors]) and self.place.is_offloaded:
                 # A copy of a model may have tensors on the device (docs/tensorref.md).
                 self.model.cpu()
 
