@@ -85,7 +85,8 @@ def _run(
             "sample": options.sample,
         }
         environment = {
-            **os.environ,
+            # Without those of a pytest that this run is a test of.
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
             **{name: value.format(**names) for name, value in project.environment.items()},
             "COTENSOR_PROJECTS": json.dumps(own),
             "PYTHONPATH": os.pathsep.join([str(_PYTHON), *filter(None, [os.environ.get("PYTHONPATH")])]),

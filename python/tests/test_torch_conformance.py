@@ -60,8 +60,14 @@ def test_a_mismatch_is_minimized(monkeypatch, capsys):
     monkeypatch.setattr(programs, "KINDS", {"faulty": shows, "forward": nothing, **{f"other {n}": nothing for n in range(3)}})
     monkeypatch.setattr(machine, "KINDS", programs.KINDS)
     simulated_device()
-    run = Run([PLAIN], Selection(), 2, 60.0)
-    texts = fuzzing.fuzz(run, Report(Known("whole")), 0, 12, 10, None)
+    threads = torch.get_num_threads()
+    # Forked processes have no other threads of PyTorch.
+    torch.set_num_threads(1)
+    try:
+        run = Run([PLAIN], Selection(), 2, 60.0)
+        texts = fuzzing.fuzz(run, Report(Known("whole")), 0, 12, 10, None)
+    finally:
+        torch.set_num_threads(threads)
     assert len(texts) == 1 and texts[0].count("step ") == 1 and "faulty" in texts[0] and "layer" not in texts[0]
     assert "12 programs with" in capsys.readouterr().out
 
