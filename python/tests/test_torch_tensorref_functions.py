@@ -294,3 +294,18 @@ def test_optimizers_keep_the_state_of_empty_parameters(strategy):
         optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
         optimizer.step()
     assert all([one["sum"].is_cpu for one in optimizer.state.values()])
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_statistics_are_written_once_without_memory(after, memory):
+    """Converted buffers are on the device, where the operation writes them before it finds no memory."""
+    expected = torch.nn.BatchNorm1d(16).bfloat16()
+    expected(X.bfloat16())
+    model = torch.nn.BatchNorm1d(16)
+    with offload(model, "simulated", memory="1MiB"):
+        model.bfloat16()
+        x = X.bfloat16().to("simulated")
+        memory.fail(1, after=after)
+        model(x)
+        memory.fail(0)
+    assert torch.equal(model.running_mean, expected.running_mean) and torch.equal(model.running_var, expected.running_var)

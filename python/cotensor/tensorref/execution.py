@@ -216,7 +216,7 @@ class Execution(TorchFunctionMode):
                     copy = _linked(part, dual) if linked else part.copy()
                 copies[key] = copy
                 given.append((tensor, part, copy, copy._version))
-            result = self.call(func, replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs)
+            result = self._call_once(func, replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs)
         except torch.OutOfMemoryError:
             # Code of several operations may have written copies before it failed.
             for tensor, _, copy in _written(given, statistics):
@@ -308,13 +308,27 @@ class Execution(TorchFunctionMode):
     def call_with_memory(self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
         """Calls a function whose tensors are all on one device; once more with freed memory if it finds none."""
         try:
-            return self.call(func, args, kwargs)
+            return self._call_once(func, args, kwargs)
         except torch.OutOfMemoryError:
             with self.lock:
                 for mover in self.movers:
                     if device is None or mover.device == device:
                         self._free(mover)
             return self.call(func, args, kwargs)
+
+    def _call_once(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Calls a function that is called again if it finds no memory: statistics that it wrote are then as before."""
+        function = self.functions.get(func)
+        if function is None or not function.may_write:
+            return self.call(func, args, kwargs)
+        kept = [(tensor, tensor.detach().clone()) for tensor in written_by(func, args, kwargs)]
+        try:
+            return self.call(func, args, kwargs)
+        except torch.OutOfMemoryError:
+            for tensor, before in kept:
+                with torch.no_grad():
+                    tensor.detach().copy_(before)
+            raise
 
     def _free(self, mover: Mover) -> None:
         """The device had no memory: frees what operations do not need now, also of other sessions that do nothing."""
