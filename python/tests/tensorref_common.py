@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 X = torch.linspace(-1, 1, 48).reshape(3, 16)
+
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
 
 
 def mlp(layers=6, width=16, seed=0):
@@ -15,6 +19,13 @@ def mlp(layers=6, width=16, seed=0):
 def check(model, session_output, x=X):
     with torch.no_grad():
         torch.testing.assert_close(session_output.detach().cpu(), model(x), rtol=1e-6, atol=1e-6)
+
+
+def calls(model, x):
+    for _ in range(2):
+        y = model(x)
+        y.sin().sum().backward()
+    return [y, *[parameter.grad for parameter in model.parameters()]]
 
 
 def runs_as_on_host(make, program, strategy, half):

@@ -6,20 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorref_common import X, mlp, runs_as_on_host  # noqa: E402
+from tensorref_common import STRATEGIES, X, calls, mlp, runs_as_on_host  # noqa: E402
 
 from cotensor.tensorref import offload  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("memory")
-
-STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
-
-
-def calls(model, x):
-    for _ in range(2):
-        y = model(x)
-        y.sin().sum().backward()
-    return [y, *[parameter.grad for parameter in model.parameters()]]
 
 
 class Packed(torch.nn.Module):

@@ -8,15 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorref_common import X, mlp, runs_as_on_host  # noqa: E402
+from tensorref_common import STRATEGIES, X, calls, mlp, runs_as_on_host  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cotensor.errors import UnsupportedError  # noqa: E402
 from cotensor.tensorref import offload  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("memory"), pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")]
-
-STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
 
 
 class Cyclic(torch.nn.Module):
@@ -38,13 +36,6 @@ class Cyclic(torch.nn.Module):
 
 def cycle(model, x):
     return [model(x), model(x), model.mean]
-
-
-def calls(model, x):
-    for _ in range(2):
-        y = model(x)
-        y.sin().sum().backward()
-    return [y, *[parameter.grad for parameter in model.parameters()]]
 
 
 def scripted():

@@ -9,14 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensorref_common import X, mlp  # noqa: E402
+from tensorref_common import STRATEGIES, X, mlp  # noqa: E402
 from torch.nn.utils import parametrizations, parametrize  # noqa: E402
 
 from cotensor.tensorref import disable, enable, offload  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("memory")
 
-STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
 
 
 def is_on_host(model):

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.autograd.forward_ad as forward  # noqa: E402
-from tensorref_common import X, mlp  # noqa: E402
+from tensorref_common import STRATEGIES, X, mlp  # noqa: E402
 from torch import func  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -17,7 +17,6 @@ from cotensor.tensorref import offload  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("memory")
 
-STRATEGIES = pytest.mark.parametrize("strategy", ["flow", "genoa", "lru", "cpu"])
 
 
 def loss(model):

@@ -48,7 +48,7 @@ class Computing(Execution):
         on_device = gather(args, self.weights.owners, uses)
         if kwargs:
             on_device = gather(kwargs.values(), self.weights.owners, uses) or on_device
-        if self.functions[func].packs:
+        if self.functions[func].takes_lengths:
             uses.pop(id(lengths_of(self.functions[func].name, args)), None)
         if not uses:
             return self.run_on_devices(func, args, kwargs) if on_device else self._factory(func, args, kwargs)
@@ -105,11 +105,11 @@ class Computing(Execution):
         for tensor in tensors:
             if torch.nn.parameter.is_lazy(tensor):
                 return False
-            weight = self.weights.find(tensor)
-            if weight is None:
+            part = self.weights.part(tensor)
+            if part is None:
                 others += tensor.nbytes
             else:
-                weights.add(weight)
+                weights.add(part.weight)
         size_bytes = others + sum([weight.size_bytes for weight in weights])
         return all([size_bytes <= mover.placement.budget for mover in self.movers])
 

@@ -25,7 +25,7 @@ from .gathering import Moved, devices_of, gathered, write_back, written
 from .gradients import Substitution, ToDevice, as_linked, transfer, without_inference
 from .marks import Marks
 from .mover import Mover
-from .operations import PACKING, RECURRENT, SAVES_EARLY, may_write, name_of, written_by
+from .operations import PACKING, SAVES_EARLY, TAKE_LENGTHS, may_write, name_of, written_by
 from .simulated.tensor import raw_storage
 from .views import has_views, restored
 from .weights import Part, Weight
@@ -41,11 +41,11 @@ _MEASURED = 3
 class Function:
     """A function of PyTorch or of the program: the method that handles its calls, and what is known of these."""
 
-    __slots__ = ("handle", "may_write", "name", "packs", "saves_early")
+    __slots__ = ("handle", "may_write", "name", "saves_early", "takes_lengths")
 
     def __init__(self, func: Any, handle: Callable[[Any, Args, Kwargs], Any]) -> None:
         self.handle, self.name, self.may_write = handle, name_of(func), may_write(func)
-        self.packs = self.name in PACKING or self.name in RECURRENT or self.name == "tensor_split"
+        self.takes_lengths = self.name in TAKE_LENGTHS
         self.saves_early = self.name in SAVES_EARLY
 
 
@@ -131,10 +131,14 @@ class Execution(TorchFunctionMode):
 
     def changed(self, tensor: torch.Tensor, by: Optional[Mover] = None) -> None:
         """A tensor of the host was written without a new version; the copy of ``by`` was, too. All sessions have to know."""
-        movers = [*self.movers, *[mover for session in threads.everywhere() for mover in session.movers]]
-        for mover in {id(mover): mover for mover in movers if mover is not by}.values():
-            for weight in mover.weights.sharing(tensor):
+        for mover in self.all_movers():
+            for weight in mover.weights.sharing(tensor) if mover is not by else ():
                 weight.edits += 1
+
+    def all_movers(self) -> List[Mover]:
+        """The movers of this session, and of all others that some thread is in."""
+        others = [session.movers for session in threads.everywhere() if session.movers is not self.movers]
+        return [*self.movers, *[mover for movers in others for mover in movers]]
 
     def run(self, func: Any, args: Args, kwargs: Kwargs, uses: Uses, weights: List[Weight]) -> Any:
         """Runs an operation with tensors of the host."""
@@ -216,7 +220,8 @@ class Execution(TorchFunctionMode):
                     copy = _linked(part, dual) if linked else part.copy()
                 copies[key] = copy
                 given.append((tensor, part, copy, copy._version))
-            result = self._call_once(func, replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs)
+            given_args, given_kwargs = replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs
+            result = self._call_once(func, given_args, given_kwargs, [one for one in statistics if not one.is_cpu])
         except torch.OutOfMemoryError:
             # Code of several operations may have written copies before it failed.
             for tensor, _, copy in _written(given, statistics):
@@ -307,8 +312,10 @@ class Execution(TorchFunctionMode):
 
     def call_with_memory(self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
         """Calls a function whose tensors are all on one device; once more with freed memory if it finds none."""
+        function = self.functions.get(func)
+        statistics = written_by(func, args, kwargs) if function is not None and function.may_write else []
         try:
-            return self._call_once(func, args, kwargs)
+            return self._call_once(func, args, kwargs, statistics)
         except torch.OutOfMemoryError:
             with self.lock:
                 for mover in self.movers:
@@ -316,12 +323,11 @@ class Execution(TorchFunctionMode):
                         self._free(mover)
             return self.call(func, args, kwargs)
 
-    def _call_once(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Calls a function that is called again if it finds no memory: statistics that it wrote are then as before."""
-        function = self.functions.get(func)
-        if function is None or not function.may_write:
+    def _call_once(self, func: Any, args: Args, kwargs: Kwargs, statistics: List[torch.Tensor]) -> Any:
+        """Calls a function that is called again if it finds no memory: statistics of the device are then as before."""
+        if not statistics:
             return self.call(func, args, kwargs)
-        kept = [(tensor, tensor.detach().clone()) for tensor in written_by(func, args, kwargs)]
+        kept = [(tensor, tensor.detach().clone()) for tensor in statistics]
         try:
             return self.call(func, args, kwargs)
         except torch.OutOfMemoryError:

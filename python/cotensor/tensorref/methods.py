@@ -212,5 +212,4 @@ def _recomputing(hooks: Any) -> Any:
 def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:
     """The types of devices for optimizers with ``capturable``: the steps of a session run on the host instead of the device."""
     found = list(_devices(*args, **kwargs))
-    thread = threading.get_ident()
-    return [*found, "cpu"] if any([thread in session.paused for session in threads.entered()]) else found
+    return [*found, "cpu"] if any([session.is_paused() for session in threads.entered()]) else found

@@ -78,14 +78,17 @@ _NORMALIZING = frozenset([name for _, name in WRITES])
 SAVES_EARLY = frozenset("rrelu rrelu_".split())
 #: Functions with lengths of packed sequences; the second result of the first ones has them, too.
 PACKING = frozenset("_pack_padded_sequence _pad_packed_sequence".split())
-RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
+_RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
+#: Functions with lengths, or places of cuts, among their arguments (:func:`lengths_of`).
+TAKE_LENGTHS = PACKING | _RECURRENT | {"tensor_split"}
 
 
 def lengths_of(name: str, args: Args) -> Optional[torch.Tensor]:
     """The argument with lengths of packed sequences or places of cuts, which are on the host for every device."""
-    if name in PACKING or name == "tensor_split" or (name in RECURRENT and len(args) > 3 and isinstance(args[3], list)):
-        return args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else None
-    return None
+    if name in _RECURRENT and not (len(args) > 3 and isinstance(args[3], list)):
+        # Not packed: the state.
+        return None
+    return args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else None
 
 
 def name_of(func: Any) -> str:

@@ -343,7 +343,7 @@ class Offload(Interception):
             if not tensor.is_cpu:
                 key = raw_storage(tensor)
                 # PyTorch asks the session only that was entered last.
-                for mover in [*self.movers, *[mover for session in threads.everywhere() for mover in session.movers]]:
+                for mover in self.all_movers():
                     weight = mover.by_copy.get(key)
                     if weight is not None and weight.dtype == tensor.dtype:
                         return SavedWeight(mover, weight, tensor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -18,7 +18,8 @@ from .arguments import collect
 from .operations import Kind, kind_of
 from .weights import memory_of
 
-_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+#: The current transforms of ``torch.func`` of this thread; None: none.
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 
 class _Session(Protocol):
@@ -26,7 +27,6 @@ class _Session(Protocol):
     lock: Any
     models: List[torch.nn.Module]
     movers: Any
-    paused: Dict[int, Any]
 
     @property
     def target(self) -> torch.device: ...
@@ -35,6 +35,7 @@ class _Session(Protocol):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
     def for_function(self, value: Any) -> Any: ...
     def knows(self, ids: Set[int], storages: Set[int]) -> bool: ...
+    def is_paused(self) -> bool: ...
     def forget_places(self, *values: Any) -> List[bool]: ...
     def show(self, tensor: Any, on_device: bool) -> None: ...
     def show_as(self, tensor: Any, data: Any) -> None: ...
@@ -84,7 +85,7 @@ class Sessions(TorchFunctionMode):
                 _pop_mode()  # type: ignore[no-untyped-call]
 
     def _concerned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
-        if kind_of(func) is Kind.BACKWARD or _transforms() is not None:
+        if kind_of(func) is Kind.BACKWARD or transforms() is not None:
             return self.entries
         found: List[torch.Tensor] = []
         with torch._C.DisableTorchFunction():

@@ -19,8 +19,7 @@ _functorch: Any = torch._C._functorch
 _hooks: Any = torch._C._autograd
 #: Kinds that run where their tensors are.
 _IN_PLACE_OF_THEIR_TENSORS = (Kind.PLAIN, Kind.LIKE, Kind.ESCAPE, Kind.SET_DATA)
-#: The current transforms of this thread; None: none.
-active: Callable[[], Any] = _functorch.peek_interpreter_stack
+active = threads.transforms
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:

@@ -180,21 +180,14 @@ class Weights:
         found = self.owners.get(id(tensor))
         if found is not None:
             return found
-        if tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
-            return None
-        ranges = self.by_storage.get(tensor.untyped_storage()._cdata)
-        if ranges is None or tensor.numel() == 0:
+        ranges = self.sharing(tensor)
+        if not ranges or tensor.numel() == 0:
             return None
         start, end = extent(tensor)
         for weight in ranges:
             if weight.start <= start and end <= weight.end and weight.dtype == tensor.dtype:
                 return Part(tensor, weight)
         return None
-
-    def find(self, tensor: torch.Tensor) -> Optional[Weight]:
-        """The weight whose memory a host tensor shows a part of."""
-        part = self.part(tensor)
-        return None if part is None else part.weight
 
     def belongs(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is a part of the model: perhaps without elements, or of another type, such as the real part."""
