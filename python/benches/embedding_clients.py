@@ -6,8 +6,8 @@ Clients are Python programs, each with texts of its own, and sessions of the ser
 embed the same notes and then answer a question each. The daemon runs and has no model loaded when the clients start. Peers are
 the same programs with a session of onnxruntime and a tokenizer: runs of at most 32 texts in the order of their lengths,
 onnxruntime's default threads. Memory is the sum of the proportional set sizes of all clients, of the daemon and of its model
-process, after all have answered, and the daemon's tensors that no process maps. The least memory is that of as many processes
-that only import numpy and, for sessions, mcp.
+process, two seconds after all have answered, and the daemon's tensors that no process maps: by then the model process has
+returned the memory of its last runs. The least memory is that of as many processes that only import numpy and, for sessions, mcp.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ BOUNDS = {
 }
 #: Programs that import what the clients of both variants import, and have no model.
 IMPORTS = {"programs": "import numpy", "sessions": "import numpy\nfrom mcp.server import MCPServer"}
+#: The wait before memory is measured, in seconds.
+SETTLE_SECONDS = 2.0
 #: Where the texts of a round begin.
 ROUND_TEXTS = 1 << 16
 #: The longest wait for an answer of a session, in seconds.
@@ -158,6 +160,7 @@ async def measured(
             found += await asyncio.gather(*asked)
             answers += await embedded
             figures["all have answered, models loaded"] = time.perf_counter() - start
+            await asyncio.sleep(SETTLE_SECONDS)
             memory = measure(clients.pids(), environment if is_ours else None)
             figures |= {"memory, bytes": memory.total, "memory of the clients, bytes": memory.processes}
             if is_ours:

@@ -9,7 +9,7 @@ use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
-use cotensor::memory::process::{trim_heap, use_one_heap};
+use cotensor::memory::process::{allow_heap_growth, trim_heap, use_one_heap};
 use cotensor::model::engine::return_free_memory;
 use cotensor_client::bind_unix;
 use cotensor_functions::{Functions, Limits, Provider};
@@ -25,6 +25,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
+
+/// The most free memory that stays between two requests. [`return_memory`] returns it once there are no requests.
+const GROWTH_MAX_BYTES: u64 = 256 << 20;
 
 /// The JSON object that `--json` prints when the functions are registered.
 #[derive(Serialize)]
@@ -42,6 +45,7 @@ fn return_memory() {
 pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<()> {
     // The memory of a long text returns to the system whole.
     use_one_heap();
+    allow_heap_growth(GROWTH_MAX_BYTES);
     let mut stop = signals::bytes(&[SIGTERM, SIGINT])?;
     let store = connect(&args.client, program, "models")?;
     let options = LocalOptions {

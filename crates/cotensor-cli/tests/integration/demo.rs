@@ -191,7 +191,8 @@ fn decoders_of_two_models_read_the_encoder_of_a_third() {
         assert!(number(&adapter["fit_ms"]) > 0.0 && number(&adapter["replaced_weight_bytes"]) > 0.0, "{adapter}");
     }
     // A claim that is not reached has its arithmetic.
-    let missed = number(&scenario["memory_saved_percent"]) < 33.0 || number(&scenario["time_saved_percent"]) < 27.0;
+    assert!(scenario["claim"]["memory_percent"].is_null(), "{scenario}");
+    let missed = number(&scenario["time_saved_percent"]) < 27.0;
     assert_eq!(scenario["why_short"].is_string(), missed, "{scenario}");
     // The adapters are reused.
     let again = demo(&workspace, "bert-t5-bart", 1);

@@ -4,8 +4,8 @@ use super::procfs::read;
 use rustix::param::page_size;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// The heap is trimmed when anonymous memory has grown by more than this since the last trim. Below it, the pages that a trim
-/// returns would cost the next run more than they are worth.
+/// The heap is trimmed when anonymous memory has grown by more than this since the last trim, unless [`allow_heap_growth`] says otherwise.
+/// Below it, the pages that a trim returns would cost the next run more than they are worth.
 const GROWTH_MAX_BYTES: u64 = 16 << 20;
 
 /// Returns freed heap memory to the system (`malloc_trim`). By itself glibc returns only memory above the highest block
@@ -32,25 +32,39 @@ pub fn use_one_heap() {
     }
 }
 
-static WORK: Work = Work { running: AtomicUsize::new(0), trimmed_bytes: AtomicU64::new(0) };
+/// Lets this process keep up to `bytes` of free memory between computations ([`HeapWork`]), in place of 16 MiB. For a process that returns
+/// its memory itself when it is idle: the next computation then finds the pages of the last one, which cost it about 1 us each.
+pub fn allow_heap_growth(bytes: u64) {
+    WORK.growth_max_bytes.store(bytes, Ordering::Relaxed);
+}
+
+static WORK: Work = Work {
+    running: AtomicUsize::new(0),
+    trimmed_bytes: AtomicU64::new(0),
+    growth_max_bytes: AtomicU64::new(GROWTH_MAX_BYTES),
+};
 
 /// Computations that allocate and free much memory, such as the runs of a graph.
 struct Work {
     running: AtomicUsize,
     /// The anonymous memory after the last trim, or the least that was seen since then.
     trimmed_bytes: AtomicU64,
+    growth_max_bytes: AtomicU64,
 }
 
 /// A computation that allocates and frees much memory. When the last one of the process ends, and the process has grown, its heap
 /// is trimmed.
 #[must_use]
-pub struct HeapWork(());
+pub struct HeapWork {
+    return_free: fn(),
+}
 
 impl HeapWork {
-    /// The computation begins. It ends when the result is dropped.
-    pub fn begin() -> Self {
+    /// The computation begins. It ends when the result is dropped. Before the heap is trimmed, `return_free` returns memory to it that
+    /// another allocator keeps.
+    pub fn begin(return_free: fn()) -> Self {
         WORK.running.fetch_add(1, Ordering::Relaxed);
-        Self(())
+        Self { return_free }
     }
 }
 
@@ -61,6 +75,7 @@ impl Drop for HeapWork {
             && let Some(bytes) = anonymous_bytes()
             && WORK.has_grown(bytes)
         {
+            (self.return_free)();
             trim_heap();
             WORK.trimmed_bytes.store(anonymous_bytes().unwrap_or(bytes), Ordering::Relaxed);
         }
@@ -71,7 +86,7 @@ impl Work {
     /// Whether the process has grown since the last trim to `bytes` of anonymous memory.
     fn has_grown(&self, bytes: u64) -> bool {
         let least = self.trimmed_bytes.fetch_min(bytes, Ordering::Relaxed).min(bytes);
-        bytes - least > GROWTH_MAX_BYTES
+        bytes - least > self.growth_max_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -89,7 +104,8 @@ mod tests {
 
     #[test]
     fn growth_counts_from_the_least_memory_since_the_last_trim() {
-        let work = Work { running: AtomicUsize::new(0), trimmed_bytes: AtomicU64::new(100 << 20) };
+        let (trimmed_bytes, growth_max_bytes) = (AtomicU64::new(100 << 20), AtomicU64::new(GROWTH_MAX_BYTES));
+        let work = Work { running: AtomicUsize::new(0), trimmed_bytes, growth_max_bytes };
         assert!(!work.has_grown((100 << 20) + GROWTH_MAX_BYTES));
         assert!(work.has_grown((100 << 20) + GROWTH_MAX_BYTES + 1));
         assert!(!work.has_grown(50 << 20));

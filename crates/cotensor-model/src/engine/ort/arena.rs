@@ -15,16 +15,15 @@ pub(super) fn share(environment: &Environment) {
     let _ = share_arena(environment);
 }
 
-/// Returns the free memory of the arena to the allocator. A run does so at its end, when its outputs are still in use: the cache of a
-/// decoder, and outputs whose shapes do not follow from the inputs. Does nothing before onnxruntime is loaded.
+/// Returns the free memory of the arena to the allocator. Does nothing before onnxruntime is loaded.
 pub(in crate::engine) fn return_free_memory() {
     if let Some(library) = loaded() {
-        // Without it, the next run of a graph returns the memory.
+        // Without it, the memory stays for the next runs.
         let _ = run_smallest_graph(&library.environment);
     }
 }
 
-/// onnxruntime returns memory at the end of runs only.
+/// onnxruntime returns memory at the end of runs only. A run of a model that did so would take its pages from the next one.
 fn run_smallest_graph(environment: &Environment) -> ort::Result<()> {
     let number = |name: &str| {
         let (ty, shape) = (TensorElementType::Uint8, Shape::new([1]));
@@ -37,7 +36,7 @@ fn run_smallest_graph(environment: &Environment) -> ort::Result<()> {
     let mut model = Model::new([Opset::new(ONNX_DOMAIN, OPERATOR_SET)?])?;
     model.set_graph(graph)?;
     let session =
-        Session::of_model(environment, &SessionOptions { threads: Some(1), ..SessionOptions::default() }, model)?;
+        Session::shrinking(environment, &SessionOptions { threads: Some(1), ..SessionOptions::default() }, model)?;
     let (x, mut y) = ([0], [0]);
     let input = Tensor::read(TensorElementType::Uint8, &[1], &x)?;
     let output = Tensor::write(TensorElementType::Uint8, &[1], &mut y)?;

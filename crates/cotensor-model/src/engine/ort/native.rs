@@ -128,7 +128,7 @@ pub(super) struct OpenModel<'a> {
 pub(super) struct Session {
     /// Reads the bytes of `_weights`, so it is dropped first.
     session: ort::session::Session,
-    /// Return the free memory of the session's arena after each run.
+    /// The options of each run.
     options: RunOptions,
     /// Holds the bytes that `session` reads. Dropped last.
     _weights: Vec<Lease>,
@@ -182,15 +182,15 @@ impl Session {
         Self::with_weights(session.into_session()?, leases)
     }
 
-    /// Opens a model without weights.
-    pub(super) fn of_model(environment: &Environment, options: &SessionOptions, model: Model) -> Result<Self> {
-        Self::with_weights(model.into_session(&options.builder(environment)?)?, Vec::new())
+    /// Opens a model without weights. Its runs return the free memory of the arena to the allocator.
+    pub(super) fn shrinking(environment: &Environment, options: &SessionOptions, model: Model) -> Result<Self> {
+        let mut this = Self::with_weights(model.into_session(&options.builder(environment)?)?, Vec::new())?;
+        this.options.set("memory.enable_memory_arena_shrinkage", "cpu:0")?;
+        Ok(this)
     }
 
     fn with_weights(session: ort::session::Session, weights: Vec<Lease>) -> Result<Self> {
-        let mut options = RunOptions::new()?;
-        options.set("memory.enable_memory_arena_shrinkage", "cpu:0")?;
-        Ok(Self { session, options, _weights: weights })
+        Ok(Self { session, options: RunOptions::new()?, _weights: weights })
     }
 
     /// The inputs and outputs as onnxruntime found them. A session with weights lists them as inputs, too.
