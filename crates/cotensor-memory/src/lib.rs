@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mapping` | one `mmap` and what belongs to it: huge pages, aliased mappings, cached mappings, dirty pages |
 //! | `host` | the kinds of host memory: memfd, slab, mapped file; private mappings and the shared index over them |
-//! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, the memory of embedded stores |
+//! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of embedded stores |
 //! | `pack_cache` | the on-disk cache of weights |
 //! | `testing` (feature) | a fake device whose memory processes share |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
@@ -31,4 +31,4 @@ pub use host::{
     copy_parallel, shared_bytes,
 };
 pub use pack_cache::{CacheEntry, PackCache, PackEntry, Verification, parse_pack_table};
-pub use reuse::{EmbeddedMemory, MemfdPool, PoolStats};
+pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, EmbeddedMemory, MemfdPool, PoolStats};

@@ -87,6 +87,11 @@ impl Slab {
         self.shared.ranges().free.free_bytes()
     }
 
+    /// Whether no segment lies in it.
+    pub fn is_unused(&self) -> bool {
+        self.free_bytes() == self.len() - self.len() % ALIGNMENT
+    }
+
     /// A segment of `len` bytes, and how many of its first bytes an earlier segment may have written.
     pub(super) fn allocate(&self, len: usize) -> Result<(SlabSegment, usize)> {
         let allocated = padded(len.max(1))?;
