@@ -107,6 +107,33 @@ def test_what_a_model_assigns_is_on_the_host_after_the_block(strategy):
 
 
 @STRATEGIES
+def test_a_module_that_moves_in_the_block_keeps_its_parameters_on_the_host(strategy):
+    # Otherwise an optimizer has parameters on two devices, and a step that fails for one of them has stepped the others.
+    def program(model, x, device):
+        new = mlp(2, seed=1)
+        new[1].weight = new[0].weight
+        before = list(new.parameters())
+        new.to(device)
+        assert {tensor.device for tensor in new.parameters()} == {x.device}
+        model(x).sum().backward()
+        optimizer = torch.optim.SGD([*new.parameters(), *model.parameters()], 0.1, momentum=0.9, fused=True)
+        optimizer.step()
+        model.append(new)
+        model(x).sum().backward()
+        with pytest.raises(TypeError):
+            # Of all parameters, some have no momentum yet.
+            optimizer.step()
+        return model(x), [one is other for one, other in zip(before, new.parameters())]
+
+    expected, kept = program(mlp(2), X, "cpu")
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        found = program(model, X.to("simulated"), "simulated")
+    assert is_on_host(model) and found[1] == kept
+    torch.testing.assert_close(found[0].detach().cpu(), expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+@STRATEGIES
 def test_copies_of_a_model_are_on_the_host_and_run(strategy):
     model = mlp(2)
     with offload(model, "simulated", strategy=strategy):

@@ -75,7 +75,10 @@ class Interception(Computing):
         return self._compute(function, (tensor,), options)
 
     def _compatible(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        # ``Module.to`` asks it of a parameter and of what it becomes: a weight gets memory of the host in any case.
+        # ``Module.to`` asks it of a tensor and of what it becomes: parameters of the host get memory of the host in any case.
+        before, after = args
+        if type(before) is torch.nn.Parameter and before.is_cpu and self.ours(after.device) is not None:
+            return True
         weights = [tensor for tensor in args if tensor.is_cpu and self.belongs(tensor)]
         return len(weights) == 1 or self.call(func, args, kwargs)
 
@@ -101,6 +104,8 @@ class Interception(Computing):
         elif self.results_on_host and tensor.is_cpu:
             # ``Module.to`` gives a parameter of another module new data: it is where the data is for the program.
             self.show(tensor, shown)
+        elif shown and type(tensor) is torch.nn.Parameter and tensor.is_cpu:
+            self.add("parameter", tensor)
         elif self.division is not None:
             self.division.kept.clear()
         return None
