@@ -78,13 +78,13 @@ class SavedWeight:
         self.source = weight.source
         #: The owner that is saved itself, not a view of it: PyTorch then takes the memory that it has in the backward pass.
         self.owner = next((owner for owner in weight.owners if tensor is owner.linked or tensor is owner.plain), None)
-        #: Writes without a version are none for PyTorch, either.
-        self.versions = [(owner, owner.tensor._version) for owner in weight.owners]
+        #: Aliases count the writes of the tensors that were saved, also after ``set_`` and ``swap_tensors``. Writes without a
+        #: version are none for PyTorch, either.
+        self.versions = [(owner.tensor.detach(), owner.tensor._version) for owner in weight.owners]
 
     def changed(self) -> Optional[RuntimeError]:
         """The error for a weight that was changed after the forward pass."""
-        owners = self.weight.owners
-        changed = any([owner in owners and owner.tensor._version != version for owner, version in self.versions])
+        changed = any([alias._version != version for alias, version in self.versions])
         return _modified(self.weight.name, self.view.size) if changed else None
 
     @property
