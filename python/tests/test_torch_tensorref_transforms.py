@@ -122,3 +122,11 @@ def test_linearize_is_refused(strategy, memory):
     with pytest.raises(NotImplementedError, match="use torch.func.jvp"):
         torch.func.linearize(torch.sin, x.to("simulated"))
     assert torch.equal(torch.func.linearize(model, x)[1](x), before)
+
+
+def test_batched_gradients_of_gradcheck_in_two_sessions():
+    # They have an older kind of batched tensors, which are not counted as those of a transform.
+    models = [mlp(1, width=3).double(), mlp(1, width=3).double()]
+    with offload(models[0], "simulated"), offload(models[1], "simulated"):
+        x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+        torch.autograd.gradcheck(lambda x: models[1](models[0](x)), (x,), check_batched_grad=True)

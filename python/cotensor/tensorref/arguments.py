@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -83,14 +83,20 @@ def nested(value: Any) -> List[torch.Tensor]:
 
 
 def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
-    """The value with copies in the places of tensors, by their ids.
+    """The value with copies in the places of tensors, by their ids."""
+    return mapped(lambda tensor: copies.get(id(tensor), tensor), value)
+
+
+def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """The value with ``function`` of each tensor in lists, tuples, dictionaries and data classes.
 
     A container in which nothing is replaced stays the same object, so that the program sees what a function puts into it.
+    PyTorch's ``tree_map`` leaves cycles of objects.
     """
     if isinstance(value, torch.Tensor):
-        return copies.get(id(value), value)
+        return function(value)
     before = _parts(value)
-    after = [with_copies(part, copies) for part in before]
+    after = [mapped(function, part) for part in before]
     if all([one is other for one, other in zip(before, after)]):
         return value
     if isinstance(value, tuple):
@@ -99,7 +105,8 @@ def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
     if isinstance(value, list):
         replaced[:] = after
     elif isinstance(value, dict):
-        replaced.update(zip(value, after))
+        for key, part in zip(value, after):
+            replaced[key] = part
     else:
         for field, part in zip(dataclasses.fields(value), after):
             object.__setattr__(replaced, field.name, part)

@@ -84,6 +84,8 @@ class Interception(Computing):
 
     def _escape(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], torch.Tensor):
+            if id(args[0]) in self.weights.owners:
+                self.refresh(args[0])
             for mover in self.movers:
                 for weight in mover.weights.sharing(args[0]):
                     # The program has the address, and may write at any time.
@@ -173,7 +175,9 @@ class Interception(Computing):
             if not self.failures:
                 raise
         if self.failures:
-            raise self.failures[0]
+            # The session must not keep the frames of the error, which have the graph and its weights.
+            del self.failures[1:]
+            raise self.failures.pop()
         return result
 
     def _run_backward(

@@ -126,13 +126,13 @@ def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> N
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function of the program with weights that need gradients gets copies of them: gradients of its arguments must be on one
-    device."""
+    """A function of the program with weights that need gradients gets copies of them, and of other tensors of the host: gradients
+    of its arguments must be on one device."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms.active() is not None:
         return _apply.__get__(None, function)(*args, **kwargs)
     with contextlib.ExitStack() as stack:
         for session in threads.entered():
-            given = tuple([session.for_function(value) for value in args])
+            given = tuple(session.for_function(args))
             # A write to a weight that the function saves is an error in its backward pass.
             pairs = [(value, copy) for value, copy in zip(args, given) if value is not copy]
             if pairs:

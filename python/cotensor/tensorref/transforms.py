@@ -6,10 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List
 
 import torch
-from torch.utils._pytree import tree_map
 
 from . import threads
-from .arguments import Args, Kwargs, collect, tensors
+from .arguments import Args, Kwargs, collect, mapped, tensors
 from .operations import Kind, kind_of, name_of, written_by
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
     on_host = any([tensor.is_cpu for tensor in targets]) or copied > session.movers[0].placement.budget
     copies: Dict[int, torch.Tensor] = {}
 
-    def move(value: Any, place: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.device == place:
+    def move(value: torch.Tensor, place: Any) -> torch.Tensor:
+        if value.device == place:
             return value
         if id(value) not in copies:
             copies[id(value)] = value.to(place)
@@ -57,13 +56,13 @@ def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
 
     host = torch.device("cpu")
     place = host if on_host else next(iter([value.device for value in targets]), session.target)
-    moved_args, moved_kwargs = tree_map(lambda value: move(value, place), (tuple(args), dict(kwargs)))
+    moved_args, moved_kwargs = mapped(lambda value: move(value, place), (tuple(args), dict(kwargs)))
     result = session.call(func, moved_args, moved_kwargs)
     for tensor in [*written_by(func, args, kwargs), *targets]:
         if id(tensor) in copies:
             tensor.copy_(copies[id(tensor)])
     copies.clear()
-    return result if targets else tree_map(lambda value: move(value, session.target), result)
+    return result if targets else mapped(lambda value: move(value, session.target), result)
 
 
 @contextlib.contextmanager
