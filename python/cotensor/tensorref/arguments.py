@@ -12,6 +12,7 @@ from .weights import Part, extent
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
+_functorch: Any = torch._C._functorch
 #: The tensors of the host that an operation uses, by their ids, with the part of a weight that each is, if it is one.
 Uses = Dict[int, Tuple[torch.Tensor, Optional[Part]]]
 
@@ -34,18 +35,11 @@ def gather(values: Any, owners: Dict[int, Part], uses: Uses) -> bool:
     return others
 
 
-def collect(values: Any, on_host: List[torch.Tensor]) -> bool:
-    """Adds the tensors of the host to ``on_host``. Returns whether there are others."""
-    others = False
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.is_cpu:
-                on_host.append(value)
-            else:
-                others = True
-        elif isinstance(value, (list, tuple)):
-            others = collect(value, on_host) or others
-    return others
+def collect(values: Any) -> Tuple[List[torch.Tensor], bool]:
+    """The tensors of the host, and whether there are tensors of devices."""
+    uses: Uses = {}
+    others = gather(values, {}, uses)
+    return [tensor for tensor, _ in uses.values()], others
 
 
 def tensors(value: Any) -> List[torch.Tensor]:
@@ -136,6 +130,13 @@ def argument(args: Args, kwargs: Kwargs, position: int, name: str) -> Optional[t
     """The tensor that is one argument, if it is one."""
     value = args[position] if position < len(args) else kwargs.get(name)
     return value if isinstance(value, torch.Tensor) else None
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with memory, below all transforms of ``torch.func``."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

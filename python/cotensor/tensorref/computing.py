@@ -132,6 +132,12 @@ class Computing(Execution):
             for mover in self.movers:
                 mover.replace(mover.weights.owners[id(owner.tensor)])
 
+    def released(self, owner: Part) -> None:
+        """An owner is no weight any more."""
+        with self.lock:
+            for mover in self.movers:
+                mover.release(mover.weights.owners[id(owner.tensor)])
+
     def for_function(self, args: Args) -> List[Any]:
         """What a function of the program, with a backward pass of its own, gets for its arguments."""
         # ``requires_grad`` passes the mode of references, which marks the tensor.
@@ -169,9 +175,8 @@ class Computing(Execution):
             # The view is one of a weight, and of the memory that this has now.
             self.refresh(tensor)
         if len(args) > 1 and tensor is not None:
-            others: List[torch.Tensor] = []
-            mixed = collect(args[1:], others) and tensor.is_cpu
-            if (mixed or others) and self.functions[func].name == "__getitem__":
+            others, on_device = collect(args[1:])
+            if (others or (on_device and tensor.is_cpu)) and self.functions[func].name == "__getitem__":
                 return self._compute(func, args, kwargs)
             if self.division is not None and len(devices_of(args)) > 1:
                 return self.run_on_devices(func, args, kwargs)

@@ -364,8 +364,7 @@ class Execution(TorchFunctionMode):
                 moved[id(value)] = value, copy, copy._version
             return moved[id(value)][1]
 
-        given: List[torch.Tensor] = []
-        collect([*args, *kwargs.values()], given)
+        given, _ = collect([*args, *kwargs.values()])
         args, kwargs = mapped(home, (list(args), dict(kwargs)))
         if self.ours(kwargs.get("device")) is not None:
             kwargs["device"] = "cpu"  # type: ignore[index]
