@@ -149,7 +149,16 @@ class Interception(Computing):
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         with self.backward_pass(), threads.backward_in(self):
-            return self.call(func, args, kwargs)
+            result = self.call(func, args, kwargs)
+        self.show_gradients(args, kwargs, result)
+        return result
+
+    def show_gradients(self, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Shows the results of ``torch.autograd.grad`` where their inputs are shown. They are on the host, as ``grad`` is."""
+        inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
+        for tensor, gradient in zip([inputs] if isinstance(inputs, torch.Tensor) else inputs or (), result or ()):
+            if isinstance(tensor, torch.Tensor) and tensor.is_cpu and self.belongs(tensor):
+                self.marks.add(gradient)
 
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:

@@ -37,6 +37,7 @@ class _Session(Protocol):
     def knows(self, ids: Set[int], storages: Set[int]) -> bool: ...
     def is_paused(self) -> bool: ...
     def backward_pass(self) -> Any: ...
+    def show_gradients(self, args: Any, kwargs: Any, result: Any) -> None: ...
     def forget_places(self, *values: Any) -> List[bool]: ...
     def show(self, tensor: Any, on_device: bool) -> None: ...
     def show_as(self, tensor: Any, data: Any) -> None: ...
@@ -89,12 +90,16 @@ class Sessions(TorchFunctionMode):
 
     def _backward(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A backward pass is one of all sessions, which may have saved tensors."""
+        sessions = [one for one in map(session_of, self.entries) if one.is_entered and not one.is_paused()]
         with contextlib.ExitStack() as stack:
-            for session in map(session_of, self.entries):
-                if session.is_entered and not session.is_paused():
-                    stack.enter_context(session.backward_pass())
+            for session in sessions:
+                stack.enter_context(session.backward_pass())
             stack.enter_context(backward_in(self))
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            for session in sessions:
+                session.show_gradients(args, kwargs, result)
+        return result
 
     def _concerned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
         with torch._C.DisableTorchFunction():
