@@ -143,8 +143,9 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy with the same strides, if that needs no more memory than twice the elements."""
     if tensor.layout == torch.sparse_coo and not tensor.requires_grad:
         # Sums of sparse gradients choose their algorithm by the strides of the values.
-        parts = [to_device(part, device) for part in (tensor._indices(), tensor._values())]
-        return torch.sparse_coo_tensor(*parts, tensor.size(), is_coalesced=tensor.is_coalesced(), check_invariants=False)
+        indices, values = to_device(tensor._indices(), device), to_device(tensor._values(), device)
+        coalesced = tensor.is_coalesced()
+        return torch.sparse_coo_tensor(indices, values, tensor.size(), is_coalesced=coalesced, check_invariants=False)
     plain = tensor.layout == torch.strided and not tensor.requires_grad and not tensor.is_conj()
     if not plain or tensor.is_contiguous() or tensor.numel() == 0:
         return tensor.to(device)
