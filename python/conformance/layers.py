@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -142,11 +142,16 @@ def _tied(layer: Any) -> None:
     layer.second.weight = layer.first.weight
 
 
-def tie(module: nn.Module) -> None:
+def tied(module: nn.Module) -> List[Layer]:
+    """The layers with tied weights. A program may have replaced one of the two."""
+    layers = [part for part in module.modules() if isinstance(part, Layer) and part.name == "tied"]
+    return [layer for layer in layers if layer.second.weight is layer.first.weight]  # type: ignore[union-attr]
+
+
+def tie(layers: Iterable[Layer]) -> None:
     """Ties weights again: for tensors of another class, ``Module.to`` makes new parameters."""
-    for part in module.modules():
-        if isinstance(part, Layer) and part.name == "tied":
-            part.second.weight = part.first.weight  # type: ignore[union-attr,assignment]
+    for layer in layers:
+        layer.second.weight = layer.first.weight  # type: ignore[union-attr,assignment]
 
 
 def _run_tied(layer: Any, x: torch.Tensor) -> torch.Tensor:

@@ -166,7 +166,7 @@ def gradients(machine: Machine, a: int, b: int, c: int) -> None:
     if result is not None and parameters:
         with machine.no_gradients_of_errors():
             found = torch.autograd.grad(loss_of(result), parameters, allow_unused=True, retain_graph=a % 2 == 0)
-        machine.show(found, device=False)
+        machine.show(found)
 
 
 @step("penalty", 1)

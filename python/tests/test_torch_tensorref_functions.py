@@ -300,3 +300,31 @@ def test_statistics_are_written_once_without_memory(after, memory):
         model(x)
         memory.fail(0)
     assert torch.equal(model.running_mean, expected.running_mean) and torch.equal(model.running_var, expected.running_var)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_gradients_of_weights_show_the_device(sessions, strategy):
+    def program(model, x):
+        found = torch.autograd.grad(model(x).sin().sum(), list(model.parameters()), create_graph=True)
+        assert {one.device for one in found} == {x.device} == {found[0].square().device}
+        torch.stack([one.square().sum() for one in found]).sum().backward()
+        # ``gradcheck`` compares devices, too.
+        torch.autograd.gradcheck(lambda weight: (x.double() @ weight.double()).sin(), (model[0].weight,), eps=1e-3, atol=1e-2)
+        return [*found, *[parameter.grad for parameter in model.parameters()]]
+
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy), offload(mlp(sessions - 1), "simulated", strategy=strategy):
+        found = program(model, X.to("simulated"))
+    for one, other in zip(found, program(mlp(2), X)):
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)
+
+
+@STRATEGIES
+def test_sparse_gradients_have_the_elements_of_the_host(strategy):
+    def program(model, x):
+        for _ in range(2):
+            model(torch.tensor([[7, 1, 3]], device=x.device)).sum().backward()
+        return [model.weight.grad._indices(), model.weight.grad._values()]
+
+    runs_as_on_host(lambda: torch.nn.Embedding(10, 16, sparse=True), program, strategy, False)

@@ -77,6 +77,22 @@ def test_a_change_of_a_saved_tensor_is_an_error(change, strategy, room):
 
 
 @pytest.mark.parametrize(("strategy", "room"), PLACES)
+def test_new_memory_of_a_saved_weight_is_an_error_also_after_its_next_use(strategy, room):
+    def program(model, x):
+        y = model(x * x)
+        with torch.no_grad():
+            model[1].weight.set_(torch.eye(16))
+        model(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    program(mlp(2), X)
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy, memory=room):
+        program(model, X.to("simulated"))
+
+
+@pytest.mark.parametrize(("strategy", "room"), PLACES)
 @pytest.mark.parametrize("function", ["kl_div", "triplet_margin_loss", "cov"])
 def test_results_that_are_not_saved_may_change(function, strategy, room):
     def program(model, x):

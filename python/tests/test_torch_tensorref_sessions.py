@@ -266,8 +266,11 @@ def test_hundreds_of_models_are_enabled(strategy):
     # The weights of two sessions in one operation, and a function without weights.
     both = models[3][0].weight + models[200][0].weight
     found = [models[0](x), models[-1](x) + models[7][0].bias, torch.zeros(3, device=x.device), both]
+    torch.func.jvp(lambda y: found[0] * y, (x,), (x,))
+    sum([one.sum() for one in found]).backward()
     for model in models:
         disable(model)
+    assert models[7][0].bias.grad.sum() == 48 and models[200][0].weight.grad.sum() == 256
     expected = [models[0](X), models[-1](X) + models[7][0].bias, torch.zeros(3), models[3][0].weight + models[200][0].weight]
     for one, other in zip(found, expected):
         torch.testing.assert_close(one.detach().cpu(), other.detach())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 
 import pytest
@@ -45,6 +46,33 @@ def test_new_memory_of_a_weight_is_used(change, strategy):
         y = model(X)
     assert (model.weight == 0.5).all()
     torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("change", [set_memory, swap])
+def test_views_and_addresses_are_those_of_new_memory(change, strategy):
+    model = torch.nn.Linear(16, 16)
+    with offload(model, "simulated", strategy=strategy), torch.no_grad():
+        model(X)
+        change(model)
+        view, alias = model.weight.mT, model.weight.numpy()
+        assert view.device.type == "simulated"
+        model(X)
+        # The address was given out before the next use.
+        alias[:] = 0.25
+        y = model(X)
+    torch.testing.assert_close(y.cpu(), model(X), rtol=1e-6, atol=1e-6)
+
+
+@STRATEGIES
+def test_operations_leave_no_cycles(strategy):
+    model, saved = mlp(2), mlp(2, seed=1).state_dict()
+    with offload(model, "simulated", strategy=strategy):
+        model(X)
+        gc.collect()
+        model.load_state_dict(saved)
+        model(X)
+        assert gc.collect() == 0
 
 
 def test_a_weight_that_moved_within_its_memory_is_copied_once():
@@ -107,6 +135,33 @@ def test_what_a_model_assigns_is_on_the_host_after_the_block(strategy):
 
 
 @STRATEGIES
+def test_a_module_that_moves_in_the_block_keeps_its_parameters_on_the_host(strategy):
+    # Otherwise an optimizer has parameters on two devices, and a step that fails for one of them has stepped the others.
+    def program(model, x, device):
+        new = mlp(2, seed=1)
+        new[1].weight = new[0].weight
+        before = list(new.parameters())
+        new.to(device)
+        assert {tensor.device for tensor in new.parameters()} == {x.device}
+        model(x).sum().backward()
+        optimizer = torch.optim.SGD([*new.parameters(), *model.parameters()], 0.1, momentum=0.9, fused=True)
+        optimizer.step()
+        model.append(new)
+        model(x).sum().backward()
+        with pytest.raises(TypeError):
+            # Of all parameters, some have no momentum yet.
+            optimizer.step()
+        return model(x), [one is other for one, other in zip(before, new.parameters())]
+
+    expected, kept = program(mlp(2), X, "cpu")
+    model = mlp(2)
+    with offload(model, "simulated", strategy=strategy):
+        found = program(model, X.to("simulated"), "simulated")
+    assert is_on_host(model) and found[1] == kept
+    torch.testing.assert_close(found[0].detach().cpu(), expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+@STRATEGIES
 def test_copies_of_a_model_are_on_the_host_and_run(strategy):
     model = mlp(2)
     with offload(model, "simulated", strategy=strategy):
@@ -136,14 +191,15 @@ class Product(torch.autograd.Function):
 
 @STRATEGIES
 def test_functions_with_a_backward_pass_of_their_own_train_weights(strategy):
-    def gradients(model, x):
-        Product.apply(model[0](x), model[1].weight).sin().sum().backward()
-        return [parameter.grad for parameter in list(model.parameters())[:3]]
+    def gradients(model, x, y):
+        (Product.apply(model[0](x), model[1].weight).sin() + Product.apply(y, model[1].weight)).sum().backward()
+        return [y.grad, *[parameter.grad for parameter in list(model.parameters())[:3]]]
 
     model = mlp(2)
     with offload(model, "simulated", strategy=strategy):
-        found = gradients(model, X.to("simulated"))
-    for one, other in zip(found, gradients(mlp(2), X)):
+        # Inputs may be on either side.
+        found = gradients(model, X.to("simulated"), X.clone().requires_grad_())
+    for one, other in zip(found, gradients(mlp(2), X, X.clone().requires_grad_())):
         assert one.is_cpu
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -157,6 +213,24 @@ def test_a_change_of_a_weight_that_a_function_saved_is_an_error(strategy):
             model[0].weight.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+@STRATEGIES
+def test_an_error_of_the_backward_pass_is_not_kept(strategy):
+    model = torch.nn.Linear(16, 16)
+
+    def fail():
+        y = Product.apply(X.to("simulated").requires_grad_(), model.weight)
+        with torch.no_grad():
+            set_memory(model)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    with offload(model, "simulated", strategy=strategy):
+        fail()
+        gc.collect()
+        # PyTorch swaps no tensor that a graph has.
+        swap(model)
 
 
 @STRATEGIES

@@ -122,3 +122,36 @@ def test_linearize_is_refused(strategy, memory):
     with pytest.raises(NotImplementedError, match="use torch.func.jvp"):
         torch.func.linearize(torch.sin, x.to("simulated"))
     assert torch.equal(torch.func.linearize(model, x)[1](x), before)
+
+
+def test_batched_gradients_of_gradcheck_in_two_sessions():
+    # They have an older kind of batched tensors, which are not counted as those of a transform.
+    models = [mlp(1, width=3).double(), mlp(1, width=3).double()]
+    with offload(models[0], "simulated"), offload(models[1], "simulated"):
+        x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+        torch.autograd.gradcheck(lambda x: models[1](models[0](x)), (x,), check_batched_grad=True)
+
+
+def looked_up(table, x):
+    return torch.nn.functional.embedding(torch.tensor([1, 2], device=x.device), table, max_norm=0.5) * x
+
+
+@STRATEGIES
+def test_writes_of_a_function_in_a_transform_reach_the_weight(strategy):
+    def run(table, x):
+        mapped = func.vmap(lambda x: looked_up(table, x))(x)
+        gradients = func.grad(lambda other: looked_up(other, x[:2]).sin().sum())(table.detach()[1:])
+        with pytest.raises(RuntimeError, match="mutate a captured Tensor"):
+            func.grad(lambda x: looked_up(table, x).sum())(x[:2])
+        return mapped, gradients
+
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Embedding(5, 16)
+
+    expected, offloaded = make(), make()
+    results = run(expected.weight, X)
+    with offload(offloaded, "simulated", strategy=strategy):
+        found = run(offloaded.weight, X.to("simulated"))
+    for one, other in zip([*found, offloaded.weight], [*results, expected.weight]):
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)

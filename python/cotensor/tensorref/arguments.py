@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -12,6 +12,7 @@ from .weights import Part, extent
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
+_functorch: Any = torch._C._functorch
 #: The tensors of the host that an operation uses, by their ids, with the part of a weight that each is, if it is one.
 Uses = Dict[int, Tuple[torch.Tensor, Optional[Part]]]
 
@@ -34,18 +35,11 @@ def gather(values: Any, owners: Dict[int, Part], uses: Uses) -> bool:
     return others
 
 
-def collect(values: Any, on_host: List[torch.Tensor]) -> bool:
-    """Adds the tensors of the host to ``on_host``. Returns whether there are others."""
-    others = False
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.is_cpu:
-                on_host.append(value)
-            else:
-                others = True
-        elif isinstance(value, (list, tuple)):
-            others = collect(value, on_host) or others
-    return others
+def collect(values: Any) -> Tuple[List[torch.Tensor], bool]:
+    """The tensors of the host, and whether there are tensors of devices."""
+    uses: Uses = {}
+    others = gather(values, {}, uses)
+    return [tensor for tensor, _ in uses.values()], others
 
 
 def tensors(value: Any) -> List[torch.Tensor]:
@@ -83,14 +77,20 @@ def nested(value: Any) -> List[torch.Tensor]:
 
 
 def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
-    """The value with copies in the places of tensors, by their ids.
+    """The value with copies in the places of tensors, by their ids."""
+    return mapped(lambda tensor: copies.get(id(tensor), tensor), value)
+
+
+def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """The value with ``function`` of each tensor in lists, tuples, dictionaries and data classes.
 
     A container in which nothing is replaced stays the same object, so that the program sees what a function puts into it.
+    PyTorch's ``tree_map`` leaves cycles of objects.
     """
     if isinstance(value, torch.Tensor):
-        return copies.get(id(value), value)
+        return function(value)
     before = _parts(value)
-    after = [with_copies(part, copies) for part in before]
+    after = [mapped(function, part) for part in before]
     if all([one is other for one, other in zip(before, after)]):
         return value
     if isinstance(value, tuple):
@@ -99,7 +99,8 @@ def with_copies(value: Any, copies: Dict[int, torch.Tensor]) -> Any:
     if isinstance(value, list):
         replaced[:] = after
     elif isinstance(value, dict):
-        replaced.update(zip(value, after))
+        for key, part in zip(value, after):
+            replaced[key] = part
     else:
         for field, part in zip(dataclasses.fields(value), after):
             object.__setattr__(replaced, field.name, part)
@@ -131,8 +132,20 @@ def argument(args: Args, kwargs: Kwargs, position: int, name: str) -> Optional[t
     return value if isinstance(value, torch.Tensor) else None
 
 
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with memory, below all transforms of ``torch.func``."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy with the same strides, if that needs no more memory than twice the elements."""
+    if tensor.layout == torch.sparse_coo and not tensor.requires_grad:
+        # Sums of sparse gradients choose their algorithm by the strides of the values.
+        indices, values = to_device(tensor._indices(), device), to_device(tensor._values(), device)
+        coalesced = tensor.is_coalesced()
+        return torch.sparse_coo_tensor(indices, values, tensor.size(), is_coalesced=coalesced, check_invariants=False)
     plain = tensor.layout == torch.strided and not tensor.requires_grad and not tensor.is_conj()
     if not plain or tensor.is_contiguous() or tensor.numel() == 0:
         return tensor.to(device)

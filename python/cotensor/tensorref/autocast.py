@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
-from torch.utils._pytree import tree_map
 
-from .arguments import Args, Kwargs
+from .arguments import Args, Kwargs, mapped
 
 #: Functions that run in float32 on accelerators (PyTorch's list for CUDA); most of them run in the lower dtype on the CPU.
 _FLOAT32 = frozenset(
@@ -34,8 +33,8 @@ def as_on(device_type: str, func: Callable[..., Any], name: str, args: Args, kwa
     lower = (torch.float16, torch.bfloat16)
     before, after = (lower, torch.float32) if name in _FLOAT32 else ((*lower, torch.float32), dtype)
 
-    def cast(value: Any) -> Any:
-        return value.to(after) if isinstance(value, torch.Tensor) and value.dtype in before else value
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(after) if tensor.dtype in before else tensor
 
     with torch.autocast("cpu", enabled=False):
-        return func(*tree_map(cast, args), **tree_map(cast, kwargs))
+        return func(*mapped(cast, args), **mapped(cast, kwargs))

@@ -72,6 +72,12 @@ class Computing(Execution):
         with self.lock:
             return self.run(func, args, kwargs, uses, weights)
 
+    def refresh(self, tensor: torch.Tensor) -> None:
+        """Manages a tensor of the host with the memory that it has now, if it is a weight."""
+        owner = self.weights.owners.get(id(tensor))
+        if type(tensor) is torch.nn.Parameter if owner is None else owner.address != tensor.data_ptr():
+            self._part(tensor)
+
     def _part(self, tensor: torch.Tensor) -> Optional[Part]:
         """The part of a weight that a tensor of the host shows now. Parameters are weights from their first use on."""
         owner = self.weights.owners.get(id(tensor))
@@ -126,17 +132,26 @@ class Computing(Execution):
             for mover in self.movers:
                 mover.replace(mover.weights.owners[id(owner.tensor)])
 
-    def for_function(self, value: Any) -> Any:
-        """What a function of the program, with a backward pass of its own, gets for an argument."""
+    def released(self, owner: Part) -> None:
+        """An owner is no weight any more."""
+        with self.lock:
+            for mover in self.movers:
+                mover.release(mover.weights.owners[id(owner.tensor)])
+
+    def for_function(self, args: Args) -> List[Any]:
+        """What a function of the program, with a backward pass of its own, gets for its arguments."""
         # ``requires_grad`` passes the mode of references, which marks the tensor.
-        if self.results_on_host or not isinstance(value, torch.Tensor) or not value.requires_grad:
-            return value
+        linked = [value for value in args if isinstance(value, torch.Tensor) and value.requires_grad]
+        if self.results_on_host or not linked:
+            return list(args)
         with torch._C.DisableTorchFunction():
-            known = value.is_cpu and (self._part(value) is not None or value in self.marks)
-        if not known:
-            return value
-        # Through the session, so that the gradient goes back to the weight.
-        return torch.clone(value)
+            on_host = [value for value in linked if value.is_cpu]
+            known = {id(value) for value in on_host if self._part(value) is not None or value in self.marks}
+            if not (known or devices_of(args)):
+                return list(args)
+        # Through the session, so that the gradient goes back to the host.
+        copies = {id(value): torch.clone(value) if id(value) in known else value.to(self.target) for value in on_host}
+        return [copies.get(id(value), value) for value in args]
 
     def _factory(self, func: Any, args: Args, kwargs: Kwargs, belongs: bool = False) -> Any:
         """Makes a tensor; ``belongs``: on the device, unless the arguments name another one."""
@@ -156,13 +171,12 @@ class Computing(Execution):
 
     def _view(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         tensor = argument(args, kwargs, 0, "input")
-        if type(tensor) is torch.nn.Parameter and tensor.is_cpu and id(tensor) not in self.weights.owners:
-            # The view is one of a weight.
-            self._part(tensor)
+        if tensor is not None and tensor.is_cpu:
+            # The view is one of a weight, and of the memory that this has now.
+            self.refresh(tensor)
         if len(args) > 1 and tensor is not None:
-            others: List[torch.Tensor] = []
-            mixed = collect(args[1:], others) and tensor.is_cpu
-            if (mixed or others) and self.functions[func].name == "__getitem__":
+            others, on_device = collect(args[1:])
+            if (others or (on_device and tensor.is_cpu)) and self.functions[func].name == "__getitem__":
                 return self._compute(func, args, kwargs)
             if self.division is not None and len(devices_of(args)) > 1:
                 return self.run_on_devices(func, args, kwargs)

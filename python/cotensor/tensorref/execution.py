@@ -13,11 +13,10 @@ import torch
 from torch._C import _len_torch_function_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
 from . import threads
-from .arguments import Args, Kwargs, Uses, collect, nested, replace, replace_values, to_device, with_copies
+from .arguments import Args, Kwargs, Uses, collect, mapped, nested, replace, replace_values, to_device, with_copies
 from .autocast import as_on
 from .division import Division
 from .events import Hooks, Operation
@@ -357,17 +356,16 @@ class Execution(TorchFunctionMode):
         moved: Dict[int, Tuple[torch.Tensor, torch.Tensor, int]] = {}
         statistics, targets = written_by(func, args, kwargs), written(func, args, kwargs)
 
-        def home(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or value.is_cpu:
+        def home(value: torch.Tensor) -> torch.Tensor:
+            if value.is_cpu:
                 return value
             if id(value) not in moved:
                 copy = as_linked(without_inference(transfer, value, _HOST), value)
                 moved[id(value)] = value, copy, copy._version
             return moved[id(value)][1]
 
-        given: List[torch.Tensor] = []
-        collect([*args, *kwargs.values()], given)
-        args, kwargs = tree_map(home, (list(args), dict(kwargs)))
+        given, _ = collect([*args, *kwargs.values()])
+        args, kwargs = mapped(home, (list(args), dict(kwargs)))
         if self.ours(kwargs.get("device")) is not None:
             kwargs["device"] = "cpu"  # type: ignore[index]
         operation = Substitution(self.local)
@@ -389,8 +387,8 @@ class Execution(TorchFunctionMode):
                 tensor.copy_(copy)
                 operation.give(copy, tensor)
 
-        def away(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or not value.is_cpu:
+        def away(value: torch.Tensor) -> Any:
+            if not value.is_cpu:
                 return value
             original = originals.get(id(value))
             if original is not None or results_to is None:
@@ -404,21 +402,21 @@ class Execution(TorchFunctionMode):
         if self.functions[func].name in PACKING:
             # The lengths stay.
             return self.call_with_memory(away, result[:1], {}, device), result[1]
-        return self.call_with_memory(tree_map, (away, result), {}, device)
+        return self.call_with_memory(mapped, (away, result), {}, device)
 
     def _home(self, result: Any, args: Args, kwargs: Kwargs, operation: Optional[Substitution]) -> Any:
         """Results as tensors of the host that belong to the device. Arguments stay where they are."""
         given = {id(tensor) for tensor in nested((args, kwargs))}
 
-        def home(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or value.is_cpu or id(value) in given:
+        def home(value: torch.Tensor) -> Any:
+            if value.is_cpu or id(value) in given:
                 return value
             result = transfer(value, _HOST)
             if operation is not None:
                 operation.give(value, result)
             return self.marks.add(result)
 
-        return tree_map(home, result)
+        return mapped(home, result)
 
     def _measured(self, name: str, weights: List[Weight], elapsed: int, started: int, mover: Mover) -> int:
         """The time of an operation on a device that does not wait: measured a few times."""

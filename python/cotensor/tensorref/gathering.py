@@ -6,9 +6,8 @@ import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
-from .arguments import Args, Kwargs, tensors
+from .arguments import Args, Kwargs, mapped, nested, tensors
 from .operations import Kind, kind_of
 from .simulated.tensor import raw_storage
 
@@ -18,7 +17,7 @@ Moved = List[Tuple[torch.Tensor, torch.Tensor, Optional[int]]]
 
 def devices_of(values: Any) -> Dict[torch.device, None]:
     """The devices of the tensors that are not on the host, in their order."""
-    found = [value.device for value in tree_leaves(values) if isinstance(value, torch.Tensor) and not value.is_cpu]
+    found = [value.device for value in nested(values) if not value.is_cpu]
     return dict.fromkeys(found)
 
 
@@ -67,8 +66,8 @@ def gathered(values: Any, device: torch.device, moved: Moved, kept: Kept) -> Any
         return values
     copies: Dict[int, torch.Tensor] = {}
 
-    def move(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.is_cpu or value.device == device:
+    def move(value: torch.Tensor) -> torch.Tensor:
+        if value.is_cpu or value.device == device:
             return value
         copy = copies.get(id(value))
         if copy is None:
@@ -76,7 +75,7 @@ def gathered(values: Any, device: torch.device, moved: Moved, kept: Kept) -> Any
             moved.append((value, copy, None if copy.is_inference() else copy._version))
         return copy
 
-    return tree_map(move, values)
+    return mapped(move, values)
 
 
 def write_back(moved: Moved) -> None:

@@ -78,13 +78,13 @@ class SavedWeight:
         self.source = weight.source
         #: The owner that is saved itself, not a view of it: PyTorch then takes the memory that it has in the backward pass.
         self.owner = next((owner for owner in weight.owners if tensor is owner.linked or tensor is owner.plain), None)
-        #: Writes without a version are none for PyTorch, either.
-        self.versions = [(owner, owner.tensor._version) for owner in weight.owners]
+        #: Aliases count the writes of the tensors that were saved, also after ``set_`` and ``swap_tensors``. Writes without a
+        #: version are none for PyTorch, either.
+        self.versions = [(owner.tensor.detach(), owner.tensor._version) for owner in weight.owners]
 
     def changed(self) -> Optional[RuntimeError]:
         """The error for a weight that was changed after the forward pass."""
-        owners = self.weight.owners
-        changed = any([owner in owners and owner.tensor._version != version for owner, version in self.versions])
+        changed = any([alias._version != version for alias, version in self.versions])
         return _modified(self.weight.name, self.view.size) if changed else None
 
     @property
@@ -111,11 +111,11 @@ class SavedTensor:
         self.tensor, self.device = tensor, device
         #: Gives the program's tensor, if it is another one and lives.
         self.watched: Optional[Callable[[], Optional[torch.Tensor]]] = None
-        self.version = _version(tensor)
+        self.version = version_of(tensor)
 
     def watch(self, tensor: torch.Tensor) -> None:
         """The program has ``tensor``, which is another one."""
-        self.version = _version(tensor)
+        self.version = version_of(tensor)
         if tensor.is_cpu:
             # The tensor itself would keep the function that saves it, and neither would ever be freed.
             alias = tensor.detach()
@@ -127,12 +127,13 @@ class SavedTensor:
     def changed(self) -> Optional[RuntimeError]:
         """The error for a tensor that was changed after the forward pass."""
         watched = self.tensor if self.watched is None else self.watched()
-        if watched is None or _version(watched) == self.version:
+        if watched is None or version_of(watched) == self.version:
             return None
-        return _modified(f"a tensor at version {_version(watched)} instead of {self.version}", watched.size())
+        return _modified(f"a tensor at version {version_of(watched)} instead of {self.version}", watched.size())
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """The version of a tensor; those of inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+import contextlib
+from typing import Any, Iterator, List
 
 import torch
-from torch.overrides import _pop_mode, _push_mode
 
-from . import methods, transforms
+from . import threads
 from .arguments import Args, Kwargs, to_host
 from .computing import Computing
 from .execution import Function
@@ -75,12 +75,17 @@ class Interception(Computing):
         return self._compute(function, (tensor,), options)
 
     def _compatible(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        # ``Module.to`` asks it of a parameter and of what it becomes: a weight gets memory of the host in any case.
+        # ``Module.to`` asks it of a tensor and of what it becomes: parameters of the host get memory of the host in any case.
+        before, after = args
+        if type(before) is torch.nn.Parameter and before.is_cpu and self.ours(after.device) is not None:
+            return True
         weights = [tensor for tensor in args if tensor.is_cpu and self.belongs(tensor)]
         return len(weights) == 1 or self.call(func, args, kwargs)
 
     def _escape(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], torch.Tensor):
+            if id(args[0]) in self.weights.owners:
+                self.refresh(args[0])
             for mover in self.movers:
                 for weight in mover.weights.sharing(args[0]):
                     # The program has the address, and may write at any time.
@@ -96,11 +101,16 @@ class Interception(Computing):
         if self.functions[func].name == "grad":
             return None
         owner = self.weights.owners.get(id(tensor))
-        if owner is not None:
+        if owner is not None and not shown and not any([one is tensor for one in self._tensors()]):
+            # A parameter of another module is where its data is, until it is used again.
+            self.released(owner)
+        elif owner is not None:
             self.replaced(owner)
         elif self.results_on_host and tensor.is_cpu:
             # ``Module.to`` gives a parameter of another module new data: it is where the data is for the program.
             self.show(tensor, shown)
+        elif shown and type(tensor) is torch.nn.Parameter and tensor.is_cpu:
+            self.add("parameter", tensor)
         elif self.division is not None:
             self.division.kept.clear()
         return None
@@ -108,8 +118,10 @@ class Interception(Computing):
     def _is_gradient(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the gradient of a weight: ``Module.to`` assigns its elements."""
         managed = [owner.tensor for owner in self.weights.owners.values()]
-        given = [parameter for model in self.models for _, parameter in tensors_of(model)]
-        return any([owner.grad is tensor for owner in [*managed, *given] if owner.is_leaf])
+        return any([owner.grad is tensor for owner in [*managed, *self._tensors()] if owner.is_leaf])
+
+    def _tensors(self) -> List[torch.Tensor]:
+        return [tensor for model in self.models for _, tensor in tensors_of(model)]
 
     def forget_places(self, *values: torch.Tensor) -> List[bool]:
         """Shows tensors of the host where they are. Returns whether each was shown as one of the device."""
@@ -136,65 +148,42 @@ class Interception(Computing):
             self.marks.discard(tensor)
 
     def _backward(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        if self.target.type != "simulated":
-            return self._backward_here(func, args, kwargs)
-        # Without a second thread, gradients are added in the order of the CPU.
-        with torch.autograd.set_multithreading_enabled(False):
-            try:
-                result = self._backward_here(func, args, kwargs)
-            except BaseException:
-                simulated.forget_failures()
-                raise
-        simulated.check()
+        with self.backward_pass(), threads.backward_in(self):
+            result = self.call(func, args, kwargs)
+        self.show_gradients(args, kwargs, result)
         return result
 
-    def _backward_here(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    def show_gradients(self, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Shows the results of ``torch.autograd.grad`` where their inputs are shown. They are on the host, as ``grad`` is."""
+        inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
+        for tensor, gradient in zip([inputs] if isinstance(inputs, torch.Tensor) else inputs or (), result or ()):
+            if isinstance(tensor, torch.Tensor) and tensor.is_cpu and self.belongs(tensor):
+                self.marks.add(gradient)
+
+    @contextlib.contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """A backward pass of this thread, which reads tensors that this session saved. It raises their errors at its end."""
         if torch._C._current_graph_task_id() == -1:
             # A pass inside of another one, as of a checkpoint, keeps the failures of that.
             self.failures.clear()
         with self.lock:
             for mover in self.movers:
                 mover.begin_backward()
+        simulates = self.target.type == "simulated"
         try:
-            if func is torch.Tensor.backward or func is torch.autograd.backward:
-                result = None
-                self._run_backward(*args, **kwargs)
-            elif transforms.active() is not None:
-                result = self.call(func, args, kwargs)
-            else:
-                with methods.backward_in(self):
-                    result = self.call(func, args, kwargs)
-        except RuntimeError:
-            if not self.failures:
-                raise
-        if self.failures:
-            raise self.failures[0]
-        return result
-
-    def _run_backward(
-        self,
-        tensors: Any,
-        grad_tensors: Any = None,
-        retain_graph: Optional[bool] = None,
-        create_graph: bool = False,
-        inputs: Any = None,
-        **gradient: Any,
-    ) -> None:
-        """As ``torch.autograd.backward``, which must not be intercepted again, while functions of the backward pass must be."""
-        grad_tensors = gradient.get("gradient", grad_tensors)
-        tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-        targets = () if inputs is None else (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        if inputs is not None and not targets:
-            raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
-        given = torch.autograd._tensor_or_tensors_to_tuple(grad_tensors, len(tensors))
-        given = tuple([one if one is None else one.to(to.device) for one, to in zip(given, tensors)])
-        gradients = torch.autograd._make_grads(tensors, given, is_grads_batched=False)
-        retain = create_graph if retain_graph is None else retain_graph
-        _push_mode(self)  # type: ignore[no-untyped-call]
-        try:
-            engine = torch.autograd.graph._engine_run_backward
-            options = {"allow_unreachable": True, "accumulate_grad": True}
-            # Other modes of this thread, as those of other sessions, do not keep the functions of the pass from this one.
-            self.call(engine, (tensors, gradients, retain, create_graph, targets), options)
-        finally:
-            _pop_mode()  # type: ignore[no-untyped-call]
+            try:
+                # Without a second thread, gradients are added in the order of the CPU.
+                with torch.autograd.set_multithreading_enabled(False) if simulates else contextlib.nullcontext():
+                    yield
+            except RuntimeError:
+                if not self.failures:
+                    raise
+            if self.failures:
+                # The session must not keep the frames of the error, which have the graph and its weights.
+                del self.failures[1:]
+                raise self.failures.pop()
+        except BaseException:
+            simulated.forget_failures()
+            raise
+        if simulates:
+            simulated.check()

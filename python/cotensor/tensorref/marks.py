@@ -6,7 +6,8 @@ import weakref
 from typing import Any, Dict, KeysView
 
 import torch
-from torch.utils._pytree import tree_map
+
+from .arguments import mapped
 
 
 class Marks:
@@ -21,7 +22,7 @@ class Marks:
 
     def add(self, values: Any) -> Any:
         """Marks the tensors of the host among ``values``, and returns these."""
-        return tree_map(self._mark, values)
+        return mapped(self._mark, values)
 
     def ids(self) -> KeysView[int]:
         """The ids of the tensors."""
@@ -35,8 +36,8 @@ class Marks:
         """Forgets all tensors."""
         self._marked.clear()
 
-    def _mark(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_cpu:
-            key, marked = id(value), self._marked
-            marked[key] = weakref.ref(value, lambda dead: marked.pop(key, None) if marked.get(key) is dead else None)
-        return value
+    def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_cpu:
+            key, marked = id(tensor), self._marked
+            marked[key] = weakref.ref(tensor, lambda dead: marked.pop(key, None) if marked.get(key) is dead else None)
+        return tensor

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 from torch.overrides import _pop_mode, _push_mode
@@ -26,8 +26,6 @@ _replaced: List[Tuple[Any, str, Any, Any]] = []
 _make: Any = torch.nn.Parameter.__new__
 _copy: Any = torch.nn.Parameter.__deepcopy__
 _engine: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-#: ``backward``: the session of the next backward pass of a thread.
-_local = threading.local()
 _apply: Any = torch.autograd.Function.__dict__["apply"]
 _disabled = torch.autograd.graph.disable_saved_tensors_hooks
 _optimizers = [
@@ -126,13 +124,13 @@ def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> N
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function of the program with weights that need gradients gets copies of them: gradients of its arguments must be on one
-    device."""
+    """A function of the program with weights that need gradients gets copies of them, and of other tensors of the host: gradients
+    of its arguments must be on one device."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms.active() is not None:
         return _apply.__get__(None, function)(*args, **kwargs)
     with contextlib.ExitStack() as stack:
         for session in threads.entered():
-            given = tuple([session.for_function(value) for value in args])
+            given = tuple(session.for_function(args))
             # A write to a weight that the function saves is an error in its backward pass.
             pairs = [(value, copy) for value, copy in zip(args, given) if value is not copy]
             if pairs:
@@ -143,23 +141,17 @@ def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
         return _apply.__get__(None, function)(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def backward_in(session: Any) -> Iterator[None]:
-    """Functions of the backward pass that this thread runs next are in the session, as those of ``checkpoint``."""
-    _local.backward = session
+def _run_engine(tensors: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+    """Functions of a backward pass are in the sessions that intercepted it, as those of ``checkpoint``."""
+    mode = threads.take_backward()
+    if mode is None:
+        return _engine(tensors, gradients, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        # Gradients may be on either side.
+        gradients = tuple([one if one is None else one.to(tensor.device) for tensor, one in zip(tensors, gradients)])
+    _push_mode(mode)  # type: ignore[no-untyped-call]
     try:
-        yield
-    finally:
-        _local.backward = None
-
-
-def _run_engine(*args: Any, **kwargs: Any) -> Any:
-    session, _local.backward = getattr(_local, "backward", None), None
-    if session is None:
-        return _engine(*args, **kwargs)
-    _push_mode(session)  # type: ignore[no-untyped-call]
-    try:
-        return _engine(*args, **kwargs)
+        return _engine(tensors, gradients, *args, **kwargs)
     finally:
         _pop_mode()  # type: ignore[no-untyped-call]
 

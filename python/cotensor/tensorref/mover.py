@@ -201,10 +201,14 @@ class Mover:
             owner.address = tensor.data_ptr()
             weight.edits += 1
             return
-        self.weights.remove(owner)
-        if not weight.owners:
-            self.invalidate(weight)
+        self.release(owner)
         self.add(weight.name, tensor)
+
+    def release(self, owner: Part) -> None:
+        """An owner of a weight is none any more."""
+        self.weights.remove(owner)
+        if not owner.weight.owners:
+            self.invalidate(owner.weight)
 
     def refresh(self) -> None:
         """Finds owners that got other memory, while no function was intercepted."""

@@ -15,10 +15,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
 from . import stance
+from .arguments import nested
 from .operations import Kind, kind_of, name_of
 
 #: Operations that are recorded; the program goes on.
@@ -92,7 +93,7 @@ class Recorder(TorchFunctionMode):
         kind, name = known
         if kind not in _RUNNING or len(self.operations) >= _OPERATIONS_MAX:
             return func(*args, **(kwargs or {}))
-        values = [value for value in tree_leaves((args, dict(kwargs or {}))) if isinstance(value, torch.Tensor)]
+        values = nested((args, dict(kwargs or {})))
         on_host = all([value.is_cpu for value in values])
         # Before the operation, which may write its arguments.
         host_ns = _host_ns(func, args, kwargs or {}) if self.host_times and not on_host else None
@@ -105,10 +106,10 @@ class Recorder(TorchFunctionMode):
         uses = self._indices(values)
         if uses:
             others = [value for value in values if self._index(value) is None]
-            results = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+            results = nested(result)
             workspace = sum([value.nbytes for value in {id(value): value for value in [*others, *results]}.values()])
             written = (kwargs or {}).get("out", args[0] if kind is Kind.IN_PLACE and args else None)
-            writes = self._indices(tree_leaves(written))
+            writes = self._indices(nested(written))
             self.operations.append(Recorded(name, uses, writes, workspace, elapsed, host_ns))
         elif self.operations:
             last = self.operations[-1]

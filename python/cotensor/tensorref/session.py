@@ -12,12 +12,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_map
 
 from ..errors import InvalidError
 from . import broker as brokers
 from . import compiled, methods, stance, threads, transforms
-from .arguments import to_device, to_host
+from .arguments import mapped, to_device, to_host
 from .events import Hooks, Middleware
 from .gradients import SavedTensor, SavedWeight, Substitution
 from .interception import Interception
@@ -310,7 +309,7 @@ class Offload(Interception):
         # Made inside of the block, as by Adagrad, or loaded.
         for parameter, state in optimizer.state.items():
             if isinstance(parameter, torch.Tensor) and parameter.is_cpu and self.weights.belongs(parameter):
-                state.update(tree_map(to_host, dict(state)))
+                state.update(mapped(to_host, dict(state)))
 
         def resumed(closure: Any) -> Any:
             def evaluate(*given: Any, **named: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from .arguments import collect
+from .arguments import collect, unwrapped
 from .operations import Kind, kind_of
 from .weights import memory_of
 
@@ -33,9 +33,11 @@ class _Session(Protocol):
     @property
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
-    def for_function(self, value: Any) -> Any: ...
+    def for_function(self, args: Any) -> Any: ...
     def knows(self, ids: Set[int], storages: Set[int]) -> bool: ...
     def is_paused(self) -> bool: ...
+    def backward_pass(self) -> Any: ...
+    def show_gradients(self, args: Any, kwargs: Any, result: Any) -> None: ...
     def forget_places(self, *values: Any) -> List[bool]: ...
     def show(self, tensor: Any, on_device: bool) -> None: ...
     def show_as(self, tensor: Any, data: Any) -> None: ...
@@ -72,7 +74,9 @@ class Sessions(TorchFunctionMode):
     ) -> Any:
         entries = self.entries
         if len(entries) > 1:
-            entries = self._concerned(func, args, kwargs or {})
+            if kind_of(func) is Kind.BACKWARD:
+                return self._backward(func, args, kwargs or {})
+            entries = self._concerned(args, kwargs or {})
         if len(entries) == 1:
             return entries[0].__torch_function__(func, types, args, kwargs)
         # Each of them sees the function that the program calls, the last one first.
@@ -84,16 +88,43 @@ class Sessions(TorchFunctionMode):
             for _ in entries:
                 _pop_mode()  # type: ignore[no-untyped-call]
 
-    def _concerned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
-        if kind_of(func) is Kind.BACKWARD or transforms() is not None:
-            return self.entries
-        found: List[torch.Tensor] = []
+    def _backward(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A backward pass is one of all sessions, which may have saved tensors."""
+        sessions = [one for one in map(session_of, self.entries) if one.is_entered and not one.is_paused()]
+        with contextlib.ExitStack() as stack:
+            for session in sessions:
+                stack.enter_context(session.backward_pass())
+            stack.enter_context(backward_in(self))
+            result = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            collect([*args, *kwargs.values()], found)
+            for session in sessions:
+                session.show_gradients(args, kwargs, result)
+        return result
+
+    def _concerned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
+        with torch._C.DisableTorchFunction():
+            found, _ = collect([*args, *kwargs.values()])
+            found = found if transforms() is None else [unwrapped(tensor) for tensor in found]
             ids = {id(tensor) for tensor in found}
             storages = {key for key in map(memory_of, found) if key is not None}
         known = [entry for entry in self.entries if session_of(entry).knows(ids, storages)]
         return known or self.entries[-1:]
+
+
+@contextlib.contextmanager
+def backward_in(mode: TorchFunctionMode) -> Iterator[None]:
+    """Functions of the backward pass that this thread runs next are in a mode; of a pass inside of a transform, in none."""
+    _local.backward = mode if transforms() is None else None
+    try:
+        yield
+    finally:
+        _local.backward = None
+
+
+def take_backward() -> Optional[TorchFunctionMode]:
+    """The mode of :func:`backward_in`, once."""
+    mode, _local.backward = getattr(_local, "backward", None), None
+    return mode
 
 
 class Saving:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Tuple
 
 import torch
-from torch.utils._pytree import tree_map
 
 from . import threads
-from .arguments import Args, Kwargs, collect, tensors
+from .arguments import Args, Kwargs, collect, mapped, tensors, unwrapped
+from .gradients import version_of
 from .operations import Kind, kind_of, name_of, written_by
 
 if TYPE_CHECKING:
     from .computing import Computing
 
-_functorch: Any = torch._C._functorch
 _hooks: Any = torch._C._autograd
 #: Kinds that run where their tensors are.
 _IN_PLACE_OF_THEIR_TENSORS = (Kind.PLAIN, Kind.LIKE, Kind.ESCAPE, Kind.SET_DATA)
 active = threads.transforms
-
-
-def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with memory, below all transforms."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor
 
 
 def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -34,8 +26,7 @@ def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
     kind = kind_of(func)
     if kind in _IN_PLACE_OF_THEIR_TENSORS:
         return session.call(func, args, kwargs)
-    given: List[torch.Tensor] = []
-    on_device = collect([*args, *kwargs.values()], given)
+    given, on_device = collect([*args, *kwargs.values()])
     of_model = any([session.belongs(unwrapped(tensor)) for tensor in given])
     if kind is Kind.DEVICE:
         if not of_model or name_of(func) not in ("device", "is_cpu", f"is_{session.target.type}"):
@@ -46,24 +37,30 @@ def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
     targets = tensors(args[0]) if kind is Kind.IN_PLACE and args else tensors(kwargs.get("out"))
     copied = sum([unwrapped(tensor).nbytes for tensor in given])
     on_host = any([tensor.is_cpu for tensor in targets]) or copied > session.movers[0].placement.budget
-    copies: Dict[int, torch.Tensor] = {}
+    #: By the ids of tensors: these, their copies, and the versions of the copies.
+    copies: Dict[int, Tuple[torch.Tensor, torch.Tensor, int]] = {}
 
-    def move(value: Any, place: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.device == place:
+    def move(value: torch.Tensor, place: Any) -> torch.Tensor:
+        if value.device == place:
             return value
         if id(value) not in copies:
-            copies[id(value)] = value.to(place)
-        return copies[id(value)]
+            copy = value.to(place)
+            copies[id(value)] = value, copy, version_of(copy)
+        return copies[id(value)][1]
 
     host = torch.device("cpu")
     place = host if on_host else next(iter([value.device for value in targets]), session.target)
-    moved_args, moved_kwargs = tree_map(lambda value: move(value, place), (tuple(args), dict(kwargs)))
+    moved_args, moved_kwargs = mapped(lambda value: move(value, place), (tuple(args), dict(kwargs)))
     result = session.call(func, moved_args, moved_kwargs)
-    for tensor in [*written_by(func, args, kwargs), *targets]:
-        if id(tensor) in copies:
-            tensor.copy_(copies[id(tensor)])
+    written = [id(tensor) for tensor in [*written_by(func, args, kwargs), *targets]]
+    for key, (tensor, copy, version) in copies.items():
+        if key in written:
+            tensor.copy_(copy)
+        elif version_of(copy) != version:
+            # Without a gradient, such as ``max_norm`` of an embedding; PyTorch refuses it for some transforms.
+            tensor.detach().copy_(copy.detach())
     copies.clear()
-    return result if targets else tree_map(lambda value: move(value, session.target), result)
+    return result if targets else mapped(lambda value: move(value, session.target), result)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._pytree import tree_leaves
 
 from ...errors import ConflictError
 from .. import threads
+from ..arguments import nested
 from ..operations import Kind, kind_of
 from ..session import Offload, offload
 from ..simulated.device import register
@@ -91,8 +91,8 @@ class TensorsManager:
             # A reference is where its elements are, and moves where the program says.
             with torch._C.DisableTorchFunction():
                 return func(*args, **kwargs)
-        for value in tree_leaves((args, dict(kwargs))):
-            if isinstance(value, torch.Tensor) and value.is_cpu:
+        for value in nested((args, kwargs)):
+            if value.is_cpu:
                 if not session.results_on_host and getattr(value, "_is_param", False):
                     session.add("parameter", value)
                 session.marks.add(value)

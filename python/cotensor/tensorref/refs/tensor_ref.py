@@ -7,9 +7,9 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch.overrides import get_default_nowrap_functions
-from torch.utils._pytree import tree_map
 
 from ...errors import ConflictError
+from ..arguments import mapped
 from ..simulated.tensor import SimulatedTensor
 from .manager import tensorsManager
 
@@ -145,7 +145,7 @@ def run(func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         if isinstance(result, torch.Tensor):
             return result if func in get_default_nowrap_functions() else as_ref(result)
         if isinstance(result, (tuple, list, dict)) and not isinstance(result, torch.Size):
-            return tree_map(as_ref, result)
+            return mapped(as_ref, result)
         return result
 
 
