@@ -163,6 +163,7 @@ class Store:
         provenance: Optional[str] = None,
         metadata: Optional[dict[str, Any]] = None,
         from_device: bool = False,
+        sealed: bool = False,
     ) -> Tensor: ...
     def put_group(
         self,

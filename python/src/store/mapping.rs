@@ -127,7 +127,7 @@ impl Store {
             retention: Retention::Cached { recompute: Duration::ZERO },
             ..TensorSpec::new(name, source.dtype, &source.shape)
         };
-        let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
+        let mut reservation = py.detach(|| store.reserve_to_fill(spec, &holder)).or_raise(py)?;
         source.fill(py, &mut reservation)?;
         drop(source);
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;

@@ -301,8 +301,9 @@ impl Store {
     /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of
     /// few ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease.
     /// ``metadata`` is a small dict with values of JSON, which readers find in :attr:`Tensor.metadata`. ``from_device``
-    /// permits an array on a device, which is copied to the host first.
-    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false))]
+    /// permits an array on a device, which is copied to the host first. With ``sealed``, and for weights, this process cannot
+    /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again.
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
         &self,
@@ -317,13 +318,15 @@ impl Store {
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,
         #[pyo3(from_py_with = args::from_device)] from_device: bool,
+        #[pyo3(from_py_with = args::sealed)] sealed: bool,
     ) -> PyResult<Tensor> {
         let store = self.store(py)?;
         let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance, metadata };
         let source = SourceArray::of_any_device(array, from_device, &"array")?;
         let spec = options.spec(py, &name, source.dtype, &source.shape)?;
         let holder = holder_of(py, &store, options.holder.as_deref());
-        let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
+        let reserve = || if sealed { store.reserve(spec, &holder) } else { store.reserve_to_fill(spec, &holder) };
+        let mut reservation = py.detach(reserve).or_raise(py)?;
         source.fill(py, &mut reservation)?;
         drop(source);
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;

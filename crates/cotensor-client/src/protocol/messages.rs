@@ -82,6 +82,9 @@ message! {
         index_slots: u32,
         /// Tensors of more bytes than this need memory of their own.
         small_bytes_max: u64,
+        /// The length of the longest block; 0 for a daemon without blocks.
+        #[serde(default)]
+        block_bytes_max: u64,
         /// Limits on shared tensors.
         sharing: Sharing,
         /// For each lease to renew, its version; none when the tensor is lost.
@@ -142,6 +145,10 @@ message! {
     SlabParams {
         /// The length in bytes.
         bytes: u64,
+        /// Whether it is a block: one tensor at a time lies in it, from its beginning on. The budget counts that tensor with the length of the
+        /// block, and nothing while the block is empty.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        block: bool,
         /// The device whose memory it is; `cpu` when it is missing. Slabs are host memory.
         #[serde(default, with = "super::device_name")]
         #[schemars(with = "String")]
@@ -155,6 +162,12 @@ message! {
         /// Offsets of the live tensors in it, for a slab that the session had before the daemon was replaced.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         live: Vec<u64>,
+    }
+
+    /// A slab to close.
+    CloseSlabParams {
+        /// The number of its segment.
+        slab: u64,
     }
 
     /// A tensor in a slab.

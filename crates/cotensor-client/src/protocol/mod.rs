@@ -45,6 +45,8 @@ methods! { METHODS:
     /// Opens a slab, in which the session places small tensors itself. The request's descriptor is its memory, sealed against
     /// resizing and new writers.
     OpenSlab "slab.open": SlabParams => SlabResult;
+    /// Closes a slab: the session publishes nothing more in it. Its tensors stay.
+    CloseSlab "slab.close": CloseSlabParams => Empty;
     /// Publishes a tensor in one of the session's slabs.
     PublishSlab "tensor.publish_slab": PublishSlabParams => Published;
     /// Leases the newest version of a name. The answer has the segment's descriptor unless the session received it before.

@@ -168,6 +168,7 @@ impl ClientStoreBuilder {
             client,
             config,
             small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
+            block_bytes_max: usize::try_from(hello.block_bytes_max).unwrap_or(usize::MAX),
             copies: UnreportedCopies::default(),
             private: Budget::new(u64::MAX),
             me: me.clone(),

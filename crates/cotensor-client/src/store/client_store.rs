@@ -2,12 +2,13 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
+use super::give_back;
 use super::publication::{self, FrozenTensor, Placement};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method, Spec};
 use cotensor_core::waiting::WaitReport;
-use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Result, Segment, SegmentMut};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Kind, Layout, Result, Segment, SegmentMut};
 use cotensor_rpc::Deadline;
 use cotensor_store::backend::{
     Budget, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
@@ -32,6 +33,8 @@ pub struct ClientStore {
     pub(super) client: String,
     pub(super) config: SharingConfig,
     pub(super) small_bytes_max: usize,
+    /// The length of the longest block; 0 for a daemon without blocks.
+    pub(super) block_bytes_max: usize,
     pub(super) copies: UnreportedCopies,
     /// The budget of private tensors. The daemon's budget does not count them.
     pub(super) private: Arc<Budget>,
@@ -373,6 +376,24 @@ impl TensorStore for ClientStore {
         self.reserve_in(spec, holder, |params, len| match self.is_for_slab(params.spec.device, len) {
             true => Placement::in_slab(&self.daemon, len),
             false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
+        })
+    }
+
+    fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        let len = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?.size_bytes();
+        let is_for_block = spec.device.is_host()
+            && spec.kind != Kind::Weight
+            && !self.is_for_slab(spec.device, len)
+            && len <= self.block_bytes_max;
+        if !is_for_block {
+            return self.reserve(spec, holder);
+        }
+        self.reserve_in(spec, holder, |params, len| match Placement::in_block(&self.daemon, len)? {
+            Some(place) => {
+                give_back::start(self);
+                Ok(place)
+            }
+            None => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
         })
     }
 

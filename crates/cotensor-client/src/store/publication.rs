@@ -6,7 +6,7 @@ use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
 use super::session::{ANSWER_TIMEOUT, Session};
-use super::slabs::{Slabs, whole_pages};
+use super::slabs::{OwnSlab, Slabs, whole_pages};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::Slab;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 /// The memory of an unpublished tensor.
 pub(super) enum Placement {
-    /// A range of a slab, by this client's number.
-    Slab(u64),
+    /// A range of a slab or a block.
+    Slab(OwnSlab),
     /// Memory of its own, with a reservation at the daemon.
     Own(ReservationGuard),
 }
@@ -53,8 +53,9 @@ impl Placement {
     /// A range of a slab. Opens a new slab when the open ones have no room.
     pub(super) fn in_slab(daemon: &Reconnector, len: usize) -> Result<(Self, Box<dyn SegmentMut>)> {
         let slabs = &daemon.slabs;
-        if let Some((slab, segment)) = slabs.reserve(len)? {
-            return Ok((Self::Slab(slab), segment));
+        let shared = |(number, segment)| (Self::Slab(OwnSlab { number, is_block: false }), segment);
+        if let Some(found) = slabs.reserve(len)? {
+            return Ok(shared(found));
         }
         let (least, mut bytes) = slabs.next_bytes(len);
         loop {
@@ -64,9 +65,26 @@ impl Placement {
                 Err(error) if error.kind() == ErrorKind::OverBudget && bytes > least => {
                     bytes = whole_pages((bytes / 2).max(len));
                 }
-                opened => return opened.map(|(slab, segment)| (Self::Slab(slab), segment)),
+                opened => return opened.map(shared),
             }
         }
+    }
+
+    /// A block, whose bytes may have values of earlier tensors. None when the client has enough blocks.
+    pub(super) fn in_block(daemon: &Reconnector, len: usize) -> Result<Option<(Self, Box<dyn SegmentMut>)>> {
+        let slabs = &daemon.slabs;
+        let found = match slabs.reserve_block(len) {
+            Some(found) => Some(found),
+            None => match slabs.room_for_block(&daemon.connection.session(), len)? {
+                None => None,
+                Some(bytes) => {
+                    let block = Slab::create(bytes)?;
+                    block.prefault()?;
+                    Some(daemon.retry(|session| slabs.open_block_in(session, &block, len))?)
+                }
+            },
+        };
+        Ok(found.map(|(number, segment)| (Self::Slab(OwnSlab { number, is_block: true }), segment)))
     }
 
     /// Memory of its own, which `reserve_in` makes in the memory of the tensor's device after the daemon has reserved
@@ -119,7 +137,7 @@ impl Placement {
 fn announce(
     session: &Session,
     slabs: &Slabs,
-    own: u64,
+    own: OwnSlab,
     spec: &TensorSpec,
     segment: &Arc<dyn Segment>,
     PublishTerms { holder, ticket, copies }: PublishTerms,
@@ -127,14 +145,14 @@ fn announce(
     let freed = slabs.freed();
     let (offset, slab) = (segment.fd_offset() as u64, freed.number(session, own, &**segment)?);
     // Before the call: the daemon may report at once that the range has no leases.
-    freed.keep(own, offset, segment);
+    freed.keep(own.number, offset, segment);
     Ok(p::PublishSlabParams { slab, offset, spec: Spec::from(spec), holder, ticket, copies })
 }
 
 /// Releases the range of a request that failed. Without an answer the tensor may be published: the next session reports that.
-fn withdraw(session: &Session, slabs: &Slabs, own: u64, params: &p::PublishSlabParams) {
+fn withdraw(session: &Session, slabs: &Slabs, own: OwnSlab, params: &p::PublishSlabParams) {
     if session.connection.closed().is_none() {
-        slabs.freed().release(own, params.offset);
+        slabs.freed().release(own.number, params.offset);
     }
 }
 
@@ -200,7 +218,7 @@ pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor,
     let answers = session.connection.call_each::<p::PublishSlab>(&requests, ANSWER_TIMEOUT);
     let mut answers = answers.into_iter().zip(&requests);
     let is_lost = || session.connection.closed().is_some();
-    let publish = |tensor: Result<(FrozenTensor, Option<u64>)>| {
+    let publish = |tensor: Result<(FrozenTensor, Option<OwnSlab>)>| {
         let (mut tensor, sent) = tensor?;
         let Some((own, (answer, request))) = sent.and_then(|own| Some((own, answers.next()?))) else {
             return tensor.publish(store);

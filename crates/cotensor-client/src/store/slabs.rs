@@ -1,15 +1,17 @@
-//! Slabs: host memory of small tensors that this process publishes.
+//! Slabs and blocks: host memory of tensors that this process publishes, used again.
 
 use super::memories::descriptor_of;
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
-use cotensor_memory::Slab;
 use cotensor_memory::process::duplicate_fd;
+use cotensor_memory::{BlockLimits, Blocks, Slab};
 use rustix::param::page_size;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Bytes of a client's first slab: room for a second small tensor beside one that stays. A slab that becomes empty
 /// again and again would cost the supervisor an event each time.
@@ -17,20 +19,35 @@ const SLAB_BYTES_MIN: usize = 8 << 10;
 /// The most bytes of a slab, unless one tensor needs more.
 const SLAB_BYTES_MAX: usize = 4 << 20;
 
-/// The slabs of this client, for small tensors. They outlive the daemon: the client opens them again in the next
-/// session.
+/// The slabs of this client, for small tensors, and its blocks, for one larger tensor each. They outlive the daemon: the client opens them
+/// again in the next session.
 #[derive(Default)]
 pub(super) struct Slabs {
     slabs: Mutex<OpenSlabs>,
     freed: FreedRanges,
+    /// Whether a thread gives idle blocks back.
+    pub(super) gives_back: AtomicBool,
 }
 
 /// Slabs by numbers of this client, the newest last.
-#[derive(Default)]
 struct OpenSlabs {
     generation: u64,
     next: u64,
     open: Vec<(u64, Slab)>,
+    blocks: Blocks<u64>,
+}
+
+impl Default for OpenSlabs {
+    fn default() -> Self {
+        Self { generation: 0, next: 0, open: Vec::new(), blocks: Blocks::new(BlockLimits::default()) }
+    }
+}
+
+/// A slab of this client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OwnSlab {
+    pub(super) number: u64,
+    pub(super) is_block: bool,
 }
 
 /// Published ranges of slabs. A range is used again after the daemon reports that it has no leases.
@@ -95,22 +112,30 @@ impl FreedRanges {
 
     /// The session's number of the slab in which `range` lies. A slab that was retired with the last daemon is opened again for
     /// a range that was not published yet.
-    pub(super) fn number(&self, session: &Session, slab: u64, range: &dyn Segment) -> Result<u64> {
+    pub(super) fn number(&self, session: &Session, slab: OwnSlab, range: &dyn Segment) -> Result<u64> {
         {
             let published = lock(&self.0);
             if published.generation != session.generation {
                 return Err(session.replaced());
             }
-            if let Some((number, _)) = published.slabs.iter().find(|(_, own)| **own == slab) {
+            if let Some((number, _)) = published.slabs.iter().find(|(_, own)| **own == slab.number) {
                 return Ok(*number);
             }
         }
         let whole = descriptor_of(range)?;
         let stat = rustix::fs::fstat(&whole).map_err(|error| Error::io("reading a slab's length", &error.into()))?;
-        let params = p::SlabParams { bytes: stat.st_size.unsigned_abs(), device: range.device() };
+        let params = p::SlabParams { bytes: stat.st_size.unsigned_abs(), block: slab.is_block, device: range.device() };
         let opened = session.call_long::<p::OpenSlab>(&params, vec![whole])?.0;
-        self.opened(slab, opened.slab, &opened.live);
+        self.opened(slab.number, opened.slab, &opened.live);
         Ok(opened.slab)
+    }
+
+    /// Forgets a slab. Returns the session's number of it.
+    fn close(&self, slab: u64) -> Option<u64> {
+        let mut published = lock(&self.0);
+        let number = published.slabs.iter().find(|(_, own)| **own == slab).map(|(number, _)| *number)?;
+        published.slabs.remove(&number);
+        Some(number)
     }
 }
 
@@ -131,17 +156,63 @@ impl Slabs {
 
     /// Opens `slab` in the session. Returns its number and a range of `len` bytes.
     pub(super) fn open_in(&self, session: &Session, slab: &Slab, len: usize) -> Result<(u64, Box<dyn SegmentMut>)> {
-        let opened = open(session, slab)?;
+        let opened = open(session, slab, false)?;
         let mut slabs = lock(&self.slabs);
-        if slabs.generation != session.generation {
-            return Err(session.replaced());
-        }
-        slabs.next += 1;
-        let own = slabs.next;
+        let own = slabs.next_number(session)?;
         let segment = slab.reserve(len)?;
         slabs.open.push((own, slab.clone()));
         self.freed.opened(own, opened.slab, &opened.live);
         Ok((own, segment))
+    }
+
+    /// A range of `len` bytes in a free block, with the number of the block. None without one. The bytes have values of earlier tensors.
+    pub(super) fn reserve_block(&self, len: usize) -> Option<(u64, Box<dyn SegmentMut>)> {
+        lock(&self.slabs).blocks.reserve(len)
+    }
+
+    /// The length of a new block for `len` bytes; none when the client has enough blocks. Closes free ones that are in the way.
+    pub(super) fn room_for_block(&self, session: &Session, len: usize) -> Result<Option<usize>> {
+        let (room, closed) = lock(&self.slabs).blocks.room_for(len, Instant::now())?;
+        self.close_blocks(session, closed);
+        Ok(room)
+    }
+
+    /// Opens `block` in the session. Returns its number and a range of `len` bytes.
+    pub(super) fn open_block_in(
+        &self,
+        session: &Session,
+        block: &Slab,
+        len: usize,
+    ) -> Result<(u64, Box<dyn SegmentMut>)> {
+        let opened = open(session, block, true)?;
+        let mut slabs = lock(&self.slabs);
+        let own = slabs.next_number(session)?;
+        let segment = slabs.blocks.add(own, block.clone(), len)?;
+        self.freed.opened(own, opened.slab, &opened.live);
+        Ok((own, segment))
+    }
+
+    /// Gives blocks back that were not used for some seconds. False when none is left.
+    pub(super) fn give_back(&self, session: &Session) -> bool {
+        let mut slabs = lock(&self.slabs);
+        let idle = slabs.blocks.take_idle(Instant::now());
+        let is_left = !slabs.blocks.is_empty();
+        if !is_left {
+            // Under the lock: the next block starts another thread.
+            self.gives_back.store(false, Ordering::Relaxed);
+        }
+        drop(slabs);
+        self.close_blocks(session, idle);
+        is_left
+    }
+
+    fn close_blocks(&self, session: &Session, closed: Vec<(u64, Slab)>) {
+        for (own, slab) in closed {
+            if let Some(slab) = self.freed.close(own) {
+                session.notify::<p::CloseSlab>(&p::CloseSlabParams { slab });
+            }
+            drop(slab);
+        }
     }
 
     /// A range of `len` bytes in an open slab, with the slab's number. None without room.
@@ -165,7 +236,10 @@ impl Slabs {
 
     /// Retires all slabs: other processes may still read them, and no daemon reports the end of that.
     pub(super) fn retire(&self) {
-        let retired = std::mem::take(&mut lock(&self.slabs).open);
+        let mut slabs = lock(&self.slabs);
+        let retired = std::mem::take(&mut slabs.open);
+        slabs.blocks.retain(|_| false);
+        drop(slabs);
         drop(retired);
     }
 
@@ -174,15 +248,37 @@ impl Slabs {
     /// # Errors
     /// The daemon's, when the session ends meanwhile.
     pub(super) fn reopen(&self, session: &Session) -> Result<()> {
-        let slabs = lock(&self.slabs).open.clone();
-        for (own, slab) in slabs {
-            match open(session, &slab) {
+        let slabs = lock(&self.slabs);
+        let open_ones = slabs.open.iter().map(|(own, slab)| (*own, slab.clone(), false));
+        let blocks = slabs.blocks.iter().map(|(own, slab)| (own, slab.clone(), true));
+        let all: Vec<_> = open_ones.chain(blocks).collect();
+        drop(slabs);
+        for (own, slab, is_block) in all {
+            match open(session, &slab, is_block) {
                 Ok(opened) => self.freed.opened(own, opened.slab, &opened.live),
                 Err(error) if session.connection.closed().is_some() => return Err(error),
-                Err(_) => lock(&self.slabs).open.retain(|(known, _)| *known != own),
+                Err(_) => {
+                    let mut slabs = lock(&self.slabs);
+                    slabs.open.retain(|(known, _)| *known != own);
+                    slabs.blocks.retain(|known| known != own);
+                }
             }
         }
         Ok(())
+    }
+}
+
+impl OpenSlabs {
+    /// The number of a new slab.
+    ///
+    /// # Errors
+    /// When another session has replaced `session`.
+    fn next_number(&mut self, session: &Session) -> Result<u64> {
+        if self.generation != session.generation {
+            return Err(session.replaced());
+        }
+        self.next += 1;
+        Ok(self.next)
     }
 }
 
@@ -191,7 +287,7 @@ pub(super) fn whole_pages(len: usize) -> usize {
     len.max(1).next_multiple_of(page_size())
 }
 
-fn open(session: &Session, slab: &Slab) -> Result<p::SlabResult> {
-    let params = p::SlabParams { bytes: slab.len() as u64, device: slab.device() };
+fn open(session: &Session, slab: &Slab, block: bool) -> Result<p::SlabResult> {
+    let params = p::SlabParams { bytes: slab.len() as u64, block, device: slab.device() };
     Ok(session.call_long::<p::OpenSlab>(&params, vec![duplicate_fd(slab.fd())?])?.0)
 }

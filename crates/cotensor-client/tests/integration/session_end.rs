@@ -57,6 +57,7 @@ impl Greeting {
             epoch: 1,
             index_slots: 0,
             small_bytes_max: 0,
+            block_bytes_max: 0,
             sharing: p::Sharing {
                 enable_shared_tensors: true,
                 allowed_types: None,

@@ -14,6 +14,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Publish, _>(tensor::publish)
         .add::<p::Discard, _>(tensor::discard)
         .add::<p::OpenSlab, _>(tensor::open_slab)
+        .add::<p::CloseSlab, _>(tensor::close_slab)
         .add::<p::PublishSlab, _>(tensor::publish_slab)
         .add::<p::Get, _>(tensor::get)
         .add::<p::Lease, _>(tensor::lease)

@@ -4,6 +4,7 @@ use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
 use cotensor_core::Error;
+use cotensor_memory::BLOCK_BYTES_MAX;
 use cotensor_store::StoreReports;
 
 pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloResult> {
@@ -43,6 +44,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         epoch: daemon.epoch,
         index_slots: if index.is_some() { daemon.events.slots.count() } else { 0 },
         small_bytes_max: daemon.config.small_bytes_max,
+        block_bytes_max: if daemon.config.small_bytes_max > 0 { BLOCK_BYTES_MAX as u64 } else { 0 },
         sharing: Sharing {
             enable_shared_tensors: sharing.enable_shared_tensors,
             allowed_types: allowed.map(|kinds| kinds.iter().map(|kind| kind.name().to_owned()).collect()),

@@ -3,16 +3,22 @@
 use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
 use crate::dispatch::{Caller, Reply};
-use crate::segment::{Part, SlabOwner, inode, own_segment};
-use crate::session::{Reserved, Session};
+use crate::segment::{Block, Inode, Part, SlabOwner, inode, own_segment};
+use crate::session::{Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
-    Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams, PublishSlabParams,
-    Published, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
+    CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams,
+    PublishSlabParams, Published, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams,
+    SlabParams, SlabResult,
 };
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Device, Error, ErrorKind, Result};
 use cotensor_store::{Holder, Lease, TensorStore};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// The most blocks of one session.
+const BLOCKS_MAX: usize = 256;
+/// The most bytes of them.
+const BLOCKS_BYTES_MAX: usize = 256 << 20;
 /// The most slabs of one session.
 const SLABS_MAX: usize = 1024;
 
@@ -53,26 +59,75 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     if caller.lock().slabs.len() >= SLABS_MAX {
         return Err(Error::new(ErrorKind::Conflict, format!("{SLABS_MAX} slabs are open in this session")));
     }
-    let own = caller.charge(params.bytes)?;
     let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     let fd = caller.fd()?;
     let (daemon, inode) = (&caller.daemon, inode(&fd)?);
     let owner: Arc<dyn SlabOwner> = Arc::clone(&caller.session) as Arc<dyn SlabOwner>;
+    if params.block {
+        return open_block(&caller, (fd, inode), (len, params.device), &owner);
+    }
+    let own = caller.charge(params.bytes)?;
     // A slab of a former server is charged already and still contains its tensors.
     let (slab, share) = daemon.slabs.open(&daemon.store, (fd, inode), (len, params.device), &owner)?;
     let waited = daemon.orphans().take_slab(inode);
     drop(waited);
-    let number = caller.add_slab(Arc::clone(&slab), share, own);
+    let entry = SlabEntry::Shared { slab: Arc::clone(&slab), _share: share, _charge: own };
+    let number = caller.lock().add_slab(entry);
     let live = slab.belongs(&owner, number);
     Ok(SlabResult { slab: number, live }.into())
+}
+
+fn open_block(
+    caller: &Caller,
+    (fd, inode): (OwnedFd, Inode),
+    (len, device): (usize, Device),
+    owner: &Arc<dyn SlabOwner>,
+) -> Answer<SlabResult> {
+    let daemon = &caller.daemon;
+    let (bytes, count) = caller.lock().blocks();
+    if count >= BLOCKS_MAX || len > BLOCKS_BYTES_MAX.saturating_sub(bytes) {
+        let message = format!("{count} blocks of {bytes} bytes are open in this session");
+        return Err(Error::new(ErrorKind::Conflict, message));
+    }
+    // After a takeover, a tensor may lie in it.
+    let Some((slab, share)) = daemon.slabs.reopen(&daemon.store, inode, len, owner)? else {
+        let number = caller.lock().add_slab(SlabEntry::Block(Block::new(fd, len, device)?));
+        return Ok(SlabResult { slab: number, live: Vec::new() }.into());
+    };
+    let waited = daemon.orphans().take_slab(inode);
+    let number = caller.lock().add_slab(SlabEntry::Block(Block::of(&slab)));
+    let live = slab.belongs(owner, number);
+    drop((waited, share));
+    Ok(SlabResult { slab: number, live }.into())
+}
+
+pub(super) async fn close_slab(caller: Caller, params: CloseSlabParams) -> Answer<Empty> {
+    let closed = caller.lock().remove_slab(params.slab).ok_or_else(|| no_slab(params.slab))?;
+    drop(closed);
+    Ok(NOTHING.into())
+}
+
+fn no_slab(number: u64) -> Error {
+    Error::not_found(format!("this session has no slab {number}")).in_field("slab")
 }
 
 pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> Answer<Published> {
     let spec = params.spec.to_domain()?;
     let holder = caller.holder(&params.holder)?;
-    let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
-    let slab = caller.lock().slabs.get(&params.slab).map(|own| Arc::clone(&own.slab)).ok_or_else(missing)?;
     let layout = spec.layout()?;
+    let found = match caller.lock().slabs.get(&params.slab).ok_or_else(|| no_slab(params.slab))? {
+        SlabEntry::Shared { slab, .. } => Ok(Arc::clone(slab)),
+        SlabEntry::Block(block) => Err(block.clone()),
+    };
+    // The charge of a block lasts until its tensor is in the store.
+    let (slab, _charged) = match found {
+        Ok(slab) => (slab, None),
+        Err(block) => {
+            let owner: Arc<dyn SlabOwner> = Arc::clone(&caller.session) as Arc<dyn SlabOwner>;
+            let (slab, share) = block.slab(&caller.daemon.store, &owner, params.slab)?;
+            (slab, Some(share))
+        }
+    };
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
     let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes())?;
     let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;

@@ -1,5 +1,6 @@
 //! Memory that clients made. The daemon checks it, keeps its descriptor and passes it on; it maps nothing.
 
+mod block;
 mod device;
 mod file;
 mod own;
@@ -10,6 +11,7 @@ mod slab;
 mod slabs;
 mod upload;
 
+pub(crate) use block::Block;
 pub(crate) use file::{file_bytes, file_of};
 pub(crate) use own::{known_segment, own_segment};
 pub(crate) use part::Part;

@@ -45,7 +45,12 @@ impl Slab {
             return Err(Error::unsupported(message).in_field("device"));
         }
         check_sealed(&*file, len, Guarantee::ProducerOnly)?;
-        Ok(Self { file, len, charge, uses: Mutex::default() })
+        Ok(Self::checked(file, len, charge))
+    }
+
+    /// A slab of a memfd that [`new`](Self::new) would accept.
+    pub(super) fn checked(file: Arc<File>, len: usize, charge: Arc<Charge>) -> Self {
+        Self { file, len, charge, uses: Mutex::default() }
     }
 
     /// The largest number of tensors in it: two for each aligned offset, because a producer may repeat a publication.

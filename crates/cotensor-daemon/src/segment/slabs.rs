@@ -27,7 +27,7 @@ impl Slabs {
         (len, device): (usize, Device),
         owner: &Arc<dyn SlabOwner>,
     ) -> Result<(Arc<Slab>, SegmentCharge)> {
-        if let Some(found) = self.find(store, inode, len, owner)? {
+        if let Some(found) = self.reopen(store, inode, len, owner)? {
             return Ok(found);
         }
         // This may spill tensors, which takes long. The table is not locked meanwhile.
@@ -44,8 +44,11 @@ impl Slabs {
         Ok((slab, share))
     }
 
-    /// A known slab, for `owner`.
-    fn find(
+    /// A slab whose former session has ended, for `owner`; `None` for a slab that is not known.
+    ///
+    /// # Errors
+    /// `Conflict` while another session has it.
+    pub(crate) fn reopen(
         &self,
         store: &EmbeddedStore,
         inode: Inode,

@@ -62,7 +62,7 @@ impl Session {
         let key = (lease.id(), holder.clone());
         let is_leased = resources.leases.contains_key(&key);
         let in_own_slab =
-            || resources.segments.get(fd.as_raw_fd()).is_some_and(|known| resources.slabs.contains_key(&known.id));
+            || resources.segments.get(fd.as_raw_fd()).is_some_and(|known| resources.is_shared_slab(known.id));
         let charge = match is_leased || in_own_slab() {
             true => None,
             false => Some(self.charge(lease.layout().size_bytes() as u64)?),

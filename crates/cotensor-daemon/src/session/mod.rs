@@ -9,5 +9,5 @@ mod segments;
 mod session;
 
 pub(crate) use handles::HANDLES_MAX;
-pub(crate) use resources::Reserved;
+pub(crate) use resources::{Reserved, SlabEntry};
 pub(crate) use session::Session;

@@ -2,10 +2,11 @@
 
 use super::handles::HandleTable;
 use super::segments::SegmentTable;
-use crate::segment::Slab;
+use crate::segment::{Block, Slab};
 use cotensor_store::backend::{Charge, TensorCharge};
 use cotensor_store::{BlobPack, Holder, Lease, SegmentCharge, TensorId, TensorSpec, Ticket};
 use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 /// The resources of a session. Dropping them releases the leases and returns the charges.
@@ -40,16 +41,64 @@ pub(crate) struct Reserved {
     pub(crate) holder: Holder,
 }
 
-/// A slab that the session's client writes.
-pub(crate) struct SlabEntry {
-    pub(crate) slab: Arc<Slab>,
-    /// The store charges the memory as long as the client can write it.
-    pub(super) _share: SegmentCharge,
-    /// Its part of the session's budget.
-    pub(super) _charge: Arc<Charge>,
+/// Memory that the session's client writes.
+pub(crate) enum SlabEntry {
+    /// A slab of many tensors.
+    Shared {
+        slab: Arc<Slab>,
+        /// The store charges the memory as long as the client can write it.
+        _share: SegmentCharge,
+        /// Its part of the session's budget.
+        _charge: Arc<Charge>,
+    },
+    /// A block. Its tensor is charged.
+    Block(Block),
+}
+
+impl SlabEntry {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Shared { slab, .. } => slab.fd(),
+            Self::Block(block) => block.fd(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Shared { slab, .. } => slab.len(),
+            Self::Block(block) => block.len(),
+        }
+    }
 }
 
 impl Resources {
+    /// Adds a slab. Returns the number of its segment.
+    pub(crate) fn add_slab(&mut self, entry: SlabEntry) -> u64 {
+        let segment = self.segments.add_use(entry.fd(), entry.len());
+        segment.sent = true;
+        let id = segment.id;
+        self.slabs.insert(id, entry);
+        id
+    }
+
+    /// Takes out a slab.
+    pub(crate) fn remove_slab(&mut self, number: u64) -> Option<SlabEntry> {
+        let entry = self.slabs.remove(&number)?;
+        self.segments.remove_use(entry.fd().as_raw_fd());
+        Some(entry)
+    }
+
+    /// Whether it is the number of a slab, which is charged as a whole.
+    pub(super) fn is_shared_slab(&self, number: u64) -> bool {
+        matches!(self.slabs.get(&number), Some(SlabEntry::Shared { .. }))
+    }
+
+    /// The bytes and the number of blocks.
+    pub(crate) fn blocks(&self) -> (usize, usize) {
+        let blocks = self.slabs.values().filter(|entry| matches!(entry, SlabEntry::Block(_)));
+        blocks.fold((0, 0), |(bytes, count), block| (bytes + block.len(), count + 1))
+    }
+
     /// Removes holders without leases and reservations. A client that serves others names a holder for each of them.
     pub(super) fn remove_unused_holders(&mut self) {
         let Self { holders, leases, reservations, packs, .. } = self;

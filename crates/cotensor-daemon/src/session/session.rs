@@ -1,10 +1,10 @@
 //! A session: the client, and its part of the budget.
 
 use super::free_ranges::FreeRanges;
-use super::resources::{Resources, SlabEntry};
+use super::resources::Resources;
 use crate::broker::DeviceProgram;
 use crate::functions::{FunctionProvider, Slots};
-use crate::segment::{Slab, SlabOwner};
+use crate::segment::SlabOwner;
 use crate::supervisor::StoreEvents;
 use cotensor_client::protocol::{CallerInfo, DeviceShareParams, SessionInfo, Transport, notification};
 use cotensor_core::sync::lock;
@@ -12,7 +12,7 @@ use cotensor_core::{Error, ErrorKind, Result, size};
 use cotensor_rpc::server::Outbox;
 use cotensor_rpc::{Frame, encode_call};
 use cotensor_store::backend::{Budget, Charge};
-use cotensor_store::{EmbeddedStore, Holder, Key, SegmentCharge, TensorStore, Ticket, check_name};
+use cotensor_store::{EmbeddedStore, Holder, Key, TensorStore, Ticket, check_name};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -182,16 +182,6 @@ impl Session {
     pub(crate) fn ticket_key(&self, ticket: u64) -> Result<Key> {
         let missing = || Error::not_found(format!("this session has no ticket {ticket}")).in_field("ticket");
         self.lock().tickets.get(ticket).map(Ticket::key).ok_or_else(missing)
-    }
-
-    /// Adds a slab of this session. Returns the number of its segment.
-    pub(crate) fn add_slab(&self, slab: Arc<Slab>, share: SegmentCharge, charge: Arc<Charge>) -> u64 {
-        let mut resources = self.lock();
-        let segment = resources.segments.add_use(slab.fd(), slab.len());
-        segment.sent = true;
-        let id = segment.id;
-        resources.slabs.insert(id, SlabEntry { slab, _share: share, _charge: charge });
-        id
     }
 
     /// Releases everything.

@@ -158,7 +158,7 @@ fn descriptors_that_are_no_memory_of_the_device_are_refused() {
     // The daemon cannot tell more about a driver's handle than that it is one.
     publish(&client, Device::Cuda(0), OwnedFd::from(std::fs::File::open("/dev/null").unwrap())).unwrap();
     publish(&client, DEVICE, memory(100)).unwrap();
-    let slab = p::SlabParams { bytes: 4096, device: DEVICE };
+    let slab = p::SlabParams { bytes: 4096, block: false, device: DEVICE };
     let error = client.call::<p::OpenSlab>(&slab, vec![memory(4096)], None).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("device")), "{error}");
 }

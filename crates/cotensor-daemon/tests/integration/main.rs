@@ -6,6 +6,7 @@
 
 mod address_space;
 mod blobs;
+mod blocks;
 mod broker;
 mod clients_die;
 mod conformance;

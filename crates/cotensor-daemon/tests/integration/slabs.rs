@@ -2,7 +2,7 @@
 
 use crate::support::processes::{Processes, content, settles_empty};
 use crate::support::until;
-use crate::support::{Running, spec};
+use crate::support::{Running, segments_since, spec};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Sessions};
 use cotensor_core::ErrorKind;
@@ -10,7 +10,6 @@ use cotensor_daemon::METADATA_BYTES;
 use cotensor_store::{Lease, Retention, StoreReports, TensorStore};
 use rustix::param::page_size;
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
@@ -29,20 +28,9 @@ fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> c
     reservation.publish()
 }
 
-/// Length and memory in bytes of each segment that this process (daemon and clients) has open, by inode.
-fn segments() -> HashMap<u64, (u64, u64)> {
-    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-    let memory = links.filter(|link| {
-        std::fs::read_link(link.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:cotensor"))
-    });
-    let found = memory.filter_map(|link| std::fs::metadata(link.path()).ok());
-    found.map(|it| (it.ino(), (it.len(), it.blocks() * 512))).collect()
-}
-
 /// Of the segments that are not in `before`: their number, the largest length, and the sums of lengths and memory.
 fn since(before: &HashMap<u64, (u64, u64)>) -> (usize, u64, u64, u64) {
-    let mut now = segments();
-    now.retain(|inode, _| !before.contains_key(inode));
+    let now = segments_since(before);
     let longest = now.values().map(|(len, _)| *len).max().unwrap_or(0);
     (now.len(), longest, now.values().map(|(len, _)| len).sum(), now.values().map(|(_, held)| held).sum())
 }
@@ -55,7 +43,7 @@ fn used(running: &Running) -> u64 {
 fn clients_with_one_small_tensor_take_one_small_slab() {
     const CLIENTS: usize = 160;
     let running = Running::start(|_| {});
-    let before = segments();
+    let before = segments_since(&HashMap::new());
     for client in 0..CLIENTS {
         let store = running.connect("put");
         drop(put(&store, &format!("t{client}"), &[client as u8; 48], KEPT).unwrap());
@@ -82,7 +70,7 @@ fn client_with_many_small_tensors_has_few_slabs() {
     const BYTES: usize = 100_000;
     const TENSORS: usize = 400;
     let running = Running::start(|_| {});
-    let before = segments();
+    let before = segments_since(&HashMap::new());
     let store = running.connect("one");
     let mut held: Vec<Lease> = (0..TENSORS).map(|n| put(&store, &n.to_string(), &[1; BYTES], KEPT).unwrap()).collect();
     let (slabs, longest, len, memory) = since(&before);
@@ -186,7 +174,7 @@ fn idle_producer_stays_connected_while_ranges_are_freed() {
         assert!(read.iter().enumerate().all(|(index, lease)| lease.bytes().unwrap() == content(index + round)));
         read
     };
-    let memory = || segments().values().map(|(_, bytes)| bytes).sum::<u64>();
+    let memory = || segments_since(&HashMap::new()).values().map(|(_, bytes)| bytes).sum::<u64>();
     // All tensors of a round are released at once, while the producer makes no call.
     drop(fill(0));
     until("all tensors are freed", || running.daemon.store().stats().total_tensors == 0);

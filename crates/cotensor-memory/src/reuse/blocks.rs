@@ -25,7 +25,7 @@ pub struct BlockLimits {
 
 impl Default for BlockLimits {
     fn default() -> Self {
-        Self { bytes_max: 256 << 20, free_bytes_max: 64 << 20, count_max: 256, idle_max: Duration::from_secs(8) }
+        Self { bytes_max: 256 << 20, free_bytes_max: 64 << 20, count_max: 256, idle_max: Duration::from_secs(5) }
     }
 }
 

@@ -35,6 +35,16 @@ pub trait TensorStore: Send + Sync {
     /// `Unsupported` for a device that the store does not have.
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
+    /// As [`reserve`](TensorStore::reserve) for a program that writes all bytes at once and then publishes: they may have values of earlier
+    /// tensors of this process. The memory may be used again, in which case this process can write it after publishing; that of weights
+    /// is sealed. `OverBudget` may also come from publishing.
+    ///
+    /// # Errors
+    /// As [`reserve`](TensorStore::reserve).
+    fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve(spec, holder)
+    }
+
     /// As [`reserve`](TensorStore::reserve) for a program that keeps the address of the bytes and may write there after
     /// publishing, such as another language's arrays. Readers do not see these writes. The address stays valid as long
     /// as the memory of the tensor.

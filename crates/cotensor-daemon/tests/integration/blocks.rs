@@ -1,0 +1,172 @@
+//! Blocks: memory of tensors between the small ones and 64 MiB, which their producer uses again.
+
+use crate::support::processes::{Processes, content, settles_empty};
+use crate::support::until;
+use crate::support::{Running, segments_since, spec};
+use cotensor_client::ClientStore;
+use cotensor_core::{ErrorKind, Kind, MemoryKind};
+use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
+use std::time::Duration;
+
+const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
+const LEASED: Retention = Retention::WhileLeased;
+const BYTES: usize = 600_000;
+const MIB: usize = 1 << 20;
+
+fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> cotensor_core::Result<Lease> {
+    put_as(store, TensorSpec { retention, ..spec(name, bytes.len()) }, bytes)
+}
+
+fn put_as(store: &ClientStore, spec: TensorSpec, bytes: &[u8]) -> cotensor_core::Result<Lease> {
+    let mut reservation = store.reserve_to_fill(spec, &store.holder(""))?;
+    reservation.write(bytes, CopyReason::Put)?;
+    reservation.publish()
+}
+
+fn get(store: &ClientStore, name: &str) -> Lease {
+    store.get(name, &store.holder("")).unwrap()
+}
+
+fn used(running: &Running) -> u64 {
+    running.daemon.store().stats().memory_usage_bytes
+}
+
+#[test]
+fn versions_of_a_name_take_the_same_memory() {
+    let running = Running::start(|_| {});
+    let (producer, reader) = (running.connect("producer"), running.connect("reader"));
+    let before = segments_since(&Default::default());
+    let mut known = std::collections::HashSet::new();
+    for version in 0..50 {
+        let lease = put(&producer, "frame", &content(version, BYTES), KEPT).unwrap();
+        assert_eq!(lease.segment().kind(), MemoryKind::Slab);
+        drop(lease);
+        known.extend(segments_since(&before).into_keys());
+        assert_eq!(get(&reader, "frame").bytes().unwrap(), content(version, BYTES));
+    }
+    // The notification of a free block may come after the next put has begun.
+    assert!(known.len() <= 5, "{} segments", known.len());
+    running.settles_at(BYTES.next_multiple_of(rustix::param::page_size()) as u64);
+}
+
+#[test]
+fn memory_of_a_leased_tensor_is_not_used_again() {
+    let running = Running::start(|_| {});
+    let (producer, reader) = (running.connect("producer"), running.connect("reader"));
+    drop(put(&producer, "a", &content(0, BYTES), KEPT).unwrap());
+    let held = get(&reader, "a");
+    for version in 1..20 {
+        drop(put(&producer, "a", &content(version, BYTES), KEPT).unwrap());
+        assert_eq!(held.bytes().unwrap(), content(0, BYTES));
+    }
+    // Also not after its producer has gone.
+    drop(producer);
+    assert_eq!(held.bytes().unwrap(), content(0, BYTES));
+    drop(held);
+    assert_eq!(get(&reader, "a").bytes().unwrap(), content(19, BYTES));
+    reader.remove("a").unwrap();
+    running.settles_at(0);
+}
+
+#[test]
+fn tensors_in_blocks_are_evicted() {
+    let running = Running::start(|config| config.max_memory_bytes = (2 * MIB + (64 << 10)) as u64);
+    let producer = running.connect("producer");
+    for n in 0..6 {
+        drop(put(&producer, &format!("n{n}"), &content(n, MIB), KEPT).unwrap());
+        assert!(used(&running) <= 2 * MIB as u64);
+    }
+    let stats = running.daemon.store().stats();
+    assert_eq!((stats.evictions, stats.total_tensors), (4, 2), "{stats:?}");
+    assert_eq!(get(&producer, "n5").bytes().unwrap(), content(5, MIB));
+}
+
+#[test]
+fn tensors_in_blocks_are_spilled_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = Running::start(|config| {
+        config.max_memory_bytes = (2 * MIB + (64 << 10)) as u64;
+        config.spill = Some(folder.path().join("spill"));
+    });
+    let (producer, reader) = (running.connect("producer"), running.connect("reader"));
+    for n in 0..6 {
+        drop(put(&producer, &format!("n{n}"), &content(n, MIB), KEPT).unwrap());
+    }
+    for n in 0..6 {
+        assert_eq!(get(&reader, &format!("n{n}")).bytes().unwrap(), content(n, MIB), "{n}");
+    }
+    assert_eq!(running.daemon.store().stats().evictions, 0);
+}
+
+#[test]
+fn put_beyond_the_budget_fails_and_loses_nothing() {
+    let running = Running::start(|config| config.max_memory_bytes = (2 * MIB + (64 << 10)) as u64);
+    let producer = running.connect("producer");
+    let mut held: Vec<Lease> = (0..2).map(|n| put(&producer, "a", &content(n, MIB), LEASED).unwrap()).collect();
+    for _ in 0..3 {
+        let error = put(&producer, "b", &content(9, MIB), LEASED).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OverBudget);
+        assert!(error.to_string().contains("producer"), "it names the holder: {error}");
+    }
+    assert!(held.iter().zip(0..).all(|(lease, n)| lease.bytes().unwrap() == content(n, MIB)));
+    held.remove(0);
+    let again = put(&producer, "b", &content(9, MIB), LEASED).unwrap();
+    assert_eq!(again.bytes().unwrap(), content(9, MIB));
+}
+
+#[test]
+fn weights_and_all_tensors_of_a_daemon_without_slabs_are_sealed() {
+    for small_bytes_max in [256 << 10, 0] {
+        let running = Running::start(|config| config.small_bytes_max = small_bytes_max);
+        let producer = running.connect("producer");
+        let kind = if small_bytes_max > 0 { Kind::Weight } else { Kind::Other };
+        let lease = put_as(&producer, TensorSpec { kind, ..spec("w", BYTES) }, &content(1, BYTES)).unwrap();
+        assert_eq!((lease.segment().kind(), lease.bytes().unwrap()), (MemoryKind::Memfd, &content(1, BYTES)[..]));
+    }
+}
+
+#[test]
+fn blocks_survive_a_takeover_and_are_used_again() {
+    let processes = Processes::start();
+    let (producer, reader) = (processes.connect("producer"), processes.connect("reader"));
+    let held: Vec<Lease> =
+        (0..4).map(|n| put(&producer, &format!("n{n}"), &content(n, BYTES), LEASED).unwrap()).collect();
+    drop(put(&producer, "kept", &content(7, BYTES), KEPT).unwrap());
+    let before = producer.stats().memory_usage_bytes;
+    processes.kill_server();
+    for (n, lease) in held.iter().enumerate() {
+        assert_eq!(get(&reader, lease.name()).bytes().unwrap(), content(n as u64, BYTES));
+    }
+    assert_eq!(producer.stats().memory_usage_bytes, before, "each block is counted once");
+    // The next server tells the producer about free blocks, too.
+    let blocks = segments_since(&Default::default());
+    drop(held);
+    until("the blocks are free", || producer.stats().memory_usage_bytes < before);
+    for n in 10..14 {
+        let lease = put(&producer, "again", &content(n, BYTES), LEASED).unwrap();
+        assert_eq!(get(&reader, "again").bytes().unwrap(), content(n, BYTES));
+        drop(lease);
+    }
+    assert!(segments_since(&blocks).is_empty(), "no new memory");
+    assert_eq!(get(&reader, "kept").bytes().unwrap(), content(7, BYTES));
+    reader.remove("kept").unwrap();
+    drop((producer, reader));
+    settles_empty(&processes);
+}
+
+#[test]
+fn idle_producer_gives_its_blocks_back() {
+    let running = Running::start(|_| {});
+    let (producer, other) = (running.connect("producer"), running.connect("other"));
+    let before = segments_since(&Default::default());
+    let held = put(&producer, "held", &content(1, BYTES), LEASED).unwrap();
+    drop(put(&producer, "kept", &content(2, 2 * MIB), KEPT).unwrap());
+    // The producer does not see this call, and reads nothing.
+    other.remove("kept").unwrap();
+    until("the free block is given back", || segments_since(&before).len() == 1);
+    assert_eq!(get(&other, "held").bytes().unwrap(), content(1, BYTES));
+    // A later put makes a new one.
+    let again = put(&producer, "again", &content(3, 2 * MIB), LEASED).unwrap();
+    assert_eq!(again.bytes().unwrap(), content(3, 2 * MIB));
+    assert_eq!((held.bytes().unwrap(), segments_since(&before).len()), (&content(1, BYTES)[..], 2));
+}
