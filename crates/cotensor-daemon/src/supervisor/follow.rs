@@ -51,6 +51,8 @@ impl SupervisorState {
         }
         // The time to trim the heap after sessions have ended.
         let mut trim_at = None;
+        // Whether events came since the last pause.
+        let mut has_events = false;
         loop {
             let (overdue, trim_due) = (until(deadline), until(trim_at));
             let accepted = async {
@@ -97,17 +99,24 @@ impl SupervisorState {
             match socket.try_io(Interest::READABLE, || receiver.fill()) {
                 Ok(0) => return Ok(end),
                 Ok(_) => {}
-                Err(error)
-                    if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
+                // All that was sent is read, in as many parts as it has descriptors.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    if std::mem::take(&mut has_events) {
+                        // Waking this process for each event would take most of the server's time. A sleep of the runtime would
+                        // end with the next event.
+                        std::thread::sleep(EVENT_BATCH_INTERVAL);
+                    }
+                    continue;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 // The server died with unread messages.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(end),
                 Err(error) => return Err(io(error)),
             }
-            let mut events = 0;
             while let Some((message, fds)) = receiver.take()? {
                 match message {
                     Message::Event(event) => {
-                        events += 1;
+                        has_events = true;
                         if matches!(event, Event::SessionEnded(_)) {
                             trim_at.get_or_insert_with(|| tokio::time::Instant::now() + HEAP_TRIM_DELAY);
                         }
@@ -131,11 +140,6 @@ impl SupervisorState {
                     }
                     other => return Err(Error::corrupt(format!("{other:?} from a server"))),
                 }
-            }
-            if events > 0 {
-                // Waking this process for each event would take most of the server's time. A sleep of the runtime would
-                // end with the next event.
-                std::thread::sleep(EVENT_BATCH_INTERVAL);
             }
         }
     }
