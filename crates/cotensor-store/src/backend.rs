@@ -28,10 +28,9 @@ pub trait StoreBackend: LeaseBackend {
     /// As [`Reservation::publish`](crate::Reservation::publish).
     fn publish(&self, tensor: UnpublishedTensor, key: Option<Key>) -> Result<Lease>;
 
-    /// As [`publish`](Self::publish), for results of several computations. A backend of another process publishes many in one round
-    /// trip.
-    fn publish_each(&self, results: Vec<(UnpublishedTensor, Key)>) -> Vec<Result<Lease>> {
-        results.into_iter().map(|(tensor, key)| self.publish(tensor, Some(key))).collect()
+    /// As [`publish`](Self::publish), for several tensors. A backend of another process publishes many in one round trip.
+    fn publish_each(&self, tensors: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
+        tensors.into_iter().map(|(tensor, key)| self.publish(tensor, key)).collect()
     }
 
     /// Called when the results of a computation are published: at least one, none private, all leased during the call.

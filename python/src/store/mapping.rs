@@ -7,10 +7,15 @@ use crate::args;
 use crate::errors::{OrRaise, raise};
 use crate::import::source::SourceArray;
 use cotensor::Error;
-use cotensor_store::{Retention, TensorSpec};
+use cotensor_store::{Reservation, Retention, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyMapping};
 use std::time::Duration;
+
+/// The most tensors that `put_many` publishes in one round trip: as many as the connection sends at once.
+const GROUP_MAX: usize = 128;
+/// The most bytes of them. Their memory exists before the budget counts it.
+const GROUP_BYTES_MAX: usize = 64 << 20;
 
 #[pymethods]
 impl Store {
@@ -71,7 +76,7 @@ impl Store {
         Ok(named.into_iter().map(|named| named.name).collect())
     }
 
-    /// Leases the newest version of each name. Returns a dict in the order of ``names``. Raises :class:`NotFoundError` if one
+    /// Leases the newest version of each name, in one round trip for 128 of them. Returns a dict in the order of ``names``. Raises :class:`NotFoundError` if one
     /// is missing, and with ``missing_ok`` leaves it out.
     #[pyo3(signature = (names, *, missing_ok=false))]
     fn get_many<'py>(
@@ -83,17 +88,19 @@ impl Store {
         let store = self.store(py)?;
         let holder = holder_of(py, &store, None);
         let found = PyDict::new(py);
-        for name in names {
-            match py.detach(|| store.get(&name, &holder)) {
+        let leases = py.detach(|| store.get_each(&names, &holder));
+        for (name, lease) in names.iter().zip(leases) {
+            match lease {
                 Err(error) if missing_ok && error.kind() == cotensor::ErrorKind::NotFound => {}
-                lease => found.set_item(&name, Tensor::new(lease.or_raise(py)?, store.clone()))?,
+                lease => found.set_item(name, Tensor::new(lease.or_raise(py)?, store.clone()))?,
             }
         }
         Ok(found)
     }
 
     /// Publishes every array of a mapping under its name, as ``store[name] = array`` does. Returns the leased tensors by name.
-    /// Every array is checked before the first one is published.
+    /// Every array is checked before the first one is published. The tensors are published in groups of up to 128 with 64 MiB in total, each in one round
+    /// trip; if one fails, others of its group and of those before stay published.
     fn put_many<'py>(&self, py: Python<'py>, arrays: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let wrong = || raise(py, &Error::invalid("pass a mapping of strings to arrays").in_field("arrays"));
         let items = arrays.cast::<PyMapping>().map_err(|_| wrong())?.items()?;
@@ -104,9 +111,21 @@ impl Store {
             let source = SourceArray::of(&array, &name)?;
             sources.push((name, source));
         }
+        let store = self.store(py)?;
         let put = PyDict::new(py);
-        for (name, source) in sources {
-            put.set_item(&name, self.put_source(py, &name, source)?)?;
+        let mut sources = sources.into_iter().peekable();
+        while sources.peek().is_some() {
+            let (mut names, mut reservations, mut bytes) = (Vec::new(), Vec::new(), 0);
+            while let Some((name, source)) = sources.next_if(|(_, source)| {
+                names.is_empty() || (names.len() < GROUP_MAX && bytes + source.len_bytes() <= GROUP_BYTES_MAX)
+            }) {
+                bytes += source.len_bytes();
+                reservations.push(self.filled(py, &name, source)?);
+                names.push(name);
+            }
+            for (name, lease) in names.iter().zip(py.detach(|| Reservation::publish_each(reservations))) {
+                put.set_item(name, Tensor::new(lease.or_raise(py)?, store.clone()))?;
+            }
         }
         Ok(put)
     }
@@ -120,6 +139,13 @@ impl Store {
 
     /// Publishes an array with the default options of `put`.
     fn put_source(&self, py: Python<'_>, name: &str, source: SourceArray) -> PyResult<Tensor> {
+        let reservation = self.filled(py, name, source)?;
+        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
+        Ok(Tensor::new(lease, self.store(py)?))
+    }
+
+    /// An unpublished copy of an array with the default options of `put`.
+    fn filled(&self, py: Python<'_>, name: &str, source: SourceArray) -> PyResult<Reservation> {
         let store = self.store(py)?;
         let holder = holder_of(py, &store, None);
         let spec = TensorSpec {
@@ -129,8 +155,6 @@ impl Store {
         };
         let mut reservation = py.detach(|| store.reserve_to_fill(spec, &holder)).or_raise(py)?;
         source.fill(py, &mut reservation)?;
-        drop(source);
-        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
-        Ok(Tensor::new(lease, store))
+        Ok(reservation)
     }
 }

@@ -2,13 +2,12 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
-use super::give_back;
-use super::publication::{self, FrozenTensor, Placement};
+use super::publication::{self, FrozenTensor};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
-use crate::protocol::{self as p, Method, Spec};
+use crate::protocol::{self as p, Method};
 use cotensor_core::waiting::WaitReport;
-use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Kind, Layout, Result, Segment, SegmentMut};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Result, Segment, SegmentMut};
 use cotensor_rpc::Deadline;
 use cotensor_store::backend::{
     Budget, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
@@ -154,23 +153,6 @@ impl ClientStore {
         self.daemon.leases.open(session, descriptor, fds, holder, self.me.clone())
     }
 
-    fn reserve_in(
-        &self,
-        spec: TensorSpec,
-        holder: &Holder,
-        place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Placement, Box<dyn SegmentMut>)>,
-    ) -> Result<Reservation> {
-        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
-        let len = layout.size_bytes();
-        spec.check_names()?;
-        self.refuse(&spec, len)?;
-        let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
-        let charge = self.private.take_unchecked(0).into();
-        let (holder, tag) = (holder.clone(), Box::new(place));
-        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
-        Ok(Reservation::new(tensor, self.backend()?))
-    }
-
     /// Reserves a private tensor in memory of the caller.
     ///
     /// # Errors
@@ -242,7 +224,7 @@ impl ClientStore {
         record.lease(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))
     }
 
-    fn backend(&self) -> Result<Arc<dyn StoreBackend>> {
+    pub(super) fn backend(&self) -> Result<Arc<dyn StoreBackend>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
     }
@@ -284,26 +266,14 @@ impl ClientStore {
     }
 
     /// Whether a tensor of `bytes` bytes on `device` is put in a slab.
-    fn is_for_slab(&self, device: Device, bytes: usize) -> bool {
+    pub(super) fn is_for_slab(&self, device: Device, bytes: usize) -> bool {
         device.is_host() && self.small_bytes_max > 0 && bytes <= self.small_bytes_max
-    }
-
-    fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
-        match self.config.refuses(spec.kind, bytes as u64) {
-            // The daemon makes the error and counts the refusal.
-            Some(_) => self.daemon.call::<p::Reserve>(&reserve_params(spec, "")).map(drop),
-            None => Ok(()),
-        }
     }
 }
 
 fn claim_params(key: &Key, holder: &Holder, wait: Duration) -> p::ClaimParams {
     let timeout_ms = u64::try_from(wait.as_millis()).ok();
     p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned(), timeout_ms }
-}
-
-fn reserve_params(spec: &TensorSpec, holder: &str) -> p::ReserveParams {
-    p::ReserveParams { spec: Spec::from(spec), holder: holder.to_owned() }
 }
 
 impl StoreBackend for ClientStore {
@@ -315,7 +285,7 @@ impl StoreBackend for ClientStore {
         self.lease_private(spec, layout, segment.freeze()?, charge, &holder)
     }
 
-    fn publish_each(&self, results: Vec<(UnpublishedTensor, Key)>) -> Vec<Result<Lease>> {
+    fn publish_each(&self, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
         publication::publish_each(self, results)
     }
 
@@ -342,86 +312,6 @@ impl LeaseBackend for ClientStore {
 
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.record_copy(tensor, reason, bytes);
-    }
-}
-
-impl TensorStore for ClientStore {
-    fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
-        if let Some(lease) = self.daemon.leases.find_newest(name, holder) {
-            return Ok(lease);
-        }
-        let params = p::GetParams { name: name.to_owned(), holder: holder.name().to_owned() };
-        self.daemon.retry(|session| {
-            let (descriptor, fds) = session.call_long::<p::Get>(&params, Vec::new())?;
-            self.open(session, (descriptor, &mut fds.into_iter()), holder)
-        })
-    }
-
-    fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
-        if let Some(lease) = self.daemon.leases.find(id, holder) {
-            return Ok(lease);
-        }
-        let params = p::LeaseParams { id: id.into(), holder: holder.name().to_owned() };
-        self.daemon.retry(|session| {
-            let (descriptor, fds) = session.call_long::<p::Lease>(&params, Vec::new())?;
-            self.open(session, (descriptor, &mut fds.into_iter()), holder)
-        })
-    }
-
-    fn has(&self, id: TensorId) -> bool {
-        self.daemon.call::<p::Has>(&p::IdParams { id: id.into() }).is_ok_and(|(there, _)| there.present)
-    }
-
-    fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| match self.is_for_slab(params.spec.device, len) {
-            true => Placement::in_slab(&self.daemon, len),
-            false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
-        })
-    }
-
-    fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        let len = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?.size_bytes();
-        let is_for_block = spec.device.is_host()
-            && spec.kind != Kind::Weight
-            && !self.is_for_slab(spec.device, len)
-            && len <= self.block_bytes_max;
-        if !is_for_block {
-            return self.reserve(spec, holder);
-        }
-        self.reserve_in(spec, holder, |params, len| match Placement::in_block(&self.daemon, len)? {
-            Some(place) => {
-                give_back::start(self);
-                Ok(place)
-            }
-            None => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
-        })
-    }
-
-    /// The tensor gets memory of its own even if it is small: a slab stays writable through an address that the caller
-    /// keeps.
-    fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| {
-            Placement::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))
-        })
-    }
-
-    fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
-        let memory = if spec.device.is_host() { &HeapMemory } else { self.daemon.memories.of(spec.device)? };
-        let segment = memory.reserve(layout.size_bytes())?;
-        self.reserve_in_private(spec, layout, segment, holder)
-    }
-
-    fn remove(&self, name: &str) -> Result<()> {
-        let (params, mut again) = (p::NameParams { name: name.to_owned() }, false);
-        self.daemon.retry(|session| match session.call::<p::Remove>(&params, Vec::new()) {
-            // The first attempt removed it, and its answer was lost.
-            Err(error) if again && error.kind() == ErrorKind::NotFound => Ok(()),
-            outcome => {
-                again = true;
-                outcome.map(drop)
-            }
-        })
     }
 }
 

@@ -14,6 +14,7 @@ mod publication;
 mod reconnect;
 mod session;
 mod slabs;
+mod tensors;
 mod tickets;
 
 pub use builder::ClientStoreBuilder;

@@ -198,13 +198,13 @@ impl FrozenTensor {
     }
 }
 
-/// Publishes results of several computations: those in slabs in one round trip, then one at a time the others, and those whose answer
-/// was lost with the daemon.
-pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor, Key)>) -> Vec<Result<Lease>> {
+/// Publishes several tensors, each with the computation whose result it is: those in slabs and blocks in one round trip, then one at a time the
+/// others, and those whose answer was lost with the daemon.
+pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
     let (session, slabs) = (store.session(), &store.daemon.slabs);
     let (mut tensors, mut requests) = (Vec::new(), Vec::new());
     for (tensor, key) in results {
-        let tensor = FrozenTensor::new(tensor, Some(key)).and_then(|tensor| {
+        let tensor = FrozenTensor::new(tensor, key).and_then(|tensor| {
             let Placement::Slab(own) = tensor.place else { return Ok((tensor, None)) };
             let terms = tensor.terms(store)?;
             // A session that ended has no number for the slab.

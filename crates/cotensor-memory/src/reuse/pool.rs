@@ -2,7 +2,7 @@
 
 use super::free_blocks::{Block, FreeBlocks, PoolStats};
 use super::prefault::{Filling, Prefaulter, Timing};
-use crate::host::{MemfdMut, import};
+use crate::host::{MemfdMut, PARALLEL_COPY_BYTES_MIN, import};
 use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::param::page_size;
 use std::any::Any;
@@ -44,7 +44,7 @@ impl MemfdPool {
         self.prefaulter.wait_for(&self.free, wanted);
         let Block { mut memfd, stale } = match self.free.take(wanted) {
             Some(block) => block,
-            None => Block { memfd: MemfdMut::create(wanted)?, stale: 0 },
+            None => Block { memfd: new_memfd(wanted)?, stale: 0 },
         };
         let filling = self.prefaulter.request(&self.free, wanted);
         memfd.resize(len);
@@ -59,6 +59,15 @@ impl MemfdPool {
         }
         Ok(pooled)
     }
+}
+
+/// A memfd that will be filled. Faults during the copy of one thread would take twice as long as all at once; several threads share them.
+fn new_memfd(len: usize) -> Result<MemfdMut> {
+    let memfd = MemfdMut::create(len)?;
+    if len < PARALLEL_COPY_BYTES_MIN {
+        memfd.prefault()?;
+    }
+    Ok(memfd)
 }
 
 /// Whole pages.

@@ -18,6 +18,14 @@ pub trait TensorStore: Send + Sync {
     /// `NotFound` when no tensor of that name is published.
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease>;
 
+    /// As [`get`](TensorStore::get) for several names, in one round trip where that is possible. The outcomes are in the order of `names`.
+    ///
+    /// # Errors
+    /// Each as [`get`](TensorStore::get).
+    fn get_each(&self, names: &[String], holder: &Holder) -> Vec<Result<Lease>> {
+        names.iter().map(|name| self.get(name, holder)).collect()
+    }
+
     /// Leases exactly this version.
     ///
     /// # Errors

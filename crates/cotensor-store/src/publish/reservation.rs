@@ -117,6 +117,21 @@ impl Reservation {
     pub fn publish(self) -> Result<Lease> {
         self.backend.publish(self.tensor, None)
     }
+
+    /// Publishes several tensors, in one round trip where that is possible. The outcomes are in the same order; a failure does not stop the
+    /// others.
+    ///
+    /// # Errors
+    /// Each as [`publish`](Self::publish).
+    pub fn publish_each(reservations: Vec<Self>) -> Vec<Result<Lease>> {
+        let Some(backend) = reservations.first().map(|first| Arc::clone(&first.backend)) else { return Vec::new() };
+        // `addr_eq` compares the objects. Their vtables may exist more than once.
+        let is_same = |other: &Self| std::ptr::addr_eq(Arc::as_ptr(&other.backend), Arc::as_ptr(&backend));
+        match reservations.iter().all(is_same) {
+            true => backend.publish_each(reservations.into_iter().map(|own| (own.tensor, None)).collect()),
+            false => reservations.into_iter().map(Self::publish).collect(),
+        }
+    }
 }
 
 impl fmt::Debug for Reservation {

@@ -56,7 +56,7 @@ impl Ticket {
             .into_iter()
             .map(|(ticket, result)| {
                 let key = ticket.key;
-                (ticket, (result.tensor, key))
+                (ticket, (result.tensor, Some(key)))
             })
             .unzip();
         let published = backend.publish_each(tensors).into_iter().zip(&mut tickets);

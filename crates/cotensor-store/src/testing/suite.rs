@@ -12,8 +12,9 @@ type Check = fn(&dyn Fn(u64) -> OpenStore);
 /// # Panics
 /// When the store breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
-    let all: [(&str, Check); 23] = [
+    let all: [(&str, Check); 24] = [
         ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
+        ("many tensors are published and leased together", tensors::many_tensors_are_published_and_leased_together),
         ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),
         ("unleased tensor is freed unless cached", tensors::unleased_tensor_is_freed_unless_cached),
         ("removed name keeps its leases", tensors::removed_name_keeps_its_leases),

@@ -1,14 +1,16 @@
 //! Names, versions and leases.
 
 use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, eventually, put, spec};
-use crate::{CopyReason, TensorId, TensorSpec};
+use crate::{CopyReason, Lease, Reservation, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice, Space};
 
 pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let watcher = open();
     let (one, other) = (open(), open());
-    for bytes in [0, 1, 4096, 300_000, 3 * LARGE] {
+    let sizes = [0, 1, 4096, 300_000, 3 * LARGE];
+    // The second time in memory that is used again, where a store has any.
+    for (bytes, is_filled) in sizes.into_iter().flat_map(|bytes| [(bytes, false), (bytes, true), (bytes, true)]) {
         let described = TensorSpec {
             shape: vec![bytes / 4, 1, 4],
             kind: Kind::VisionEmbedding,
@@ -17,7 +19,10 @@ pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStor
             ..spec("x", bytes)
         };
         let content: Vec<u8> = (0..bytes / 4 * 4).map(|index| (index % 251) as u8).collect();
-        let mut reservation = one.reserve(described, &one.holder("writer")).expect("reserve");
+        let holder = one.holder("writer");
+        let reserve =
+            || if is_filled { one.reserve_to_fill(described, &holder) } else { one.reserve(described, &holder) };
+        let mut reservation = reserve().expect("reserve");
         reservation.write(&content, CopyReason::Put).expect("write");
         let made = reservation.publish().expect("publish");
         let found = other.get("x", &other.holder("reader")).expect("get");
@@ -32,6 +37,36 @@ pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStor
         assert!(found.bytes() == Some(&content));
     }
     drop((one, other));
+    ends_empty(&*watcher);
+}
+
+pub(super) fn many_tensors_are_published_and_leased_together(make: &dyn Fn(u64) -> OpenStore) {
+    let open = make(u64::MAX);
+    let (one, other, watcher) = (open(), open(), open());
+    let size = |index: usize| [1, 5000, LARGE][index % 3] + index;
+    let names: Vec<String> = (0..300).map(|index| format!("n{index}")).collect();
+    let reservations = names.iter().enumerate().map(|(index, name)| {
+        let bytes = vec![index as u8; size(index)];
+        let mut reservation = one.reserve_to_fill(spec(name, bytes.len()), &one.holder("w")).expect("reserve");
+        reservation.write(&bytes, CopyReason::Put).expect("write");
+        reservation
+    });
+    let published = Reservation::publish_each(reservations.collect());
+    let made: Vec<Lease> = published.into_iter().map(|lease| lease.expect("publish")).collect();
+    // Twice: the second time the reader has them.
+    for _ in 0..2 {
+        let mut asked = names.clone();
+        asked.insert(1, "absent".to_owned());
+        let mut found = other.get_each(&asked, &other.holder("r"));
+        assert_eq!(found.remove(1).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
+        for (index, (lease, made)) in found.into_iter().zip(&made).enumerate() {
+            let lease = lease.expect("get");
+            assert_eq!((lease.id(), lease.layout().size_bytes()), (made.id(), size(index)));
+            assert!(all_are(&lease, index as u8) && all_are(made, index as u8), "{index}");
+        }
+    }
+    assert!(other.get_each(&[], &other.holder("r")).is_empty() && Reservation::publish_each(Vec::new()).is_empty());
+    drop((one, other, made));
     ends_empty(&*watcher);
 }
 

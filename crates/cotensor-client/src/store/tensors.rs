@@ -1,0 +1,138 @@
+//! Tensors by name: lookups, reservations and removals.
+
+use super::client_store::ClientStore;
+use super::give_back;
+use super::publication::Placement;
+use super::session::ANSWER_TIMEOUT;
+use crate::protocol::{self as p, Spec};
+use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
+use cotensor_store::backend::UnpublishedTensor;
+use cotensor_store::{Holder, Lease, Reservation, TensorId, TensorSpec, TensorStore};
+
+impl ClientStore {
+    fn reserve_in(
+        &self,
+        spec: TensorSpec,
+        holder: &Holder,
+        place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Placement, Box<dyn SegmentMut>)>,
+    ) -> Result<Reservation> {
+        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
+        let len = layout.size_bytes();
+        spec.check_names()?;
+        self.refuse(&spec, len)?;
+        let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
+        let charge = self.private.take_unchecked(0).into();
+        let (holder, tag) = (holder.clone(), Box::new(place));
+        let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
+        Ok(Reservation::new(tensor, self.backend()?))
+    }
+
+    fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
+        match self.config.refuses(spec.kind, bytes as u64) {
+            // The daemon makes the error and counts the refusal.
+            Some(_) => self.daemon.call::<p::Reserve>(&reserve_params(spec, "")).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+fn reserve_params(spec: &TensorSpec, holder: &str) -> p::ReserveParams {
+    p::ReserveParams { spec: Spec::from(spec), holder: holder.to_owned() }
+}
+
+impl TensorStore for ClientStore {
+    fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
+        if let Some(lease) = self.daemon.leases.find_newest(name, holder) {
+            return Ok(lease);
+        }
+        let params = p::GetParams { name: name.to_owned(), holder: holder.name().to_owned() };
+        self.daemon.retry(|session| {
+            let (descriptor, fds) = session.call_long::<p::Get>(&params, Vec::new())?;
+            self.open(session, (descriptor, &mut fds.into_iter()), holder)
+        })
+    }
+
+    fn get_each(&self, names: &[String], holder: &Holder) -> Vec<Result<Lease>> {
+        let mut found: Vec<_> = names.iter().map(|name| self.daemon.leases.find_newest(name, holder)).collect();
+        let absent = names.iter().zip(&found).filter(|(_, lease)| lease.is_none()).map(|(name, _)| name);
+        let params: Vec<_> =
+            absent.map(|name| p::GetParams { name: name.clone(), holder: holder.name().to_owned() }).collect();
+        let session = self.session();
+        let mut answers = session.connection.call_each::<p::Get>(&params, ANSWER_TIMEOUT).into_iter();
+        let mut next = |name: &String| {
+            let answer = answers.next().unwrap_or_else(|| Err(session.replaced()));
+            match answer.and_then(|(found, fds)| self.open(&session, (found, &mut fds.into_iter()), holder)) {
+                Err(_) if session.connection.closed().is_some() => self.get(name, holder),
+                lease => lease,
+            }
+        };
+        names.iter().zip(&mut found).map(|(name, lease)| lease.take().map_or_else(|| next(name), Ok)).collect()
+    }
+
+    fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
+        if let Some(lease) = self.daemon.leases.find(id, holder) {
+            return Ok(lease);
+        }
+        let params = p::LeaseParams { id: id.into(), holder: holder.name().to_owned() };
+        self.daemon.retry(|session| {
+            let (descriptor, fds) = session.call_long::<p::Lease>(&params, Vec::new())?;
+            self.open(session, (descriptor, &mut fds.into_iter()), holder)
+        })
+    }
+
+    fn has(&self, id: TensorId) -> bool {
+        self.daemon.call::<p::Has>(&p::IdParams { id: id.into() }).is_ok_and(|(there, _)| there.present)
+    }
+
+    fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_in(spec, holder, |params, len| match self.is_for_slab(params.spec.device, len) {
+            true => Placement::in_slab(&self.daemon, len),
+            false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
+        })
+    }
+
+    fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        let len = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?.size_bytes();
+        let is_for_block = spec.device.is_host()
+            && spec.kind != Kind::Weight
+            && !self.is_for_slab(spec.device, len)
+            && len <= self.block_bytes_max;
+        if !is_for_block {
+            return self.reserve(spec, holder);
+        }
+        self.reserve_in(spec, holder, |params, len| match Placement::in_block(&self.daemon, len)? {
+            Some(place) => {
+                give_back::start(self);
+                Ok(place)
+            }
+            None => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
+        })
+    }
+
+    /// The tensor gets memory of its own even if it is small: a slab stays writable through an address that the caller
+    /// keeps.
+    fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_in(spec, holder, |params, len| {
+            Placement::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))
+        })
+    }
+
+    fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
+        let memory = if spec.device.is_host() { &HeapMemory } else { self.daemon.memories.of(spec.device)? };
+        let segment = memory.reserve(layout.size_bytes())?;
+        self.reserve_in_private(spec, layout, segment, holder)
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let (params, mut again) = (p::NameParams { name: name.to_owned() }, false);
+        self.daemon.retry(|session| match session.call::<p::Remove>(&params, Vec::new()) {
+            // The first attempt removed it, and its answer was lost.
+            Err(error) if again && error.kind() == ErrorKind::NotFound => Ok(()),
+            outcome => {
+                again = true;
+                outcome.map(drop)
+            }
+        })
+    }
+}
