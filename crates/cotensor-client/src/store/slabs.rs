@@ -172,7 +172,10 @@ impl Slabs {
 
     /// The length of a new block for `len` bytes; none when the client has enough blocks. Closes free ones that are in the way.
     pub(super) fn room_for_block(&self, session: &Session, len: usize) -> Result<Option<usize>> {
-        let (room, closed) = lock(&self.slabs).blocks.room_for(len, Instant::now())?;
+        let mut slabs = lock(&self.slabs);
+        let room = slabs.blocks.room_for(len, Instant::now())?;
+        let closed = room.map_or_else(Vec::new, |bytes| slabs.blocks.make_room(bytes));
+        drop(slabs);
         self.close_blocks(session, closed);
         Ok(room)
     }

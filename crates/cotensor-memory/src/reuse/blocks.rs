@@ -78,28 +78,28 @@ impl<K: Copy> Blocks<K> {
         Some((block.key, segment))
     }
 
-    /// The length of a new block for a segment of `len` bytes; `None` when the limits leave no room. Free blocks leave, if that makes
-    /// room: those that were used least recently first. The caller closes them.
+    /// The length of a new block for a segment of `len` bytes; `None` when the blocks in use leave no room.
     ///
     /// # Errors
     /// `Invalid` for a length that cannot exist.
-    pub fn room_for(&mut self, len: usize, now: Instant) -> Result<(Option<usize>, Vec<(K, Slab)>)> {
+    pub fn room_for(&mut self, len: usize, now: Instant) -> Result<Option<usize>> {
         let wanted = padded(len.next_multiple_of(page_size()))?;
         self.note_free(now);
         let in_use = self.blocks.iter().filter(|block| block.free_since.is_none());
         let (bytes, count) = in_use.fold((0, 0), |(bytes, count), block| (bytes + block.slab.len(), count + 1));
-        if len > BLOCK_BYTES_MAX
-            || count >= self.limits.count_max
-            || wanted > self.limits.bytes_max.saturating_sub(bytes)
-        {
-            return Ok((None, Vec::new()));
-        }
+        let BlockLimits { bytes_max, count_max, .. } = self.limits;
+        let has_room = len <= BLOCK_BYTES_MAX && count < count_max && wanted <= bytes_max.saturating_sub(bytes);
+        Ok(has_room.then_some(wanted))
+    }
+
+    /// Takes out free blocks until one of `bytes` bytes can be added: those that were used least recently first. The caller closes them.
+    pub fn make_room(&mut self, bytes: usize) -> Vec<(K, Slab)> {
         let mut closed = Vec::new();
-        while self.bytes() + wanted > self.limits.bytes_max || self.blocks.len() >= self.limits.count_max {
+        while self.bytes() + bytes > self.limits.bytes_max || self.blocks.len() >= self.limits.count_max {
             let Some(block) = self.take_oldest_free() else { break };
             closed.push(block);
         }
-        Ok((Some(wanted), closed))
+        closed
     }
 
     /// Adds a block. Returns a segment of `len` bytes in it.
@@ -188,7 +188,8 @@ mod tests {
         let (key, mut segment) = match blocks.reserve(len) {
             Some(found) => found,
             None => {
-                let bytes = blocks.room_for(len, now).unwrap().0?;
+                let bytes = blocks.room_for(len, now).unwrap()?;
+                blocks.make_room(bytes);
                 (key, blocks.add(key, Slab::create(bytes).unwrap(), len).unwrap())
             }
         };
@@ -239,8 +240,8 @@ mod tests {
         assert!(put(&mut blocks, 3, BLOCK_BYTES_MAX + 1, now).is_none());
         drop(held);
         // Free ones make room for another length.
-        let (room, closed) = blocks.room_for(900_000, now).unwrap();
-        assert_eq!((room, closed.len()), (Some(900_000_usize.next_multiple_of(page_size())), 3));
+        let room = blocks.room_for(900_000, now).unwrap().unwrap();
+        assert_eq!((room, blocks.make_room(room).len()), (900_000_usize.next_multiple_of(page_size()), 3));
         drop((0..3).map(|key| put(&mut blocks, key, 250_000, now).unwrap()).collect::<Vec<_>>());
         assert_eq!(blocks.take_idle(now).len(), 1, "the limit of free bytes");
         assert_eq!(blocks.take_free(now).len(), 2);
