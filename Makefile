@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -96,6 +96,10 @@ bench-embeddings:
 # Compares Cotensor with other libraries in one run on this machine. Ray and torch are large downloads.
 bench-peers:
 	scripts/bench_peers.sh
+
+# put, get and calls of 14 sizes beside a copy, shared_memory, a pipe and Ray. SIZES are arguments, such as `--chart docs/sizes.svg`.
+bench-sizes:
+	BENCH=sizes scripts/bench_peers.sh $(SIZES)
 
 # On a GPU, with COTENSOR_BENCH_PYTHON if that is set (scripts/gpu.sh): tests of offloaded models beside the same models on the device; models larger
 # than the memory that they may use, beside accelerate and diffusers, in under nine minutes.
