@@ -51,6 +51,7 @@ export interface Stats {
   memory_usage_bytes: number;
   max_memory_bytes: number | null;
   metadata_bytes: number;
+  ready_bytes: number;
   unshared_bytes: number;
   saved_bytes: number;
   memory_usage_mb: number;

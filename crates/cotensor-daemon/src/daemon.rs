@@ -16,8 +16,8 @@ use cotensor_core::sync::lock;
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::Outbox;
-use cotensor_store::EmbeddedStore;
 use cotensor_store::backend::Record;
+use cotensor_store::{EmbeddedStore, Stats, StoreReports};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -88,6 +88,13 @@ impl Daemon {
     pub(crate) fn is_used(&self) -> bool {
         let is_missed = |record: &Arc<Record>| record.key().is_none() || !record.holders().is_empty();
         self.clients() > 0 || !self.store.spilled("").is_empty() || self.store.records("").iter().any(is_missed)
+    }
+
+    /// The statistics of the store, with the memory that producers keep ready.
+    pub(crate) fn stats(&self) -> Stats {
+        let sessions: Vec<_> = self.lock().values().cloned().collect();
+        let ready_bytes = sessions.iter().map(|session| session.lock().ready_bytes()).sum();
+        Stats { ready_bytes, ..self.store.stats() }
     }
 
     /// All sessions, ordered by number.

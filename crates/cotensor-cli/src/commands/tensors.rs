@@ -331,6 +331,7 @@ fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
     let unshared = size(stats.unshared_bytes);
     row("saved by sharing", format!("{} ({unshared} with a copy for each holder)", size(stats.saved_bytes)));
     row("memory of metadata", size(stats.metadata_bytes));
+    row("memory kept ready", format!("{} by producers, beyond the budget", size(stats.ready_bytes)));
     row("memory budget", budget(stats));
     for device in stats.devices.iter().filter(|device| device.device != Device::default().to_string()) {
         let max = device.max_memory_bytes.map_or_else(|| "no limit".to_owned(), size);

@@ -100,7 +100,7 @@ fn report(value: &impl serde::Serialize) -> Answer<Report> {
 }
 
 pub(super) async fn stats(caller: Caller, _: Empty) -> Answer<Report> {
-    report(&caller.daemon.store.stats())
+    report(&caller.daemon.stats())
 }
 
 pub(super) async fn diagnostics(caller: Caller, _: Empty) -> Answer<Report> {

@@ -6,7 +6,6 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::Transport;
-use cotensor_store::StoreReports;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ pub(super) async fn get(State(http): State<Arc<Http>>) -> Response {
 }
 
 fn render(http: &Http) -> String {
-    let (daemon, stats) = (&http.daemon, http.daemon.store.stats());
+    let (daemon, stats) = (&http.daemon, http.daemon.stats());
     let records = daemon.store.records("");
     let (mut tensors, mut leases) = (BTreeMap::<_, (u64, u64)>::new(), 0);
     for record in &records {
@@ -57,6 +56,8 @@ fn render(http: &Http) -> String {
         .value(stats.unshared_bytes);
     page.gauge("saved_bytes", "Bytes of the copies that sharing avoids now.").value(stats.saved_bytes);
     page.gauge("metadata_bytes", "Bytes of metadata charged to the budget.").value(stats.metadata_bytes);
+    page.gauge("ready_bytes", "Bytes that producers keep for their next tensors, beyond the budget.")
+        .value(stats.ready_bytes);
     page.gauge("memory_peak_bytes", "Peak of memory_bytes.").value(stats.peak_memory_bytes);
     page.gauge("device_memory_bytes", "Bytes of tensor memory charged to the budget of each device.");
     for device in &stats.devices {

@@ -1,12 +1,13 @@
 //! A block: memory that one session writes, with one tensor at a time.
 
 use super::slab::{Slab, SlabOwner};
+use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, Result};
 use cotensor_memory::{BLOCK_BYTES_MAX, Guarantee, check_no_holes, check_sealed};
 use cotensor_store::{EmbeddedStore, SegmentCharge};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 /// A memfd that one session can write and uses again. It is a slab while a tensor lies in it: the budget counts that slab, so eviction and
 /// spilling free it as they free a tensor with memory of its own. The memory of an empty block belongs to the client alone.
@@ -14,6 +15,8 @@ use std::sync::Arc;
 pub(crate) struct Block {
     file: Arc<File>,
     len: usize,
+    /// The slab of the last tensor, while that lies in it.
+    last: Arc<Mutex<Weak<Slab>>>,
 }
 
 impl Block {
@@ -31,12 +34,12 @@ impl Block {
         }
         check_sealed(&fd, len, Guarantee::ProducerOnly)?;
         check_no_holes(fd.as_fd(), len)?;
-        Ok(Self { file: Arc::new(fd.into()), len })
+        Ok(Self { file: Arc::new(fd.into()), len, last: Arc::default() })
     }
 
     /// The block of a slab of a former server, in which a tensor lies.
-    pub(crate) fn of(slab: &Slab) -> Self {
-        Self { file: Arc::clone(&slab.file), len: slab.len() }
+    pub(crate) fn of(slab: &Arc<Slab>) -> Self {
+        Self { file: Arc::clone(&slab.file), len: slab.len(), last: Arc::new(Mutex::new(Arc::downgrade(slab))) }
     }
 
     /// The slab of the next tensor, for `owner`, who knows the block as `number`. The charge keeps its memory counted until the tensor does so.
@@ -52,11 +55,17 @@ impl Block {
         let share = store.charge_segment(Device::Cpu, self.len as u64)?;
         let slab = Arc::new(Slab::checked(Arc::clone(&self.file), self.len, share.charge()));
         slab.belongs(owner, number);
+        *lock(&self.last) = Arc::downgrade(&slab);
         Ok((slab, share))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Whether no tensor lies in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.last).strong_count() == 0
     }
 
     /// Its length in bytes.

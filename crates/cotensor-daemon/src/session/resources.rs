@@ -93,6 +93,12 @@ impl Resources {
         matches!(self.slabs.get(&number), Some(SlabEntry::Shared { .. }))
     }
 
+    /// The bytes of blocks without a tensor.
+    pub(crate) fn ready_bytes(&self) -> u64 {
+        let ready = self.slabs.values().filter(|entry| matches!(entry, SlabEntry::Block(block) if block.is_empty()));
+        ready.map(|block| block.len() as u64).sum()
+    }
+
     /// The bytes and the number of blocks.
     pub(crate) fn blocks(&self) -> (usize, usize) {
         let blocks = self.slabs.values().filter(|entry| matches!(entry, SlabEntry::Block(_)));

@@ -69,6 +69,7 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         memory_usage_bytes: used,
         max_memory_bytes: limit(budget),
         metadata_bytes: budget.metadata(),
+        ready_bytes: 0,
         memory_usage_mb: used as f64 / MIB,
         peak_memory_bytes: budget.peak(),
         devices: store.devices.budgets().map(|budget| device_stats(budget, records)).collect(),

@@ -45,6 +45,9 @@ pub struct Stats {
     /// `memory_usage_bytes` and this together are at most `max_memory_bytes`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub metadata_bytes: u64,
+    /// Bytes of memory that producers keep for their next tensors. No budget counts it, and it is given back within ten seconds.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub ready_bytes: u64,
     /// The bytes that the published tensors in memory would take if each holder had a copy of its own.
     #[cfg_attr(feature = "serde", serde(default))]
     pub unshared_bytes: u64,
