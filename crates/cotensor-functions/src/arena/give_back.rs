@@ -16,9 +16,11 @@ pub(super) fn start(arena: &Arc<ConnectionArena>) {
         loop {
             std::thread::sleep(interval);
             let Some(arena) = weak.upgrade() else { return };
-            let Some(sender) = arena.sender() else { return };
             // What the other end released and closed since the last call.
-            if sender.read_arrived().is_err() || !arena.give_back(Instant::now()) {
+            if !arena.sender().is_some_and(|sender| sender.read_arrived().is_ok()) {
+                return arena.end();
+            }
+            if !arena.give_back(Instant::now()) {
                 return;
             }
         }

@@ -203,6 +203,13 @@ impl ConnectionArena {
         is_left
     }
 
+    /// Forgets all slabs of a connection that has ended. Readers keep their tensors.
+    fn end(&self) {
+        let local = std::mem::replace(&mut *lock(&self.local), LocalSlabs::new(self.idle_max));
+        let remote = std::mem::take(&mut *lock(&self.remote));
+        drop((local, remote));
+    }
+
     /// How often the caller's end looks for blocks to give back.
     fn interval(&self) -> Duration {
         self.idle_max / 4

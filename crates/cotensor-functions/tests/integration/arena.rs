@@ -1,14 +1,13 @@
 //! Small arguments and results in connection arenas: no requests to the daemon, and the same guarantees as for
 //! published tensors.
 
-use crate::support::{Door, int, none, put, until};
+use crate::support::{Door, int, memory_files, none, put, until};
 use cotensor_daemon::testing::{Running, spec};
 use cotensor_functions::{
     Arguments, Cache, Context, Failure, Functions, Limits, Options, Provider, TensorAllocator, Value,
 };
 use cotensor_store::{CopyReason, Lease, StoreReports, TensorStore};
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -70,16 +69,6 @@ fn small_tensors_need_no_daemon_request_and_reuse_memory() {
 /// The most bytes that were published at a time since the daemon started.
 fn most_published(running: &Running) -> u64 {
     running.daemon.store().stats().peak_memory_bytes
-}
-
-/// Open memory files of at least `bytes` bytes, as often as this process has a descriptor of them.
-fn memory_files(bytes: u64) -> usize {
-    let open = std::fs::read_dir("/proc/self/fd").unwrap();
-    let is_large = |path: &Path| {
-        std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("memfd:"))
-            && std::fs::metadata(path).is_ok_and(|file| file.len() >= bytes)
-    };
-    open.filter(|entry| is_large(&entry.as_ref().unwrap().path())).count()
 }
 
 #[test]
