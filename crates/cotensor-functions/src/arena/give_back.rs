@@ -1,32 +1,34 @@
 //! The thread of a caller that gives blocks back. A provider's timer does that for all its callers.
 
-use super::ConnectionArena;
 use crate::threads::spawn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-/// Starts the thread at a caller's end, unless it runs. It ends with the last block of both ends, and with the connection.
-pub(super) fn start(arena: &Arc<ConnectionArena>) {
-    if !arena.is_caller || arena.gives_back.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    let (weak, interval) = (Arc::downgrade(arena), arena.interval());
-    let give_back = move || {
-        loop {
-            std::thread::sleep(interval);
-            let Some(arena) = weak.upgrade() else { return };
-            // What the other end released and closed since the last call.
-            if !arena.sender().is_some_and(|sender| sender.read_arrived().is_ok()) {
-                return arena.end();
-            }
-            if !arena.give_back(Instant::now()) {
-                return;
-            }
+/// Whether the thread runs. Clones are of one thread.
+#[derive(Clone, Default)]
+pub(super) struct GiveBack(Arc<AtomicBool>);
+
+impl GiveBack {
+    /// Starts the thread, unless it runs. It calls `round` after each `interval`, until that returns false.
+    pub(super) fn start(&self, interval: Duration, round: impl Fn() -> bool + Send + 'static) {
+        if self.0.swap(true, Ordering::Relaxed) {
+            return;
         }
-    };
-    if spawn("cotensor-blocks", give_back).is_err() {
-        // The next block tries again.
-        arena.gives_back.store(false, Ordering::Relaxed);
+        let rounds = move || {
+            std::thread::sleep(interval);
+            while round() {
+                std::thread::sleep(interval);
+            }
+        };
+        if spawn("cotensor-blocks", rounds).is_err() {
+            // The next block tries again.
+            self.end();
+        }
+    }
+
+    /// Says that the thread ends: from now on another one may start.
+    pub(super) fn end(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }

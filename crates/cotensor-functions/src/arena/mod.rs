@@ -27,8 +27,9 @@ use cotensor_core::{DType, Error, ErrorKind, Result, Segment, SegmentMut, range_
 use cotensor_memory::{BLOCK_BYTES_MAX, Slab};
 use cotensor_rpc as rpc;
 use cotensor_store::{Holder, Lease, TensorSpec};
+use give_back::GiveBack;
 use local::LocalSlabs;
-use remote::{RemoteRange, RemoteSlabs};
+use remote::{Release, RemoteRange, RemoteSlabs};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -49,7 +50,7 @@ pub(crate) const IDLE_MAX: Duration = Duration::from_secs(4);
 /// One end of a connection's shared memory: slabs that this end writes, and slabs of the other end that it reads.
 pub(crate) struct ConnectionArena {
     /// Whether this is the caller's end. The provider reads its messages at any time. The caller reads while it waits for
-    /// an answer, and each [`interval`](Self::interval) while there are blocks.
+    /// an answer, and from time to time while there are blocks.
     is_caller: bool,
     /// How long a block is not used before it is given back.
     idle_max: Duration,
@@ -62,8 +63,8 @@ pub(crate) struct ConnectionArena {
     remote: Mutex<RemoteSlabs>,
     /// Ranges of the other end that this end no longer reads and has not announced.
     released: Mutex<Vec<p::ArenaRange>>,
-    /// Whether a thread of the caller gives blocks back.
-    gives_back: AtomicBool,
+    /// The thread of the caller.
+    gives_back: GiveBack,
 }
 
 impl ConnectionArena {
@@ -87,7 +88,7 @@ impl ConnectionArena {
             local: Mutex::new(LocalSlabs::new(idle_max)),
             remote: Mutex::default(),
             released: Mutex::default(),
-            gives_back: AtomicBool::new(false),
+            gives_back: GiveBack::default(),
         }
     }
 
@@ -161,7 +162,7 @@ impl ConnectionArena {
         self.close(&in_the_way)?;
         let number = self.open(&mut local, &block, true)?;
         let segment = local.blocks.add(number, block, len)?;
-        give_back::start(self);
+        self.start_giving_back();
         Ok(Some(segment))
     }
 
@@ -186,8 +187,8 @@ impl ConnectionArena {
     /// Announces released ranges, and gives blocks back that were not used for some seconds. Returns whether either end has
     /// blocks.
     pub(crate) fn give_back(&self, now: Instant) -> bool {
-        // An end that closes slabs reads from time to time.
-        if self.is_caller || self.other_end_closes.load(Ordering::Relaxed) {
+        // The provider reads at any time, and a caller with blocks from time to time.
+        if self.is_caller || lock(&self.remote).has_blocks() {
             self.announce_released();
         }
         let mut local = lock(&self.local);
@@ -198,9 +199,26 @@ impl ConnectionArena {
         let is_left = !local.blocks.is_empty() || remote.has_blocks();
         if !is_left {
             // Under both locks: the next block of either end starts another thread.
-            self.gives_back.store(false, Ordering::Relaxed);
+            self.gives_back.end();
         }
         is_left
+    }
+
+    /// Gives blocks back from time to time until no end has one, or the connection ends.
+    fn start_giving_back(self: &Arc<Self>) {
+        if !self.is_caller {
+            return;
+        }
+        let weak = Arc::downgrade(self);
+        self.gives_back.start(self.idle_max / 4, move || {
+            let Some(arena) = weak.upgrade() else { return false };
+            // What the other end released and closed since the last call.
+            let is_open = arena.sender().is_some_and(|sender| sender.read_arrived().is_ok());
+            if !is_open {
+                arena.end();
+            }
+            is_open && arena.give_back(Instant::now())
+        });
     }
 
     /// Forgets all slabs of a connection that has ended. Readers keep their tensors.
@@ -208,11 +226,6 @@ impl ConnectionArena {
         let local = std::mem::replace(&mut *lock(&self.local), LocalSlabs::new(self.idle_max));
         let remote = std::mem::take(&mut *lock(&self.remote));
         drop((local, remote));
-    }
-
-    /// How often the caller's end looks for blocks to give back.
-    fn interval(&self) -> Duration {
-        self.idle_max / 4
     }
 
     /// A reference to a tensor of this arena, for a message. The range stays reserved until the other end releases it.
@@ -264,7 +277,7 @@ impl ConnectionArena {
     pub(crate) fn open_slab(self: &Arc<Self>, params: &p::OpenSlabParams, fd: OwnedFd) -> Result<()> {
         lock(&self.remote).open(params, fd)?;
         if params.block {
-            give_back::start(self);
+            self.start_giving_back();
         }
         Ok(())
     }
@@ -290,7 +303,8 @@ impl ConnectionArena {
         let layout = spec.layout()?;
         let start = usize::try_from(reference.range.offset).map_err(|_| Error::invalid("an offset beyond the slab"))?;
         let range = range_within(start, layout.size_bytes(), slab.len())?;
-        let segment = RemoteRange::new(slab.slice(range)?, reference.range, self);
+        let arena: Arc<dyn Release> = Arc::clone(self) as _;
+        let segment = RemoteRange::new(slab.slice(range)?, reference.range, Arc::downgrade(&arena));
         store.keep_private(spec, layout, Arc::new(segment), holder)
     }
 
@@ -307,18 +321,6 @@ impl ConnectionArena {
         released.drain(..count).collect()
     }
 
-    fn release(&self, range: p::ArenaRange) {
-        let waiting = {
-            let mut released = lock(&self.released);
-            released.push(range);
-            released.len()
-        };
-        // A caller seldom reads its socket: unread notifications would fill the socket.
-        if self.is_caller && waiting >= RELEASED_MAX {
-            self.announce_released();
-        }
-    }
-
     /// Announces released ranges in a message of their own.
     fn announce_released(&self) {
         let params = p::ReleaseRangesParams { ranges: self.take_released() };
@@ -330,5 +332,19 @@ impl ConnectionArena {
     /// Puts released ranges back whose announcement was not sent.
     pub(crate) fn release_later(&self, ranges: &[p::ArenaRange]) {
         lock(&self.released).extend_from_slice(ranges);
+    }
+}
+
+impl Release for ConnectionArena {
+    fn release(&self, range: p::ArenaRange) {
+        let waiting = {
+            let mut released = lock(&self.released);
+            released.push(range);
+            released.len()
+        };
+        // A caller seldom reads its socket: unread notifications would fill the socket.
+        if self.is_caller && waiting >= RELEASED_MAX {
+            self.announce_released();
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Slabs of the other end of a connection.
 
-use super::ConnectionArena;
 use cotensor_client::protocol::provider as p;
 use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, SealedMemfd, check_no_holes, check_sealed};
@@ -80,16 +79,21 @@ impl RemoteSlabs {
     }
 }
 
+/// Announces ranges that this end no longer reads.
+pub(super) trait Release: Send + Sync {
+    fn release(&self, range: p::ArenaRange);
+}
+
 /// A range of a slab of the other end. Dropping it releases the range.
 pub(super) struct RemoteRange {
     part: Arc<dyn Segment>,
     range: p::ArenaRange,
-    arena: Weak<ConnectionArena>,
+    arena: Weak<dyn Release>,
 }
 
 impl RemoteRange {
-    pub(super) fn new(part: Arc<dyn Segment>, range: p::ArenaRange, arena: &Arc<ConnectionArena>) -> Self {
-        Self { part, range, arena: Arc::downgrade(arena) }
+    pub(super) fn new(part: Arc<dyn Segment>, range: p::ArenaRange, arena: Weak<dyn Release>) -> Self {
+        Self { part, range, arena }
     }
 }
 
