@@ -56,7 +56,7 @@ def test_managed_objects_outlive_calls_and_callers(daemon, provider):
 
 @pytest.mark.parametrize("length", [0, 1, 1000, 150_000, 1 << 20])
 def test_threads_get_their_own_results(daemon, provider, length):
-    wrong = []
+    wrong, finished = [], []
     with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
 
         def work(number: int) -> None:
@@ -65,13 +65,14 @@ def test_threads_get_their_own_results(daemon, provider, length):
                 value = 1000 * number + round
                 held.append((value, client.call_function("arena.next", [np.full(length, value, np.float32)])))
             wrong.extend(value for value, result in held if not (result == value + 1).all() or result.shape != (length,))
+            finished.append(number)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert wrong == []
+    assert wrong == [] and len(finished) == 6
 
 
 def test_methods_of_objects_use_the_arena(daemon, provider):

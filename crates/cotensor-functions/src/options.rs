@@ -115,6 +115,8 @@ pub struct Limits {
     pub callers_max: usize,
     /// The most object references of one caller.
     pub objects_max: usize,
+    /// How long memory for large results is kept while it is not used.
+    pub memory_idle: Duration,
 }
 
 impl Default for Limits {
@@ -126,6 +128,7 @@ impl Default for Limits {
             task_ttl: Duration::from_secs(3600),
             callers_max: 256,
             objects_max: 10_000,
+            memory_idle: crate::arena::IDLE_MAX,
         }
     }
 }

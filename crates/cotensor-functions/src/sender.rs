@@ -8,6 +8,12 @@ pub(crate) trait Sender: Send + Sync {
     /// Sends a message after all earlier ones.
     fn send_message(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()>;
 
+    /// Handles the messages that have arrived, if they are read only while a thread waits for an answer.
+    ///
+    /// # Errors
+    /// `Io` when the connection has ended.
+    fn read_arrived(&self) -> Result<()>;
+
     /// Closes the connection.
     fn close(&self);
 }

@@ -7,7 +7,7 @@
 //! tensors of dtype `uint8` beside the message: `{"$bytes": {"$tensor": …}}` and `{"$text": {"$tensor": …}}`, or
 //! `$arena` in place of `$tensor`.
 //!
-//! Both ends send `arena.open` and `arena.release`, as notifications, and fields named `released`.
+//! Both ends send `arena.open`, `arena.close` and `arena.release`, as notifications, and fields named `released`.
 
 use super::messages::{Empty, message};
 use super::service::Document;
@@ -59,6 +59,16 @@ message! {
         slab: u64,
         /// The slab's length, in bytes.
         bytes: u64,
+        /// Whether it holds one tensor at a time. The sender closes it when it was not used for some seconds.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        block: bool,
+    }
+
+    /// Slabs that the sender uses no more. The receiver has released all ranges in them. Without a slab, the message says
+    /// that its sender knows the method and, as a caller, reads its messages from time to time while blocks are open.
+    CloseSlabsParams {
+        /// The sender's numbers of the slabs.
+        slabs: Vec<u64>,
     }
 
     /// Ranges that the receiver of their tensors no longer reads.
@@ -281,6 +291,8 @@ super::methods! { METHODS:
     Taken "result.taken": TakenParams => Empty;
     /// Opens a slab of the sender's arena: descriptor 0, sealed against resizing and new writers.
     OpenSlab "arena.open": OpenSlabParams => Empty;
+    /// Closes slabs of the sender's arena.
+    CloseSlabs "arena.close": CloseSlabsParams => Empty;
     /// Releases ranges of the other end's arena, which that end may write again.
     ReleaseRanges "arena.release": ReleaseRangesParams => Empty;
     /// The OpenRPC document of all methods, with the provider's functions.

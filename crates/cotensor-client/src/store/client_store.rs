@@ -188,7 +188,7 @@ impl ClientStore {
     /// Publishes a copy of a private tensor.
     ///
     /// # Errors
-    /// `Invalid` for a tensor of another store; as [`TensorStore::reserve`].
+    /// `Invalid` for a tensor of another store; as [`TensorStore::reserve_to_fill`].
     pub fn publish_private(&self, lease: &Lease, holder: &Holder) -> Result<Lease> {
         if !lease.is_private() || !lease.layout().is_contiguous() {
             let message = format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name());
@@ -197,7 +197,10 @@ impl ClientStore {
         let spec = TensorSpec::new(lease.name(), lease.dtype(), lease.shape()).on(lease.device());
         let (own, published) = (lease.spec(), spec);
         let spec = TensorSpec { members: own.members, metadata: own.metadata, ..published };
-        let mut reservation = self.reserve(spec, holder)?;
+        let mut reservation = match spec.members {
+            None => self.reserve_to_fill(spec, holder)?,
+            Some(_) => self.reserve(spec, holder)?,
+        };
         match lease.bytes() {
             Some(bytes) => reservation.write(bytes, CopyReason::Put)?,
             None => reservation.write(&lease.copy_to_host()?, CopyReason::DeviceTransfer)?,

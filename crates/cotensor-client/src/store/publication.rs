@@ -80,7 +80,11 @@ impl Placement {
                 Some(bytes) => {
                     let block = Slab::create(bytes)?;
                     block.prefault()?;
-                    Some(daemon.retry(|session| slabs.open_block_in(session, &block, len))?)
+                    match daemon.retry(|session| slabs.open_block_in(session, &block, len)) {
+                        // Other threads have taken the room meanwhile: the daemon has the same limits.
+                        Err(error) if error.kind() == ErrorKind::Conflict => None,
+                        opened => Some(opened?),
+                    }
                 }
             },
         };

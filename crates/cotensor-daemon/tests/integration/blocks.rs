@@ -172,3 +172,27 @@ fn idle_producer_gives_its_blocks_back() {
     assert_eq!(again.bytes().unwrap(), content(3, 2 * MIB));
     assert_eq!((held.bytes().unwrap(), segments_since(&before).len()), (&content(1, BYTES)[..], 2));
 }
+
+#[test]
+fn threads_that_take_the_last_room_at_once_put_all_their_tensors() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    let together = std::sync::Barrier::new(16);
+    let put = |thread: usize| {
+        let name = format!("of {thread}");
+        let mut bytes = vec![0; 24 * MIB];
+        bytes.fill(thread as u8);
+        together.wait();
+        let lease = put(&producer, &name, &bytes, LEASED).unwrap();
+        assert!(lease.bytes().unwrap() == bytes, "{thread}");
+        lease
+    };
+    let put = &put;
+    let kinds: Vec<_> = std::thread::scope(|threads| {
+        let started: Vec<_> = (0..16).map(|thread| threads.spawn(move || put(thread))).collect();
+        let held: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap()).collect();
+        held.iter().map(|lease| lease.segment().kind()).collect()
+    });
+    let blocks = kinds.iter().filter(|kind| **kind == MemoryKind::Slab).count();
+    assert_eq!(blocks, 10, "256 MiB of 24 MiB each");
+}

@@ -4,6 +4,7 @@ use super::completion_queue::CompletionQueue;
 use super::provider_connection::ProviderConnection;
 use super::task::Task;
 use crate::allocator::TensorAllocator;
+use crate::arena::IDLE_MAX;
 use crate::failure::CallError;
 use crate::value::{Arguments, Value};
 use cotensor_client::ClientStore;
@@ -26,6 +27,7 @@ use std::time::Duration;
 pub struct Functions {
     store: Arc<ClientStore>,
     timeout: Option<Duration>,
+    memory_idle: Duration,
     state: Mutex<State>,
 }
 
@@ -42,7 +44,7 @@ struct State {
 impl Functions {
     /// The functions that the daemon of `store` knows. Tensors of arguments and results are in `store`.
     pub fn new(store: Arc<ClientStore>) -> Self {
-        Self { store, timeout: None, state: Mutex::default() }
+        Self { store, timeout: None, memory_idle: IDLE_MAX, state: Mutex::default() }
     }
 
     /// Sets the time limit of calls without their own limit, and of all other requests to providers. Without it, a call
@@ -50,6 +52,13 @@ impl Functions {
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets how long memory for large arguments is kept while it is not used.
+    #[must_use]
+    pub fn with_memory_idle(mut self, idle: Duration) -> Self {
+        self.memory_idle = idle;
         self
     }
 
@@ -270,7 +279,8 @@ impl Functions {
         let is_open = state.connections.get(&provider.epoch).is_some_and(|connection| !connection.is_closed());
         if let Some(fd) = fds.into_iter().next().filter(|_| !is_open) {
             let socket = UnixStream::from(fd);
-            let connection = ProviderConnection::new(socket, &provider, Arc::clone(&self.store), self.timeout);
+            let store = Arc::clone(&self.store);
+            let connection = ProviderConnection::new(socket, &provider, store, self.timeout, self.memory_idle);
             state.connections.insert(provider.epoch, connection);
         }
         let ended = || Error::new(ErrorKind::Io, format!("{} ended during the lookup of {name}", provider.client));

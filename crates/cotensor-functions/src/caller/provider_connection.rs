@@ -23,12 +23,15 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long to busy-poll for a result before sleeping: sleeping and waking up takes longer than a short function.
 const BUSY_POLL: Duration = Duration::from_millis(1);
 /// The time limit for requests that a provider answers without running a function.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a thread reads messages that have arrived: the shortest wait that a socket has.
+const READ_ARRIVED: Duration = Duration::from_millis(1);
 
 /// The arena ranges of a message: those that it sends, and those that it releases.
 #[derive(Clone, Copy, Default)]
@@ -53,14 +56,16 @@ pub(crate) struct ProviderConnection {
 }
 
 impl ProviderConnection {
-    /// A connection to `provider` over `socket`. `timeout` bounds requests that need no function to run.
+    /// A connection to `provider` over `socket`. `timeout` bounds requests that need no function to run. Memory of large
+    /// arguments is kept for `memory_idle` while it is not used.
     pub(super) fn new(
         socket: UnixStream,
         provider: &ProviderInfo,
         store: Arc<ClientStore>,
         timeout: Option<Duration>,
+        memory_idle: Duration,
     ) -> Arc<Self> {
-        let arena = Arc::new(ConnectionArena::with_reader());
+        let arena = ConnectionArena::of_caller(memory_idle);
         let receiver = Arc::clone(&arena);
         let on_notification = Box::new(move |method: &str, params: &RawValue, fds| {
             receiver.on_notification(method, params.get(), fds);
@@ -263,6 +268,11 @@ impl ProviderConnection {
 impl Sender for Connection {
     fn send_message(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
         self.send_notification(Frame { body, fds })
+    }
+
+    fn read_arrived(&self) -> Result<()> {
+        let limit = WaitLimit { deadline: Some(Instant::now() + READ_ARRIVED), ..WaitLimit::default() };
+        self.wait_for(&CallGroup::default(), &limit).map(drop)
     }
 
     fn close(&self) {

@@ -44,6 +44,10 @@ pub(super) fn methods() -> Registry<Peer> {
             }
             request.finish(opened.map(|()| Empty {}));
         })
+        .add::<p::CloseSlabs>(|request, params| {
+            request.peer().arena().close_slabs(&params);
+            request.finish(Ok(Empty {}));
+        })
         .add::<p::ReleaseRanges>(|request, params| {
             request.peer().arena().reclaim(&params.ranges);
             request.finish(Ok(Empty {}));

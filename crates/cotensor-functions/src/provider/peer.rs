@@ -10,7 +10,7 @@ use crate::sender::Sender;
 use crate::{Arguments, Object, TensorAllocator, Value};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::Method;
-use cotensor_client::protocol::provider::{ArenaRange, CallResult, ObjectRef, OpenSlab, ReleaseRanges};
+use cotensor_client::protocol::provider::{ArenaRange, CallResult, CloseSlabs, ObjectRef, OpenSlab, ReleaseRanges};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::{self, Outbox, Reader, Registry, Request, WAITING_FRAMES_MAX};
@@ -31,6 +31,8 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 const CALLS_MAX: usize = WAITING_FRAMES_MAX / 2;
 /// The most bytes of answers that wait to be read by a caller. Further answers are short errors, which always fit.
 const ANSWERS_BYTES_MAX: usize = 32 << 20;
+/// Notifications on which later calls of the caller depend.
+const ARENA_METHODS: [&str; 3] = [OpenSlab::NAME, CloseSlabs::NAME, ReleaseRanges::NAME];
 
 pub(super) struct Peer {
     pub(super) provider: Arc<ProviderState>,
@@ -60,7 +62,8 @@ impl Peer {
     ) -> Arc<Self> {
         let socket = Arc::new(socket);
         let holder = store.holder(&format!("provider for {client}"));
-        let (out, arena) = (Arc::new(Outbox::new(Arc::clone(&socket))), Arc::<ConnectionArena>::default());
+        let out = Arc::new(Outbox::new(Arc::clone(&socket)));
+        let arena = ConnectionArena::of_provider(provider.limits.memory_idle);
         let sender: Arc<dyn Sender> = Arc::clone(&out) as _;
         arena.set_sender(Arc::downgrade(&sender));
         Arc::new(Self {
@@ -136,7 +139,7 @@ impl Peer {
     }
 
     /// The arena of the connection.
-    pub(super) fn arena(&self) -> &ConnectionArena {
+    pub(super) fn arena(&self) -> &Arc<ConnectionArena> {
         &self.arena
     }
 
@@ -215,8 +218,7 @@ impl server::Peer for Peer {
     }
 
     fn admit(&self, call: &Call) -> Result<()> {
-        // Later calls of the caller depend on these notifications.
-        let is_arena = call.id.is_none() && matches!(call.method.as_str(), OpenSlab::NAME | ReleaseRanges::NAME);
+        let is_arena = call.id.is_none() && ARENA_METHODS.contains(&call.method.as_str());
         if self.open_calls.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX && !is_arena {
             return Err(Error::new(ErrorKind::Conflict, format!("{CALLS_MAX} calls of this caller wait for answers")));
         }
@@ -250,6 +252,11 @@ impl server::Peer for Peer {
 impl Sender for Outbox {
     fn send_message(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
         self.send(Frame { body, fds })
+    }
+
+    /// The provider's threads read at any time.
+    fn read_arrived(&self) -> Result<()> {
+        Ok(())
     }
 
     fn close(&self) {

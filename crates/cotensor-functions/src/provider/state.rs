@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
 pub(super) struct ProviderState {
     pub(super) epoch: u64,
@@ -117,7 +118,7 @@ impl ProviderState {
         lock(&self.peers).len()
     }
 
-    /// Removes expired tasks and results.
+    /// Removes expired tasks and results, and gives idle memory of callers' arenas back.
     pub(super) fn sweep(&self) {
         self.tasks.sweep();
         self.runs.sweep();
@@ -125,6 +126,10 @@ impl ProviderState {
         for function in self.functions.all() {
             let expired = function.run_options.cache.as_ref().map(|cache| lock(cache).sweep(now));
             drop(expired);
+        }
+        let peers: Vec<_> = lock(&self.peers).values().cloned().collect();
+        for peer in peers {
+            peer.arena().give_back(Instant::now());
         }
     }
 

@@ -1,9 +1,11 @@
 //! Small arguments and results in connection arenas: no requests to the daemon, and the same guarantees as for
 //! published tensors.
 
-use crate::support::{Door, int, none, put, until};
+use crate::support::{Door, int, memory_files, none, put, until};
 use cotensor_daemon::testing::{Running, spec};
-use cotensor_functions::{Arguments, Cache, Context, Failure, Functions, Options, Provider, TensorAllocator, Value};
+use cotensor_functions::{
+    Arguments, Cache, Context, Failure, Functions, Limits, Options, Provider, TensorAllocator, Value,
+};
 use cotensor_store::{CopyReason, Lease, StoreReports, TensorStore};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,17 +23,23 @@ fn made(allocator: &TensorAllocator, bytes: usize, byte: u8) -> Lease {
 }
 
 fn is_all(value: &Value, byte: u8) -> bool {
-    value.as_tensor().unwrap().bytes().unwrap().iter().all(|&found| found == byte)
+    let bytes = value.as_tensor().unwrap().bytes().unwrap();
+    bytes == vec![byte; bytes.len()]
 }
 
 /// A provider of `next`, which returns a tensor of the same size whose bytes are one greater.
 fn next(running: &Running) -> Provider {
+    next_within(running, Limits::default())
+}
+
+fn next_within(running: &Running, limits: Limits) -> Provider {
     let next = |arguments: &Arguments, context: &Context| {
         let tensor = arguments.get(0, "tensor")?.as_tensor()?.clone();
         let byte = tensor.bytes().unwrap_or_default().first().copied().unwrap_or(0);
         Ok(made(context.allocator(), tensor.bytes().unwrap_or_default().len(), byte.wrapping_add(1)).into())
     };
-    Provider::builder(running.connect("provider")).function("next", Options::default(), next).start().unwrap()
+    let builder = Provider::builder(running.connect("provider")).limits(limits);
+    builder.function("next", Options::default(), next).start().unwrap()
 }
 
 #[test]
@@ -58,22 +66,102 @@ fn small_tensors_need_no_daemon_request_and_reuse_memory() {
     assert!(empty.as_tensor().unwrap().bytes().unwrap().is_empty());
 }
 
+/// The most bytes that were published at a time since the daemon started.
+fn most_published(running: &Running) -> u64 {
+    running.daemon.store().stats().peak_memory_bytes
+}
+
+#[test]
+fn tensors_of_every_size_up_to_64_mib_need_no_daemon_request() {
+    let running = Running::start(|_| {});
+    let _provider = next(&running);
+    let functions = Functions::new(running.connect("caller"));
+    let allocator = functions.allocator("next", &None.into()).unwrap();
+    // With the first answer the caller knows that the provider closes slabs.
+    functions.call("next", &none().arg(made(&allocator, 1, 0))).unwrap();
+    for bytes in [256 << 10, (256 << 10) + 1, 600_000, 1_100_000, 2_400_000, 8 << 20, 16 << 20, 64 << 20] {
+        let mut addresses = BTreeSet::new();
+        for byte in 1..7 {
+            let argument = made(&allocator, bytes, byte);
+            addresses.insert(argument.bytes().unwrap().as_ptr() as usize);
+            let result = functions.call("next", &none().arg(argument)).unwrap();
+            assert!(is_all(&result, byte + 1), "{bytes}");
+        }
+        assert!(addresses.len() <= 4, "{} addresses of {bytes} bytes", addresses.len());
+        assert_eq!(most_published(&running), 0, "{bytes}");
+    }
+}
+
+#[test]
+fn concurrent_callers_of_mixed_sizes_get_their_own_bytes() {
+    let running = Running::start(|_| {});
+    let _provider = next(&running);
+    let shared = Functions::new(running.connect("caller"));
+    std::thread::scope(|threads| {
+        for thread in 0..8_usize {
+            let (running, shared) = (&running, &shared);
+            threads.spawn(move || {
+                // Half of them over one connection.
+                let own = (thread % 2 == 0).then(|| Functions::new(running.connect("caller")));
+                let functions = own.as_ref().unwrap_or(shared);
+                let allocator = functions.allocator("next", &None.into()).unwrap();
+                let mut held = Vec::new();
+                for round in 0..30 {
+                    let bytes = [1000, 300_000, 1_100_000, 2_400_000, 5 << 20, 100_000][(thread + round) % 6];
+                    let byte = (thread * 30 + round) as u8;
+                    let result = functions.call("next", &none().arg(made(&allocator, bytes, byte))).unwrap();
+                    held.push((result, byte.wrapping_add(1)));
+                    if held.len() > round % 4 {
+                        held.remove(0);
+                    }
+                    assert!(held.iter().all(|(result, byte)| is_all(result, *byte)), "{thread} {round}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn idle_memory_is_given_back_by_both_ends() {
+    let running = Running::start(|_| {});
+    let idle = Duration::from_millis(100);
+    let provider = next_within(&running, Limits { memory_idle: idle, ..Limits::default() });
+    let functions = Functions::new(running.connect("caller")).with_memory_idle(idle);
+    let allocator = functions.allocator("next", &None.into()).unwrap();
+    functions.call("next", &none().arg(made(&allocator, 1, 0))).unwrap();
+    for round in 0..2 {
+        let result = functions.call("next", &none().arg(made(&allocator, 3 << 20, 1))).unwrap();
+        assert!(memory_files(3 << 20) >= 4, "an argument and a result, each at both ends");
+        until("the block of the argument is given back", || memory_files(3 << 20) == 2);
+        assert!(is_all(&result, 2), "{round}");
+        drop(result);
+        until("the block of the result is given back", || memory_files(3 << 20) == 0);
+    }
+    // Blocks of a connection end with it.
+    let kept = functions.call("next", &none().arg(made(&allocator, 3 << 20, 5))).unwrap();
+    drop((provider, allocator));
+    assert!(is_all(&kept, 6));
+    drop((kept, functions));
+    until("all blocks have gone", || memory_files(3 << 20) == 0);
+    assert_eq!(most_published(&running), 0);
+}
+
 #[test]
 fn tensors_beyond_the_arena_are_published() {
     let running = Running::start(|_| {});
     let provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
     let allocator = functions.allocator("next", &None.into()).unwrap();
-    let large = functions.call("next", &none().arg(made(&allocator, 2 << 20, 1))).unwrap();
+    let large = functions.call("next", &none().arg(made(&allocator, (64 << 20) + 1, 1))).unwrap();
     assert!(is_all(&large, 2) && running.daemon.store().stats().total_tensors > 0);
     drop(large);
     until("all tensors are released", || running.daemon.store().stats().total_tensors == 0);
-    let held: Vec<_> = (0..60_u8).map(|byte| (made(&allocator, 1 << 20, byte), byte)).collect();
+    let held: Vec<_> = (0..140_u8).map(|byte| (made(&allocator, 300_000, byte), byte)).collect();
     let results: Vec<_> = held
         .into_iter()
         .map(|(argument, byte)| (functions.call("next", &none().arg(argument)).unwrap(), byte + 1))
         .collect();
-    assert!(running.daemon.store().stats().total_tensors > 0, "60 MB exceed the arena");
+    assert!(running.daemon.store().stats().total_tensors > 0, "140 tensors exceed the blocks");
     drop(provider);
     assert!(results.iter().all(|(result, byte)| is_all(result, *byte)), "results outlive their provider");
     drop(results);

@@ -1,7 +1,7 @@
 //! Providers and callers in other processes that are killed or stopped. The other process is this test program, started
 //! again with a socket in its environment.
 
-use crate::support::{Tracked, int, none, until};
+use crate::support::{Tracked, int, memory_files, none, until};
 use cotensor_client::ClientStore;
 use cotensor_core::waiting::{WaitReport, set_wait_reporter};
 use cotensor_core::{ContentHash, DType, Device, ErrorKind};
@@ -164,7 +164,7 @@ fn provider_is_killed_during_a_call() {
             .function("hang", Options::default(), hang)
             .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
             .function("tensor", Options::default(), |_, context| {
-                Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![5; 1 << 20])?.into())
+                Ok(context.tensor("t", DType::U8, &[3 << 20], &vec![5; 3 << 20])?.into())
             })
             .start()
             .unwrap();
@@ -181,8 +181,11 @@ fn provider_is_killed_during_a_call() {
         let pid = functions.call("pid", &none()).unwrap().as_int().unwrap();
         assert_eq!(pid, i64::from(provider.child.id()), "round {round}: the new process answers");
         let kept = functions.call("tensor", &none()).unwrap();
+        let sent = || none().arg(Value::Bytes(vec![round; 3 << 20]));
+        drop(functions.call("pid", &sent()).unwrap());
+        assert_eq!(memory_files(3 << 20), 2, "an argument and a result");
         std::thread::scope(|scope| {
-            let call = scope.spawn(|| functions.call("hang", &none()));
+            let call = scope.spawn(|| functions.call("hang", &sent()));
             let task = functions.submit("pid", &none()).unwrap();
             provider.wait_for("hanging");
             provider.kill();
@@ -195,7 +198,11 @@ fn provider_is_killed_during_a_call() {
             kept.as_tensor().unwrap().bytes().unwrap().iter().all(|&byte| byte == 5),
             "the result outlives its provider"
         );
+        until("the argument's memory is given back, although its reader released nothing", || {
+            memory_files(3 << 20) == 1
+        });
         drop(kept);
+        until("the result's memory is given back", || memory_files(3 << 20) == 0);
         until("the daemon removes its functions", || functions.list("").unwrap().is_empty());
         assert_eq!(functions.call("pid", &none()).unwrap_err().kind(), ErrorKind::NotFound);
         until("all tensors are released", || running.daemon.store().stats().total_tensors == 0);

@@ -3,6 +3,7 @@
 pub(crate) use cotensor_daemon::testing::{put, until};
 
 use cotensor_functions::{Arguments, CallError, Context, Failure, Managed, Value};
+use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -75,4 +76,14 @@ pub(crate) fn int(value: Result<Value, CallError>) -> i64 {
 
 pub(crate) fn none() -> Arguments {
     Arguments::new()
+}
+
+/// Open memory files of at least `bytes` bytes, as often as this process has a descriptor of them.
+pub(crate) fn memory_files(bytes: u64) -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let is_large = |path: &Path| {
+        std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("memfd:"))
+            && std::fs::metadata(path).is_ok_and(|file| file.len() >= bytes)
+    };
+    open.filter(|entry| is_large(&entry.as_ref().unwrap().path())).count()
 }

@@ -28,7 +28,7 @@ pub(super) struct Slabs(HashMap<u64, File>);
 
 impl Slabs {
     /// Keeps a slab's descriptor. It is read and never mapped. Anything else than sealed memory is dropped.
-    pub(super) fn add(&mut self, OpenSlabParams { slab, bytes }: OpenSlabParams, fd: OwnedFd) {
+    pub(super) fn add(&mut self, OpenSlabParams { slab, bytes, .. }: OpenSlabParams, fd: OwnedFd) {
         let file = File::from(fd);
         let is_sealed =
             usize::try_from(bytes).is_ok_and(|len| check_sealed(&file, len, Guarantee::ProducerOnly).is_ok());
