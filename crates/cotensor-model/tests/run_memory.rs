@@ -6,8 +6,8 @@
 #[path = "integration/support/onnx.rs"]
 mod onnx;
 
-use cotensor_memory::process::{anonymous_rss_bytes, trim_heap};
-use cotensor_model::engine::{Keep, LoadedGraph, OwnMemory, RunState, return_free_memory};
+use cotensor_memory::process::{anonymous_rss_bytes, return_memory, trim_heap};
+use cotensor_model::engine::{Keep, LoadedGraph, OwnMemory, RunState};
 use cotensor_model::tensor::{Array, TensorRef};
 use onnx::*;
 use rten_onnx::onnx::{DataType, GraphProto};
@@ -98,8 +98,7 @@ fn memory_of_a_cache_returns_when_no_request_runs() {
         let before = used();
         // 128 MiB.
         decode((32 << 20) / SIZE);
-        return_free_memory();
-        trim_heap();
+        return_memory();
         let after = used();
         let limit = before + before / 5 + KEPT_BYTES_MAX;
         assert!(after <= limit, "{}: {after} bytes after the decoding, {before} before", engine.name());

@@ -9,8 +9,7 @@ use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
-use cotensor::memory::process::{allow_heap_growth, trim_heap, use_one_heap};
-use cotensor::model::engine::return_free_memory;
+use cotensor::memory::process::{allow_heap_growth, return_memory, use_one_heap};
 use cotensor_client::bind_unix;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
@@ -34,12 +33,6 @@ const GROWTH_MAX_BYTES: u64 = 256 << 20;
 struct Started {
     pid: u32,
     functions: Vec<String>,
-}
-
-/// The engine and the allocator keep the memory of a long text.
-fn return_memory() {
-    return_free_memory();
-    trim_heap();
 }
 
 pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::procfs::read;
 use rustix::param::page_size;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The heap is trimmed when anonymous memory has grown by more than this since the last trim, unless [`allow_heap_growth`] says otherwise.
@@ -18,6 +19,22 @@ pub fn trim_heap() {
         // SAFETY: the call takes no pointer and does its own locking.
         let _ = unsafe { libc::malloc_trim(0) };
     }
+}
+
+/// How an allocator of a library returns its free memory to the heap.
+static RETURN_FREE: OnceLock<fn()> = OnceLock::new();
+
+/// Makes [`return_memory`] call `return_free`, by which the allocator of a library returns its free memory to the heap. The first call counts.
+pub fn returns_free_memory_by(return_free: fn()) {
+    let _ = RETURN_FREE.set(return_free);
+}
+
+/// Returns free memory to the system: that of the library's allocator ([`returns_free_memory_by`]), and that of the heap.
+pub fn return_memory() {
+    if let Some(return_free) = RETURN_FREE.get() {
+        return_free();
+    }
+    trim_heap();
 }
 
 /// Makes all threads that start later allocate from one heap (`M_ARENA_MAX`). By itself glibc makes further heaps for threads, and
@@ -55,16 +72,13 @@ struct Work {
 /// A computation that allocates and frees much memory. When the last one of the process ends, and the process has grown, its heap
 /// is trimmed.
 #[must_use]
-pub struct HeapWork {
-    return_free: fn(),
-}
+pub struct HeapWork(());
 
 impl HeapWork {
-    /// The computation begins. It ends when the result is dropped. Before the heap is trimmed, `return_free` returns memory to it that
-    /// another allocator keeps.
-    pub fn begin(return_free: fn()) -> Self {
+    /// The computation begins. It ends when the result is dropped.
+    pub fn begin() -> Self {
         WORK.running.fetch_add(1, Ordering::Relaxed);
-        Self { return_free }
+        Self(())
     }
 }
 
@@ -75,8 +89,7 @@ impl Drop for HeapWork {
             && let Some(bytes) = anonymous_bytes()
             && WORK.has_grown(bytes)
         {
-            (self.return_free)();
-            trim_heap();
+            return_memory();
             WORK.trimmed_bytes.store(anonymous_bytes().unwrap_or(bytes), Ordering::Relaxed);
         }
     }

@@ -25,7 +25,7 @@ pub(crate) use descriptors::move_above_select;
 pub use descriptors::{duplicate_fd, duplicate_fds, fd_limit_error, raise_fd_limit};
 pub use detach::{detach, wait_for_end};
 pub use file_lock::{lock_file, lock_holder_name};
-pub use heap::{HeapWork, allow_heap_growth, trim_heap, use_one_heap};
+pub use heap::{HeapWork, allow_heap_growth, return_memory, returns_free_memory_by, trim_heap, use_one_heap};
 pub use listen_fds::listen_fds_with_names;
 pub use lock_table::LockTable;
 #[cfg(test)]

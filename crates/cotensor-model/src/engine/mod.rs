@@ -17,6 +17,6 @@ pub use engines::{AUTO, Engines};
 #[cfg(feature = "onnxruntime")]
 pub use ort::{OrtEngine, search_python};
 pub use output::{Output, OutputAllocator, OutputSpec, OwnMemory};
-pub use registry::{names, open, return_free_memory};
+pub use registry::{names, open};
 pub use rten::RtenEngine;
 pub use state::{Keep, RunState, keep_arrays};

@@ -38,12 +38,6 @@ pub fn open(name: &str, options: impl Into<EngineOptions>) -> Result<Arc<dyn Eng
     open(&options.into())
 }
 
-/// Returns memory to the allocator that loaded engines keep for their next runs.
-pub fn return_free_memory() {
-    #[cfg(feature = "onnxruntime")]
-    super::ort::return_free_memory();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

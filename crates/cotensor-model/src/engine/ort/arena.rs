@@ -2,6 +2,7 @@
 
 use super::library::loaded;
 use super::native::{Session, SessionOptions, Tensor, share_arena};
+use cotensor_memory::process::returns_free_memory_by;
 use ort::editor::{Graph, Model, Node, ONNX_DOMAIN, Opset};
 use ort::environment::Environment;
 use ort::value::{Outlet, Shape, SymbolicDimensions, TensorElementType, ValueType};
@@ -13,10 +14,11 @@ const OPERATOR_SET: u32 = 17;
 pub(super) fn share(environment: &Environment) {
     // If another user of the library in this process has registered an arena, the sessions share that one.
     let _ = share_arena(environment);
+    returns_free_memory_by(return_free_memory);
 }
 
 /// Returns the free memory of the arena to the allocator. Does nothing before onnxruntime is loaded.
-pub(in crate::engine) fn return_free_memory() {
+fn return_free_memory() {
     if let Some(library) = loaded() {
         // Without it, the memory stays for the next runs.
         let _ = run_smallest_graph(&library.environment);

@@ -10,6 +10,5 @@ mod native;
 mod prepacked;
 mod shapes;
 
-pub(super) use arena::return_free_memory;
 pub use engine::OrtEngine;
 pub use library::search_python;
