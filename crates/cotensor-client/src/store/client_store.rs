@@ -63,6 +63,7 @@ impl ClientStore {
         self.copies.report(&self.session());
         self.daemon.connection.close();
         self.daemon.leases.forget_names();
+        self.daemon.slabs.retire();
     }
 
     /// The daemon's socket.

@@ -5,7 +5,7 @@ use super::connection::DaemonConnection;
 use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
-use super::session::{ANSWER_TIMEOUT, Session};
+use super::session::{Session, WORK_TIMEOUT};
 use super::slabs::{OwnSlab, Slabs, whole_pages};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
@@ -70,7 +70,8 @@ impl Placement {
         }
     }
 
-    /// A block, whose bytes may have values of earlier tensors. None when the client has enough blocks.
+    /// A block, whose bytes may have values of earlier tensors. None when the client has enough blocks, also those that other threads have opened
+    /// meanwhile.
     pub(super) fn in_block(daemon: &Reconnector, len: usize) -> Result<Option<(Self, Box<dyn SegmentMut>)>> {
         let slabs = &daemon.slabs;
         let found = match slabs.reserve_block(len) {
@@ -130,7 +131,7 @@ impl Placement {
             Self::Slab(own) => {
                 let terms = PublishTerms { holder, ticket, copies };
                 let params = announce(session, slabs, *own, spec, segment, terms)?;
-                let published = session.call::<p::PublishSlab>(&params, Vec::new());
+                let published = session.call_long::<p::PublishSlab>(&params, Vec::new());
                 published.map(|(published, _)| published).inspect_err(|_| withdraw(session, slabs, *own, &params))
             }
         }
@@ -219,7 +220,7 @@ pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor,
         });
         tensors.push(tensor);
     }
-    let answers = session.connection.call_each::<p::PublishSlab>(&requests, ANSWER_TIMEOUT);
+    let answers = session.connection.call_each::<p::PublishSlab>(&requests, WORK_TIMEOUT);
     let mut answers = answers.into_iter().zip(&requests);
     let is_lost = || session.connection.closed().is_some();
     let publish = |tensor: Result<(FrozenTensor, Option<OwnSlab>)>| {

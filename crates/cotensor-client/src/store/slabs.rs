@@ -130,6 +130,12 @@ impl FreedRanges {
         Ok(opened.slab)
     }
 
+    /// Releases the ranges of slabs that are not used again: those for which `is_lost` is true.
+    fn lose(&self, is_lost: impl Fn(u64) -> bool) {
+        let lost: Vec<_> = lock(&self.0).parts.extract_if(|(slab, _), _| is_lost(*slab)).collect();
+        drop(lost);
+    }
+
     /// Forgets a slab. Returns the session's number of it.
     fn close(&self, slab: u64) -> Option<u64> {
         let mut published = lock(&self.0);
@@ -237,13 +243,14 @@ impl Slabs {
         self.freed.begin(generation);
     }
 
-    /// Retires all slabs: other processes may still read them, and no daemon reports the end of that.
+    /// Retires all slabs and blocks: other processes may still read them, and no daemon reports the end of that.
     pub(super) fn retire(&self) {
         let mut slabs = lock(&self.slabs);
         let retired = std::mem::take(&mut slabs.open);
         slabs.blocks.retain(|_| false);
         drop(slabs);
         drop(retired);
+        self.freed.lose(|_| true);
     }
 
     /// Opens every slab in a new session. A slab that the daemon refuses is retired.
@@ -264,6 +271,8 @@ impl Slabs {
                     let mut slabs = lock(&self.slabs);
                     slabs.open.retain(|(known, _)| *known != own);
                     slabs.blocks.retain(|known| known != own);
+                    drop(slabs);
+                    self.freed.lose(|known| known == own);
                 }
             }
         }

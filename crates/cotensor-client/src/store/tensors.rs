@@ -3,7 +3,7 @@
 use super::client_store::ClientStore;
 use super::give_back;
 use super::publication::Placement;
-use super::session::ANSWER_TIMEOUT;
+use super::session::WORK_TIMEOUT;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
 use cotensor_store::backend::UnpublishedTensor;
@@ -58,7 +58,7 @@ impl TensorStore for ClientStore {
         let params: Vec<_> =
             absent.map(|name| p::GetParams { name: name.clone(), holder: holder.name().to_owned() }).collect();
         let session = self.session();
-        let mut answers = session.connection.call_each::<p::Get>(&params, ANSWER_TIMEOUT).into_iter();
+        let mut answers = session.connection.call_each::<p::Get>(&params, WORK_TIMEOUT).into_iter();
         let mut next = |name: &String| {
             let answer = answers.next().unwrap_or_else(|| Err(session.replaced()));
             match answer.and_then(|(found, fds)| self.open(&session, (found, &mut fds.into_iter()), holder)) {

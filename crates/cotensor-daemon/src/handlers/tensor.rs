@@ -3,7 +3,7 @@
 use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
 use crate::dispatch::{Caller, Reply};
-use crate::segment::{Block, Inode, Part, SlabOwner, inode, own_segment};
+use crate::segment::{Inode, Part, SlabOwner, inode, own_segment};
 use crate::session::{Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
     CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams,
@@ -39,8 +39,7 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
     count_copies(&caller.daemon, &params.copies)?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
-    drop(own);
-    Ok(caller.grant_published(lease, &holder)?.into())
+    Ok(caller.grant_published(lease, &holder, Some(own))?.into())
 }
 
 pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {
@@ -89,15 +88,12 @@ fn open_block(
         let message = format!("{count} blocks of {bytes} bytes are open in this session");
         return Err(Error::new(ErrorKind::Conflict, message));
     }
-    // After a takeover, a tensor may lie in it.
-    let Some((slab, share)) = daemon.slabs.reopen(&daemon.store, inode, len, owner)? else {
-        let number = caller.lock().add_slab(SlabEntry::Block(Block::new(fd, len, device)?));
-        return Ok(SlabResult { slab: number, live: Vec::new() }.into());
-    };
+    // A tensor from a former connection of the client may lie in it.
+    let slab = daemon.slabs.open_block((fd, inode), (len, device), owner)?;
     let waited = daemon.orphans().take_slab(inode);
-    let number = caller.lock().add_slab(SlabEntry::Block(Block::of(&slab)));
+    drop(waited);
+    let number = caller.lock().add_slab(SlabEntry::Block(Arc::clone(&slab)));
     let live = slab.belongs(owner, number);
-    drop((waited, share));
     Ok(SlabResult { slab: number, live }.into())
 }
 
@@ -115,28 +111,23 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let spec = params.spec.to_domain()?;
     let holder = caller.holder(&params.holder)?;
     let layout = spec.layout()?;
-    let found = match caller.lock().slabs.get(&params.slab).ok_or_else(|| no_slab(params.slab))? {
-        SlabEntry::Shared { slab, .. } => Ok(Arc::clone(slab)),
-        SlabEntry::Block(block) => Err(block.clone()),
+    let (slab, is_block) = match caller.lock().slabs.get(&params.slab).ok_or_else(|| no_slab(params.slab))? {
+        entry @ SlabEntry::Shared { .. } => (Arc::clone(entry.slab()), false),
+        entry @ SlabEntry::Block(_) => (Arc::clone(entry.slab()), true),
     };
+    // After the tensor is in the store, nothing may fail: the client uses the range of a failed request again.
+    let own = is_block.then(|| caller.charge(layout.size_bytes() as u64)).transpose()?;
     // The charge of a block lasts until its tensor is in the store.
-    let (slab, _charged) = match found {
-        Ok(slab) => (slab, None),
-        Err(block) => {
-            let owner: Arc<dyn SlabOwner> = Arc::clone(&caller.session) as Arc<dyn SlabOwner>;
-            let (slab, share) = block.slab(&caller.daemon.store, &owner, params.slab)?;
-            (slab, Some(share))
-        }
-    };
+    let share = slab.charge(&caller.daemon.store)?;
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
-    let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes())?;
+    let part = Part::new(slab, offset, layout.size_bytes())?;
     let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
-    let charge = store.grant_in(slab.charge(), &spec)?;
+    let charge = store.grant_in(&share.charge(), &spec)?;
     count_copies(&caller.daemon, &params.copies)?;
     let lease = store.adopt(spec, layout, Arc::new(part), charge, key, &holder)?;
-    Ok(caller.grant_published(lease, &holder)?.into())
+    Ok(caller.grant_published(lease, &holder, own)?.into())
 }
 
 /// Answers with the description of a leased tensor, and its descriptor if the session does not have it.

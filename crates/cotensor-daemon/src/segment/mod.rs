@@ -11,7 +11,6 @@ mod slab;
 mod slabs;
 mod upload;
 
-pub(crate) use block::Block;
 pub(crate) use file::{file_bytes, file_of};
 pub(crate) use own::{known_segment, own_segment};
 pub(crate) use part::Part;

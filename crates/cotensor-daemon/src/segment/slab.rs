@@ -1,9 +1,10 @@
-//! A slab: memory that one session writes and in which many small tensors lie.
+//! A slab: memory that one session writes and in which tensors lie.
 
 use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, Result};
 use cotensor_memory::{Guarantee, check_sealed};
 use cotensor_store::backend::Charge;
+use cotensor_store::{EmbeddedStore, SegmentCharge};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,8 +20,27 @@ pub(crate) trait SlabOwner: Send + Sync {
 pub(crate) struct Slab {
     pub(super) file: Arc<File>,
     pub(super) len: usize,
-    pub(super) charge: Arc<Charge>,
+    device: Device,
+    counted: Mutex<Counted>,
     uses: Mutex<Uses>,
+}
+
+/// How long the budget counts a slab.
+pub(super) enum Counted {
+    /// While it exists.
+    Always(Arc<Charge>),
+    /// While tensors lie in it, which keep the charge: a block.
+    WithTensors(Weak<Charge>),
+}
+
+impl Counted {
+    /// The charge, unless the last tensor is being freed.
+    fn share(&self) -> Option<SegmentCharge> {
+        SegmentCharge::share(match self {
+            Self::Always(charge) => Arc::clone(charge),
+            Self::WithTensors(charge) => charge.upgrade()?,
+        })
+    }
 }
 
 #[derive(Default)]
@@ -45,12 +65,53 @@ impl Slab {
             return Err(Error::unsupported(message).in_field("device"));
         }
         check_sealed(&*file, len, Guarantee::ProducerOnly)?;
-        Ok(Self::checked(file, len, charge))
+        Ok(Self::checked(file, len, charge.device(), Counted::Always(charge)))
     }
 
-    /// A slab of a memfd that [`new`](Self::new) would accept.
-    pub(super) fn checked(file: Arc<File>, len: usize, charge: Arc<Charge>) -> Self {
-        Self { file, len, charge, uses: Mutex::default() }
+    pub(super) fn checked(file: Arc<File>, len: usize, device: Device, counted: Counted) -> Self {
+        Self { file, len, device, counted: Mutex::new(counted), uses: Mutex::default() }
+    }
+
+    /// Its share of the budget, which all of its tensors share. Evicts if the budget does not count it yet.
+    ///
+    /// # Errors
+    /// `OverBudget`.
+    pub(crate) fn charge(&self, store: &EmbeddedStore) -> Result<SegmentCharge> {
+        if let Some(share) = lock(&self.counted).share() {
+            return Ok(share);
+        }
+        // This may spill tensors, which takes long. Nothing is locked meanwhile.
+        let share = store.charge_segment(self.device, self.len as u64)?;
+        let mut counted = lock(&self.counted);
+        if let Some(before) = counted.share() {
+            return Ok(before);
+        }
+        match &mut *counted {
+            Counted::Always(charge) => *charge = share.charge(),
+            Counted::WithTensors(charge) => *charge = Arc::downgrade(&share.charge()),
+        }
+        Ok(share)
+    }
+
+    /// As [`charge`](Self::charge). From now on, the budget counts it while it exists.
+    ///
+    /// # Errors
+    /// `OverBudget`.
+    pub(super) fn charge_always(&self, store: &EmbeddedStore) -> Result<SegmentCharge> {
+        let share = self.charge(store)?;
+        *lock(&self.counted) = Counted::Always(share.charge());
+        Ok(share)
+    }
+
+    /// From now on, the budget counts it while tensors lie in it.
+    pub(super) fn count_with_tensors(&self) {
+        let mut counted = lock(&self.counted);
+        if let Counted::Always(charge) = &*counted {
+            let charge = Arc::downgrade(charge);
+            let before = std::mem::replace(&mut *counted, Counted::WithTensors(charge));
+            drop(counted);
+            drop(before);
+        }
     }
 
     /// The largest number of tensors in it: two for each aligned offset, because a producer may repeat a publication.
@@ -76,16 +137,16 @@ impl Slab {
 
     /// The device whose budget it is charged to.
     pub(super) fn device(&self) -> Device {
-        self.charge.device()
+        self.device
+    }
+
+    /// Whether no tensor lies in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.uses().parts == 0
     }
 
     /// Its length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Its share of the budget.
-    pub(crate) fn charge(&self) -> &Arc<Charge> {
-        &self.charge
     }
 }

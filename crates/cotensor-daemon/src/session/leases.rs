@@ -6,9 +6,11 @@ use crate::segment::file_bytes;
 use cotensor_client::protocol::{Descriptor, Id, Published, SegmentInfo, Spec, Transport};
 use cotensor_core::{Error, MemoryKind, Result, Segment};
 use cotensor_rpc::FRAME_FDS_MAX;
+use cotensor_store::backend::Charge;
 use cotensor_store::{Holder, Lease, TensorId};
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 /// The capacity of the lease table is not reduced below this.
 const CAPACITY_MIN: usize = 1024;
@@ -43,19 +45,25 @@ impl Session {
         let offset_bytes = layout.offset_bytes() + segment.fd_offset();
         let (spec, strides) = (Spec::from(&lease.spec()).with_layout(layout), layout.strides().to_vec());
         let sent = fds.len();
-        let (Published { id, segment, index }, bytes) = self.add_lease(lease, holder, fds)?;
+        let (Published { id, segment, index }, bytes) = self.add_lease(lease, holder, None, fds)?;
         let segment = SegmentInfo { id: segment, bytes, slab, device };
         Ok(Descriptor { id, spec, strides, offset_bytes, segment, fd: fds.len() > sent, index })
     }
 
-    /// Adds a lease of a tensor in memory that the client made.
-    pub(crate) fn grant_published(&self, lease: Lease, holder: &Holder) -> Result<Published> {
+    /// Adds a lease of a tensor in memory that the client made. `own` is its part of the session's budget.
+    pub(crate) fn grant_published(&self, lease: Lease, holder: &Holder, own: Option<Arc<Charge>>) -> Result<Published> {
         let _in_use = self.use_client_segment(lease.segment())?;
-        Ok(self.add_lease(lease, holder, &mut Vec::new())?.0)
+        Ok(self.add_lease(lease, holder, own, &mut Vec::new())?.0)
     }
 
     /// Adds a lease. Also returns the size of its segment in bytes.
-    fn add_lease(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<(Published, u64)> {
+    fn add_lease(
+        &self,
+        lease: Lease,
+        holder: &Holder,
+        own: Option<Arc<Charge>>,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<(Published, u64)> {
         let fd = fd_of(lease.segment())?;
         let index = self.outbox().and_then(|_| self.events.slots.slot_of(&self.store, &lease));
         let mut resources = self.lock();
@@ -65,7 +73,7 @@ impl Session {
             || resources.segments.get(fd.as_raw_fd()).is_some_and(|known| resources.is_shared_slab(known.id));
         let charge = match is_leased || in_own_slab() {
             true => None,
-            false => Some(self.charge(lease.layout().size_bytes() as u64)?),
+            false => Some(own.map_or_else(|| self.charge(lease.layout().size_bytes() as u64), Ok)?),
         };
         let known = resources.segments.add_use(fd, file_bytes(lease.segment()));
         let (segment, bytes) = (known.id, known.bytes);

@@ -2,7 +2,7 @@
 
 use super::handles::HandleTable;
 use super::segments::SegmentTable;
-use crate::segment::{Block, Slab};
+use crate::segment::Slab;
 use cotensor_store::backend::{Charge, TensorCharge};
 use cotensor_store::{BlobPack, Holder, Lease, SegmentCharge, TensorId, TensorSpec, Ticket};
 use std::collections::{HashMap, HashSet};
@@ -52,29 +52,25 @@ pub(crate) enum SlabEntry {
         _charge: Arc<Charge>,
     },
     /// A block. Its tensor is charged.
-    Block(Block),
+    Block(Arc<Slab>),
 }
 
 impl SlabEntry {
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn slab(&self) -> &Arc<Slab> {
         match self {
-            Self::Shared { slab, .. } => slab.fd(),
-            Self::Block(block) => block.fd(),
+            Self::Shared { slab, .. } | Self::Block(slab) => slab,
         }
     }
 
-    fn len(&self) -> usize {
-        match self {
-            Self::Shared { slab, .. } => slab.len(),
-            Self::Block(block) => block.len(),
-        }
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.slab().fd()
     }
 }
 
 impl Resources {
     /// Adds a slab. Returns the number of its segment.
     pub(crate) fn add_slab(&mut self, entry: SlabEntry) -> u64 {
-        let segment = self.segments.add_use(entry.fd(), entry.len());
+        let segment = self.segments.add_use(entry.fd(), entry.slab().len());
         segment.sent = true;
         let id = segment.id;
         self.slabs.insert(id, entry);
@@ -96,13 +92,13 @@ impl Resources {
     /// The bytes of blocks without a tensor.
     pub(crate) fn ready_bytes(&self) -> u64 {
         let ready = self.slabs.values().filter(|entry| matches!(entry, SlabEntry::Block(block) if block.is_empty()));
-        ready.map(|block| block.len() as u64).sum()
+        ready.map(|block| block.slab().len() as u64).sum()
     }
 
     /// The bytes and the number of blocks.
     pub(crate) fn blocks(&self) -> (usize, usize) {
         let blocks = self.slabs.values().filter(|entry| matches!(entry, SlabEntry::Block(_)));
-        blocks.fold((0, 0), |(bytes, count), block| (bytes + block.len(), count + 1))
+        blocks.fold((0, 0), |(bytes, count), block| (bytes + block.slab().len(), count + 1))
     }
 
     /// Removes holders without leases and reservations. A client that serves others names a holder for each of them.

@@ -8,12 +8,12 @@ use cotensor_core::{ErrorKind, Kind, MemoryKind};
 use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
 use std::time::Duration;
 
-const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
-const LEASED: Retention = Retention::WhileLeased;
-const BYTES: usize = 600_000;
-const MIB: usize = 1 << 20;
+pub(crate) const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
+pub(crate) const LEASED: Retention = Retention::WhileLeased;
+pub(crate) const BYTES: usize = 600_000;
+pub(crate) const MIB: usize = 1 << 20;
 
-fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> cotensor_core::Result<Lease> {
+pub(crate) fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> cotensor_core::Result<Lease> {
     put_as(store, TensorSpec { retention, ..spec(name, bytes.len()) }, bytes)
 }
 
@@ -23,7 +23,7 @@ fn put_as(store: &ClientStore, spec: TensorSpec, bytes: &[u8]) -> cotensor_core:
     reservation.publish()
 }
 
-fn get(store: &ClientStore, name: &str) -> Lease {
+pub(crate) fn get(store: &ClientStore, name: &str) -> Lease {
     store.get(name, &store.holder("")).unwrap()
 }
 

@@ -7,6 +7,7 @@
 mod address_space;
 mod blobs;
 mod blocks;
+mod blocks_after_failures;
 mod broker;
 mod clients_die;
 mod conformance;

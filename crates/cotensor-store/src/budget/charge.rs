@@ -204,6 +204,11 @@ impl Charge {
         self.users.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Adds a user. False after the last one has left: the bytes are leaving.
+    pub(crate) fn share(&self) -> bool {
+        self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |users| (users > 0).then(|| users + 1)).is_ok()
+    }
+
     /// Removes a user. After the last one the bytes are leaving.
     pub(crate) fn close(&self) {
         if self.users.fetch_sub(1, Ordering::SeqCst) == 1 && !self.leaving.swap(true, Ordering::SeqCst) {

@@ -25,6 +25,12 @@ impl SegmentCharge {
         charge.open();
         Self(charge)
     }
+
+    /// A further charge of an open segment. `None` when the last of its tensors is being freed.
+    #[must_use]
+    pub fn share(charge: Arc<Charge>) -> Option<Self> {
+        charge.share().then(|| Self(charge))
+    }
 }
 
 impl Drop for SegmentCharge {

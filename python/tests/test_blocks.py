@@ -1,0 +1,40 @@
+"""Tensors in memory that their producer uses again, after its connection has ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import numpy as np
+from conftest import Daemon
+
+BYTES = 600_000
+
+
+def sockets() -> set[int]:
+    """The descriptors of this process that are sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+        except FileNotFoundError:  # the descriptor of the listing
+            pass
+    return found
+
+
+def test_tensors_stay_when_the_connection_of_their_producer_ends(daemon: Daemon) -> None:
+    with daemon.connect() as reader:
+        before = sockets()
+        with daemon.connect() as producer:
+            connection = sockets() - before
+            producer["kept"] = np.full(BYTES, 1, np.uint8)
+            held = reader["kept"].numpy()
+            for descriptor in connection:
+                with socket.socket(fileno=os.dup(descriptor)) as ended:
+                    ended.shutdown(socket.SHUT_RDWR)
+            for version in range(2, 10):
+                producer[f"other {version}"] = np.full(BYTES, version, np.uint8)
+                assert np.unique(held).tolist() == [1]
+            assert np.unique(reader["kept"].numpy()).tolist() == [1]
+            assert np.unique(reader["other 5"].numpy()).tolist() == [5]
