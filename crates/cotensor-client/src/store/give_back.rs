@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// How often it looks for idle blocks. With the time after which a block is idle, memory is given back within ten seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// How long it waits for the daemon. It holds the store meanwhile.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Starts the thread, unless it runs. It ends with the last block.
 pub(super) fn start(store: &ClientStore) {
@@ -21,7 +23,8 @@ pub(super) fn start(store: &ClientStore) {
             let Some(store) = store.upgrade() else { return };
             let session = store.session();
             // The notifications of freed blocks come before the answer. An idle client does not read them.
-            let _ = session.call::<p::Ping>(&p::Empty {}, Vec::new());
+            // A late answer ends no connection, which would end the leases.
+            let _ = session.connection.call_or_forget::<p::Ping>(&p::Empty {}, ANSWER_TIMEOUT);
             if !store.daemon.slabs.give_back(&session) {
                 return;
             }
