@@ -125,13 +125,6 @@ impl<K: Copy> Blocks<K> {
         idle
     }
 
-    /// Takes out all free blocks, as when memory is short.
-    pub fn take_free(&mut self, now: Instant) -> Vec<(K, Slab)> {
-        self.note_free(now);
-        let free = self.blocks.extract_if(.., |block| block.free_since.is_some());
-        free.map(|block| (block.key, block.slab)).collect()
-    }
-
     /// The bytes of all blocks.
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(|block| block.slab.len()).sum()
@@ -244,6 +237,6 @@ mod tests {
         assert_eq!((room, blocks.make_room(room).len()), (900_000_usize.next_multiple_of(page_size()), 3));
         drop((0..3).map(|key| put(&mut blocks, key, 250_000, now).unwrap()).collect::<Vec<_>>());
         assert_eq!(blocks.take_idle(now).len(), 1, "the limit of free bytes");
-        assert_eq!(blocks.take_free(now).len(), 2);
+        assert_eq!(blocks.take_idle(now + LIMITS.idle_max).len(), 2);
     }
 }
