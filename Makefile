@@ -97,7 +97,7 @@ bench-embeddings:
 bench-peers:
 	scripts/bench_peers.sh
 
-# put, get and calls of 14 sizes beside a copy, shared_memory, a pipe and Ray. SIZES are arguments, such as `--chart docs/sizes.svg`.
+# put, get and calls of 14 sizes beside a copy, shared_memory, a pipe, Ray and iceoryx2. SIZES are arguments, such as `--chart docs/sizes.svg`.
 bench-sizes:
 	BENCH=sizes scripts/bench_peers.sh $(SIZES)
 

@@ -14,6 +14,7 @@ LINES = {
     "call, in + out": "#8e44ad",
     "shared_memory": "#2980b9",
     "ray.put": "#27ae60",
+    "iceoryx2": "#34495e",
     "pipe, in + out": "#16a085",
 }
 
