@@ -20,6 +20,14 @@ const BLOCKS_BYTES_MAX: usize = 128 << 20;
 const FREE_BYTES_MAX: usize = 64 << 20;
 /// The most blocks. Each is a descriptor at both ends.
 const BLOCKS_MAX: usize = 128;
+/// A tensor fills half of its block or more. Nothing counts the rest of the block, and calls with batches of different lengths
+/// use the same blocks.
+const UNUSED_DIVISOR: usize = 2;
+
+/// The length of a new block for a tensor of `len` bytes: at most a quarter longer, so that slightly longer ones fit, too.
+pub(super) fn block_len(len: usize) -> usize {
+    len.next_multiple_of((1 << len.max(4).ilog2()) / 4)
+}
 
 /// The slabs that this end writes, by number. A number is used once.
 pub(super) struct LocalSlabs {
@@ -40,6 +48,7 @@ impl LocalSlabs {
             free_bytes_max: FREE_BYTES_MAX,
             count_max: BLOCKS_MAX,
             idle_max,
+            unused_divisor: UNUSED_DIVISOR,
         };
         Self { last: 0, shared: Vec::new(), blocks: Blocks::new(limits), sent: HashMap::new() }
     }

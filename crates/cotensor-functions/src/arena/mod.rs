@@ -28,7 +28,7 @@ use cotensor_memory::{BLOCK_BYTES_MAX, Slab};
 use cotensor_rpc as rpc;
 use cotensor_store::{Holder, Lease, TensorSpec};
 use give_back::GiveBack;
-use local::LocalSlabs;
+use local::{LocalSlabs, block_len};
 use remote::{Release, RemoteRange, RemoteSlabs};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,7 +147,7 @@ impl ConnectionArena {
             if let Some((_, segment)) = local.blocks.reserve(len) {
                 return Ok(Some(segment));
             }
-            local.blocks.room_for(len, Instant::now())?
+            local.blocks.room_for(block_len(len), Instant::now())?
         };
         let Some(bytes) = room else { return Ok(None) };
         // Without the lock: this takes longer than writing the tensor, and other tensors need no new block.
@@ -155,7 +155,7 @@ impl ConnectionArena {
         block.prefault()?;
         let mut local = lock(&self.local);
         // Another thread may have taken the room.
-        if local.blocks.room_for(len, Instant::now())?.is_none() {
+        if local.blocks.room_for(bytes, Instant::now())?.is_none() {
             return Ok(None);
         }
         let in_the_way = local.blocks.make_room(bytes);

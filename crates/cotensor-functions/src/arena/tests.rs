@@ -125,6 +125,22 @@ fn blocks_are_used_again_and_given_back_when_they_are_idle() {
 }
 
 #[test]
+fn blocks_are_used_again_for_other_lengths() {
+    let ends = Ends::new(None);
+    let mut slabs = HashSet::new();
+    // From half of a block to all of it, as batches of different lengths are.
+    for len in [(2 << 20) + 1, 2_300_000, (5 << 19) - 1, 5 << 19, 5 << 18] {
+        let (reference, received) = ends.passed(len, 1);
+        slabs.insert(reference.range.slab);
+        drop(received);
+        ends.provider().give_back(Instant::now());
+    }
+    assert_eq!(slabs.len(), 1);
+    let (shorter, _received) = ends.passed((5 << 18) - 1000, 2);
+    assert!(!slabs.contains(&shorter.range.slab), "it would leave more than half of the block unused");
+}
+
+#[test]
 fn small_and_large_tensors_have_different_slabs() {
     let ends = Ends::new(None);
     let lengths = [100, 300_000, 200_000, 4 << 20, 256 << 10, (256 << 10) + 1, 0, 100];

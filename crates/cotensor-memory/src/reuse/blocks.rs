@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 /// The largest segment that lies in a block, in bytes. For larger ones, the new pages take little more time than the copy.
 pub const BLOCK_BYTES_MAX: usize = 64 << 20;
-/// A free block holds segments that are at most this much shorter, as a fraction of the block.
-const WASTE_FRACTION_MAX: usize = 8;
 
 /// How many blocks a producer has.
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +19,14 @@ pub struct BlockLimits {
     pub count_max: usize,
     /// After this time a free block is given back.
     pub idle_max: Duration,
+    /// A segment leaves at most this part of its block unused: the divisor, 8 for an eighth.
+    pub unused_divisor: usize,
 }
 
 impl Default for BlockLimits {
     fn default() -> Self {
-        Self { bytes_max: 256 << 20, free_bytes_max: 64 << 20, count_max: 256, idle_max: Duration::from_secs(5) }
+        let idle_max = Duration::from_secs(5);
+        Self { bytes_max: 256 << 20, free_bytes_max: 64 << 20, count_max: 256, idle_max, unused_divisor: 8 }
     }
 }
 
@@ -65,12 +66,13 @@ impl<K: Copy> Blocks<K> {
         Self { limits, blocks: Vec::new() }
     }
 
-    /// A segment of `len` bytes in the smallest free block that it nearly fills; `None` without one. The bytes have values of earlier
-    /// segments.
+    /// A segment of `len` bytes in the smallest free block of which it leaves no more unused than the limit; `None` without one. The bytes
+    /// have values of earlier segments.
     pub fn reserve(&mut self, len: usize) -> Option<(K, Box<dyn SegmentMut>)> {
+        let unused_divisor = self.limits.unused_divisor;
         let fits = |block: &&mut Block<K>| {
             let room = block.slab.len();
-            len <= room && room - len <= room / WASTE_FRACTION_MAX && block.is_free()
+            len <= room && room - len <= room / unused_divisor && block.is_free()
         };
         let block = self.blocks.iter_mut().filter(fits).min_by_key(|block| block.slab.len())?;
         let segment = block.slab.reserve_unzeroed(len).ok()?;
@@ -173,8 +175,13 @@ mod tests {
     use cotensor_core::Segment;
     use std::sync::Arc;
 
-    const LIMITS: BlockLimits =
-        BlockLimits { bytes_max: 1 << 20, free_bytes_max: 600 << 10, count_max: 4, idle_max: Duration::from_secs(10) };
+    const LIMITS: BlockLimits = BlockLimits {
+        bytes_max: 1 << 20,
+        free_bytes_max: 600 << 10,
+        count_max: 4,
+        idle_max: Duration::from_secs(10),
+        unused_divisor: 8,
+    };
 
     /// Puts `len` bytes into a free block, or a new one with this key.
     fn put(blocks: &mut Blocks<u32>, key: u32, len: usize, now: Instant) -> Option<(u32, Arc<dyn Segment>)> {
