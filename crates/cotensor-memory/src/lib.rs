@@ -31,4 +31,4 @@ pub use host::{
     copy_parallel, shared_bytes,
 };
 pub use pack_cache::{CacheEntry, PackCache, PackEntry, Verification, parse_pack_table};
-pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, EmbeddedMemory, MemfdPool, PoolStats};
+pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, EmbeddedMemory, GiveBack, MemfdPool, PoolStats};

@@ -6,7 +6,6 @@ mod change_queue;
 mod client_store;
 mod connection;
 mod copies;
-mod give_back;
 mod lease_table;
 mod memories;
 mod names;

@@ -6,10 +6,9 @@ use crate::protocol as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::process::duplicate_fd;
-use cotensor_memory::{BlockLimits, Blocks, Slab};
+use cotensor_memory::{BlockLimits, Blocks, GiveBack, Slab};
 use rustix::param::page_size;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -25,8 +24,8 @@ const SLAB_BYTES_MAX: usize = 4 << 20;
 pub(super) struct Slabs {
     slabs: Mutex<OpenSlabs>,
     freed: FreedRanges,
-    /// Whether a thread gives idle blocks back.
-    pub(super) gives_back: AtomicBool,
+    /// The thread that gives idle blocks back.
+    pub(super) gives_back: GiveBack,
 }
 
 /// Slabs by numbers of this client, the newest last.
@@ -208,7 +207,7 @@ impl Slabs {
         let is_left = !slabs.blocks.is_empty();
         if !is_left {
             // Under the lock: the next block starts another thread.
-            self.gives_back.store(false, Ordering::Relaxed);
+            self.gives_back.end();
         }
         drop(slabs);
         self.close_blocks(session, idle);

@@ -1,13 +1,18 @@
 //! Tensors by name: lookups, reservations and removals.
 
 use super::client_store::ClientStore;
-use super::give_back;
 use super::publication::Placement;
 use super::session::WORK_TIMEOUT;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
 use cotensor_store::backend::UnpublishedTensor;
 use cotensor_store::{Holder, Lease, Reservation, TensorId, TensorSpec, TensorStore};
+use std::time::Duration;
+
+/// How often idle blocks are looked for. With the time after which a block is idle, memory is given back within ten seconds.
+const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
+/// How long the daemon has to answer meanwhile. The store is held for that time.
+const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl ClientStore {
     fn reserve_in(
@@ -25,6 +30,27 @@ impl ClientStore {
         let (holder, tag) = (holder.clone(), Box::new(place));
         let tensor = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
         Ok(Reservation::new(tensor, self.backend()?))
+    }
+
+    /// A range of a slab, or memory of its own.
+    fn place(&self, params: &p::ReserveParams, len: usize) -> Result<(Placement, Box<dyn SegmentMut>)> {
+        match self.is_for_slab(params.spec.device, len) {
+            true => Placement::in_slab(&self.daemon, len),
+            false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
+        }
+    }
+
+    /// Gives blocks back that are not used for some seconds, until none is left.
+    fn give_blocks_back(&self) {
+        let store = self.me.clone();
+        self.daemon.slabs.gives_back.start(GIVE_BACK_INTERVAL, move || {
+            let Some(store) = store.upgrade() else { return false };
+            let session = store.session();
+            // The notifications of freed blocks come before the answer. An idle client does not read them.
+            // A late answer ends no connection, which would end the leases.
+            let _ = session.connection.call_or_forget::<p::Ping>(&p::Empty {}, PING_TIMEOUT);
+            store.daemon.slabs.give_back(&session)
+        });
     }
 
     fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
@@ -85,27 +111,22 @@ impl TensorStore for ClientStore {
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| match self.is_for_slab(params.spec.device, len) {
-            true => Placement::in_slab(&self.daemon, len),
-            false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
-        })
+        self.reserve_in(spec, holder, |params, len| self.place(params, len))
     }
 
     fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        let len = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?.size_bytes();
-        let is_for_block = spec.device.is_host()
-            && spec.kind != Kind::Weight
-            && !self.is_for_slab(spec.device, len)
-            && len <= self.block_bytes_max;
-        if !is_for_block {
-            return self.reserve(spec, holder);
-        }
-        self.reserve_in(spec, holder, |params, len| match Placement::in_block(&self.daemon, len)? {
-            Some(place) => {
-                give_back::start(self);
-                Ok(place)
-            }
-            None => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
+        let may_be_written = spec.device.is_host() && spec.kind != Kind::Weight;
+        self.reserve_in(spec, holder, |params, len| {
+            let is_for_block =
+                may_be_written && !self.is_for_slab(params.spec.device, len) && len <= self.block_bytes_max;
+            let block = if is_for_block { Placement::in_block(&self.daemon, len)? } else { None };
+            block.map_or_else(
+                || self.place(params, len),
+                |place| {
+                    self.give_blocks_back();
+                    Ok(place)
+                },
+            )
         })
     }
 

@@ -11,14 +11,11 @@ use cotensor_client::protocol::{
     SlabParams, SlabResult,
 };
 use cotensor_core::{Device, Error, ErrorKind, Result};
+use cotensor_memory::BlockLimits;
 use cotensor_store::{Holder, Lease, TensorStore};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The most blocks of one session.
-const BLOCKS_MAX: usize = 256;
-/// The most bytes of them.
-const BLOCKS_BYTES_MAX: usize = 256 << 20;
 /// The most slabs of one session.
 const SLABS_MAX: usize = 1024;
 
@@ -83,8 +80,10 @@ fn open_block(
     owner: &Arc<dyn SlabOwner>,
 ) -> Answer<SlabResult> {
     let daemon = &caller.daemon;
-    let (bytes, count) = caller.lock().blocks();
-    if count >= BLOCKS_MAX || len > BLOCKS_BYTES_MAX.saturating_sub(bytes) {
+    // Those that a client sets itself.
+    let BlockLimits { bytes_max, count_max, .. } = BlockLimits::default();
+    let (bytes, count) = caller.lock().blocks().fold((0, 0), |(bytes, count), block| (bytes + block.len(), count + 1));
+    if count >= count_max || len > bytes_max.saturating_sub(bytes) {
         let message = format!("{count} blocks of {bytes} bytes are open in this session");
         return Err(Error::new(ErrorKind::Conflict, message));
     }

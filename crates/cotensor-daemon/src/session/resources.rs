@@ -91,14 +91,15 @@ impl Resources {
 
     /// The bytes of blocks without a tensor.
     pub(crate) fn ready_bytes(&self) -> u64 {
-        let ready = self.slabs.values().filter(|entry| matches!(entry, SlabEntry::Block(block) if block.is_empty()));
-        ready.map(|block| block.slab().len() as u64).sum()
+        self.blocks().filter(|block| block.is_empty()).map(|block| block.len() as u64).sum()
     }
 
-    /// The bytes and the number of blocks.
-    pub(crate) fn blocks(&self) -> (usize, usize) {
-        let blocks = self.slabs.values().filter(|entry| matches!(entry, SlabEntry::Block(_)));
-        blocks.fold((0, 0), |(bytes, count), block| (bytes + block.slab().len(), count + 1))
+    /// The blocks.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &Arc<Slab>> {
+        self.slabs.values().filter_map(|entry| match entry {
+            SlabEntry::Block(slab) => Some(slab),
+            SlabEntry::Shared { .. } => None,
+        })
     }
 
     /// Removes holders without leases and reservations. A client that serves others names a holder for each of them.

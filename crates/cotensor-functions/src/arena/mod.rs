@@ -12,7 +12,6 @@
 //! Tensors in an arena are not tensors of the store: the daemon neither counts nor lists them. Limits bound their
 //! memory; other tensors are published.
 
-mod give_back;
 mod local;
 mod remote;
 #[cfg(test)]
@@ -24,10 +23,9 @@ use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Error, ErrorKind, Result, Segment, SegmentMut, range_within};
-use cotensor_memory::{BLOCK_BYTES_MAX, Slab};
+use cotensor_memory::{BLOCK_BYTES_MAX, GiveBack, Slab};
 use cotensor_rpc as rpc;
 use cotensor_store::{Holder, Lease, TensorSpec};
-use give_back::GiveBack;
 use local::{LocalSlabs, block_len};
 use remote::{Release, RemoteRange, RemoteSlabs};
 use std::os::fd::OwnedFd;

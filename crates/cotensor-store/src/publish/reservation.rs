@@ -118,6 +118,12 @@ impl Reservation {
         self.backend.publish(self.tensor, None)
     }
 
+    /// Whether `backend` publishes it.
+    pub(crate) fn is_of(&self, backend: &Arc<dyn StoreBackend>) -> bool {
+        // `addr_eq` compares the objects. Their vtables may exist more than once.
+        std::ptr::addr_eq(Arc::as_ptr(&self.backend), Arc::as_ptr(backend))
+    }
+
     /// Publishes several tensors, in one round trip where that is possible. The outcomes are in the same order; a failure does not stop the
     /// others.
     ///
@@ -125,9 +131,7 @@ impl Reservation {
     /// Each as [`publish`](Self::publish).
     pub fn publish_each(reservations: Vec<Self>) -> Vec<Result<Lease>> {
         let Some(backend) = reservations.first().map(|first| Arc::clone(&first.backend)) else { return Vec::new() };
-        // `addr_eq` compares the objects. Their vtables may exist more than once.
-        let is_same = |other: &Self| std::ptr::addr_eq(Arc::as_ptr(&other.backend), Arc::as_ptr(&backend));
-        match reservations.iter().all(is_same) {
+        match reservations.iter().all(|own| own.is_of(&backend)) {
             true => backend.publish_each(reservations.into_iter().map(|own| (own.tensor, None)).collect()),
             false => reservations.into_iter().map(Self::publish).collect(),
         }

@@ -86,8 +86,7 @@ fn check(result: &Reservation, backend: &Arc<dyn StoreBackend>) -> Result<()> {
     if result.tensor.private {
         return Err(Error::invalid(format!("{} is private; results of a claim are shared", result.name())));
     }
-    // `addr_eq` compares the objects. Their vtables may exist more than once.
-    match std::ptr::addr_eq(Arc::as_ptr(&result.backend), Arc::as_ptr(backend)) {
+    match result.is_of(backend) {
         true => Ok(()),
         false => Err(Error::invalid(format!("{} was reserved in another store", result.name()))),
     }

@@ -1,17 +1,17 @@
-//! The thread of a caller that gives blocks back. A provider's timer does that for all its callers.
+//! The thread of a producer that gives idle blocks back.
 
-use crate::threads::spawn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Whether the thread runs. Clones are of one thread.
 #[derive(Clone, Default)]
-pub(super) struct GiveBack(Arc<AtomicBool>);
+pub struct GiveBack(Arc<AtomicBool>);
 
 impl GiveBack {
-    /// Starts the thread, unless it runs. It calls `round` after each `interval`, until that returns false.
-    pub(super) fn start(&self, interval: Duration, round: impl Fn() -> bool + Send + 'static) {
+    /// Starts the thread, unless it runs. It calls `round` after each `interval`, until that returns false. Before it does so, `round` calls
+    /// [`end`](Self::end) under the lock of the blocks, so that the next block starts another thread.
+    pub fn start(&self, interval: Duration, round: impl Fn() -> bool + Send + 'static) {
         if self.0.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -21,14 +21,14 @@ impl GiveBack {
                 std::thread::sleep(interval);
             }
         };
-        if spawn("cotensor-blocks", rounds).is_err() {
+        if std::thread::Builder::new().name("cotensor-blocks".to_owned()).spawn(rounds).is_err() {
             // The next block tries again.
             self.end();
         }
     }
 
     /// Says that the thread ends: from now on another one may start.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
