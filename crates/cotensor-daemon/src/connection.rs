@@ -21,8 +21,8 @@ const BUSY_POLL: Duration = Duration::from_micros(40);
 /// Handlers nest little. The kernel commits stack pages when they are used.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Serves `stream` on a thread of its own. When the connection ends, the session's leases are released and `open` is
-/// dropped. Calls that wait do so on the current runtime.
+/// Serves `stream` on a thread of its own. When the connection ends, so does the session, and `open` is dropped. The thread then keeps the
+/// leases that the client may resume. Calls that wait do so on the current runtime.
 ///
 /// # Errors
 /// `Io` when the system has no more threads.
@@ -30,26 +30,31 @@ pub(crate) fn serve<T: Send + 'static>(daemon: Arc<Daemon>, stream: UnixStream, 
     let runtime = Handle::current();
     let run = move || {
         let _entered = runtime.enter();
-        let _open = open;
-        serve_session(&daemon, stream);
+        serve_session(&daemon, stream, open);
     };
     let thread = std::thread::Builder::new().name("session".to_owned()).stack_size(STACK_BYTES);
     thread.spawn(run).map(drop).map_err(|error| Error::io("starting a thread", &error))
 }
 
 /// Ends the session when it is dropped, also by a panic of the thread.
-struct OpenSession<'a> {
+struct OpenSession<'a, T> {
     daemon: &'a Daemon,
     session: Arc<Session>,
+    open: Option<T>,
 }
 
-impl Drop for OpenSession<'_> {
+impl<T> Drop for OpenSession<'_, T> {
     fn drop(&mut self) {
-        self.daemon.end_session(&self.session);
+        let left = self.daemon.end_session(&self.session);
+        // The client's next connection may need the place.
+        drop(self.open.take());
+        if let Some(left) = left {
+            self.daemon.keep_leases(left);
+        }
     }
 }
 
-fn serve_session(daemon: &Arc<Daemon>, stream: UnixStream) {
+fn serve_session<T>(daemon: &Arc<Daemon>, stream: UnixStream, open: T) {
     let pid = match peer_credentials(stream.as_fd()) {
         Ok(peer) if peer.is_own_user() => peer.pid,
         // The socket's mode keeps other users out. This check is for a socket whose mode was changed.
@@ -63,7 +68,7 @@ fn serve_session(daemon: &Arc<Daemon>, stream: UnixStream) {
     };
     let stream = Arc::new(stream);
     let session = daemon.begin_session(pid, Some(Outbox::new(Arc::clone(&stream))));
-    let open = OpenSession { daemon, session };
+    let open = OpenSession { daemon, session, open: Some(open) };
     if let Err(error) = read(daemon, &open.session, &stream) {
         tracing::debug!(session = open.session.id, client = open.session.client(), "ended: {error}");
     }

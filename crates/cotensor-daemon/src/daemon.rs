@@ -9,7 +9,7 @@ use crate::http::Dashboard;
 use crate::models::Models;
 use crate::refusals::Refusals;
 use crate::segment::Slabs;
-use crate::session::Session;
+use crate::session::{Disconnected, LeftLeases, Session, SessionLocks};
 use crate::supervisor::{Event, Orphans, SessionClient, StoreEvents};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_core::sync::lock;
@@ -40,6 +40,8 @@ pub struct Daemon {
     pub(crate) secret: [u8; 32],
     pub(crate) next_session: AtomicU64,
     pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    pub(crate) locks: SessionLocks,
+    pub(crate) disconnected: Disconnected,
     /// Notified at the end of each session.
     pub(crate) ended: Notify,
     /// The dashboard while HTTP is served.
@@ -111,22 +113,36 @@ impl Daemon {
         if session.outbox().is_none() {
             return;
         }
-        let pid = session.pid.unwrap_or(0);
-        self.events.record(Event::SessionStarted { session: session.id, client: SessionClient { pid, was, locked } });
+        let client = SessionClient { pid: session.pid.unwrap_or(0), was, locked };
+        session.set_resumable(client);
+        self.events.record(Event::SessionStarted { session: session.id, client });
         // If the session has ended in between, its end was recorded before its start.
         if !self.lock().contains_key(&session.id) {
             self.events.record(Event::SessionEnded(session.id));
         }
     }
 
-    pub(crate) fn end_session(&self, session: &Session) {
-        if self.lock().remove(&session.id).is_some() {
-            self.events.record(Event::SessionEnded(session.id));
-        }
+    /// Ends a session but for its leases, as far as its client may resume them.
+    pub(crate) fn end_session(&self, session: &Session) -> Option<LeftLeases> {
+        let is_known = self.lock().remove(&session.id).is_some();
         self.functions.remove_session(session.id);
-        session.end();
+        let left = session.end();
         self.broker.remove_session(session.id);
         self.ended.notify_one();
+        if is_known && left.is_none() {
+            self.events.record(Event::SessionEnded(session.id));
+        }
+        left
+    }
+
+    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it.
+    pub(crate) fn keep_leases(&self, left: LeftLeases) {
+        let (session, client) = (left.session, left.client);
+        let is_open = || self.locks.is_open(session, &client);
+        if !self.disconnected.keep(left, self.config.connections_max, is_open) {
+            tracing::warn!(session, "too many sessions without a connection: leases of process {} end", client.pid);
+        }
+        self.events.record(Event::SessionEnded(session));
     }
 
     /// The secret of a session, which only the daemon and the session's client know.

@@ -53,7 +53,7 @@ impl Unconnected {
             let frame = Frame { body: body.to_vec(), fds: fds.into_iter().flatten().collect() };
             answers.push(self.runtime.block_on(Methods::answer(&self.daemon, &session, frame)));
         }
-        self.daemon.end_session(&session);
+        drop(self.daemon.end_session(&session));
         Ok(answers)
     }
 

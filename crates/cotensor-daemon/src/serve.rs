@@ -103,6 +103,7 @@ impl Daemon {
         }
         let sessions: Vec<_> = self.lock().values().cloned().collect();
         sessions.iter().filter_map(|session| session.outbox()).for_each(Outbox::end);
+        self.disconnected.stop();
         self.stopping.send_replace(true);
         // A busy connection ends later.
         let all = u32::try_from(self.config.connections_max).unwrap_or(u32::MAX);

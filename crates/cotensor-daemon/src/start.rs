@@ -9,11 +9,12 @@ use crate::index::{INDEX_SLOTS, Slots};
 use crate::models::Models;
 use crate::refusals::Refusals;
 use crate::segment::Slabs;
+use crate::session::{Disconnected, SessionLocks};
 use crate::spill::{Files, SpillToFiles};
 use crate::supervisor::{StoreEvents, SupervisorLink};
 use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
-use cotensor_memory::process::{has_room_for_message, random_bytes};
+use cotensor_memory::process::{LockTable, has_room_for_message, random_bytes};
 use cotensor_rpc::FrameBudget;
 use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
@@ -36,10 +37,14 @@ impl Daemon {
         let (mut secret, epoch) = (random_bytes()?, random_bytes()?);
         // Session numbers are unique among the servers of one supervisor.
         let mut first_session = 1;
-        if let Some(link) = &link {
-            secret = link.secret();
-            first_session |= (link.servers() & SERVERS_MASK) << 32;
-        }
+        let locks = match &link {
+            None => LockTable::create()?,
+            Some(link) => {
+                secret = link.secret();
+                first_session |= (link.servers() & SERVERS_MASK) << 32;
+                link.lock_table()?
+            }
+        };
         let seed = Hasher::new("cotensor names v1").field(&secret).finish();
         let (seed, _) = seed.as_bytes().split_at(8);
         let spill = config.spill.as_deref();
@@ -78,6 +83,8 @@ impl Daemon {
             config,
             next_session: AtomicU64::new(first_session),
             sessions: Mutex::default(),
+            locks: SessionLocks::new(locks),
+            disconnected: Disconnected::default(),
             ended: Notify::new(),
             dashboard: Mutex::default(),
             refused_users: Refusals::default(),

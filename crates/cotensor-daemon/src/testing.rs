@@ -1,9 +1,11 @@
 //! A daemon for tests: it runs in the test's process, on a socket of its own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use crate::session::Session;
 use crate::{Config, Daemon, Listening};
 use cotensor_client::ClientStore;
 use cotensor_core::DType;
+use cotensor_rpc::server::Outbox;
 use cotensor_store::{CopyReason, Lease, Store, StoreReports, TensorSpec};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,6 +54,13 @@ impl Running {
     /// When the daemon does not answer.
     pub fn connect(&self, client: &str) -> Arc<ClientStore> {
         ClientStore::connect(Some(&self.socket), client).unwrap()
+    }
+
+    /// Shuts down the connections of the clients named `client`, as after a call that was not answered in time.
+    pub fn shut_down(&self, client: &str) {
+        let sessions: Vec<_> = self.daemon.lock().values().cloned().collect();
+        let is_of = |session: &&Arc<Session>| session.client().split('[').next() == Some(client);
+        sessions.iter().filter(is_of).filter_map(|session| session.outbox()).for_each(Outbox::end);
     }
 
     /// Waits until the daemon's store holds exactly `bytes`. Clients release asynchronously.

@@ -33,9 +33,10 @@ message! {
         /// The session to resume.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resume: Option<Resume>,
-        /// Whether the client keeps the session's lock: descriptor 1 of the answer, which it closes with the session. The next
-        /// daemon waits for the session while a descriptor of the lock is open; for a session without a lock, while the process
-        /// lives.
+        /// Whether the client keeps the session's lock: descriptor 1 of the answer. It closes the lock when it has no mapped tensor left and
+        /// ends the session, or when the next session is open. After the end of the connection, the daemon keeps the session's leases while
+        /// a descriptor of the lock is open; without a lock, it releases them. The next daemon waits for a session in the same way; for one
+        /// without a lock, while the process lives, 60 s at most.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         lock: bool,
     }
@@ -92,7 +93,7 @@ message! {
         /// For each claim to renew, its ticket; none when another session has it or it is finished.
         #[serde(default)]
         tickets: Vec<Option<u64>>,
-        /// Whether descriptor 1 is the session's lock. A daemon without a supervisor has no locks.
+        /// Whether descriptor 1 is the session's lock. There is none where the system has no locks of open file descriptions.
         #[serde(default)]
         locked: bool,
     }

@@ -57,12 +57,11 @@ impl Drop for ClientStore {
 }
 
 impl ClientStore {
-    /// Closes the connection, like the end of the process. The daemon releases this client's leases. Mapped tensors
-    /// stay readable until their leases are dropped.
+    /// Closes the connection. The daemon releases what this client has, and its leases after the last of them is dropped: until then,
+    /// mapped tensors keep their bytes.
     pub fn disconnect(&self) {
         self.copies.report(&self.session());
-        self.daemon.connection.close();
-        self.daemon.leases.forget_names();
+        self.daemon.leases.close();
         self.daemon.slabs.retire();
     }
 

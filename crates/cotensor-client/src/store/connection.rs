@@ -87,19 +87,19 @@ impl DaemonConnection {
         Arc::clone(&read(&self.session))
     }
 
-    /// Makes `session` the current one; ends it if the connection was closed meanwhile.
+    /// Makes `session` the current one; closes its connection if this one was closed meanwhile.
     pub(super) fn replace(&self, session: Arc<Session>) {
         *write(&self.session) = Arc::clone(&session);
         // After the write: either this thread finds the close, or `close` finds this session.
         if self.is_closed() {
-            session.close();
+            session.connection.close();
         }
     }
 
-    /// Closes the connection. It is not replaced after that.
+    /// Closes the connection. It is not replaced after that. The daemon keeps the leases as long as this client keeps the session's lock.
     pub(super) fn close(&self) {
         if !self.closed.swap(true, Ordering::SeqCst) {
-            self.session().close();
+            self.session().connection.close();
         }
     }
 

@@ -108,6 +108,19 @@ impl LeaseTable {
         }
     }
 
+    /// Closes the connection. Answers that are not entered yet are refused. Without leases, the session's lock is released before: the daemon
+    /// does not keep the session then.
+    pub(super) fn close(&self) {
+        let mut tensors = lock(&self.tensors);
+        tensors.generation = u64::MAX;
+        if tensors.entries.is_empty() {
+            self.connection.session().open.end();
+        }
+        self.connection.close();
+        drop(tensors);
+        self.forget_names();
+    }
+
     /// Starts the session of `generation`, and returns the leases to renew in it. Answers of earlier sessions are
     /// refused.
     pub(super) fn begin(&self, generation: u64) -> (Vec<(TensorId, Arc<str>)>, Vec<p::Resumed>) {
@@ -139,6 +152,9 @@ impl LeaseTable {
         *write(&self.newest) = Newest { index: session.index.clone(), names: HashMap::new() };
         // Under the lock: from now on, leases are released in the new session.
         self.connection.replace(Arc::clone(session));
+        if self.connection.is_closed() && tensors.entries.is_empty() {
+            session.open.end();
+        }
         drop(tensors);
         drop(lost);
         for (id, holder) in dropped {
@@ -256,6 +272,9 @@ impl LeaseTable {
         };
         // Under the lock: the session that has the lease, by O1.
         let session = self.connection.session();
+        if self.connection.is_closed() && tensors.entries.is_empty() {
+            session.open.end();
+        }
         drop(tensors);
         if let Some(entry) = removed {
             let mut newest = write(&self.newest);

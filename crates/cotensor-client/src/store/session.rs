@@ -47,12 +47,6 @@ impl Greeted {
 }
 
 impl Session {
-    /// Ends the session, also at a server that does not notice the end of the connection.
-    pub(super) fn close(&self) {
-        self.connection.close();
-        self.open.end();
-    }
-
     /// Calls a method once.
     pub(super) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))

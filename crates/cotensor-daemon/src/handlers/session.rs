@@ -20,8 +20,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     // Only a connection on the Unix socket carries descriptors. They come first: a failure after the resume would lose claims.
     let is_unix = caller.outbox().is_some();
     let index = is_unix.then(|| daemon.events.slots.fd()).transpose()?;
-    let link = daemon.events.link.as_ref().filter(|_| is_unix && params.lock);
-    let lock = link.map(|link| link.lock_session(caller.id)).transpose()?.flatten();
+    let lock = if is_unix && params.lock { daemon.locks.lock(caller.id)? } else { None };
     let was = params.resume.as_ref().map(|resume| resume.session);
     let (resumed, tickets) = match params.resume {
         Some(resume) => daemon.resume(&caller.session, &resume)?,

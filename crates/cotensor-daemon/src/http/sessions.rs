@@ -62,7 +62,7 @@ impl Sessions {
             }
             keep
         });
-        ended.iter().for_each(|session| daemon.end_session(session));
+        ended.iter().for_each(|session| drop(daemon.end_session(session)));
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ContentHash, Entry>> {
@@ -102,7 +102,7 @@ impl Call<'_> {
         if let Some(key) = self.key {
             self.sessions.lock().remove(&key);
         }
-        self.daemon.end_session(&self.session);
+        drop(self.daemon.end_session(&self.session));
     }
 }
 
@@ -110,7 +110,7 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         match self.key {
             // This also releases the leases of a call whose client closed the connection.
-            None => self.daemon.end_session(&self.session),
+            None => drop(self.daemon.end_session(&self.session)),
             Some(key) => {
                 if let Some(entry) = self.sessions.lock().get_mut(&key) {
                     entry.calls -= 1;

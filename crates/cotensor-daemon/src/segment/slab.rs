@@ -127,6 +127,14 @@ impl Slab {
         uses.live.keys().map(|&offset| offset as u64).collect()
     }
 
+    /// Ends the ownership of a session that has ended.
+    pub(crate) fn disown(&self, session: &dyn SlabOwner) {
+        let mut uses = self.uses();
+        if uses.owner.as_ref().is_some_and(|(owner, _)| std::ptr::addr_eq(owner.as_ptr(), session)) {
+            uses.owner = None;
+        }
+    }
+
     pub(super) fn uses(&self) -> MutexGuard<'_, Uses> {
         lock(&self.uses)
     }

@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(daemon.store.memory_usage_bytes(), 0, "an empty block is not counted");
         let share = block.charge(&daemon.store).unwrap();
         let part = Part::new(Arc::clone(&block), 0, 1 << 20).unwrap();
-        daemon.end_session(&session);
+        drop(daemon.end_session(&session));
         drop((block, session, owner));
         let next = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
         let block = open(&next).unwrap();

@@ -1,13 +1,17 @@
 //! Sessions: one for each client. A session owns its leases, reservations, tickets and slabs. They end with it.
 
+mod disconnected;
 mod free_ranges;
 mod handles;
 mod leases;
+mod locks;
 mod resources;
 mod segments;
 #[allow(clippy::module_inception, reason = "the file of the type that the folder is about")]
 mod session;
 
+pub(crate) use disconnected::{Disconnected, LeftLeases};
 pub(crate) use handles::HANDLES_MAX;
+pub(crate) use locks::SessionLocks;
 pub(crate) use resources::{Reserved, SlabEntry};
 pub(crate) use session::Session;

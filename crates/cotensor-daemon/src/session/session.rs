@@ -1,11 +1,12 @@
 //! A session: the client, and its part of the budget.
 
+use super::disconnected::LeftLeases;
 use super::free_ranges::FreeRanges;
 use super::resources::Resources;
 use crate::broker::DeviceProgram;
 use crate::functions::{FunctionProvider, Slots};
 use crate::segment::SlabOwner;
-use crate::supervisor::StoreEvents;
+use crate::supervisor::{SessionClient, StoreEvents};
 use cotensor_client::protocol::{CallerInfo, DeviceShareParams, SessionInfo, Transport, notification};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result, size};
@@ -31,6 +32,8 @@ pub(crate) struct Session {
     /// Whether `session.hello` has succeeded.
     has_said_hello: AtomicBool,
     pub(crate) pid: Option<i32>,
+    /// Set by a `session.hello` after which the client may resume the session.
+    resumable: OnceLock<SessionClient>,
     started: Instant,
     /// The sender of messages to the client; `None` for HTTP.
     outbox: Option<Outbox>,
@@ -58,6 +61,7 @@ impl Session {
             client: OnceLock::new(),
             has_said_hello: AtomicBool::new(false),
             pid,
+            resumable: OnceLock::new(),
             started: Instant::now(),
             outbox,
             budget: Budget::new(max_bytes),
@@ -90,6 +94,11 @@ impl Session {
     /// Notes that `session.hello` has succeeded.
     pub(crate) fn complete_hello(&self) {
         self.has_said_hello.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that `client` may resume the session.
+    pub(crate) fn set_resumable(&self, client: SessionClient) {
+        self.resumable.get_or_init(|| client);
     }
 
     pub(crate) fn transport(&self) -> Transport {
@@ -184,10 +193,14 @@ impl Session {
         self.lock().tickets.get(ticket).map(Ticket::key).ok_or_else(missing)
     }
 
-    /// Releases everything.
-    pub(crate) fn end(&self) {
-        let resources = std::mem::take(&mut *self.lock());
-        drop(resources);
+    /// Releases everything but leases that a client with a lock may resume.
+    pub(crate) fn end(&self) -> Option<LeftLeases> {
+        let mut resources = std::mem::take(&mut *self.lock());
+        // Other threads may have this session for some time. The client opens its slabs in the next one meanwhile.
+        resources.slabs.values().for_each(|entry| entry.slab().disown(self));
+        let client = *self.resumable.get().filter(|client| client.locked)?;
+        let leases = std::mem::take(&mut resources.leases);
+        (!leases.is_empty()).then(|| LeftLeases { session: self.id, client, _leases: leases })
     }
 }
 

@@ -1,8 +1,7 @@
 //! The server's link to its supervisor: it reports each event before anything else can depend on it.
 
 use super::channel::{HandoverHeader, Message, Sockets, listening_from, send_while};
-use super::journal::{Entry, Event, Journal, SessionClient};
-use super::orphans::is_alive;
+use super::journal::{Entry, Event, Journal};
 use super::process::Launch;
 use crate::segment::{file_bytes, file_of};
 use crate::socket::Listening;
@@ -10,12 +9,12 @@ use crate::spill::SpillFile;
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
-use cotensor_memory::process::{duplicate_fd, duplicate_fds, state as process_state};
+use cotensor_memory::process::{LockTable, duplicate_fd, duplicate_fds, state as process_state};
 use cotensor_store::backend::Record;
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -70,27 +69,12 @@ impl SupervisorLink {
         lock(&self.state)
     }
 
-    /// Takes the lock of a session, for its client. None where the system has no such locks, as some sandboxes.
+    /// The locks of the sessions of all servers.
     ///
     /// # Errors
-    /// `OverBudget` when the limit of descriptors is reached.
-    pub(crate) fn lock_session(&self, session: u64) -> Result<Option<OwnedFd>> {
-        match self.state().sockets.locks.lock(session) {
-            Err(error) if error.kind() == ErrorKind::OverBudget => Err(error),
-            Err(error) => {
-                tracing::debug!(session, "no lock: {error}");
-                Ok(None)
-            }
-            Ok(lock) => Ok(Some(lock)),
-        }
-    }
-
-    /// Whether the client of a former server's session may still resume it. A client that did not receive the answer to a
-    /// hello has the lock of the session before.
-    pub(super) fn is_open(&self, session: u64, client: &SessionClient) -> bool {
-        let is_locked = |session| self.state().sockets.locks.is_locked(session).unwrap_or(true);
-        let keeps_lock = !client.locked || is_locked(session) || client.was.is_some_and(is_locked);
-        keeps_lock && is_alive(client.pid)
+    /// `Io` when no more descriptors may be open.
+    pub(crate) fn lock_table(&self) -> Result<LockTable> {
+        Ok(LockTable::open(duplicate_fd(&self.state().sockets.locks)?))
     }
 
     pub(crate) fn record_published(&self, record: &Record) {
@@ -270,40 +254,6 @@ mod tests {
             next: 0,
         };
         (state, theirs, folder)
-    }
-
-    #[test]
-    fn session_is_open_while_its_lock_or_that_of_the_session_before_is_held() {
-        let (state, _theirs, _folder) = linked();
-        let header = HandoverHeader {
-            socket: state.sockets.listening.path().to_path_buf(),
-            secret: [0; 32],
-            servers: 1,
-            server: None,
-            index_slots: 0,
-            http: false,
-            orphaned: false,
-        };
-        let link = SupervisorLink {
-            header,
-            launch: Launch::this_program().unwrap(),
-            stopping: AtomicBool::default(),
-            orphaned: AtomicBool::default(),
-            state: Mutex::new(state),
-        };
-        let client = |was, locked| SessionClient { pid: std::process::id() as i32, was, locked };
-        let lock = link.lock_session(5).unwrap();
-        assert!(link.is_open(5, &client(None, true)) && !link.is_open(6, &client(None, true)));
-        // The client did not receive the answer with lock 6, so it keeps lock 5 and resumes session 5.
-        assert!(link.is_open(6, &client(Some(5), true)));
-        assert!(link.is_open(6, &client(None, false)), "without a lock, the process decides");
-        // A child of a dead process may have its descriptors.
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let dead = child.id() as i32;
-        child.wait().unwrap();
-        assert!(!link.is_open(5, &SessionClient { pid: dead, was: None, locked: true }));
-        drop(lock);
-        assert!(!link.is_open(5, &client(None, true)) && !link.is_open(6, &client(Some(5), true)));
     }
 
     #[test]

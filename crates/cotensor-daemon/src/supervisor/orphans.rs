@@ -3,9 +3,8 @@
 use super::journal::SessionClient;
 use crate::segment::{Inode, Slab};
 use cotensor_client::protocol::Id;
-use cotensor_memory::process::state as process_state;
+use cotensor_core::MemoryKind;
 use cotensor_store::{Key, Lease, SegmentCharge, Ticket};
-use rustix::process::{Pid, test_kill_process};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,6 +30,16 @@ pub(crate) struct Orphans {
 pub(crate) type Resumed = (Vec<Option<Id>>, Vec<Option<u64>>);
 
 impl Orphans {
+    /// Takes out all state but leases in memory that is used again: clients with locks may have mapped it. Sealed memory stays as it is for
+    /// all that have mapped it, also without a lease.
+    pub(super) fn give_up(&mut self) -> Self {
+        let (reused, sealed) =
+            std::mem::take(&mut self.leases).into_iter().partition(|lease| lease.segment().kind() == MemoryKind::Slab);
+        self.leases = reused;
+        let (slabs, tickets) = (std::mem::take(&mut self.slabs), std::mem::take(&mut self.tickets));
+        Self { leases: sealed, slabs, tickets, ..Self::default() }
+    }
+
     /// Takes out a slab whose session has reopened it.
     pub(crate) fn take_slab(&mut self, inode: Inode) -> Option<(Arc<Slab>, SegmentCharge)> {
         self.slabs.remove(&inode)
@@ -47,41 +56,34 @@ impl Orphans {
         if processes.len() > NAMED_MAX {
             named.push(format!("{} more", processes.len() - NAMED_MAX));
         }
-        let seconds = left.saturating_duration_since(now).as_secs() + 1;
+        let limit = match left.saturating_duration_since(now).as_secs() {
+            0 => String::new(),
+            seconds => format!(", for {seconds} s at most"),
+        };
         (!named.is_empty()).then(|| {
-            format!(
-                "leased memory is kept until these processes have reconnected, for {seconds} s at most: {}",
-                named.join(", ")
-            )
+            format!("leased memory is kept until these processes have reconnected{limit}: {}", named.join(", "))
         })
     }
-}
-
-/// Whether a process is alive. A zombie is not; a process of another PID namespace, whose number is 0 here, may be.
-pub(super) fn is_alive(pid: i32) -> bool {
-    if pid <= 0 {
-        return true;
-    }
-    let exists = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
-    exists && !matches!(process_state(pid.unsigned_abs()), Some('Z' | 'X'))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use crate::testing::{Running, put};
+    use cotensor_store::TensorStore;
 
     #[test]
-    fn dead_process_is_not_alive() {
-        assert!(is_alive(std::process::id() as i32));
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id() as i32;
-        let start = Instant::now();
-        while is_alive(pid) && start.elapsed() < Duration::from_secs(60) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(!is_alive(pid), "a zombie is dead");
-        child.wait().unwrap();
-        assert!(!is_alive(pid) && is_alive(0), "a process of another namespace may be alive");
+    fn after_the_wait_leases_in_memory_that_is_used_again_are_kept() {
+        let running = Running::start(|_| {});
+        let client = running.connect("client");
+        let _published = [put(&*client, "small", b"abc"), put(&*client, "sealed", &vec![1; 1 << 20])];
+        let store = running.daemon.store();
+        let lease = |name| store.get(name, &store.holder("taken over")).unwrap();
+        let mut orphans = Orphans { leases: vec![lease("small"), lease("sealed")], ..Orphans::default() };
+        orphans.sessions.insert(1, SessionClient { pid: 0, was: None, locked: true });
+        let names = |orphans: &Orphans| orphans.leases.iter().map(|lease| lease.name().to_owned()).collect::<Vec<_>>();
+        let given_up = orphans.give_up();
+        assert_eq!((names(&orphans), names(&given_up)), (vec!["small".to_owned()], vec!["sealed".to_owned()]));
+        assert_eq!((orphans.sessions.len(), given_up.sessions.len()), (1, 0), "the wait goes on");
     }
 }

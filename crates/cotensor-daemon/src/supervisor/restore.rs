@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// The least time that leases wait for their sessions: a child of a dead process may hold its leases.
 const RECONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// The most time that leases wait for an open session: its process may be stopped, or not be scheduled.
+/// The most time that all state waits for an open session: its process may be stopped, or not be scheduled.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval between two checks of the sessions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -54,13 +54,18 @@ impl Daemon {
         let waiting = Arc::clone(&daemon);
         let thread = std::thread::Builder::new().name("reconnect".to_owned());
         let thread = thread.spawn(move || {
-            while start.elapsed() < RECONNECT_TIMEOUT && !waiting.orphans().sessions.is_empty() {
+            while !waiting.orphans().sessions.is_empty() && !*waiting.stopping.borrow() {
                 std::thread::sleep(CHECK_INTERVAL);
                 if start.elapsed() >= RECONNECT_TIMEOUT_MIN {
-                    waiting.end_waits(|session, client| !link.is_open(session, client));
+                    waiting.end_waits(|session, client| !waiting.locks.is_open(session, client));
+                }
+                if start.elapsed() >= RECONNECT_TIMEOUT {
+                    let given_up = waiting.orphans().give_up();
+                    drop(given_up);
+                    waiting.end_waits(|_, client| !client.locked);
+                    waiting.broker.end_settling();
                 }
             }
-            waiting.end_waits(|_, _| true);
             let orphans = std::mem::take(&mut *waiting.orphans());
             drop(orphans);
             waiting.broker.end_settling();

@@ -46,7 +46,9 @@ impl Daemon {
 
     /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn end_wait(&self, session: u64) {
-        self.end_waits(|number, client| number == session || client.was == Some(session));
+        let is_former = |number, client: &SessionClient| number == session || client.was == Some(session);
+        self.disconnected.end(is_former);
+        self.end_waits(is_former);
     }
 
     /// Ends the wait for those sessions of the former server that `is_over` selects.

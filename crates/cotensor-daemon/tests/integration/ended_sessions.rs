@@ -133,10 +133,11 @@ fn store_disconnected_while_it_reconnects_has_no_session() {
     let processes = Processes::start();
     let (first, second) = (processes.connect("first"), processes.connect("second"));
     let lease = put(&second, "second", &content(2, 100), Retention::WhileLeased);
-    let before = sockets();
+    let (before, id) = (sockets(), lease.id());
     between_servers(&processes, || {
         until("both stores wait for the next server", || sockets() == before + 2);
         second.disconnect();
+        drop(lease);
     });
-    until("the daemon has released the lease", || !first.has(lease.id()));
+    until("the daemon has released the lease", || !first.has(id));
 }

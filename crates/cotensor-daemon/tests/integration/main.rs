@@ -22,6 +22,7 @@ mod functions_memory;
 mod groups;
 mod heap;
 mod limits;
+mod lost_connections;
 mod metadata;
 mod models;
 mod namespaces;

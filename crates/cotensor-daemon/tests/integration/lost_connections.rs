@@ -1,0 +1,211 @@
+//! Connections that end although their client lives. The client still has its mappings, so its leases stay until it has resumed them or
+//! has released the lock of its session.
+
+use crate::blocks::{BYTES, KEPT, LEASED, get, put};
+use crate::support::processes::{Processes, content};
+use crate::support::{Running, segments_since, until};
+use cotensor_client::{ClientStore, protocol as p};
+use cotensor_rpc::Connection;
+use cotensor_store::{Lease, StoreReports};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longer than the daemon takes to notice the end of a connection.
+const NOTICED: Duration = Duration::from_millis(300);
+
+/// A client that has mapped a tensor, and that never connects again by itself.
+struct Reader {
+    hello: p::HelloResult,
+    connection: Option<Connection>,
+    lock: Option<OwnedFd>,
+    tensor: p::Descriptor,
+    memory: File,
+}
+
+fn hello(socket: &Path, lock: bool, resume: Option<p::Resume>) -> (Connection, p::HelloResult, Option<OwnedFd>) {
+    let connection = cotensor_client::connect(socket, Box::new(|_, _, _| {})).unwrap();
+    let params = p::HelloParams { protocol: p::PROTOCOL, client: "reader".into(), resume, lock };
+    let (hello, mut fds) = connection.call::<p::Hello>(&params, Vec::new(), None).unwrap();
+    assert_eq!(hello.locked, lock);
+    let lock = lock.then(|| fds.remove(1));
+    (connection, hello, lock)
+}
+
+impl Reader {
+    fn of(socket: &Path, name: &str, lock: bool) -> Self {
+        let (connection, hello, lock) = hello(socket, lock, None);
+        let params = p::GetParams { name: name.to_owned(), holder: String::new() };
+        let (tensor, mut fds) = connection.call::<p::Get>(&params, Vec::new(), None).unwrap();
+        Self { hello, connection: Some(connection), lock, tensor, memory: fds.remove(0).into() }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; BYTES];
+        self.memory.read_exact_at(&mut bytes, self.tensor.offset_bytes as u64).unwrap();
+        bytes
+    }
+
+    /// The session with its one lease, to resume.
+    fn resume(&self, name: &str) -> p::Resume {
+        let lease = p::Resumed { name: name.to_owned(), version: self.tensor.id.version, holder: String::new() };
+        let (session, token) = (self.hello.session, self.hello.token.clone());
+        p::Resume { session, token, leases: vec![lease], claims: Vec::new() }
+    }
+}
+
+/// Publishes version `number` of the tensor "frame".
+fn publish(producer: &ClientStore, number: u64) {
+    drop(put(producer, "frame", &content(number, BYTES), KEPT).unwrap());
+}
+
+/// Publishes versions until the memory of the first one would be used again.
+fn publish_many(producer: &ClientStore) {
+    std::thread::sleep(NOTICED);
+    (1..12).for_each(|number| publish(producer, number));
+}
+
+/// The bytes of one version.
+fn one() -> u64 {
+    BYTES.next_multiple_of(rustix::param::page_size()) as u64
+}
+
+#[test]
+fn leases_stay_while_the_client_has_the_lock() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&running.socket, "frame", true);
+    reader.connection = None;
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    running.settles_at(2 * one());
+    reader.lock = None;
+    running.settles_at(one());
+}
+
+#[test]
+fn leases_of_a_client_without_a_lock_end_with_the_connection() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&running.socket, "frame", false);
+    publish(&producer, 1);
+    running.settles_at(2 * one());
+    reader.connection = None;
+    running.settles_at(one());
+}
+
+#[test]
+fn next_server_keeps_the_leases_of_a_client_that_had_no_connection() {
+    let processes = Processes::start();
+    let producer = processes.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&processes.socket, "frame", true);
+    reader.connection = None;
+    publish_many(&producer);
+    processes.kill_server();
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    reader.lock = None;
+    until("the lease has ended", || producer.stats().memory_usage_bytes == one());
+}
+
+#[test]
+fn resumed_lease_replaces_the_one_that_was_kept() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&running.socket, "frame", true);
+    reader.connection = None;
+    publish_many(&producer);
+    let (connection, answer, lock) = hello(&running.socket, true, Some(reader.resume("frame")));
+    assert_eq!(answer.resumed, [Some(reader.tensor.id)]);
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "the lease is that of the new session");
+    let leases = vec![p::LeaseParams { id: reader.tensor.id, holder: String::new() }];
+    connection.call::<p::Release>(&p::ReleaseParams { leases }, Vec::new(), None).unwrap();
+    running.settles_at(one());
+    drop((lock, reader));
+}
+
+/// A client may lose the answer to the hello that resumed its session. It then has the lock of the session before, and resumes that one.
+#[test]
+fn session_is_resumed_again_when_the_answer_was_lost() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&running.socket, "frame", true);
+    reader.connection = None;
+    for _ in 0..3 {
+        drop(hello(&running.socket, true, Some(reader.resume("frame"))));
+        publish_many(&producer);
+        assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    }
+    reader.lock = None;
+    running.settles_at(one());
+}
+
+#[test]
+fn store_whose_socket_is_shut_down_keeps_its_leases() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    let reader = running.connect("reader");
+    publish(&producer, 0);
+    let held = get(&reader, "frame");
+    let mut others: Vec<(u64, Lease)> = Vec::new();
+    for round in 0..20 {
+        running.shut_down("reader");
+        (1..6).for_each(|number| publish(&producer, 10 * round + number));
+        others.push((10 * round + 5, get(&reader, "frame")));
+        assert!(held.bytes().unwrap() == content(0, BYTES), "{round}");
+        assert!(others.iter().all(|(number, lease)| lease.bytes().unwrap() == content(*number, BYTES)), "{round}");
+    }
+    drop((held, others));
+    running.settles_at(one());
+}
+
+#[test]
+fn producer_publishes_in_its_memory_after_a_lost_connection() {
+    let running = Running::start(|_| {});
+    let before = segments_since(&Default::default());
+    let producer = running.connect("producer");
+    let held = put(&producer, "held", &content(7, BYTES), LEASED).unwrap();
+    for round in 0..10 {
+        running.shut_down("producer");
+        (0..5).for_each(|number| publish(&producer, 10 * round + number));
+    }
+    assert!(held.bytes().unwrap() == content(7, BYTES));
+    assert!(segments_since(&before).len() <= 5, "blocks are used again: {:?}", segments_since(&before));
+}
+
+#[test]
+fn store_that_disconnects_keeps_its_leases_until_they_are_dropped() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let reader = running.connect("reader");
+    let held = get(&reader, "frame");
+    reader.disconnect();
+    publish_many(&producer);
+    assert!(held.bytes().unwrap() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    drop(held);
+    running.settles_at(one());
+    drop(reader);
+}
+
+#[test]
+fn daemon_stops_while_it_keeps_leases() {
+    let running = Running::start(|_| {});
+    let producer: Arc<ClientStore> = running.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&running.socket, "frame", true);
+    reader.connection = None;
+    std::thread::sleep(NOTICED);
+    let start = Instant::now();
+    drop(running);
+    assert!(start.elapsed() < Duration::from_secs(20), "no thread waits for the client");
+}
