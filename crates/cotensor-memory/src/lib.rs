@@ -5,11 +5,12 @@
 //! | `mapping` | one `mmap` and what belongs to it: huge pages, aliased mappings, cached mappings, dirty pages |
 //! | `host` | the kinds of host memory: memfd, slab, mapped file; private mappings and the shared index over them |
 //! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of embedded stores |
+//! | `channel` | frames that one process writes again and again, and others read |
 //! | `pack_cache` | the on-disk cache of weights |
 //! | `testing` (feature) | a fake device whose memory processes share |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!
-//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse` and `pack_cache`. Memory
+//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse`, `channel` and `pack_cache`. Memory
 //! of a device belongs into a module `device`, beside `host`.
 //!
 //! This is the only crate below the bindings that may use `unsafe`. The comment of each block names the guard, the
@@ -17,6 +18,7 @@
 #![allow(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod channel;
 mod host;
 mod mapping;
 mod pack_cache;
@@ -25,6 +27,9 @@ mod reuse;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use channel::{
+    ChannelFiles, ChannelSize, ChannelWriter, FrameHold, Loan, Policy, RingReader, reader_lock, wake_readers,
+};
 pub use host::{
     Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PARALLEL_COPY_BYTES_MIN, PrivateMapping,
     SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,

@@ -1,12 +1,12 @@
 //! A table of words in shared memory that one process writes and others read without a request.
 
 use super::memfd::{Guarantee, allocate, check_sealed, seal};
-use crate::mapping::{Access, Mapping, OnFork};
+use super::shared_words::{SharedWords, WORD_BYTES};
+use crate::mapping::{Access, OnFork};
 use cotensor_core::{Error, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-const WORD_BYTES: usize = size_of::<u64>();
 /// The header holds [`VALID`] or [`ENDED`].
 const HEADER_WORDS: usize = 1;
 const VALID: u64 = 0;
@@ -29,34 +29,23 @@ pub struct SharedIndexReader {
     words: Words,
 }
 
-/// - **X1**: the mapping starts at a page and has `HEADER_WORDS + slots` words. All access is by the atomics below:
-///   nothing calls `bytes` or `bytes_mut` of the mapping.
 struct Words {
-    map: Mapping,
+    all: SharedWords,
     slots: u32,
 }
 
 impl Words {
     fn map(fd: BorrowedFd<'_>, slots: u32, access: Access) -> Result<Self> {
-        Ok(Self { map: Mapping::new(fd, bytes_of(slots)?, access)?, slots })
+        Ok(Self { all: SharedWords::map(fd, bytes_of(slots)? / WORD_BYTES, access)?, slots })
     }
 
     /// The word of `slot`, if there is one.
     fn slot(&self, slot: u32) -> Option<&AtomicU64> {
-        (slot < self.slots).then(|| self.word(HEADER_WORDS + slot as usize))
+        (slot < self.slots).then(|| self.all.word(HEADER_WORDS + slot as usize))
     }
 
     fn state(&self) -> &AtomicU64 {
-        self.word(0)
-    }
-
-    fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < HEADER_WORDS + self.slots as usize, "a word beyond the table");
-        // SAFETY: X1 and the check above: the word is inside the mapping, which `self` keeps, and aligned, because the
-        // mapping starts at a page. Other processes access it by atomics, too. A reader's mapping is read-only
-        // and its words are only loaded, relaxed, which the language allows on read-only memory for words of
-        // this size.
-        unsafe { AtomicU64::from_ptr(self.map.start().as_ptr().cast::<u64>().add(index)) }
+        self.all.word(0)
     }
 }
 

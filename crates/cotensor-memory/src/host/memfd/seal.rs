@@ -30,6 +30,8 @@ pub enum Guarantee {
     /// slab. An honest producer leaves a range alone while a lease on it exists. A hostile producer cannot be kept
     /// from writing.
     ProducerOnly,
+    /// No process can change the length: words that two processes write.
+    Length,
 }
 
 impl Guarantee {
@@ -38,6 +40,7 @@ impl Guarantee {
         match self {
             Guarantee::Immutable => size | SealFlags::WRITE,
             Guarantee::ProducerOnly => size | SealFlags::FUTURE_WRITE,
+            Guarantee::Length => size,
         }
     }
 }
