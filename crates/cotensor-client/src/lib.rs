@@ -1,5 +1,6 @@
 //! The client of the daemon: the protocol's messages, and a [`Store`](cotensor_store::Store) over the protocol.
 
+mod channel;
 mod connect;
 mod daemon_process;
 mod device_share;
@@ -19,6 +20,7 @@ mod state_folder;
 mod store;
 pub mod token;
 
+pub use channel::{Channel, ChannelPolicy, ChannelReader, ChannelSpec, Frame, FrameLoan};
 pub use connect::connect;
 pub use cotensor_rpc::{Connection, OnNotification};
 pub use daemon_process::DaemonLock;

@@ -1,6 +1,7 @@
 //! The state that all connections and sessions of a daemon share.
 
 use crate::broker::Broker;
+use crate::channels::Channels;
 use crate::config::Config;
 use crate::descriptors;
 use crate::dispatch::Methods;
@@ -33,6 +34,7 @@ pub struct Daemon {
     pub(crate) functions: functions::Registry,
     pub(crate) broker: Broker,
     pub(crate) slabs: Slabs,
+    pub(crate) channels: Channels,
     /// The memory budget for incoming messages of all sessions.
     pub(crate) frames: Arc<FrameBudget>,
     /// Differs between daemons.
@@ -126,6 +128,7 @@ impl Daemon {
     pub(crate) fn end_session(&self, session: &Session) -> Option<LeftLeases> {
         let is_known = self.lock().remove(&session.id).is_some();
         self.functions.remove_session(session.id);
+        self.channels.remove_session(session.id);
         let left = session.end();
         self.broker.remove_session(session.id);
         self.ended.notify_one();

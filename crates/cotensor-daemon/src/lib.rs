@@ -1,6 +1,7 @@
 //! The daemon: one store for all processes of a machine, served on a Unix socket and over HTTP.
 
 mod broker;
+mod channels;
 mod config;
 mod connection;
 mod daemon;

@@ -1,6 +1,7 @@
 //! Creating a daemon: its store, its index and its handlers.
 
 use crate::broker::Broker;
+use crate::channels::Channels;
 use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
 use crate::functions;
@@ -73,6 +74,7 @@ impl Daemon {
             functions: functions::Registry::default(),
             broker: Broker::default(),
             slabs: Slabs::default(),
+            channels: Channels::default(),
             frames: FrameBudget::of_server(has_room_for_message),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,

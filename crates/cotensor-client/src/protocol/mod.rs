@@ -1,6 +1,7 @@
 //! The daemon's methods: names, parameters and results. The protocol's documents are generated from this list.
 
 mod broker;
+mod channels;
 mod device_name;
 mod functions;
 mod messages;
@@ -11,6 +12,7 @@ mod service;
 mod tensor;
 
 pub use broker::*;
+pub use channels::*;
 pub use cotensor_rpc::{Method, MethodDescription};
 pub use functions::*;
 pub use messages::*;
@@ -105,6 +107,17 @@ methods! { METHODS:
     ListFunctions "function.list": ListFunctionsParams => FunctionList;
     /// Lists the tasks of all providers. The daemon queries each provider.
     ListAllTasks "function.tasks": AllTasksParams => AllTasks;
+
+    /// Opens a channel for readers until this connection ends. Descriptor 0 of the request is the memory of its frames, descriptor 1 the
+    /// ring, and the others are the pages of its readers.
+    OpenChannel "channel.open": OpenChannelParams => Empty;
+    /// Closes a channel for new readers.
+    CloseChannel "channel.close": ChannelNameParams => Empty;
+    /// Joins the readers of a channel. Descriptors of the answer: memory, ring, the reader's page, and its lock, which the reader keeps open as
+    /// long as it holds frames.
+    JoinChannel "channel.join": ChannelNameParams => JoinedChannel;
+    /// Lists the channels.
+    ListChannels "channel.list": Empty => ChannelList;
 
     /// Joins the programs on a device until this connection ends. Returns the program's share of the device's memory.
     JoinDevice "broker.join": JoinDeviceParams => DeviceShareParams;

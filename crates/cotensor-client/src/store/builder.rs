@@ -9,6 +9,7 @@ use super::reconnect::{self, Reconnector};
 use super::session::ANSWER_TIMEOUT;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
+use crate::channel::OpenChannels;
 use crate::health::connect_at_port;
 use crate::socket_path::{own_socket, socket_of_port};
 use crate::start::{DaemonProgram, Starter, autostart_allowed};
@@ -154,7 +155,15 @@ impl ClientStoreBuilder {
         let hello = greeted.hello.clone();
         let connection = Arc::new(DaemonConnection::new(&socket, &client, slabs.freed(), greeted.into_session(0)));
         let leases = LeaseTable::new(Arc::clone(&connection), Arc::clone(&memories));
-        let daemon = Reconnector { connection, leases, memories, slabs, tickets: Tickets::default(), starter };
+        let daemon = Reconnector {
+            connection,
+            leases,
+            memories,
+            slabs,
+            tickets: Tickets::default(),
+            channels: OpenChannels::default(),
+            starter,
+        };
         let kinds =
             hello.sharing.allowed_types.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect());
         let config = SharingConfig {

@@ -139,8 +139,22 @@ impl ClientStore {
         self.daemon.call_by::<M>(params, deadline)
     }
 
+    pub(crate) fn reconnector(&self) -> &Reconnector {
+        &self.daemon
+    }
+
     pub(super) fn session(&self) -> Arc<Session> {
         self.daemon.connection.session()
+    }
+
+    /// Sends a notification, as far as a daemon is connected.
+    pub(crate) fn notify<M: Method>(&self, params: &M::Params) {
+        self.session().notify::<M>(params);
+    }
+
+    /// Whether this process and the daemon see processes by the same numbers.
+    pub(crate) fn shares_pids(&self) -> bool {
+        self.session().open.shares_pids()
     }
 
     /// Maps a tensor that the daemon has leased to `holder`.

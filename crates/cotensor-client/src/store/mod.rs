@@ -19,3 +19,4 @@ mod tickets;
 pub use builder::ClientStoreBuilder;
 pub use change_queue::ChangeQueue;
 pub use client_store::ClientStore;
+pub(crate) use session::Session;

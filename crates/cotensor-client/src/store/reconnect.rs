@@ -6,6 +6,7 @@ use super::memories::Memories;
 use super::session::{ANSWER_TIMEOUT, Session};
 use super::slabs::Slabs;
 use super::tickets::Tickets;
+use crate::channel::OpenChannels;
 use crate::protocol::{self as p, Method};
 use crate::start::Starter;
 use cotensor_core::sync::lock;
@@ -27,12 +28,13 @@ const RETRY_INTERVAL_MAX: Duration = Duration::from_millis(100);
 const IDLE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The connection to the daemon, and the state that each new session restores.
-pub(super) struct Reconnector {
+pub(crate) struct Reconnector {
     pub(super) connection: Arc<DaemonConnection>,
     pub(super) leases: LeaseTable,
     pub(super) memories: Arc<Memories>,
     pub(super) slabs: Slabs,
     pub(super) tickets: Tickets,
+    pub(crate) channels: OpenChannels,
     /// Starts the next daemon for a call, after all processes of one have ended.
     pub(super) starter: Option<Starter>,
 }
@@ -40,7 +42,7 @@ pub(super) struct Reconnector {
 impl Reconnector {
     /// Runs `op` in the current session, and again in the next one when the daemon was replaced meanwhile. `op` must be
     /// idempotent.
-    pub(super) fn retry<T>(&self, mut op: impl FnMut(&Arc<Session>) -> Result<T>) -> Result<T> {
+    pub(crate) fn retry<T>(&self, mut op: impl FnMut(&Arc<Session>) -> Result<T>) -> Result<T> {
         let mut attempts = 0;
         loop {
             let session = self.connection.session();
@@ -63,7 +65,7 @@ impl Reconnector {
     }
 
     /// Calls an idempotent method.
-    pub(super) fn call<M: Method>(&self, params: &M::Params) -> Result<(M::Result, Vec<OwnedFd>)> {
+    pub(crate) fn call<M: Method>(&self, params: &M::Params) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.retry(|session| session.call::<M>(params, Vec::new()))
     }
 
@@ -159,6 +161,7 @@ impl Reconnector {
         let (resumed, tickets) = (greeted.hello.resumed.clone(), greeted.hello.tickets.clone());
         let session = Arc::new(greeted.into_session(generation));
         self.slabs.reopen(&session)?;
+        self.channels.reopen(&session)?;
         let abandoned = self.tickets.renew(&claimed, &tickets);
         self.leases.renew(&session, &held, &resumed);
         for ticket in abandoned {

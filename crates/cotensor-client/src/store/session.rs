@@ -20,7 +20,7 @@ pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection and its session.
-pub(super) struct Session {
+pub(crate) struct Session {
     pub(super) connection: Connection,
     /// Counts the connections of this client. A session's numbers (of segments, slabs, tickets, reservations) are
     /// invalid in the next one.
@@ -47,6 +47,11 @@ impl Greeted {
 }
 
 impl Session {
+    /// Whether the connection has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.connection.closed().is_some()
+    }
+
     /// Calls a method once.
     pub(super) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
@@ -69,7 +74,7 @@ impl Session {
     }
 
     /// As [`call`](Self::call), for methods that may wait for tensors on their way to or from a disk.
-    pub(super) fn call_long<M: Method>(
+    pub(crate) fn call_long<M: Method>(
         &self,
         params: &M::Params,
         fds: Vec<OwnedFd>,

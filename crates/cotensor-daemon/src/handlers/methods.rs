@@ -1,6 +1,6 @@
 //! The handler of each method.
 
-use super::{blobs, broker, claim, functions, names, notes, report, service, session, tensor};
+use super::{blobs, broker, channels, claim, functions, names, notes, report, service, session, tensor};
 use crate::dispatch::Methods;
 use cotensor_client::protocol as p;
 
@@ -37,6 +37,10 @@ pub(crate) fn methods() -> Methods {
         .add::<p::DiscardBlobs, _>(blobs::discard)
         .add::<p::GetNote, _>(notes::get)
         .add::<p::PutNote, _>(notes::put)
+        .add::<p::OpenChannel, _>(channels::open)
+        .add::<p::CloseChannel, _>(channels::close)
+        .add::<p::JoinChannel, _>(channels::join)
+        .add::<p::ListChannels, _>(channels::list)
         .add::<p::RegisterFunction, _>(functions::register)
         .add::<p::UnregisterFunction, _>(functions::unregister)
         .add::<p::LookupFunction, _>(functions::lookup)

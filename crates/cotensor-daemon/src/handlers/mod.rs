@@ -3,6 +3,7 @@
 mod answer;
 mod blobs;
 mod broker;
+mod channels;
 mod claim;
 mod functions;
 mod key;

@@ -9,6 +9,7 @@ mod blobs;
 mod blocks;
 mod blocks_after_failures;
 mod broker;
+mod channels;
 mod clients_die;
 mod conformance;
 mod control_groups;

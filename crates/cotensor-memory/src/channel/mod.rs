@@ -13,6 +13,7 @@
 //! Locks of the kernel tell the living from the dead: the producer and each reader hold one until their end. The holds of a reader without
 //! a lock count no more.
 
+mod files;
 mod reader;
 mod ring;
 mod signal;
@@ -21,9 +22,8 @@ mod size;
 mod tests;
 mod writer;
 
+pub use files::{ChannelFiles, frame_count, is_producer_alive, reader_lock, wake_readers};
 pub use reader::{FrameHold, Policy, RingReader};
-pub use ring::{ChannelFiles, reader_lock};
-pub use signal::wake_readers;
 pub use size::ChannelSize;
 pub use writer::{ChannelWriter, Loan};
 

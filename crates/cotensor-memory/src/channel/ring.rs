@@ -1,64 +1,14 @@
 //! The producer's side of a ring and of the readers' pages.
 
+use super::files::ChannelFiles;
 use super::size::ChannelSize;
 use super::{Entry, PRODUCER, monotonic_ns, page_words, ring_words, signal};
-use crate::host::{Guarantee, SharedWords, allocate, check_no_holes, check_sealed, seal};
+use crate::host::{Guarantee, SharedWords, allocate, seal};
 use crate::mapping::{Access, OnFork};
 use crate::process::{LockTable, duplicate_fd, reopen_to_read};
-use cotensor_core::{Error, Result};
+use cotensor_core::Result;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
-
-/// The files of a channel, as they travel to the daemon and to readers.
-#[derive(Debug)]
-pub struct ChannelFiles {
-    /// The memory of the frames.
-    pub memory: OwnedFd,
-    /// The ring.
-    pub ring: OwnedFd,
-    /// A page for each reader.
-    pub pages: Vec<OwnedFd>,
-}
-
-impl ChannelFiles {
-    /// Checks files that come from another process: their lengths, their seals, and that they have no holes.
-    ///
-    /// # Errors
-    /// `Refused` with the reason; `Invalid` for sizes beyond the limits.
-    pub fn check(&self, size: &ChannelSize) -> Result<()> {
-        size.check()?;
-        check_sealed(&self.memory, size.memory_bytes()?, Guarantee::ProducerOnly)?;
-        check_no_holes(self.memory.as_fd(), size.memory_bytes()?)?;
-        check_sealed(&self.ring, size.ring_bytes(), Guarantee::ProducerOnly)?;
-        if self.pages.len() != size.readers as usize {
-            let message = format!("{} pages for {} readers", self.pages.len(), size.readers);
-            return Err(Error::invalid(message).in_field("readers"));
-        }
-        self.pages.iter().try_for_each(|page| check_sealed(page, size.page_bytes(), Guarantee::Length))
-    }
-
-    /// Copies of the descriptors.
-    ///
-    /// # Errors
-    /// `OverBudget` when the limit of descriptors is reached.
-    pub fn try_clone(&self) -> Result<Self> {
-        let pages = self.pages.iter().map(duplicate_fd).collect::<Result<_>>()?;
-        Ok(Self { memory: duplicate_fd(&self.memory)?, ring: duplicate_fd(&self.ring)?, pages })
-    }
-}
-
-/// Takes the lock of the reader that has page number `page`. None while a process has it. The caller lets no other thread do so meanwhile.
-///
-/// # Errors
-/// `OverBudget` when the limit of descriptors is reached; `Io` where the system has no such locks.
-pub fn reader_lock(ring: impl AsFd, page: u32) -> Result<Option<OwnedFd>> {
-    let locks = LockTable::open(duplicate_fd(ring)?);
-    let number = PRODUCER + 1 + u64::from(page);
-    match locks.is_locked(number)? {
-        true => Ok(None),
-        false => locks.lock(number).map(Some),
-    }
-}
 
 /// The page of one reader, as the producer sees it.
 struct Page {

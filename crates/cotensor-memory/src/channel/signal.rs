@@ -3,12 +3,9 @@
 
 use super::ring_words;
 use crate::host::SharedWords;
-use crate::mapping::Access;
-use crate::process::reopen_to_read;
 use cotensor_core::{Error, Result};
 use rustix::io::Errno;
 use rustix::thread::futex;
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// Waits until the signal is not `seen` any more, a wake-up, or the end of the time. It can also return earlier.
@@ -29,15 +26,4 @@ pub(super) fn wait(ring: &SharedWords, seen: u64, timeout: Duration) -> Result<(
 pub(super) fn wake(ring: &SharedWords) {
     // It fails only for an address that is not mapped.
     let _ = futex::wake(ring.futex(ring_words::SIGNAL), futex::Flags::empty(), i32::MAX as u32);
-}
-
-/// Wakes the readers of the channel with this ring, which then look whether its producer lives: for the process that sees the producer's
-/// end.
-///
-/// # Errors
-/// `Io` when the ring cannot be mapped.
-pub fn wake_readers(ring: impl AsFd) -> Result<()> {
-    let ring = reopen_to_read(ring)?;
-    wake(&SharedWords::map(ring.as_fd(), ring_words::HEADER, Access::ReadShared)?);
-    Ok(())
 }

@@ -1,7 +1,8 @@
 //! The producer's end of a channel.
 
 use super::Entry;
-use super::ring::{ChannelFiles, Ring};
+use super::files::ChannelFiles;
+use super::ring::Ring;
 use super::size::ChannelSize;
 use crate::host::Slab;
 use crate::process::duplicate_fd;

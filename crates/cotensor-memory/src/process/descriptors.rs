@@ -52,7 +52,7 @@ pub fn duplicate_fds(fds: impl IntoIterator<Item: AsFd>) -> Result<Vec<OwnedFd>>
 }
 
 /// The error of a call that creates a descriptor: [`fd_limit_error`] when the limit is reached, else `Io`.
-pub(crate) fn fd_error(what: &str, error: Errno) -> Error {
+pub fn fd_error(what: &str, error: Errno) -> Error {
     match error {
         Errno::MFILE | Errno::NFILE => fd_limit_error(),
         error => Error::io(what, &error.into()),

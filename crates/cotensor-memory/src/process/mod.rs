@@ -22,7 +22,7 @@ mod waited;
 pub use address_space::{check_room_for_message, has_room_for_message};
 pub use credentials::{PeerCredentials, peer_credentials};
 pub(crate) use descriptors::move_above_select;
-pub use descriptors::{duplicate_fd, duplicate_fds, fd_limit_error, raise_fd_limit};
+pub use descriptors::{duplicate_fd, duplicate_fds, fd_error, fd_limit_error, raise_fd_limit};
 pub use detach::{detach, wait_for_end};
 pub use file_lock::{lock_file, lock_holder_name};
 pub use heap::{HeapWork, allow_heap_growth, return_memory, returns_free_memory_by, trim_heap, use_one_heap};

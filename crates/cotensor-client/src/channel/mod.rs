@@ -1,0 +1,13 @@
+//! Channels between processes: frames that one producer writes again and again into the same memory. The daemon tells readers where that
+//! memory is, and does nothing else: each frame passes it by.
+
+mod frame;
+mod producer;
+mod reader;
+mod ready;
+
+pub use cotensor_memory::Policy as ChannelPolicy;
+pub use frame::Frame;
+pub(crate) use producer::OpenChannels;
+pub use producer::{Channel, ChannelSpec, FrameLoan};
+pub use reader::ChannelReader;

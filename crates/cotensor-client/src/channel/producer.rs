@@ -1,0 +1,200 @@
+//! The producer's end of a channel.
+
+use crate::protocol as p;
+use crate::store::{ClientStore, Session};
+use cotensor_core::sync::lock;
+use cotensor_core::{DType, Error, Layout, Result};
+use cotensor_memory::{ChannelFiles, ChannelSize, ChannelWriter, Loan};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+/// A channel to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChannelSpec {
+    /// The name, apart from those of tensors.
+    pub name: String,
+    /// The element type of each frame.
+    pub dtype: DType,
+    /// The dimensions of each frame, in elements.
+    pub shape: Vec<usize>,
+    /// Frames that a reader can be behind without a loss, 1 to 4096.
+    pub slots: u32,
+    /// The most readers at a time, 1 to 32.
+    pub readers: u32,
+    /// The most frames that one reader holds at a time, 1 to 256.
+    pub holds: u32,
+}
+
+impl ChannelSpec {
+    /// A channel with 4 slots, for 4 readers that hold 2 frames each.
+    pub fn new(name: &str, dtype: DType, shape: &[usize]) -> Self {
+        Self { name: name.to_owned(), dtype, shape: shape.to_vec(), slots: 4, readers: 4, holds: 2 }
+    }
+
+    /// The sizes of its memory.
+    ///
+    /// # Errors
+    /// `Invalid` for a shape that is not possible.
+    pub fn size(&self) -> Result<ChannelSize> {
+        let layout = Layout::contiguous(self.dtype, &self.shape).map_err(|error| error.in_field("shape"))?;
+        let Self { slots, readers, holds, .. } = *self;
+        Ok(ChannelSize { frame_bytes: layout.size_bytes(), slots, readers, holds })
+    }
+
+    fn params(&self) -> p::OpenChannelParams {
+        let Self { name, dtype, shape, slots, readers, holds } = self.clone();
+        p::OpenChannelParams { name, dtype: dtype.name().to_owned(), shape, slots, readers, holds }
+    }
+}
+
+/// The producer's end of a channel. Dropping it closes the channel.
+pub struct Channel(Arc<Opened>);
+
+/// A channel that each new session opens again.
+struct Opened {
+    spec: ChannelSpec,
+    writer: Arc<ChannelWriter>,
+    store: Arc<ClientStore>,
+}
+
+/// The channels of a client.
+#[derive(Default)]
+pub(crate) struct OpenChannels(Mutex<Vec<Weak<Opened>>>);
+
+/// Memory for the next frame, which only this process can read.
+pub struct FrameLoan {
+    loan: Loan,
+    opened: Arc<Opened>,
+}
+
+impl ClientStore {
+    /// Opens a channel as its producer.
+    ///
+    /// # Errors
+    /// `Invalid` for sizes beyond the limits; `Conflict` while another producer that lives has the name; `OverBudget` when the budget or
+    /// the machine has too little memory; `Io` without a daemon.
+    pub fn channel(self: &Arc<Self>, spec: ChannelSpec) -> Result<Channel> {
+        let size = spec.size()?;
+        let writer = ChannelWriter::create(size)?;
+        let opened = Arc::new(Opened { spec, writer, store: Arc::clone(self) });
+        self.reconnector().retry(|session| opened.open_in(session))?;
+        self.reconnector().channels.add(&opened);
+        Ok(Channel(opened))
+    }
+
+    /// All channels of the daemon, ordered by name.
+    ///
+    /// # Errors
+    /// `Io` without a daemon.
+    pub fn channels(&self) -> Result<Vec<p::ChannelInfo>> {
+        Ok(self.reconnector().call::<p::ListChannels>(&p::Empty {})?.0.channels)
+    }
+}
+
+impl OpenChannels {
+    fn add(&self, opened: &Arc<Opened>) {
+        let mut channels = lock(&self.0);
+        channels.retain(|channel| channel.strong_count() > 0);
+        channels.push(Arc::downgrade(opened));
+    }
+
+    /// Opens the channels in a new session. One that the daemon refuses goes on for the readers that it has.
+    ///
+    /// # Errors
+    /// Those of a session that ends meanwhile.
+    pub(crate) fn reopen(&self, session: &Session) -> Result<()> {
+        let channels: Vec<Arc<Opened>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+        for channel in channels {
+            if let Err(error) = channel.open_in(session)
+                && session.is_closed()
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Opened {
+    fn open_in(&self, session: &Session) -> Result<()> {
+        let ChannelFiles { memory, ring, pages } = self.writer.files()?;
+        let fds: Vec<OwnedFd> = [memory, ring].into_iter().chain(pages).collect();
+        session.call_long::<p::OpenChannel>(&self.spec.params(), fds).map(drop)
+    }
+
+    fn close(&self) {
+        self.writer.close();
+        self.store.notify::<p::CloseChannel>(&p::ChannelNameParams { name: self.spec.name.clone() });
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Channel {
+    /// What was opened.
+    pub fn spec(&self) -> &ChannelSpec {
+        &self.0.spec
+    }
+
+    /// Takes memory for the next frame, which has bytes of earlier frames.
+    ///
+    /// # Errors
+    /// `Conflict` after the channel was closed, while two loans exist, and in a forked child.
+    pub fn loan(&self) -> Result<FrameLoan> {
+        Ok(FrameLoan { loan: self.0.writer.loan()?, opened: Arc::clone(&self.0) })
+    }
+
+    /// Publishes a copy of `source`. Returns the frame's number.
+    ///
+    /// # Errors
+    /// `Invalid` for another length than the frame's; else as [`loan`](Self::loan).
+    pub fn put(&self, source: &[u8]) -> Result<u64> {
+        let mut loan = self.loan()?;
+        loan.write(source)?;
+        loan.publish()
+    }
+
+    /// The number of the newest frame; 0 before the first one.
+    pub fn newest(&self) -> u64 {
+        self.0.writer.newest()
+    }
+
+    /// Closes the channel: readers get the frames that are left, and then its end. Does nothing for a closed one.
+    pub fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl FrameLoan {
+    /// The bytes for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.loan.bytes_mut()
+    }
+
+    /// Copies `source` into the frame.
+    ///
+    /// # Errors
+    /// `Invalid` for another length than the frame's.
+    pub fn write(&mut self, source: &[u8]) -> Result<()> {
+        self.loan.write(source).map_err(|error| error.in_field(self.opened.spec.name.as_str()))
+    }
+
+    /// Publishes the frame. Returns its number.
+    ///
+    /// # Errors
+    /// `Conflict` after the channel was closed, and in a forked child.
+    pub fn publish(self) -> Result<u64> {
+        self.loan.publish()
+    }
+}
+
+/// The specification in a message.
+pub(super) fn spec_of(info: &p::ChannelInfo) -> Result<ChannelSpec> {
+    let p::ChannelInfo { name, dtype, shape, slots, readers, holds, .. } = info.clone();
+    let dtype = dtype.parse().map_err(|error: Error| error.in_field("dtype"))?;
+    Ok(ChannelSpec { name, dtype, shape, slots, readers, holds })
+}

@@ -1,0 +1,88 @@
+//! The files of a channel, for the process that passes them on: it maps no frame.
+
+use super::size::ChannelSize;
+use super::{PRODUCER, ring_words, signal};
+use crate::host::{Guarantee, SharedWords, check_no_holes, check_sealed};
+use crate::mapping::Access;
+use crate::process::{LockTable, duplicate_fd, reopen_to_read};
+use cotensor_core::{Error, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+/// The files of a channel, as they travel to the daemon and to readers.
+#[derive(Debug)]
+pub struct ChannelFiles {
+    /// The memory of the frames.
+    pub memory: OwnedFd,
+    /// The ring.
+    pub ring: OwnedFd,
+    /// A page for each reader.
+    pub pages: Vec<OwnedFd>,
+}
+
+impl ChannelFiles {
+    /// Checks files that come from another process: their lengths, their seals, and that they have no holes.
+    ///
+    /// # Errors
+    /// `Refused` with the reason; `Invalid` for sizes beyond the limits.
+    pub fn check(&self, size: &ChannelSize) -> Result<()> {
+        size.check()?;
+        check_sealed(&self.memory, size.memory_bytes()?, Guarantee::ProducerOnly)?;
+        check_no_holes(self.memory.as_fd(), size.memory_bytes()?)?;
+        check_sealed(&self.ring, size.ring_bytes(), Guarantee::ProducerOnly)?;
+        if self.pages.len() != size.readers as usize {
+            let message = format!("{} pages for {} readers", self.pages.len(), size.readers);
+            return Err(Error::invalid(message).in_field("readers"));
+        }
+        self.pages.iter().try_for_each(|page| check_sealed(page, size.page_bytes(), Guarantee::Length))
+    }
+
+    /// Copies of the descriptors.
+    ///
+    /// # Errors
+    /// `OverBudget` when the limit of descriptors is reached.
+    pub fn try_clone(&self) -> Result<Self> {
+        let pages = self.pages.iter().map(duplicate_fd).collect::<Result<_>>()?;
+        Ok(Self { memory: duplicate_fd(&self.memory)?, ring: duplicate_fd(&self.ring)?, pages })
+    }
+}
+
+/// Takes the lock of the reader that has page number `page`. None while a process has it. The caller lets no other thread do so meanwhile.
+///
+/// # Errors
+/// `OverBudget` when the limit of descriptors is reached; `Io` where the system has no such locks.
+pub fn reader_lock(ring: impl AsFd, page: u32) -> Result<Option<OwnedFd>> {
+    let locks = LockTable::open(duplicate_fd(ring)?);
+    let number = PRODUCER + 1 + u64::from(page);
+    match locks.is_locked(number)? {
+        true => Ok(None),
+        false => locks.lock(number).map(Some),
+    }
+}
+
+/// Whether the producer of the channel with this ring lives. True where the system has no locks.
+pub fn is_producer_alive(ring: impl AsFd) -> bool {
+    duplicate_fd(ring).and_then(|ring| LockTable::open(ring).is_locked(PRODUCER)).unwrap_or(true)
+}
+
+/// The number of frames that were published in the channel with this ring.
+///
+/// # Errors
+/// `Io` when the ring cannot be mapped.
+pub fn frame_count(ring: impl AsFd) -> Result<u64> {
+    Ok(map_header(ring)?.word(ring_words::NEWEST).load(Ordering::Relaxed))
+}
+
+/// Wakes the readers of the channel with this ring, which then look whether its producer lives: for the process that sees the producer's
+/// end.
+///
+/// # Errors
+/// `Io` when the ring cannot be mapped.
+pub fn wake_readers(ring: impl AsFd) -> Result<()> {
+    signal::wake(&map_header(ring)?);
+    Ok(())
+}
+
+fn map_header(ring: impl AsFd) -> Result<SharedWords> {
+    SharedWords::map(reopen_to_read(ring)?.as_fd(), ring_words::HEADER, Access::ReadShared)
+}
