@@ -6,6 +6,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod args;
+mod channel;
 mod command;
 mod device_share;
 mod dlpack;
@@ -28,6 +29,14 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::channel::frame::Frame;
+    #[pymodule_export]
+    use super::channel::loan::FrameLoan;
+    #[pymodule_export]
+    use super::channel::producer::Channel;
+    #[pymodule_export]
+    use super::channel::reader::ChannelReader;
     #[pymodule_export]
     use super::command::main;
     #[pymodule_export]

@@ -40,7 +40,7 @@ struct Connection {
 
 impl Connection {
     fn new(py: Python<'_>, store: &Store, options: &Options) -> PyResult<Self> {
-        let store = store.client_store(py)?;
+        let store = store.client_store(py, "functions of other processes")?;
         let name = program(py);
         let holder = cotensor::TensorStore::holder(&*store, &name);
         let codec = Codec {

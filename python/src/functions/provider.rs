@@ -60,7 +60,7 @@ impl Provider {
         limits.tasks_max = tasks_max.unwrap_or(limits.tasks_max);
         limits.waiting_max = waiting_max.unwrap_or(limits.waiting_max);
         limits.task_ttl = seconds(py, task_ttl)?.unwrap_or(limits.task_ttl);
-        let client = store.get().client_store(py)?;
+        let client = store.get().client_store(py, "functions of other processes")?;
         let started = py.detach(|| cotensor_functions::Provider::builder(client).limits(limits).start());
         let provider = Mutex::new(Some(ProcessLocal::new(Arc::new(started.or_raise(py)?))));
         Ok(Self { provider, store, tensors: TensorFormat::named(py, tensors)?, pickle: allow_pickle })
@@ -113,7 +113,7 @@ impl Provider {
             managed: false,
             timeout: seconds(py, timeout)?,
         };
-        let client = self.store.get().client_store(py)?;
+        let client = self.store.get().client_store(py, "functions of other processes")?;
         let (tensors, pickle) = (self.tensors, self.pickle);
         let holder = cotensor::TensorStore::holder(&*client, name);
         let name_of_results = format!("result of {name}");

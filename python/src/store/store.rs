@@ -96,15 +96,15 @@ impl Store {
         user_cache(py)
     }
 
-    /// The connection to the daemon.
+    /// The connection to the daemon, for `what`.
     ///
     /// # Errors
-    /// `Unsupported` for an embedded store.
-    pub(crate) fn client_store(&self, py: Python<'_>) -> PyResult<Arc<ClientStore>> {
+    /// `Unsupported` for an embedded store, which has no `what`.
+    pub(crate) fn client_store(&self, py: Python<'_>, what: &str) -> PyResult<Arc<ClientStore>> {
         match self.backend(py)? {
             Backend::Client(store) => Ok(store),
             Backend::Embedded(_) => {
-                let message = "an embedded store has no functions of other processes: use cotensor.connect()";
+                let message = format!("an embedded store has no {what}: use cotensor.connect()");
                 Err(raise(py, &Error::unsupported(message)))
             }
         }

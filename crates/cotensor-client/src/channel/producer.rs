@@ -143,7 +143,7 @@ impl Channel {
     /// Takes memory for the next frame, which has bytes of earlier frames.
     ///
     /// # Errors
-    /// `Conflict` after the channel was closed, while two loans exist, and in a forked child.
+    /// `Conflict` after the channel was closed, while three loans exist, and in a forked child.
     pub fn loan(&self) -> Result<FrameLoan> {
         Ok(FrameLoan { loan: self.0.writer.loan()?, opened: Arc::clone(&self.0) })
     }

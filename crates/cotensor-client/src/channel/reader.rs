@@ -96,7 +96,7 @@ impl ReadEnd {
     /// Whether the producer may still publish.
     ///
     /// # Errors
-    /// `Unreachable` when it has ended without closing the channel.
+    /// `Io` when it has ended without closing the channel.
     pub(super) fn is_open(&self) -> Result<bool> {
         // A child of a dead producer has its lock.
         let is_dead = |pid: u32| matches!(process_state(pid), None | Some('Z' | 'X'));
@@ -108,7 +108,7 @@ impl ReadEnd {
         }
         let message =
             format!("the producer of channel {:?}, {}, has ended without closing it", self.spec.name, self.client);
-        Err(Error::new(ErrorKind::Unreachable, message))
+        Err(Error::new(ErrorKind::Io, message))
     }
 }
 
@@ -156,7 +156,7 @@ impl ChannelReader {
     /// Takes the next frame. Waits for it up to `timeout`. None after the producer has closed the channel and all frames were taken.
     ///
     /// # Errors
-    /// `TimedOut`; `Unreachable` when the producer has ended without closing the channel; as [`try_next`](Self::try_next).
+    /// `TimedOut`; `Io` when the producer has ended without closing the channel; as [`try_next`](Self::try_next).
     pub fn next(&self, timeout: Duration) -> Result<Option<Frame>> {
         self.next_while(timeout, || Ok(()))
     }
@@ -204,7 +204,7 @@ impl ChannelReader {
     /// Whether a further frame can come.
     ///
     /// # Errors
-    /// `Unreachable` when the producer has ended without closing the channel.
+    /// `Io` when the producer has ended without closing the channel.
     pub fn is_open(&self) -> Result<bool> {
         self.end.is_open()
     }

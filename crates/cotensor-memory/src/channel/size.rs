@@ -5,7 +5,7 @@ use crate::host::WORD_BYTES;
 use cotensor_core::{Error, Result, padded};
 
 /// Frames that a producer can write at a time.
-const LOANS: usize = 2;
+pub(super) const LOANS: usize = 3;
 /// The most frames in the ring.
 const SLOTS_MAX: u32 = 4096;
 /// The most readers: each has a page, whose descriptor travels in one message with the others.
@@ -97,7 +97,7 @@ mod tests {
     fn sizes_beyond_the_limits_are_refused() {
         let size = ChannelSize { frame_bytes: 600_000, slots: 4, readers: 4, holds: 2 };
         size.check().unwrap();
-        assert_eq!((size.frames(), size.memory_bytes().unwrap()), (14, 14 * 600_000));
+        assert_eq!((size.frames(), size.memory_bytes().unwrap()), (15, 15 * 600_000));
         let fields = |size: ChannelSize| size.check().unwrap_err().field().map(str::to_owned);
         assert_eq!(fields(ChannelSize { slots: 0, ..size }).as_deref(), Some("slots"));
         assert_eq!(fields(ChannelSize { readers: 33, ..size }).as_deref(), Some("readers"));

@@ -90,7 +90,7 @@ fn frame_that_is_held_keeps_its_bytes() {
 }
 
 #[test]
-fn two_frames_are_loaned_at_most_also_when_readers_hold_all_they_may() {
+fn three_frames_are_loaned_at_most_also_when_readers_hold_all_they_may() {
     let writer = ChannelWriter::create(SIZE).unwrap();
     let readers = [read(&writer, 0), read(&writer, 1)];
     let mut held = Vec::new();
@@ -99,7 +99,7 @@ fn two_frames_are_loaned_at_most_also_when_readers_hold_all_they_may() {
         held.push(readers[usize::from(byte) % 2].take(Policy::Newest, 0).unwrap());
     }
     publish_each(&writer, 5..=8);
-    let loans = [writer.loan().unwrap(), writer.loan().unwrap()];
+    let loans = [writer.loan().unwrap(), writer.loan().unwrap(), writer.loan().unwrap()];
     assert_eq!(writer.loan().err().unwrap().kind(), ErrorKind::Conflict);
     drop(loans);
     publish(&writer, 9);
@@ -121,7 +121,7 @@ fn holds_of_a_dead_reader_end_with_its_lock() {
         drop(reader);
         // All slots are needed.
         publish_each(&writer, [round; 8]);
-        let _loans = [writer.loan().unwrap(), writer.loan().unwrap()];
+        let _loans = [writer.loan().unwrap(), writer.loan().unwrap(), writer.loan().unwrap()];
     }
     assert!(is_all(other.bytes(&living), 0));
 }

@@ -3,7 +3,7 @@
 use super::Entry;
 use super::files::ChannelFiles;
 use super::ring::Ring;
-use super::size::ChannelSize;
+use super::size::{ChannelSize, LOANS};
 use crate::host::Slab;
 use crate::process::duplicate_fd;
 use cotensor_core::sync::lock;
@@ -72,7 +72,7 @@ impl ChannelWriter {
     /// Takes memory for the next frame.
     ///
     /// # Errors
-    /// `Conflict` in a forked child, after the channel was closed, and while two loans exist.
+    /// `Conflict` in a forked child, after the channel was closed, and while three loans exist.
     pub fn loan(self: &Arc<Self>) -> Result<Loan> {
         self.check_open(&lock(&self.frames))?;
         let take = || self.memory.reserve_unzeroed(self.size.frame_bytes).ok();
@@ -82,7 +82,7 @@ impl ChannelWriter {
             take()
         });
         let segment = segment.ok_or_else(|| {
-            Error::new(ErrorKind::Conflict, "two frames are loaned: publish or drop one of them first")
+            Error::new(ErrorKind::Conflict, format!("{LOANS} frames are loaned: publish or drop one of them first"))
         })?;
         Ok(Loan { segment, writer: Arc::clone(self) })
     }
