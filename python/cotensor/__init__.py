@@ -18,6 +18,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, List, Optional, Union
 
 from ._native import (
+    Channel,
+    ChannelReader,
+    Frame,
+    FrameLoan,
     NameChange,
     Store,
     Tensor,
@@ -109,9 +113,13 @@ def connect_async(
 
 __all__ = [
     "CancelledError",
+    "Channel",
+    "ChannelReader",
     "ConflictError",
     "CorruptError",
     "CotensorError",
+    "Frame",
+    "FrameLoan",
     "TensorBuilder",
     "Embedder",
     "EngineError",

@@ -19,7 +19,7 @@ import time
 from types import TracebackType
 from typing import Any, Awaitable, Callable, Dict, Generator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
-from ._native import ChangeQueue, NameChange, Store, Tensor, Watch
+from ._native import ChangeQueue, Channel, ChannelReader, NameChange, Store, Tensor, Watch
 from ._waiter import Waiter
 from .errors import ConflictError, InvalidError, NotFoundError, TimedOutError
 
@@ -105,6 +105,14 @@ class AsyncStore:
     def watch(self, prefix: Optional[str] = None, *, name: Optional[str] = None, existing: bool = False) -> AsyncWatch:
         """As :meth:`cotensor.Store.watch`, from ``async with`` or the first ``async for`` on."""
         return AsyncWatch(self, lambda: self.store.watch(prefix, name=name, existing=existing))
+
+    async def channel(self, name: str, shape: Any, dtype: Any = None, **options: Any) -> Channel:
+        """As :meth:`cotensor.Store.channel`."""
+        return await _run(self.store.channel, name, shape, dtype, **options)
+
+    async def read_channel(self, name: str, **options: Any) -> ChannelReader:
+        """As :meth:`cotensor.Store.read_channel`. The reader serves ``async for``."""
+        return await _run(self.store.read_channel, name, **options)
 
     async def close(self) -> None:
         """Closes the store. Waits that are not done raise :class:`ConflictError`."""

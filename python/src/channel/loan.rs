@@ -3,12 +3,13 @@
 use super::producer::ended;
 use crate::errors::OrRaise;
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::numpy::as_array;
 use crate::process::ProcessLocal;
 use cotensor::Error;
 use cotensor_client::{Channel, FrameLoan as ClientLoan};
 use cotensor_core::Layout;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::PyTuple;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,10 +52,11 @@ impl FrameLoan {
     }
 
     fn take(&self, why: &'static str) -> Result<Arc<LoanMemory>, Error> {
-        match std::mem::replace(&mut *self.lock(), State::Ended(why)) {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, State::Ended(why)) {
             State::Open(memory) => Ok(memory),
             State::Ended(before) => {
-                *self.lock() = State::Ended(before);
+                *state = State::Ended(before);
                 Err(ended(before))
             }
         }
@@ -144,9 +146,15 @@ impl FrameLoan {
         Ok(())
     }
 
-    #[getter]
-    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.buffer(py)?.interface(py)
+    /// Not `__array_interface__`: an array by that would keep this object, and not the memory.
+    #[pyo3(signature = (dtype=None, *, copy=None))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        as_array(&self.numpy(py)?, dtype, copy)
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]

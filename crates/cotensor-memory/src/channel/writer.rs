@@ -27,6 +27,8 @@ struct Frames {
     /// The number of the newest frame.
     newest: u64,
     is_closed: bool,
+    /// Loans that exist.
+    loans: usize,
     /// Those in the ring, the oldest first.
     listed: VecDeque<Frame>,
     /// Those that readers held when they left the ring.
@@ -42,7 +44,16 @@ struct Frame {
 /// Memory for the next frame, which only this process can read. It has bytes of earlier frames.
 pub struct Loan {
     segment: Box<dyn SegmentMut>,
-    writer: Arc<ChannelWriter>,
+    loaned: Loaned,
+}
+
+/// Counts a loan while it exists.
+struct Loaned(Arc<ChannelWriter>);
+
+impl Drop for Loaned {
+    fn drop(&mut self) {
+        lock(&self.0.frames).loans -= 1;
+    }
 }
 
 impl ChannelWriter {
@@ -74,17 +85,24 @@ impl ChannelWriter {
     /// # Errors
     /// `Conflict` in a forked child, after the channel was closed, and while three loans exist.
     pub fn loan(self: &Arc<Self>) -> Result<Loan> {
-        self.check_open(&lock(&self.frames))?;
-        let take = || self.memory.reserve_unzeroed(self.size.frame_bytes).ok();
-        // The locks of readers are looked at only when slots are missing.
-        let segment = take().or_else(|| {
-            self.release_held(true);
-            take()
-        });
-        let segment = segment.ok_or_else(|| {
-            Error::new(ErrorKind::Conflict, format!("{LOANS} frames are loaned: publish or drop one of them first"))
-        })?;
-        Ok(Loan { segment, writer: Arc::clone(self) })
+        let mut frames = lock(&self.frames);
+        self.check_open(&frames)?;
+        if frames.loans >= LOANS {
+            let message = format!("{LOANS} frames are loaned: publish or drop one of them first");
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        frames.loans += 1;
+        drop(frames);
+        let loaned = Loaned(Arc::clone(self));
+        let segment = match self.memory.reserve_unzeroed(self.size.frame_bytes) {
+            Ok(segment) => segment,
+            // The locks of readers are looked at only when slots are missing.
+            Err(_) => {
+                self.release_held(true);
+                self.memory.reserve_unzeroed(self.size.frame_bytes)?
+            }
+        };
+        Ok(Loan { segment, loaned })
     }
 
     /// The number of the newest frame; 0 before the first one.
@@ -170,6 +188,7 @@ impl Loan {
     /// # Errors
     /// `Conflict` after the channel was closed, and in a forked child.
     pub fn publish(self) -> Result<u64> {
-        self.writer.publish(self.segment)
+        let Self { segment, loaned } = self;
+        loaned.0.publish(segment)
     }
 }
