@@ -46,6 +46,8 @@ const MODELS: &[(&[&str], &str)] = &[
 ];
 /// Arguments that are functions.
 const FUNCTIONS: &[(&[&str], &str)] = &[(&["call"], "name")];
+/// Arguments that are channels.
+const CHANNELS: &[(&[&str], &str)] = &[(&["channel"], "name")];
 /// Arguments that are keys of settings.
 const KEYS: &[(&[&str], &str)] =
     &[(&["config", "get"], "key"), (&["config", "set"], "key"), (&["config", "unset"], "key")];
@@ -87,6 +89,7 @@ fn command() -> Command {
         (TENSORS, ArgValueCompleter::new(tensors)),
         (MODELS, ArgValueCompleter::new(models)),
         (FUNCTIONS, ArgValueCompleter::new(functions)),
+        (CHANNELS, ArgValueCompleter::new(channels)),
         (KEYS, ArgValueCompleter::new(keys)),
     ];
     let arguments =
@@ -121,6 +124,14 @@ fn functions(current: &OsStr) -> Vec<CompletionCandidate> {
     candidates(of_daemon(move |daemon| {
         let found = daemon.request::<ListFunctions>(&ListFunctionsParams { prefix })?.functions;
         Ok(found.into_iter().take(NAMES_MAX).map(|found| found.function.name).collect())
+    }))
+}
+
+fn channels(current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(prefix) = current.to_str().map(str::to_owned) else { return Vec::new() };
+    candidates(of_daemon(move |daemon| {
+        let names = daemon.channels()?.into_iter().map(|channel| channel.name);
+        Ok(names.filter(|name| name.starts_with(&prefix)).take(NAMES_MAX).collect())
     }))
 }
 
@@ -168,7 +179,7 @@ mod tests {
     fn completed_arguments_exist() {
         let command = command();
         command.clone().debug_assert();
-        for (path, id) in [TENSORS, MODELS, FUNCTIONS, KEYS].concat() {
+        for (path, id) in [TENSORS, MODELS, FUNCTIONS, CHANNELS, KEYS].concat() {
             let found = path.iter().fold(&command, |command, name| command.find_subcommand(name).unwrap());
             let found = found.get_arguments().find(|arg| arg.get_id() == id);
             assert!(found.unwrap().get::<ArgValueCompleter>().is_some(), "{path:?} {id}");

@@ -130,6 +130,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Dashboard(args) => commands::dashboard(&args, program),
         Command::Call(args) => commands::call(&args, program),
         Command::Tasks(args) => commands::tasks(&args, program),
+        Command::Channel(args) => commands::channel(&args, program),
         Command::ServeModels(args) => commands::serve_models(&args, program),
         Command::Doctor(args) => commands::doctor(&args),
         Command::Scan(args) => commands::scan(&args),

@@ -111,7 +111,7 @@ pub(crate) struct ServeModelsArgs {
     pub(crate) no_result_cache: bool,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     parsed.filter(|time| !time.is_zero()).ok_or_else(|| format!("{text:?} is not a positive number of seconds"))
 }

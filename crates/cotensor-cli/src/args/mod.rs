@@ -3,6 +3,7 @@
 mod adapters;
 mod cache;
 mod calls;
+mod channel;
 mod config;
 mod daemon;
 mod embed;
@@ -18,6 +19,7 @@ mod stream;
 pub(crate) use adapters::*;
 pub(crate) use cache::*;
 pub(crate) use calls::*;
+pub(crate) use channel::*;
 pub(crate) use config::*;
 pub(crate) use daemon::*;
 pub(crate) use embed::*;
@@ -72,6 +74,7 @@ pub(crate) enum Command {
     Dashboard(DashboardArgs),
     Call(CallArgs),
     Tasks(TasksArgs),
+    Channel(ChannelArgs),
     ServeModels(ServeModelsArgs),
     Doctor(DoctorArgs),
     Scan(ScanArgs),

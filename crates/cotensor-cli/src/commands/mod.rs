@@ -2,6 +2,7 @@
 
 mod cache;
 mod call;
+mod channel;
 mod completions;
 mod config;
 mod connection;
@@ -40,6 +41,7 @@ mod version;
 
 pub(crate) use cache::cache;
 pub(crate) use call::call;
+pub(crate) use channel::channel;
 pub(crate) use completions::completions;
 pub(crate) use config::config;
 pub(crate) use dashboard::{dashboard, token};

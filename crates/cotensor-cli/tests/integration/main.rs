@@ -5,6 +5,7 @@ mod adapters;
 mod autostart;
 mod cache;
 mod calls;
+mod channels;
 mod cli;
 mod completion;
 mod config;
