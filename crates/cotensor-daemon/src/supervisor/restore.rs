@@ -9,7 +9,7 @@ use crate::segment::{Part, Slab, inode, known_segment};
 use crate::spill::{Files, SpillFile};
 use cotensor_client::hex;
 use cotensor_client::protocol::Id;
-use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
+use cotensor_core::{ContentHash, Error, ErrorKind, Layout, MemoryKind, Result, Segment, size};
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Charge;
 use cotensor_store::{
@@ -163,8 +163,8 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             true => current += 1,
             false => old += 1,
         }
-        // Cached tensors stay without a lease.
-        if !(is_current && lease.is_cached()) {
+        // Cached tensors stay without a lease, but for those in memory that is used again: clients that have not resumed may have mapped it.
+        if !(is_current && lease.is_cached()) || lease.segment().kind() == MemoryKind::Slab {
             orphans.leases.push(lease);
         }
     }
