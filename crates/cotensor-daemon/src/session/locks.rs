@@ -2,7 +2,7 @@
 
 use crate::supervisor::SessionClient;
 use cotensor_core::{ErrorKind, Result};
-use cotensor_memory::process::{LockTable, state as process_state};
+use cotensor_memory::process::{LockTable, is_zombie};
 use rustix::process::{Pid, test_kill_process};
 use std::os::fd::OwnedFd;
 
@@ -44,7 +44,7 @@ fn is_alive(pid: i32) -> bool {
         return true;
     }
     let exists = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
-    exists && !matches!(process_state(pid.unsigned_abs()), Some('Z' | 'X'))
+    exists && !is_zombie(pid.unsigned_abs())
 }
 
 #[cfg(test)]
