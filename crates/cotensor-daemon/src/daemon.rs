@@ -135,13 +135,25 @@ impl Daemon {
         left
     }
 
-    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it.
+    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it. This thread may
+    /// watch such sessions for long.
     pub(crate) fn keep_leases(&self, left: LeftLeases) {
-        let (session, client) = (left.session, left.client);
-        let is_open = || self.locks.is_open(session, &client);
-        if !self.disconnected.keep(left, self.config.connections_max, is_open) {
-            tracing::warn!(session, "too many sessions without a connection: leases of process {} end", client.pid);
+        let session = left.session;
+        if let Err(left) = self.disconnected.add(left) {
+            if !*self.stopping.borrow() {
+                let pid = left.client.pid;
+                tracing::warn!(session, "too many sessions without a connection: leases of process {pid} end");
+            }
+            return self.release_left(left);
         }
+        let is_open = |session, client: &SessionClient| self.locks.is_open(session, client);
+        self.disconnected.watch(session, is_open, |left| self.release_left(left));
+    }
+
+    /// Ends a session without a connection.
+    pub(crate) fn release_left(&self, left: LeftLeases) {
+        let session = left.session;
+        drop(left);
         self.events.record(Event::SessionEnded(session));
     }
 

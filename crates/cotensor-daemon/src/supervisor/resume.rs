@@ -47,7 +47,7 @@ impl Daemon {
     /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn end_wait(&self, session: u64) {
         let is_former = |number, client: &SessionClient| number == session || client.was == Some(session);
-        self.disconnected.end(is_former);
+        self.disconnected.take(is_former).into_iter().for_each(|left| self.release_left(left));
         self.end_waits(is_former);
     }
 

@@ -5,6 +5,7 @@ use crate::blocks::{BYTES, KEPT, LEASED, get, put};
 use crate::support::processes::{Processes, content};
 use crate::support::{Running, segments_since, until};
 use cotensor_client::{ClientStore, protocol as p};
+use cotensor_core::ErrorKind;
 use cotensor_rpc::Connection;
 use cotensor_store::{Lease, StoreReports};
 use std::fs::File;
@@ -112,6 +113,50 @@ fn next_server_keeps_the_leases_of_a_client_that_had_no_connection() {
     assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
     reader.lock = None;
     until("the lease has ended", || producer.stats().memory_usage_bytes == one());
+}
+
+/// The newest version of a name, which is cached: without a lease, a newer one frees it.
+#[test]
+fn next_server_keeps_the_leases_of_newest_versions() {
+    let processes = Processes::start();
+    let producer = processes.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&processes.socket, "frame", true);
+    reader.connection = None;
+    processes.kill_server();
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    reader.lock = None;
+    until("the lease has ended", || producer.stats().memory_usage_bytes == one());
+}
+
+/// The daemon refuses the next session of a process that has closed many stores, and not the leases that it has.
+#[test]
+fn stores_that_disconnect_keep_their_leases_at_the_limit() {
+    let running = Running::start(|config| config.connections_max = 4);
+    let producer = running.connect("producer");
+    let mut held: Vec<(Lease, u64)> = Vec::new();
+    for number in 0.. {
+        publish(&producer, number);
+        let reader = match ClientStore::connect(Some(&running.socket), "reader") {
+            Ok(reader) => reader,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
+                break;
+            }
+        };
+        held.push((get(&reader, "frame"), number));
+        reader.disconnect();
+        std::thread::sleep(NOTICED);
+    }
+    assert_eq!(held.len(), 4);
+    running.shut_down("producer");
+    publish_many(&producer);
+    for (held, number) in &held {
+        assert!(held.bytes().unwrap() == content(*number, BYTES), "{number}");
+    }
+    drop(held.pop());
+    until("the next store connects", || ClientStore::connect(Some(&running.socket), "reader").is_ok());
 }
 
 #[test]
