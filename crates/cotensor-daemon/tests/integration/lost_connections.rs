@@ -6,11 +6,13 @@ use crate::support::processes::{Processes, content};
 use crate::support::{Running, segments_since, until};
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::ErrorKind;
-use cotensor_rpc::Connection;
+use cotensor_daemon::testing::WAIT_TIMEOUT;
+use cotensor_rpc::{Connection, Decoder, Frame, Method, send_all};
 use cotensor_store::{Lease, StoreReports};
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -175,6 +177,37 @@ fn resumed_lease_replaces_the_one_that_was_kept() {
     connection.call::<p::Release>(&p::ReleaseParams { leases }, Vec::new(), None).unwrap();
     running.settles_at(one());
     drop((lock, reader));
+}
+
+/// The client waits for the end of its connection before it resumes its session, so the daemon cannot wait for the client before.
+#[test]
+fn connection_that_the_daemon_ends_is_closed_while_leases_are_kept() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut socket = UnixStream::connect(&running.socket).unwrap();
+    socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    let mut decoder = Decoder::default();
+    let mut call = |method: &str, params: serde_json::Value| {
+        let call = serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        send_all(socket.as_fd(), &Frame::new(call.to_string().into_bytes())).unwrap();
+        loop {
+            if let Some(frame) = decoder.take().unwrap() {
+                return frame;
+            }
+            assert!(decoder.fill(socket.as_fd()).unwrap() > 0, "the daemon ended the connection");
+        }
+    };
+    let hello = call(p::Hello::NAME, serde_json::json!({"protocol": p::PROTOCOL, "client": "raw", "lock": true}));
+    let tensor = call(p::Get::NAME, serde_json::json!({"name": "frame"}));
+    assert_eq!((hello.fds.len(), tensor.fds.len()), (2, 1));
+    std::io::Write::write_all(&mut socket, &[0xff; 64]).unwrap();
+    let end = std::io::Read::read(&mut socket, &mut [0; 64]).map_err(|error| error.kind());
+    assert!(matches!(end, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)), "{end:?}");
+    publish(&producer, 1);
+    running.settles_at(2 * one());
+    drop(hello);
+    running.settles_at(one());
 }
 
 /// A client may lose the answer to the hello that resumed its session. It then has the lock of the session before, and resumes that one.
