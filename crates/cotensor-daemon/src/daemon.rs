@@ -24,6 +24,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
+/// Sessions without a connection that have more leases are for the next server as sessions with one.
+const RECORDED_LEASES_MAX: usize = 1000;
+
 /// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
     pub(crate) config: Config,
@@ -139,12 +142,21 @@ impl Daemon {
     /// watch such sessions for long.
     pub(crate) fn keep_leases(&self, left: LeftLeases) {
         let session = left.session;
+        let leases = left.tensors();
         if let Err(left) = self.disconnected.add(left) {
             if !*self.stopping.borrow() {
                 let pid = left.client.pid;
                 tracing::warn!(session, "too many sessions without a connection: leases of process {pid} end");
             }
             return self.release_left(left);
+        }
+        // The next server releases all other leases when the sessions with connections have resumed.
+        if leases.len() <= RECORDED_LEASES_MAX {
+            self.events.record(Event::SessionLeft { session, leases });
+            // If the session has ended in between, its end was recorded before.
+            if !self.disconnected.has(session) {
+                self.events.record(Event::SessionEnded(session));
+            }
         }
         let is_open = |session, client: &SessionClient| self.locks.is_open(session, client);
         self.disconnected.watch(session, is_open, |left| self.release_left(left));

@@ -5,6 +5,7 @@
 
 use super::resources::LeaseEntry;
 use crate::supervisor::SessionClient;
+use cotensor_client::protocol::Id;
 use cotensor_core::sync::lock;
 use cotensor_store::{Holder, TensorId};
 use std::collections::HashMap;
@@ -23,7 +24,14 @@ const SESSIONS_FACTOR: usize = 4;
 pub(crate) struct LeftLeases {
     pub(crate) session: u64,
     pub(crate) client: SessionClient,
-    pub(super) _leases: HashMap<(TensorId, Holder), LeaseEntry>,
+    pub(super) leases: HashMap<(TensorId, Holder), LeaseEntry>,
+}
+
+impl LeftLeases {
+    /// The leased tensors.
+    pub(crate) fn tensors(&self) -> Vec<Id> {
+        self.leases.keys().map(|(id, _)| (*id).into()).collect()
+    }
 }
 
 /// Sessions without a connection whose leases are kept.
@@ -64,6 +72,10 @@ impl Disconnected {
         }
         waiting.sessions.insert(left.session, left);
         Ok(())
+    }
+
+    pub(crate) fn has(&self, session: u64) -> bool {
+        lock(&self.waiting).sessions.contains_key(&session)
     }
 
     /// Keeps the leases of `session` until `is_open` is false for it, or [`take`](Self::take) has them. This thread checks that often at first. After

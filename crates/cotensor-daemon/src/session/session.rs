@@ -200,7 +200,7 @@ impl Session {
         resources.slabs.values().for_each(|entry| entry.slab().disown(self));
         let client = *self.resumable.get().filter(|client| client.locked)?;
         let leases = std::mem::take(&mut resources.leases);
-        (!leases.is_empty()).then(|| LeftLeases { session: self.id, client, _leases: leases })
+        (!leases.is_empty()).then(|| LeftLeases { session: self.id, client, leases })
     }
 }
 

@@ -59,10 +59,13 @@ impl Daemon {
                 if start.elapsed() >= RECONNECT_TIMEOUT_MIN {
                     waiting.end_waits(|session, client| !waiting.locks.is_open(session, client));
                 }
-                if start.elapsed() >= RECONNECT_TIMEOUT {
-                    let given_up = waiting.orphans().give_up();
+                let is_late = start.elapsed() >= RECONNECT_TIMEOUT;
+                let mut orphans = waiting.orphans();
+                if is_late || !orphans.await_any() {
+                    let given_up = orphans.give_up();
+                    drop(orphans);
                     drop(given_up);
-                    waiting.end_waits(|_, client| !client.locked);
+                    waiting.end_waits(|_, client| is_late && !client.locked);
                     waiting.broker.end_settling();
                 }
             }
@@ -130,6 +133,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             }
         }
     }
+    let left: Vec<(u64, Vec<Id>)> = state.journal.left().map(|(session, ids)| (session, ids.to_vec())).collect();
     let claims: Vec<(ContentHash, Vec<Id>)> = state.journal.claims().map(|(key, ids)| (*key, ids.to_vec())).collect();
     let claimed: Vec<Key> = state.journal.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
     let notes: Vec<(String, String)> =
@@ -155,6 +159,10 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
         if let (Some(key), Some(note)) = (ContentHash::from_hex(&key), hex::decode(&note)) {
             store.put_note(&key, &note);
         }
+    }
+    for (session, ids) in left {
+        let leased = ids.iter().filter_map(|id| leases.get(id)?.try_clone().ok()).collect();
+        orphans.left.insert(session, leased);
     }
     let (mut current, mut old, back) = (0, 0, spilled.len());
     for lease in leases.into_values() {

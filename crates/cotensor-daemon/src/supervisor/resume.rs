@@ -1,7 +1,7 @@
 //! A client resumes its session after the server was replaced.
 
 use super::journal::{Event, SessionClient};
-use super::orphans::Resumed;
+use super::orphans::{Orphans, Resumed};
 use super::restore::claim;
 use crate::daemon::Daemon;
 use crate::handlers::claim_key;
@@ -53,12 +53,14 @@ impl Daemon {
 
     /// Ends the wait for those sessions of the former server that `is_over` selects.
     pub(super) fn end_waits(&self, is_over: impl Fn(u64, &SessionClient) -> bool) {
-        let over: Vec<u64> = self
-            .orphans()
-            .sessions
-            .extract_if(|number, client| is_over(*number, client))
-            .map(|(number, _)| number)
-            .collect();
-        over.into_iter().for_each(|session| self.events.record(Event::SessionEnded(session)));
+        let mut orphans = self.orphans();
+        let Orphans { sessions, left, .. } = &mut *orphans;
+        let over = sessions.extract_if(|number, client| is_over(*number, client));
+        let over: Vec<_> = over.map(|(number, _)| (number, left.remove(&number))).collect();
+        drop(orphans);
+        for (session, leases) in over {
+            drop(leases);
+            self.events.record(Event::SessionEnded(session));
+        }
     }
 }

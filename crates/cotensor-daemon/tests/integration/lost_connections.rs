@@ -8,7 +8,7 @@ use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::ErrorKind;
 use cotensor_daemon::testing::WAIT_TIMEOUT;
 use cotensor_rpc::{Connection, Decoder, Frame, Method, send_all};
-use cotensor_store::{Lease, StoreReports};
+use cotensor_store::{Lease, StoreReports, TensorStore};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -130,6 +130,33 @@ fn next_server_keeps_the_leases_of_newest_versions() {
     assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
     reader.lock = None;
     until("the lease has ended", || producer.stats().memory_usage_bytes == one());
+}
+
+/// A closed store with one array keeps that array only.
+#[test]
+fn next_server_evicts_beside_a_client_that_had_no_connection() {
+    let processes = Processes::start_with(|_| vec![(16 * BYTES).to_string().into()]);
+    let producer = processes.connect("producer");
+    let name = |number: u64| format!("frame {number}");
+    let publish = |number| put(&producer, &name(number), &content(number, BYTES), KEPT).map(drop);
+    (0..8).for_each(|number| publish(number).unwrap());
+    let mut reader = Reader::of(&processes.socket, &name(3), true);
+    reader.connection = None;
+    std::thread::sleep(NOTICED);
+    for round in 1..4 {
+        processes.kill_server();
+        for number in 0..40 {
+            until("a tensor is published", || publish(100 * round + number).is_ok());
+        }
+        assert!(reader.bytes() == content(3, BYTES), "a mapped tensor keeps its bytes");
+    }
+    let find = |number| producer.get(&name(number), &producer.holder(""));
+    assert!(find(3).is_ok() && find(2).is_err());
+    reader.lock = None;
+    until("the tensor is evicted", || {
+        (500..520).for_each(|number| publish(number).unwrap());
+        find(3).is_err()
+    });
 }
 
 /// The daemon refuses the next session of a process that has closed many stores, and not the leases that it has.
