@@ -53,6 +53,7 @@ impl<T> Drop for OpenSession<'_, T> {
             self.session.outbox().into_iter().for_each(Outbox::end);
             self.daemon.keep_leases(left);
         }
+        self.daemon.watch_left(self.session.id);
     }
 }
 

@@ -138,8 +138,8 @@ impl Daemon {
         left
     }
 
-    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it. This thread may
-    /// watch such sessions for long.
+    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it. The thread of its
+    /// connection calls [`watch_left`](Self::watch_left).
     pub(crate) fn keep_leases(&self, left: LeftLeases) {
         let session = left.session;
         let leases = left.tensors();
@@ -158,6 +158,10 @@ impl Daemon {
                 self.events.record(Event::SessionEnded(session));
             }
         }
+    }
+
+    /// Releases the leases of a session without a connection when the session is over. This thread may watch all such sessions for long.
+    pub(crate) fn watch_left(&self, session: u64) {
         let is_open = |session, client: &SessionClient| self.locks.is_open(session, client);
         self.disconnected.watch(session, is_open, |left| self.release_left(left));
     }

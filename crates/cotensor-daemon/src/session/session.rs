@@ -101,6 +101,12 @@ impl Session {
         self.resumable.get_or_init(|| client);
     }
 
+    /// Whether a client that knows the number `session` may resume this session.
+    pub(crate) fn continues(&self, session: u64) -> bool {
+        let was = self.resumable.get().map(|client| client.was);
+        was.is_some_and(|was| self.id == session || was == Some(session))
+    }
+
     pub(crate) fn transport(&self) -> Transport {
         if self.outbox.is_some() { Transport::Unix } else { Transport::Http }
     }

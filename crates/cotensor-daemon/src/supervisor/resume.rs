@@ -8,6 +8,8 @@ use crate::handlers::claim_key;
 use crate::session::{HANDLES_MAX, Session};
 use cotensor_client::protocol::{RESUME_TOKEN, Resume};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::server::Outbox;
+use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
 /// The most leases that one session can resume.
@@ -27,6 +29,7 @@ impl Daemon {
         if resume.leases.len() > RESUMED_MAX || resume.claims.len() > HANDLES_MAX {
             return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));
         }
+        self.end_connections(session, resume.session);
         let mut leases = Vec::with_capacity(resume.leases.len());
         for resumed in &resume.leases {
             let holder = session.holder(&resumed.holder)?;
@@ -42,6 +45,19 @@ impl Daemon {
         };
         let claims = resume.claims.iter().map(resume_claim).collect();
         Ok((leases, claims))
+    }
+
+    /// Ends those former sessions of the client that still have a connection. It opens their slabs again next.
+    fn end_connections(&self, next: &Session, session: u64) {
+        let former = |other: &&Arc<Session>| other.id != next.id && other.continues(session);
+        let former: Vec<_> = self.lock().values().filter(former).cloned().collect();
+        for former in former {
+            former.outbox().into_iter().for_each(Outbox::end);
+            // Until the end of the resume, which may fail.
+            if let Some(left) = self.end_session(&former) {
+                self.keep_leases(left);
+            }
+        }
     }
 
     /// Ends the wait for the former session of a client, by the number that the client knows.

@@ -5,7 +5,7 @@ use crate::blocks::{BYTES, KEPT, LEASED, get, put};
 use crate::support::processes::{Processes, content};
 use crate::support::{Running, segments_since, until};
 use cotensor_client::{ClientStore, protocol as p};
-use cotensor_core::ErrorKind;
+use cotensor_core::{ErrorKind, Memory};
 use cotensor_daemon::testing::WAIT_TIMEOUT;
 use cotensor_rpc::{Connection, Decoder, Frame, Method, send_all};
 use cotensor_store::{Lease, StoreReports, TensorStore};
@@ -235,6 +235,31 @@ fn connection_that_the_daemon_ends_is_closed_while_leases_are_kept() {
     running.settles_at(2 * one());
     drop(hello);
     running.settles_at(one());
+}
+
+/// The daemon may notice the end of a connection after the client has resumed its session in another one.
+#[test]
+fn resumed_session_has_its_slabs_while_the_former_connection_exists() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let reader = Reader::of(&running.socket, "frame", true);
+    let slab = cotensor_memory::Slab::create(1 << 20).unwrap();
+    let open = |connection: &Connection| {
+        let params = p::SlabParams { bytes: 1 << 20, block: false, device: slab.device() };
+        let fd = slab.fd().try_clone_to_owned().unwrap();
+        connection.call::<p::OpenSlab>(&params, vec![fd], None).map(drop)
+    };
+    open(reader.connection.as_ref().unwrap()).unwrap();
+    let (second, ..) = hello(&running.socket, true, Some(reader.resume("frame")));
+    open(&second).unwrap();
+    // The answer to the second hello was lost.
+    let (third, answer, _lock) = hello(&running.socket, true, Some(reader.resume("frame")));
+    assert_eq!(answer.resumed, [Some(reader.tensor.id)]);
+    open(&third).unwrap();
+    assert!(second.call::<p::Ping>(&p::Empty {}, Vec::new(), None).is_err());
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
 }
 
 /// A client may lose the answer to the hello that resumed its session. It then has the lock of the session before, and resumes that one.
