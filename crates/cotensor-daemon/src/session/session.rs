@@ -101,10 +101,9 @@ impl Session {
         self.resumable.get_or_init(|| client);
     }
 
-    /// Whether a client that knows the number `session` may resume this session.
-    pub(crate) fn continues(&self, session: u64) -> bool {
-        let was = self.resumable.get().map(|client| client.was);
-        was.is_some_and(|was| self.id == session || was == Some(session))
+    /// The client that may resume the session.
+    pub(crate) fn resumable(&self) -> Option<&SessionClient> {
+        self.resumable.get()
     }
 
     pub(crate) fn transport(&self) -> Transport {

@@ -49,12 +49,14 @@ impl Daemon {
 
     /// Ends those former sessions of the client that still have a connection. It opens their slabs again next.
     fn end_connections(&self, next: &Session, session: u64) {
-        let former = |other: &&Arc<Session>| other.id != next.id && other.continues(session);
-        let former: Vec<_> = self.lock().values().filter(former).cloned().collect();
-        for former in former {
+        let others: Vec<_> = self.lock().values().filter(|other| other.id != next.id).cloned().collect();
+        let is_former = |other: &&Arc<Session>| {
+            other.resumable().is_some_and(|client| self.locks.is_former(session, other.id, client))
+        };
+        for former in others.iter().filter(is_former) {
             former.outbox().into_iter().for_each(Outbox::end);
             // Until the end of the resume, which may fail.
-            if let Some(left) = self.end_session(&former) {
+            if let Some(left) = self.end_session(former) {
                 self.keep_leases(left);
             }
         }
@@ -62,7 +64,7 @@ impl Daemon {
 
     /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn end_wait(&self, session: u64) {
-        let is_former = |number, client: &SessionClient| number == session || client.was == Some(session);
+        let is_former = |number, client: &SessionClient| self.locks.is_former(session, number, client);
         self.disconnected.take(is_former).into_iter().for_each(|left| self.release_left(left));
         self.end_waits(is_former);
     }

@@ -262,6 +262,25 @@ fn resumed_session_has_its_slabs_while_the_former_connection_exists() {
     assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
 }
 
+/// The daemon may read a hello after the client has ended that connection, and has resumed the session in another one.
+#[test]
+fn late_hello_does_not_end_the_session_that_came_first() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&running.socket, "frame", true);
+    reader.connection = None;
+    let (connection, _, lock) = hello(&running.socket, true, Some(reader.resume("frame")));
+    reader.lock = lock;
+    drop(connection);
+    std::thread::sleep(NOTICED);
+    drop(hello(&running.socket, true, Some(reader.resume("frame"))));
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    reader.lock = None;
+    running.settles_at(one());
+}
+
 /// A client may lose the answer to the hello that resumed its session. It then has the lock of the session before, and resumes that one.
 #[test]
 fn session_is_resumed_again_when_the_answer_was_lost() {
