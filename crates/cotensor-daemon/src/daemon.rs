@@ -25,6 +25,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
+/// Sessions without a connection that have more leases are for the next server as sessions with one.
+const RECORDED_LEASES_MAX: usize = 1000;
+
 /// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
     pub(crate) config: Config,
@@ -138,13 +141,38 @@ impl Daemon {
         left
     }
 
-    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it.
+    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it. The thread of its
+    /// connection calls [`watch_left`](Self::watch_left).
     pub(crate) fn keep_leases(&self, left: LeftLeases) {
-        let (session, client) = (left.session, left.client);
-        let is_open = || self.locks.is_open(session, &client);
-        if !self.disconnected.keep(left, self.config.connections_max, is_open) {
-            tracing::warn!(session, "too many sessions without a connection: leases of process {} end", client.pid);
+        let session = left.session;
+        let leases = left.tensors();
+        if let Err(left) = self.disconnected.add(left) {
+            if !*self.stopping.borrow() {
+                let pid = left.client.pid;
+                tracing::warn!(session, "too many sessions without a connection: leases of process {pid} end");
+            }
+            return self.release_left(left);
         }
+        // The next server releases all other leases when the sessions with connections have resumed.
+        if leases.len() <= RECORDED_LEASES_MAX {
+            self.events.record(Event::SessionLeft { session, leases });
+            // If the session has ended in between, its end was recorded before.
+            if !self.disconnected.has(session) {
+                self.events.record(Event::SessionEnded(session));
+            }
+        }
+    }
+
+    /// Releases the leases of a session without a connection when the session is over. This thread may watch all such sessions for long.
+    pub(crate) fn watch_left(&self, session: u64) {
+        let is_open = |session, client: &SessionClient| self.locks.is_open(session, client);
+        self.disconnected.watch(session, is_open, |left| self.release_left(left));
+    }
+
+    /// Ends a session without a connection.
+    pub(crate) fn release_left(&self, left: LeftLeases) {
+        let session = left.session;
+        drop(left);
         self.events.record(Event::SessionEnded(session));
     }
 

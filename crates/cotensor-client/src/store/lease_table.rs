@@ -111,8 +111,7 @@ impl LeaseTable {
     /// Closes the connection. Answers that are not entered yet are refused. Without leases, the session's lock is released before: the daemon
     /// does not keep the session then.
     pub(super) fn close(&self) {
-        let mut tensors = lock(&self.tensors);
-        tensors.generation = u64::MAX;
+        let tensors = lock(&self.tensors);
         if tensors.entries.is_empty() {
             self.connection.session().open.end();
         }
@@ -219,8 +218,8 @@ impl LeaseTable {
             Ok((Record::new(parts, backend), strong))
         };
         let mut tensors = lock(&self.tensors);
-        if tensors.generation != session.generation {
-            // That session has ended, and this lease with it.
+        if tensors.generation != session.generation || self.connection.is_closed() {
+            // That session has ended, and this lease with it. A closed client may have released its lock.
             return Err(session.replaced());
         }
         let known =

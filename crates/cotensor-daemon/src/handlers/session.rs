@@ -3,7 +3,7 @@
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
-use cotensor_core::Error;
+use cotensor_core::{Error, ErrorKind};
 use cotensor_memory::BLOCK_BYTES_MAX;
 use cotensor_store::StoreReports;
 
@@ -20,6 +20,10 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     // Only a connection on the Unix socket carries descriptors. They come first: a failure after the resume would lose claims.
     let is_unix = caller.outbox().is_some();
     let index = is_unix.then(|| daemon.events.slots.fd()).transpose()?;
+    if is_unix && params.resume.is_none() && daemon.disconnected.is_full_for(caller.pid.unwrap_or(0)) {
+        let message = "too many closed stores still have tensors, also of this process: release their arrays";
+        return Err(Error::new(ErrorKind::OverBudget, message));
+    }
     let lock = if is_unix && params.lock { daemon.locks.lock(caller.id)? } else { None };
     let was = params.resume.as_ref().map(|resume| resume.session);
     let (resumed, tickets) = match params.resume {

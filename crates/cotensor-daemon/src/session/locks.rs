@@ -2,7 +2,7 @@
 
 use crate::supervisor::SessionClient;
 use cotensor_core::{ErrorKind, Result};
-use cotensor_memory::process::{LockTable, state as process_state};
+use cotensor_memory::process::{LockTable, is_zombie};
 use rustix::process::{Pid, test_kill_process};
 use std::os::fd::OwnedFd;
 
@@ -29,6 +29,13 @@ impl SessionLocks {
         }
     }
 
+    /// Whether a client that resumes session `number` has given up `session`: it is that one, or one that resumed it and whose answer the
+    /// client did not receive. A client that has the lock of `session` has received the answer: an earlier request, which is late, resumes.
+    pub(crate) fn is_former(&self, number: u64, session: u64, client: &SessionClient) -> bool {
+        let is_known = || client.locked && self.0.is_locked(session).unwrap_or(true);
+        session == number || (client.was == Some(number) && !is_known())
+    }
+
     /// Whether the client of a session that has no connection may still resume it. A client that did not receive the answer to a
     /// hello has the lock of the session before.
     pub(crate) fn is_open(&self, session: u64, client: &SessionClient) -> bool {
@@ -44,7 +51,7 @@ fn is_alive(pid: i32) -> bool {
         return true;
     }
     let exists = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
-    exists && !matches!(process_state(pid.unsigned_abs()), Some('Z' | 'X'))
+    exists && !is_zombie(pid.unsigned_abs())
 }
 
 #[cfg(test)]
@@ -61,6 +68,10 @@ mod tests {
         // The client did not receive the answer with lock 6, so it keeps lock 5 and resumes session 5.
         assert!(locks.is_open(6, &client(Some(5), true)));
         assert!(locks.is_open(6, &client(None, false)), "without a lock, the process decides");
+        assert!(locks.is_former(5, 5, &client(None, true)) && locks.is_former(5, 6, &client(Some(5), true)));
+        let next = locks.lock(6).unwrap();
+        assert!(!locks.is_former(5, 6, &client(Some(5), true)), "the client has received the answer");
+        drop(next);
         // A child of a dead process may have its descriptors.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let dead = child.id() as i32;

@@ -101,6 +101,11 @@ impl Session {
         self.resumable.get_or_init(|| client);
     }
 
+    /// The client that may resume the session.
+    pub(crate) fn resumable(&self) -> Option<&SessionClient> {
+        self.resumable.get()
+    }
+
     pub(crate) fn transport(&self) -> Transport {
         if self.outbox.is_some() { Transport::Unix } else { Transport::Http }
     }
@@ -200,7 +205,7 @@ impl Session {
         resources.slabs.values().for_each(|entry| entry.slab().disown(self));
         let client = *self.resumable.get().filter(|client| client.locked)?;
         let leases = std::mem::take(&mut resources.leases);
-        (!leases.is_empty()).then(|| LeftLeases { session: self.id, client, _leases: leases })
+        (!leases.is_empty()).then(|| LeftLeases { session: self.id, client, leases })
     }
 }
 

@@ -16,6 +16,8 @@ const NAMED_MAX: usize = 5;
 #[derive(Default)]
 pub(crate) struct Orphans {
     pub(super) leases: Vec<Lease>,
+    /// The leases of sessions that had no connection to the former server.
+    pub(super) left: HashMap<u64, Vec<Lease>>,
     /// Slabs by their inodes.
     pub(super) slabs: HashMap<Inode, (Arc<Slab>, SegmentCharge)>,
     /// Claims. No other session computes them meanwhile.
@@ -30,14 +32,20 @@ pub(crate) struct Orphans {
 pub(crate) type Resumed = (Vec<Option<Id>>, Vec<Option<u64>>);
 
 impl Orphans {
-    /// Takes out all state but leases in memory that is used again: clients with locks may have mapped it. Sealed memory stays as it is for
-    /// all that have mapped it, also without a lease.
+    /// Whether a session is awaited whose leases are not known.
+    pub(super) fn await_any(&self) -> bool {
+        self.sessions.keys().any(|session| !self.left.contains_key(session))
+    }
+
+    /// Takes out the state of sessions whose leases are not known. While such sessions are awaited, leases in memory that is used again stay:
+    /// clients with locks may have mapped it. Sealed memory stays as it is for all that have mapped it, also without a lease.
     pub(super) fn give_up(&mut self) -> Self {
-        let (reused, sealed) =
-            std::mem::take(&mut self.leases).into_iter().partition(|lease| lease.segment().kind() == MemoryKind::Slab);
-        self.leases = reused;
+        let is_kept = |lease: &Lease| lease.segment().kind() == MemoryKind::Slab;
+        let awaits = self.await_any();
+        let (kept, leases) = std::mem::take(&mut self.leases).into_iter().partition(|lease| awaits && is_kept(lease));
+        self.leases = kept;
         let (slabs, tickets) = (std::mem::take(&mut self.slabs), std::mem::take(&mut self.tickets));
-        Self { leases: sealed, slabs, tickets, ..Self::default() }
+        Self { leases, slabs, tickets, ..Self::default() }
     }
 
     /// Takes out a slab whose session has reopened it.
@@ -85,5 +93,8 @@ mod tests {
         let given_up = orphans.give_up();
         assert_eq!((names(&orphans), names(&given_up)), (vec!["small".to_owned()], vec!["sealed".to_owned()]));
         assert_eq!((orphans.sessions.len(), given_up.sessions.len()), (1, 0), "the wait goes on");
+        orphans.left.insert(1, vec![lease("small")]);
+        assert_eq!(names(&orphans.give_up()), ["small"], "the leases of the session are known");
+        assert_eq!((names(&orphans).len(), orphans.left.len()), (0, 1));
     }
 }

@@ -9,7 +9,7 @@ use crate::segment::{Part, Slab, inode, known_segment};
 use crate::spill::{Files, SpillFile};
 use cotensor_client::hex;
 use cotensor_client::protocol::Id;
-use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
+use cotensor_core::{ContentHash, Error, ErrorKind, Layout, MemoryKind, Result, Segment, size};
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Charge;
 use cotensor_store::{
@@ -59,10 +59,13 @@ impl Daemon {
                 if start.elapsed() >= RECONNECT_TIMEOUT_MIN {
                     waiting.end_waits(|session, client| !waiting.locks.is_open(session, client));
                 }
-                if start.elapsed() >= RECONNECT_TIMEOUT {
-                    let given_up = waiting.orphans().give_up();
+                let is_late = start.elapsed() >= RECONNECT_TIMEOUT;
+                let mut orphans = waiting.orphans();
+                if is_late || !orphans.await_any() {
+                    let given_up = orphans.give_up();
+                    drop(orphans);
                     drop(given_up);
-                    waiting.end_waits(|_, client| !client.locked);
+                    waiting.end_waits(|_, client| is_late && !client.locked);
                     waiting.broker.end_settling();
                 }
             }
@@ -130,6 +133,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             }
         }
     }
+    let left: Vec<(u64, Vec<Id>)> = state.journal.left().map(|(session, ids)| (session, ids.to_vec())).collect();
     let claims: Vec<(ContentHash, Vec<Id>)> = state.journal.claims().map(|(key, ids)| (*key, ids.to_vec())).collect();
     let claimed: Vec<Key> = state.journal.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
     let notes: Vec<(String, String)> =
@@ -156,6 +160,10 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             store.put_note(&key, &note);
         }
     }
+    for (session, ids) in left {
+        let leased = ids.iter().filter_map(|id| leases.get(id)?.try_clone().ok()).collect();
+        orphans.left.insert(session, leased);
+    }
     let (mut current, mut old, back) = (0, 0, spilled.len());
     for lease in leases.into_values() {
         let is_current = store.newest(lease.name()) == Some(lease.id());
@@ -163,8 +171,8 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             true => current += 1,
             false => old += 1,
         }
-        // Cached tensors stay without a lease.
-        if !(is_current && lease.is_cached()) {
+        // Cached tensors stay without a lease, but for those in memory that is used again: clients that have not resumed may have mapped it.
+        if !(is_current && lease.is_cached()) || lease.segment().kind() == MemoryKind::Slab {
             orphans.leases.push(lease);
         }
     }

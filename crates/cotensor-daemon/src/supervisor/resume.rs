@@ -1,13 +1,15 @@
 //! A client resumes its session after the server was replaced.
 
 use super::journal::{Event, SessionClient};
-use super::orphans::Resumed;
+use super::orphans::{Orphans, Resumed};
 use super::restore::claim;
 use crate::daemon::Daemon;
 use crate::handlers::claim_key;
 use crate::session::{HANDLES_MAX, Session};
 use cotensor_client::protocol::{RESUME_TOKEN, Resume};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::server::Outbox;
+use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
 /// The most leases that one session can resume.
@@ -27,6 +29,7 @@ impl Daemon {
         if resume.leases.len() > RESUMED_MAX || resume.claims.len() > HANDLES_MAX {
             return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));
         }
+        self.end_connections(session, resume.session);
         let mut leases = Vec::with_capacity(resume.leases.len());
         for resumed in &resume.leases {
             let holder = session.holder(&resumed.holder)?;
@@ -44,21 +47,38 @@ impl Daemon {
         Ok((leases, claims))
     }
 
+    /// Ends those former sessions of the client that still have a connection. It opens their slabs again next.
+    fn end_connections(&self, next: &Session, session: u64) {
+        let others: Vec<_> = self.lock().values().filter(|other| other.id != next.id).cloned().collect();
+        let is_former = |other: &&Arc<Session>| {
+            other.resumable().is_some_and(|client| self.locks.is_former(session, other.id, client))
+        };
+        for former in others.iter().filter(is_former) {
+            former.outbox().into_iter().for_each(Outbox::end);
+            // Until the end of the resume, which may fail.
+            if let Some(left) = self.end_session(former) {
+                self.keep_leases(left);
+            }
+        }
+    }
+
     /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn end_wait(&self, session: u64) {
-        let is_former = |number, client: &SessionClient| number == session || client.was == Some(session);
-        self.disconnected.end(is_former);
+        let is_former = |number, client: &SessionClient| self.locks.is_former(session, number, client);
+        self.disconnected.take(is_former).into_iter().for_each(|left| self.release_left(left));
         self.end_waits(is_former);
     }
 
     /// Ends the wait for those sessions of the former server that `is_over` selects.
     pub(super) fn end_waits(&self, is_over: impl Fn(u64, &SessionClient) -> bool) {
-        let over: Vec<u64> = self
-            .orphans()
-            .sessions
-            .extract_if(|number, client| is_over(*number, client))
-            .map(|(number, _)| number)
-            .collect();
-        over.into_iter().for_each(|session| self.events.record(Event::SessionEnded(session)));
+        let mut orphans = self.orphans();
+        let Orphans { sessions, left, .. } = &mut *orphans;
+        let over = sessions.extract_if(|number, client| is_over(*number, client));
+        let over: Vec<_> = over.map(|(number, _)| (number, left.remove(&number))).collect();
+        drop(orphans);
+        for (session, leases) in over {
+            drop(leases);
+            self.events.record(Event::SessionEnded(session));
+        }
     }
 }

@@ -5,11 +5,14 @@ use crate::blocks::{BYTES, KEPT, LEASED, get, put};
 use crate::support::processes::{Processes, content};
 use crate::support::{Running, segments_since, until};
 use cotensor_client::{ClientStore, protocol as p};
-use cotensor_rpc::Connection;
-use cotensor_store::{Lease, StoreReports};
+use cotensor_core::{ErrorKind, Memory};
+use cotensor_daemon::testing::WAIT_TIMEOUT;
+use cotensor_rpc::{Connection, Decoder, Frame, Method, send_all};
+use cotensor_store::{Lease, StoreReports, TensorStore};
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -114,6 +117,77 @@ fn next_server_keeps_the_leases_of_a_client_that_had_no_connection() {
     until("the lease has ended", || producer.stats().memory_usage_bytes == one());
 }
 
+/// The newest version of a name, which is cached: without a lease, a newer one frees it.
+#[test]
+fn next_server_keeps_the_leases_of_newest_versions() {
+    let processes = Processes::start();
+    let producer = processes.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&processes.socket, "frame", true);
+    reader.connection = None;
+    processes.kill_server();
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    reader.lock = None;
+    until("the lease has ended", || producer.stats().memory_usage_bytes == one());
+}
+
+/// A closed store with one array keeps that array only.
+#[test]
+fn next_server_evicts_beside_a_client_that_had_no_connection() {
+    let processes = Processes::start_with(|_| vec![(16 * BYTES).to_string().into()]);
+    let producer = processes.connect("producer");
+    let name = |number: u64| format!("frame {number}");
+    let publish = |number| put(&producer, &name(number), &content(number, BYTES), KEPT).map(drop);
+    (0..8).for_each(|number| publish(number).unwrap());
+    let mut reader = Reader::of(&processes.socket, &name(3), true);
+    reader.connection = None;
+    std::thread::sleep(NOTICED);
+    for round in 1..4 {
+        processes.kill_server();
+        for number in 0..40 {
+            until("a tensor is published", || publish(100 * round + number).is_ok());
+        }
+        assert!(reader.bytes() == content(3, BYTES), "a mapped tensor keeps its bytes");
+    }
+    let find = |number| producer.get(&name(number), &producer.holder(""));
+    assert!(find(3).is_ok() && find(2).is_err());
+    reader.lock = None;
+    until("the tensor is evicted", || {
+        (500..520).for_each(|number| publish(number).unwrap());
+        find(3).is_err()
+    });
+}
+
+/// The daemon refuses the next session of a process that has closed many stores, and not the leases that it has.
+#[test]
+fn stores_that_disconnect_keep_their_leases_at_the_limit() {
+    let running = Running::start(|config| config.connections_max = 4);
+    let producer = running.connect("producer");
+    let mut held: Vec<(Lease, u64)> = Vec::new();
+    for number in 0.. {
+        publish(&producer, number);
+        let reader = match ClientStore::connect(Some(&running.socket), "reader") {
+            Ok(reader) => reader,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
+                break;
+            }
+        };
+        held.push((get(&reader, "frame"), number));
+        reader.disconnect();
+        std::thread::sleep(NOTICED);
+    }
+    assert_eq!(held.len(), 4);
+    running.shut_down("producer");
+    publish_many(&producer);
+    for (held, number) in &held {
+        assert!(held.bytes().unwrap() == content(*number, BYTES), "{number}");
+    }
+    drop(held.pop());
+    until("the next store connects", || ClientStore::connect(Some(&running.socket), "reader").is_ok());
+}
+
 #[test]
 fn resumed_lease_replaces_the_one_that_was_kept() {
     let running = Running::start(|_| {});
@@ -130,6 +204,81 @@ fn resumed_lease_replaces_the_one_that_was_kept() {
     connection.call::<p::Release>(&p::ReleaseParams { leases }, Vec::new(), None).unwrap();
     running.settles_at(one());
     drop((lock, reader));
+}
+
+/// The client waits for the end of its connection before it resumes its session, so the daemon cannot wait for the client before.
+#[test]
+fn connection_that_the_daemon_ends_is_closed_while_leases_are_kept() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut socket = UnixStream::connect(&running.socket).unwrap();
+    socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    let mut decoder = Decoder::default();
+    let mut call = |method: &str, params: serde_json::Value| {
+        let call = serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        send_all(socket.as_fd(), &Frame::new(call.to_string().into_bytes())).unwrap();
+        loop {
+            if let Some(frame) = decoder.take().unwrap() {
+                return frame;
+            }
+            assert!(decoder.fill(socket.as_fd()).unwrap() > 0, "the daemon ended the connection");
+        }
+    };
+    let hello = call(p::Hello::NAME, serde_json::json!({"protocol": p::PROTOCOL, "client": "raw", "lock": true}));
+    let tensor = call(p::Get::NAME, serde_json::json!({"name": "frame"}));
+    assert_eq!((hello.fds.len(), tensor.fds.len()), (2, 1));
+    std::io::Write::write_all(&mut socket, &[0xff; 64]).unwrap();
+    let end = std::io::Read::read(&mut socket, &mut [0; 64]).map_err(|error| error.kind());
+    assert!(matches!(end, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)), "{end:?}");
+    publish(&producer, 1);
+    running.settles_at(2 * one());
+    drop(hello);
+    running.settles_at(one());
+}
+
+/// The daemon may notice the end of a connection after the client has resumed its session in another one.
+#[test]
+fn resumed_session_has_its_slabs_while_the_former_connection_exists() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let reader = Reader::of(&running.socket, "frame", true);
+    let slab = cotensor_memory::Slab::create(1 << 20).unwrap();
+    let open = |connection: &Connection| {
+        let params = p::SlabParams { bytes: 1 << 20, block: false, device: slab.device() };
+        let fd = slab.fd().try_clone_to_owned().unwrap();
+        connection.call::<p::OpenSlab>(&params, vec![fd], None).map(drop)
+    };
+    open(reader.connection.as_ref().unwrap()).unwrap();
+    let (second, ..) = hello(&running.socket, true, Some(reader.resume("frame")));
+    open(&second).unwrap();
+    // The answer to the second hello was lost.
+    let (third, answer, _lock) = hello(&running.socket, true, Some(reader.resume("frame")));
+    assert_eq!(answer.resumed, [Some(reader.tensor.id)]);
+    open(&third).unwrap();
+    assert!(second.call::<p::Ping>(&p::Empty {}, Vec::new(), None).is_err());
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+}
+
+/// The daemon may read a hello after the client has ended that connection, and has resumed the session in another one.
+#[test]
+fn late_hello_does_not_end_the_session_that_came_first() {
+    let running = Running::start(|_| {});
+    let producer = running.connect("producer");
+    publish(&producer, 0);
+    let mut reader = Reader::of(&running.socket, "frame", true);
+    reader.connection = None;
+    let (connection, _, lock) = hello(&running.socket, true, Some(reader.resume("frame")));
+    reader.lock = lock;
+    drop(connection);
+    std::thread::sleep(NOTICED);
+    drop(hello(&running.socket, true, Some(reader.resume("frame"))));
+    publish_many(&producer);
+    assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
+    reader.lock = None;
+    running.settles_at(one());
 }
 
 /// A client may lose the answer to the hello that resumed its session. It then has the lock of the session before, and resumes that one.

@@ -8,6 +8,12 @@ pub fn state(pid: u32) -> Option<char> {
     Some(stat(pid)?.state)
 }
 
+/// Whether a process has ended and its parent has not noticed that. A process whose first thread has ended has the state of a zombie, too,
+/// and still has its memory while other threads run.
+pub fn is_zombie(pid: u32) -> bool {
+    stat(pid).is_some_and(|stat| matches!(stat.state, 'Z' | 'X') && stat.threads <= 1)
+}
+
 /// Whether a process is dead or dies: its descriptors are closed or will be. True for a process that does not exist.
 pub fn is_exiting(pid: u32) -> bool {
     stat(pid).is_none_or(|stat| matches!(stat.state, 'Z' | 'X') || stat.flags & PF_EXITING != 0)
@@ -32,6 +38,7 @@ struct Stat {
     state: char,
     parent: u32,
     flags: u64,
+    threads: u64,
 }
 
 /// The command name before these fields stands in parentheses and may have any characters, parentheses included.
@@ -40,7 +47,9 @@ fn stat(pid: u32) -> Option<Stat> {
     let mut fields = stat.rsplit(')').next()?.split_whitespace();
     let (state, parent) = (fields.next()?.chars().next()?, fields.next()?.parse().ok()?);
     // Between them: process group, session, terminal and its process group.
-    Some(Stat { state, parent, flags: fields.nth(4)?.parse().ok()? })
+    let flags = fields.nth(4)?.parse().ok()?;
+    // Between them: faults, times and priorities.
+    Some(Stat { state, parent, flags, threads: fields.nth(10)?.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -59,8 +68,26 @@ mod tests {
         let id = rustix::process::Pid::from_child(&child);
         rustix::process::waitid(rustix::process::WaitId::Pid(id), ended).unwrap();
         assert_eq!((state(pid), parent(pid), children(me).contains(&pid)), (Some('Z'), None, false));
-        assert!(is_exiting(pid));
+        assert!(is_exiting(pid) && is_zombie(pid) && !is_zombie(me));
         child.wait().unwrap();
-        assert!(state(pid).is_none() && is_exiting(pid));
+        assert!(state(pid).is_none() && is_exiting(pid) && !is_zombie(pid));
+    }
+
+    #[test]
+    fn process_without_its_first_thread_is_no_zombie() {
+        let exit = libc::SYS_exit;
+        let program = format!(
+            "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(1000,)).start()\n\
+            ctypes.CDLL(None).syscall({exit}, 0)"
+        );
+        let mut child = Command::new("python3").args(["-c", &program]).spawn().unwrap();
+        while state(child.id()) != Some('Z') {
+            assert!(child.try_wait().unwrap().is_none(), "the program runs");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(!is_zombie(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

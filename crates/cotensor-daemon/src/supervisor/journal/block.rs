@@ -7,7 +7,7 @@ use cotensor_client::protocol::{Id, SegmentInfo};
 use cotensor_core::{ContentHash, Error, Result};
 
 /// The version of the format, the first byte of a block. JSON never begins with it.
-pub(crate) const BLOCK_VERSION: u8 = 2;
+pub(crate) const BLOCK_VERSION: u8 = 3;
 
 const SEGMENT: u8 = 1;
 const ENTRY: u8 = 2;

@@ -83,6 +83,8 @@ pub(crate) enum Event {
     NameIds(u64),
     /// A session began on the Unix socket.
     SessionStarted { session: u64, client: SessionClient },
+    /// A session has lost its connection, and keeps leases of these tensors only.
+    SessionLeft { session: u64, leases: Vec<Id> },
     /// A session ended, or did not resume in time.
     SessionEnded(u64),
 }

@@ -76,6 +76,9 @@ impl Journal {
         for (&session, &client) in &self.sessions {
             send_event(Event::SessionStarted { session, client })?;
         }
+        for (&session, leases) in &self.left {
+            send_event(Event::SessionLeft { session, leases: leases.clone() })?;
+        }
         for (key, note) in &self.notes {
             send_event(Event::NotePut { key: key.clone(), note: note.clone() })?;
         }

@@ -35,6 +35,8 @@ pub(crate) struct Journal {
     pub(super) name_ids: u64,
     /// Clients by their sessions.
     pub(super) sessions: HashMap<u64, SessionClient>,
+    /// The leases of those sessions that have no connection.
+    pub(super) left: HashMap<u64, Vec<Id>>,
 }
 
 pub(super) fn at(id: Id) -> (u64, u64) {
@@ -76,7 +78,11 @@ impl Journal {
             Event::NotePut { key, note } => self.put_note(key, note),
             Event::NameIds(name_id) => self.name_ids = self.name_ids.max(name_id),
             Event::SessionStarted { session, client } => drop(self.sessions.insert(session, client)),
-            Event::SessionEnded(session) => drop(self.sessions.remove(&session)),
+            Event::SessionLeft { session, leases } => drop(self.left.insert(session, leases)),
+            Event::SessionEnded(session) => {
+                self.sessions.remove(&session);
+                self.left.remove(&session);
+            }
         }
         Ok(None)
     }
@@ -216,6 +222,11 @@ impl Journal {
     /// Sessions and their clients.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = (u64, SessionClient)> {
         self.sessions.iter().map(|(session, client)| (*session, *client))
+    }
+
+    /// Sessions without a connection, and their leases.
+    pub(crate) fn left(&self) -> impl Iterator<Item = (u64, &[Id])> {
+        self.left.iter().map(|(session, leases)| (*session, &leases[..]))
     }
 
     pub(crate) fn name_ids(&self) -> u64 {

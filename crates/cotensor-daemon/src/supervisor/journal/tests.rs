@@ -60,6 +60,8 @@ fn filled() -> Journal {
     for session in [1, 2] {
         let client = SessionClient { pid: 7, was: Some(session + 10), locked: true };
         journal.apply(Event::SessionStarted { session, client }, Vec::new()).unwrap();
+        let leases = vec![Id { name_id: 1, version: session }];
+        journal.apply(Event::SessionLeft { session, leases }, Vec::new()).unwrap();
     }
     journal.apply(Event::SessionEnded(1), Vec::new()).unwrap();
     journal
@@ -118,6 +120,7 @@ fn assert_equal(journal: &Journal, other: &Journal) {
     assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
     assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
     assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, SessionClient { pid: 7, was: Some(12), locked: true })]);
+    assert_eq!(other.left().collect::<Vec<_>>(), [(2, &[Id { name_id: 1, version: 2 }][..])]);
 }
 
 #[test]
