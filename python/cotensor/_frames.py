@@ -49,7 +49,12 @@ def _clear(descriptor: int) -> None:
 async def _readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
+
+    def set_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(descriptor, set_ready)
     try:
         await ready
     finally:

@@ -8,7 +8,7 @@ use crate::protocol as p;
 use crate::store::ClientStore;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Layout, Result};
-use cotensor_memory::process::{fd_limit_error, state as process_state};
+use cotensor_memory::process::{fd_limit_error, is_zombie, state as process_state};
 use cotensor_memory::{Guarantee, RingReader, SealedMemfd};
 use cotensor_store::{Holder, TensorSpec, TensorStore};
 use std::os::fd::BorrowedFd;
@@ -99,7 +99,7 @@ impl ReadEnd {
     /// `Io` when it has ended without closing the channel.
     pub(super) fn is_open(&self) -> Result<bool> {
         // A child of a dead producer has its lock.
-        let is_dead = |pid: u32| matches!(process_state(pid), None | Some('Z' | 'X'));
+        let is_dead = |pid: u32| process_state(pid).is_none() || is_zombie(pid);
         if self.ring.is_open() && !self.pid.is_some_and(is_dead) {
             return Ok(true);
         }
