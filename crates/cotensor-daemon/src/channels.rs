@@ -5,7 +5,10 @@ use crate::session::Session;
 use cotensor_client::protocol::{ChannelInfo, OpenChannelParams};
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Device, Error, ErrorKind, Layout, Result};
-use cotensor_memory::{ChannelFiles, ChannelSize, frame_count, is_producer_alive, reader_lock, wake_readers};
+use cotensor_memory::process::{is_zombie, state};
+use cotensor_memory::{
+    ChannelFiles, ChannelSize, frame_count, is_page_taken, is_ring_closed, is_ring_open, reader_lock, wake_readers,
+};
 use cotensor_store::backend::Charge;
 use cotensor_store::{EmbeddedStore, SegmentCharge, check_name};
 use std::collections::BTreeMap;
@@ -75,7 +78,7 @@ impl Channels {
         let ring = inode(&files.ring)?;
         let replaced = {
             let mut channels = self.lock();
-            self.check_free(&channels, &params.name, ring)?;
+            check_free(&channels, &params.name, ring, session)?;
             if channels.values().filter(|channel| channel.session == session.id).count() >= OF_SESSION_MAX {
                 return Err(Error::new(
                     ErrorKind::Conflict,
@@ -93,30 +96,21 @@ impl Channels {
         let (client, pid, name) = (session.client().to_owned(), session.pid, params.name.clone());
         let channel = Channel { params, size, files, ring, session: session.id, client, pid, _share, _own };
         let mut channels = self.lock();
-        self.check_free(&channels, &name, ring)?;
+        check_free(&channels, &name, ring, session)?;
         let before = channels.insert(name, channel);
         drop(channels);
         drop(before);
         Ok(())
     }
 
-    fn check_free(&self, channels: &BTreeMap<String, Channel>, name: &str, ring: Inode) -> Result<()> {
-        match channels.get(name) {
-            Some(known) if known.ring != ring && is_producer_alive(&known.files.ring) => {
-                let message = format!("channel {name:?} belongs to {}", known.client);
-                Err(Error::new(ErrorKind::Conflict, message).in_field("name"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Closes a channel of the session: it takes no more readers.
+    /// Takes a channel of the session off the list after its producer has closed it: it takes no more readers.
     ///
     /// # Errors
-    /// `NotFound` for one that the session does not have.
+    /// `NotFound` for one that the session does not have, and for one that is open: the producer may have opened the name again.
     pub(crate) fn close(&self, session: u64, name: &str) -> Result<()> {
         let mut channels = self.lock();
-        let closed = match channels.get(name).is_some_and(|channel| channel.session == session) {
+        let is_closed = |channel: &Channel| channel.session == session && is_ring_closed(&channel.files.ring);
+        let closed = match channels.get(name).is_some_and(is_closed) {
             true => channels.remove(name),
             false => None,
         };
@@ -164,10 +158,30 @@ impl Channels {
     }
 }
 
+/// Checks that the session may open a channel under this name: the name is free, its producer has ended, or the channel is the same.
+fn check_free(channels: &BTreeMap<String, Channel>, name: &str, ring: Inode, session: &Session) -> Result<()> {
+    match channels.get(name) {
+        // Readers have the ring, too.
+        Some(known) if (known.ring, known.pid) != (ring, session.pid) && known.is_open() => {
+            let message = format!("channel {name:?} belongs to {}", known.client);
+            Err(Error::new(ErrorKind::Conflict, message).in_field("name"))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Channel {
+    /// Whether its producer may still publish.
+    fn is_open(&self) -> bool {
+        // A forked child of a dead producer has its lock and its connection.
+        let is_dead = |pid: u32| state(pid).is_none() || is_zombie(pid);
+        let pid = self.pid.filter(|pid| *pid > 0).and_then(|pid| u32::try_from(pid).ok());
+        is_ring_open(&self.files.ring) && !pid.is_some_and(is_dead)
+    }
+
     fn info(&self) -> ChannelInfo {
         let OpenChannelParams { name, dtype, shape, slots, readers, holds } = self.params.clone();
-        let is_taken = |page: &u32| matches!(reader_lock(&self.files.ring, *page), Ok(None));
+        let is_taken = |page: &u32| is_page_taken(&self.files.ring, *page);
         ChannelInfo {
             name,
             dtype,

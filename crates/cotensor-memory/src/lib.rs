@@ -28,8 +28,8 @@ mod reuse;
 pub mod testing;
 
 pub use channel::{
-    ChannelFiles, ChannelSize, ChannelWriter, FrameHold, Loan, Policy, RingReader, frame_count, is_producer_alive,
-    reader_lock, wake_readers,
+    ChannelFiles, ChannelSize, ChannelWriter, FrameHold, Loan, Policy, RingReader, frame_count, is_page_taken,
+    is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
 pub use host::{
     Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PARALLEL_COPY_BYTES_MIN, PrivateMapping,

@@ -76,10 +76,11 @@ impl ClientStore {
     pub fn channel(self: &Arc<Self>, spec: ChannelSpec) -> Result<Channel> {
         let size = spec.size()?;
         let writer = ChannelWriter::create(size)?;
-        let opened = Arc::new(Opened { spec, writer, store: Arc::clone(self) });
-        self.reconnector().retry(|session| opened.open_in(session))?;
-        self.reconnector().channels.add(&opened);
-        Ok(Channel(opened))
+        let channel = Channel(Arc::new(Opened { spec, writer, store: Arc::clone(self) }));
+        // First: another thread may reconnect as soon as the channel is open.
+        self.reconnector().channels.add(&channel.0);
+        self.reconnector().retry(|session| channel.0.open_in(session))?;
+        Ok(channel)
     }
 
     /// All channels of the daemon, ordered by name.
@@ -104,7 +105,7 @@ impl OpenChannels {
     /// Those of a session that ends meanwhile.
     pub(crate) fn reopen(&self, session: &Session) -> Result<()> {
         let channels: Vec<Arc<Opened>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
-        for channel in channels {
+        for channel in channels.iter().filter(|channel| !channel.writer.is_closed()) {
             if let Err(error) = channel.open_in(session)
                 && session.is_closed()
             {
@@ -119,16 +120,26 @@ impl Opened {
     fn open_in(&self, session: &Session) -> Result<()> {
         let ChannelFiles { memory, ring, pages } = self.writer.files()?;
         let fds: Vec<OwnedFd> = [memory, ring].into_iter().chain(pages).collect();
-        session.call_long::<p::OpenChannel>(&self.spec.params(), fds).map(drop)
+        session.call_long::<p::OpenChannel>(&self.spec.params(), fds)?;
+        // Closed meanwhile, it may have been told to the daemon in the former session.
+        if self.writer.is_closed() {
+            session.notify::<p::CloseChannel>(&self.name());
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> p::ChannelNameParams {
+        p::ChannelNameParams { name: self.spec.name.clone() }
     }
 
     fn close(&self) {
-        self.writer.close();
-        self.store.notify::<p::CloseChannel>(&p::ChannelNameParams { name: self.spec.name.clone() });
+        if self.writer.close() {
+            self.store.notify::<p::CloseChannel>(&self.name());
+        }
     }
 }
 
-impl Drop for Opened {
+impl Drop for Channel {
     fn drop(&mut self) {
         self.close();
     }

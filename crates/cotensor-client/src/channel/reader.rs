@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long a reader sleeps before it looks whether the producer lives. The daemon wakes it earlier.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
+/// The same after it was woken without a frame: the producer may be ending.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// The interval between attempts to find a channel that is not open yet.
 const JOIN_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -39,6 +41,29 @@ pub(super) struct ReadEnd {
     /// The producer's name and process, for messages.
     client: String,
     pid: Option<u32>,
+}
+
+/// The time until the next look whether the producer lives.
+pub(super) struct CheckInterval(Duration);
+
+impl Default for CheckInterval {
+    fn default() -> Self {
+        Self(CHECK_INTERVAL_MAX)
+    }
+}
+
+impl CheckInterval {
+    /// Waits until the signal is not `seen` any more, at most for `limit`.
+    pub(super) fn wait(&mut self, ring: &RingReader, seen: u64, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        ring.wait(seen, self.0.min(limit))?;
+        self.0 = match start.elapsed() < self.0 {
+            // The daemon sees the end of a connection before the kernel has released all locks of its process.
+            true => CHECK_INTERVAL_MIN,
+            false => (self.0 * 2).min(CHECK_INTERVAL_MAX),
+        };
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -112,6 +137,12 @@ impl ReadEnd {
     }
 }
 
+impl Drop for ChannelReader {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 impl ChannelReader {
     /// The channel.
     pub fn spec(&self) -> &ChannelSpec {
@@ -136,9 +167,11 @@ impl ChannelReader {
     /// Takes the next frame, without a wait. None while there is none, and at the end of the channel.
     ///
     /// # Errors
-    /// `OverBudget` when this reader holds as many frames as it may; `Conflict` in a forked child, and for a producer that replaces frames
-    /// faster than this thread runs.
+    /// `OverBudget` when this reader holds as many frames as it may; `Conflict` in a forked child, and after [`close`](Self::close).
     pub fn try_next(&self) -> Result<Option<Frame>> {
+        if self.end.ring.is_left() {
+            return Err(Error::new(ErrorKind::Conflict, "this reader is closed"));
+        }
         let mut progress = lock(&self.progress);
         let Some(hold) = self.end.ring.take(self.policy, progress.last)? else { return Ok(None) };
         let (number, age) = (hold.number(), hold.age());
@@ -166,15 +199,19 @@ impl ChannelReader {
     /// # Errors
     /// As [`next`](Self::next); those of `check`.
     pub fn next_while(&self, timeout: Duration, mut check: impl FnMut() -> Result<()>) -> Result<Option<Frame>> {
-        let start = Instant::now();
+        let (start, mut interval) = (Instant::now(), CheckInterval::default());
         loop {
-            // First: the producer may publish its last frame in between.
-            let is_open = self.end.is_open();
+            let seen = self.end.ring.signal();
             if let Some(frame) = self.try_next()? {
                 return Ok(Some(frame));
             }
-            if !is_open? {
-                return Ok(None);
+            let is_open = self.end.is_open();
+            if !matches!(is_open, Ok(true)) {
+                // The producer may have published its last frame in between.
+                return match self.try_next()? {
+                    Some(frame) => Ok(Some(frame)),
+                    None => is_open.map(|_| None),
+                };
             }
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
@@ -183,8 +220,15 @@ impl ChannelReader {
                 return Err(Error::new(ErrorKind::TimedOut, message));
             }
             check()?;
-            let last = lock(&self.progress).last;
-            self.end.ring.wait(last, left.min(CHECK_INTERVAL))?;
+            interval.wait(&self.end.ring, seen, left)?;
+        }
+    }
+
+    /// Closes the reader: each thread that waits for a frame gets an error. Frames that were taken stay as they are.
+    pub fn close(&self) {
+        self.end.ring.leave();
+        if let Some(ready) = self.ready.get() {
+            ready.join();
         }
     }
 
@@ -197,7 +241,12 @@ impl ChannelReader {
         if let Some(ready) = self.ready.get() {
             return Ok(ready.fd());
         }
-        let made = Ready::start(&self.end, lock(&self.progress).last)?;
+        // Locked until it is there: one thread follows a reader.
+        let progress = lock(&self.progress);
+        if let Some(ready) = self.ready.get() {
+            return Ok(ready.fd());
+        }
+        let made = Ready::start(&self.end, progress.last)?;
         Ok(self.ready.get_or_init(|| made).fd())
     }
 

@@ -122,7 +122,7 @@ impl Session {
     }
 
     /// Sends a notification and ignores failures: the end of a connection releases everything.
-    pub(super) fn notify<M: Method>(&self, params: &M::Params) {
+    pub(crate) fn notify<M: Method>(&self, params: &M::Params) {
         drop(self.connection.notify::<M>(params));
     }
 

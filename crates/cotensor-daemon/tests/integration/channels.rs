@@ -2,8 +2,10 @@
 
 use crate::support::processes::{Processes, signal};
 use crate::support::{Running, until};
+use cotensor_client::protocol as p;
 use cotensor_client::{Channel, ChannelPolicy, ChannelReader, ChannelSpec, ClientStore, Frame};
 use cotensor_core::{DType, ErrorKind};
+use cotensor_memory::{ChannelFiles, ChannelWriter};
 use cotensor_store::StoreReports;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
@@ -144,6 +146,79 @@ fn name_has_one_producer_and_the_memory_counts_in_the_budget() {
 }
 
 #[test]
+fn name_stays_with_its_channel_and_can_be_opened_again() {
+    let running = Running::start(|_| {});
+    let (producer, other) = (running.connect("producer"), running.connect("other"));
+    let first = open(&producer);
+    assert_eq!(producer.channel(spec("camera")).err().unwrap().kind(), ErrorKind::Conflict);
+    assert_eq!(producer.channels().unwrap().len(), 1, "the attempt leaves the first one alone");
+    let reader = read(&other, ChannelPolicy::Queue);
+    first.close();
+    let again = open(&producer);
+    drop(first);
+    assert_eq!(producer.channels().unwrap().len(), 1, "the end of the first one leaves the second one alone");
+    put(&again, 2);
+    assert!(reader.next(LONG).unwrap().is_none(), "a reader of the first one");
+    assert_eq!(byte(&next(&read(&other, ChannelPolicy::Queue))), 2);
+    let bytes = again.spec().size().unwrap().memory_bytes().unwrap() as u64;
+    running.settles_at(bytes);
+    // A loan does not keep its channel open.
+    let loan = again.loan().unwrap();
+    drop(again);
+    assert_eq!(loan.publish().unwrap_err().kind(), ErrorKind::Conflict);
+    running.settles_at(0);
+}
+
+#[test]
+fn closed_channel_stays_closed_after_a_lost_connection() {
+    let running = Running::start(|_| {});
+    let (producer, other) = (running.connect("producer"), running.connect("other"));
+    let channel = open(&producer);
+    channel.close();
+    running.shut_down("producer");
+    assert!(producer.channels().unwrap().is_empty());
+    drop(open(&other));
+    drop(channel);
+}
+
+/// A reader has the ring, too, and could show it with other memory.
+#[test]
+fn channel_is_not_replaced_by_its_reader() {
+    let running = Running::start(|_| {});
+    let channel = open(&running.connect("producer"));
+    put(&channel, 1);
+    let mut child = start(&running.socket, "thief");
+    child.wait().unwrap();
+    let store = running.connect("reader");
+    let listed = store.channels().unwrap();
+    assert!(listed[0].client.starts_with("producer"), "{listed:?}");
+    assert_eq!(byte(&next(&read(&store, ChannelPolicy::Newest))), 1);
+}
+
+#[test]
+fn reader_that_is_closed_ends_its_waits_and_frees_its_page() {
+    let running = Running::start(|_| {});
+    let (producer, other) = (running.connect("producer"), running.connect("other"));
+    let channel = producer.channel(ChannelSpec { readers: 1, ..spec("camera") }).unwrap();
+    for _ in 0..10 {
+        let reader = read(&other, ChannelPolicy::Queue);
+        reader.descriptor().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let reader = read(&other, ChannelPolicy::Queue);
+    std::thread::scope(|scope| {
+        let waiting = [(); 2].map(|()| scope.spawn(|| reader.next(LONG).err().unwrap().kind()));
+        std::thread::sleep(Duration::from_millis(5));
+        reader.close();
+        assert_eq!(waiting.map(|waiting| waiting.join().unwrap()), [ErrorKind::Conflict; 2]);
+    });
+    assert_eq!(reader.try_next().err().unwrap().kind(), ErrorKind::Conflict);
+    drop(reader);
+    put(&channel, 1);
+    assert_eq!(byte(&next(&read(&other, ChannelPolicy::Newest))), 1);
+}
+
+#[test]
 fn readers_and_the_frames_that_they_hold_are_limited() {
     let running = Running::start(|_| {});
     let (producer, other) = (running.connect("producer"), running.connect("other"));
@@ -223,7 +298,8 @@ fn descriptor_is_readable_when_a_frame_or_the_end_comes() {
     assert!(reader.next(NOW).unwrap().is_none());
 }
 
-/// Publishes frames until it is killed, or takes and holds two of them and waits to be killed.
+/// Publishes frames until it is killed; tries to replace a channel by memory of its own; or takes and holds two frames and waits to be
+/// killed.
 #[test]
 #[ignore = "the process that the other tests kill"]
 fn child() {
@@ -239,6 +315,21 @@ fn child() {
                 number = number.wrapping_add(1);
                 put(&channel, number);
             }
+        }
+        "thief" => {
+            println!("\nready");
+            let raw = cotensor_client::connect(Path::new(&socket), Box::new(|_: &str, _: &_, _| {})).unwrap();
+            let hello = p::HelloParams { protocol: p::PROTOCOL, client: "thief".to_owned(), ..Default::default() };
+            raw.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
+            let name = p::ChannelNameParams { name: "camera".to_owned() };
+            let ring = raw.call::<p::JoinChannel>(&name, Vec::new(), None).unwrap().1.swap_remove(1);
+            let ChannelSpec { name, dtype, shape, slots, readers, holds } = spec("camera");
+            let size = spec("camera").size().unwrap();
+            let ChannelFiles { memory, pages, .. } = ChannelWriter::create(size).unwrap().files().unwrap();
+            let params = p::OpenChannelParams { name, dtype: dtype.name().to_owned(), shape, slots, readers, holds };
+            let fds = [memory, ring].into_iter().chain(pages).collect();
+            drop(raw.call::<p::OpenChannel>(&params, fds, None));
+            std::process::exit(0);
         }
         _ => {
             let reader = read(&store, ChannelPolicy::Queue);

@@ -60,9 +60,25 @@ pub fn reader_lock(ring: impl AsFd, page: u32) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// Whether the producer of the channel with this ring lives. True where the system has no locks.
-pub fn is_producer_alive(ring: impl AsFd) -> bool {
-    duplicate_fd(ring).and_then(|ring| LockTable::open(ring).is_locked(PRODUCER)).unwrap_or(true)
+/// Whether a process has the lock of the reader that has page number `page`. True where the system has no locks.
+pub fn is_page_taken(ring: impl AsFd, page: u32) -> bool {
+    is_locked(ring, PRODUCER + 1 + u64::from(page))
+}
+
+/// Whether the producer of the channel with this ring may still publish: it lives, and has not closed the channel.
+pub fn is_ring_open(ring: impl AsFd) -> bool {
+    !is_ring_closed(&ring) && is_locked(ring, PRODUCER)
+}
+
+/// Whether the producer of the channel with this ring has closed it.
+pub fn is_ring_closed(ring: impl AsFd) -> bool {
+    let mut word = [0; size_of::<u64>()];
+    let read = rustix::io::pread(ring, &mut word, (ring_words::CLOSED * size_of::<u64>()) as u64);
+    read.is_ok() && u64::from_ne_bytes(word) != 0
+}
+
+fn is_locked(ring: impl AsFd, number: u64) -> bool {
+    duplicate_fd(ring).and_then(|ring| LockTable::open(ring).is_locked(number)).unwrap_or(true)
 }
 
 /// The number of frames that were published in the channel with this ring.

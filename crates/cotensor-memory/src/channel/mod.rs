@@ -14,6 +14,8 @@
 //! a lock count no more.
 
 mod files;
+#[cfg(test)]
+mod forged;
 mod reader;
 mod ring;
 mod signal;
@@ -22,7 +24,7 @@ mod size;
 mod tests;
 mod writer;
 
-pub use files::{ChannelFiles, frame_count, is_producer_alive, reader_lock, wake_readers};
+pub use files::{ChannelFiles, frame_count, is_page_taken, is_ring_closed, is_ring_open, reader_lock, wake_readers};
 pub use reader::{FrameHold, Policy, RingReader};
 pub use size::ChannelSize;
 pub use writer::{ChannelWriter, Loan};

@@ -4,17 +4,19 @@ use super::size::ChannelSize;
 use super::{Entry, PRODUCER, monotonic_ns, page_words, ring_words, signal};
 use crate::host::{Guarantee, SharedWords, check_sealed};
 use crate::mapping::Access;
-use crate::process::{LockTable, duplicate_fd, reopen_to_read};
+use crate::process::{LockTable, duplicate_fd, reopen_to_read, unlock};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Attempts to hold a frame of a producer that replaces all frames of the ring meanwhile.
+/// Attempts to hold a frame of a producer that replaces the frames of the ring meanwhile.
 const ATTEMPTS_MAX: usize = 1000;
+/// The interval between wake-ups of threads that shall not wait any more.
+const LEAVE_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Which frames a reader takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,8 +36,11 @@ pub struct RingReader {
     locks: LockTable,
     /// The words of the page that hold nothing.
     free: Mutex<Vec<usize>>,
+    /// The threads of this process that wait.
+    waiters: AtomicUsize,
+    is_left: AtomicBool,
     /// This reader's lock, as long as it or a hold exists.
-    _lock: OwnedFd,
+    lock: OwnedFd,
     /// A forked child has this page, too, and leaves it alone.
     owner: u32,
 }
@@ -64,7 +69,8 @@ impl RingReader {
         (0..page.count()).for_each(|word| page.word(word).store(0, Ordering::Release));
         let free = Mutex::new((page_words::HEADER..page.count()).collect());
         let (locks, owner) = (LockTable::open(duplicate_fd(&ring)?), std::process::id());
-        Ok(Arc::new(Self { words, page, size, locks, free, _lock: lock, owner }))
+        let (waiters, is_left) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Ok(Arc::new(Self { words, page, size, locks, free, waiters, is_left, lock, owner }))
     }
 
     /// The number of the newest frame; 0 before the first one.
@@ -83,32 +89,32 @@ impl RingReader {
         self.newest().saturating_sub(back)
     }
 
-    /// Takes a frame after number `last`. None while there is none.
+    /// Takes a frame after number `last`. None while there is none, and when the producer publishes faster than this thread runs: then the
+    /// [`signal`](Self::signal) has changed.
     ///
     /// # Errors
-    /// `OverBudget` when this reader holds as many frames as it may; `Conflict` when the producer publishes faster than this thread runs, and
-    /// in a forked child.
+    /// `OverBudget` when this reader holds as many frames as it may; `Conflict` in a forked child.
     pub fn take(self: &Arc<Self>, policy: Policy, last: u64) -> Result<Option<FrameHold>> {
         if !self.is_ours() {
             return Err(Error::new(ErrorKind::Conflict, "this reader belongs to the parent process"));
         }
+        let mut first = last.saturating_add(1);
         for _ in 0..ATTEMPTS_MAX {
             let newest = self.newest();
-            if newest <= last {
-                return Ok(None);
+            if newest < first {
+                break;
             }
             let wanted = match policy {
                 Policy::Newest => newest,
-                Policy::Queue => (last + 1).max((newest + 1).saturating_sub(u64::from(self.size.slots))),
+                Policy::Queue => first.max(newest.saturating_add(1).saturating_sub(u64::from(self.size.slots))),
             };
             if let Some(hold) = self.hold(wanted)? {
                 return Ok(Some(hold));
             }
+            // The producer takes a frame out of the ring before it tells the number of the next one. It may be stopped in between.
+            first = wanted.saturating_add(1);
         }
-        Err(Error::new(
-            ErrorKind::Conflict,
-            "the producer replaces frames faster than this reader takes one: give the channel more slots",
-        ))
+        Ok(None)
     }
 
     /// Holds the frame `number`. None when the ring does not have it any more.
@@ -152,22 +158,54 @@ impl RingReader {
         !self.is_closed() && self.locks.is_locked(PRODUCER).unwrap_or(true)
     }
 
-    /// Waits for a frame after number `last`, for the end of the channel, or for `timeout`. It can also return earlier.
+    /// A number that changes after each frame and when the channel is closed: for [`wait`](Self::wait), read before a frame is looked for.
+    pub fn signal(&self) -> u64 {
+        let signal = self.words.word(ring_words::SIGNAL).load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        signal
+    }
+
+    /// Waits until the signal is not `seen` any more, until this reader is left, or for `timeout`. It can also return earlier.
     ///
     /// # Errors
     /// `Io`.
-    pub fn wait(&self, last: u64, timeout: Duration) -> Result<()> {
+    pub fn wait(&self, seen: u64, timeout: Duration) -> Result<()> {
         let waiting = self.page.word(page_words::WAITING);
-        let seen = self.words.word(ring_words::SIGNAL).load(Ordering::Relaxed);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
         waiting.fetch_add(1, Ordering::Relaxed);
-        // The wait is announced before the ring is read.
+        // The wait is announced before the kernel reads the signal.
         fence(Ordering::SeqCst);
-        let outcome = match self.newest() > last || self.is_closed() {
+        let outcome = match self.is_left() {
             true => Ok(()),
             false => signal::wait(&self.words, seen, timeout),
         };
         waiting.fetch_sub(1, Ordering::Relaxed);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
         outcome
+    }
+
+    /// Ends the waits of all threads of this process, also later ones.
+    pub fn leave(&self) {
+        self.is_left.store(true, Ordering::SeqCst);
+        while self.is_ours() && self.waiters.load(Ordering::SeqCst) > 0 {
+            // A thread may be on its way into the kernel.
+            signal::wake(&self.words);
+            std::thread::sleep(LEAVE_INTERVAL);
+        }
+    }
+
+    /// Whether this reader was left.
+    pub fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for RingReader {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // A forked child may have the descriptor for long. If it cannot be unlocked, the page is free with that child's end.
+            let _ = unlock(&self.lock);
+        }
     }
 }
 

@@ -16,6 +16,15 @@ struct Page {
     fd: OwnedFd,
 }
 
+/// The words of frames that readers held at one time, ordered.
+pub(super) struct Holds(Vec<u64>);
+
+impl Holds {
+    pub(super) fn contains(&self, entry: Entry) -> bool {
+        self.0.binary_search(&entry.word()).is_ok()
+    }
+}
+
 /// The ring of a producer, with the pages of all readers.
 pub(super) struct Ring {
     words: SharedWords,
@@ -63,21 +72,27 @@ impl Ring {
         self.signal();
     }
 
-    /// Whether a reader holds a frame that is not in the ring any more. With `living`, only holds of readers that live count.
-    pub(super) fn is_held(&self, entry: Entry, living: bool) -> bool {
-        // After the frame was taken out of the ring, and before the pages are read.
+    /// The frames that readers hold, for a look at frames that are not in the ring any more. With `living`, only holds of readers that live
+    /// count.
+    ///
+    /// Each word of a page is read once: a reader cannot hold more frames than its page has words, also when it changes them meanwhile.
+    pub(super) fn holds(&self, living: bool) -> Holds {
+        // After the frames were taken out of the ring, and before the pages are read.
         fence(Ordering::SeqCst);
-        let holds = |page: &Page| {
-            (page_words::HEADER..page.words.count())
-                .any(|word| page.words.word(word).load(Ordering::Relaxed) == entry.word())
-        };
-        let is_held = self.pages.iter().zip(PRODUCER + 1..).any(|(page, number)| {
+        let mut words = Vec::new();
+        for (page, number) in self.pages.iter().zip(PRODUCER + 1..) {
+            let before = words.len();
+            let of_page = (page_words::HEADER..page.words.count()).map(|word| page.words.word(word));
+            words.extend(of_page.map(|word| word.load(Ordering::Relaxed)).filter(|word| *word != 0));
             // Where the system has no locks, every reader counts.
-            holds(page) && (!living || self.locks.is_locked(number).unwrap_or(true))
-        });
-        // The reads of the reader that has ended its hold come before the next write to the frame.
+            if living && words.len() > before && !self.locks.is_locked(number).unwrap_or(true) {
+                words.truncate(before);
+            }
+        }
+        // The reads of a reader that has ended its hold come before the next write to the frame.
         fence(Ordering::Acquire);
-        is_held
+        words.sort_unstable();
+        Holds(words)
     }
 
     /// Tells readers that no frame will follow.

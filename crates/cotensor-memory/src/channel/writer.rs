@@ -98,7 +98,7 @@ impl ChannelWriter {
             Ok(segment) => segment,
             // The locks of readers are looked at only when slots are missing.
             Err(_) => {
-                self.release_held(true);
+                self.release_held(&mut lock(&self.frames), true);
                 self.memory.reserve_unzeroed(self.size.frame_bytes)?
             }
         };
@@ -116,13 +116,23 @@ impl ChannelWriter {
         lock(&self.frames).is_closed = true;
     }
 
-    /// Closes the channel: readers get the frames that are left, and then its end.
-    pub fn close(&self) {
+    /// Closes the channel: readers get the frames that are left, and then its end. Returns whether it was open before. A forked child
+    /// closes nothing.
+    pub fn close(&self) -> bool {
+        if self.owner != std::process::id() {
+            return false;
+        }
         let mut frames = lock(&self.frames);
-        if !frames.is_closed && self.owner == std::process::id() {
-            frames.is_closed = true;
+        let was_open = !std::mem::replace(&mut frames.is_closed, true);
+        if was_open {
             self.ring.close();
         }
+        was_open
+    }
+
+    /// Whether it was closed.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.frames).is_closed
     }
 
     fn check_open(&self, frames: &Frames) -> Result<()> {
@@ -135,8 +145,11 @@ impl ChannelWriter {
     }
 
     /// Releases frames that left the ring while a reader held them, and that none holds now.
-    fn release_held(&self, living: bool) {
-        lock(&self.frames).held.retain(|frame| self.ring.is_held(frame.entry, living));
+    fn release_held(&self, frames: &mut Frames, living: bool) {
+        if !frames.held.is_empty() {
+            let holds = self.ring.holds(living);
+            frames.held.retain(|frame| holds.contains(frame.entry));
+        }
     }
 
     fn publish(&self, segment: Box<dyn SegmentMut>) -> Result<u64> {
@@ -154,7 +167,7 @@ impl ChannelWriter {
             frames.held.extend(oldest);
         }
         // Used soon again, memory is still in the processor's cache.
-        frames.held.retain(|frame| self.ring.is_held(frame.entry, false));
+        self.release_held(&mut frames, false);
         Ok(entry.number)
     }
 }

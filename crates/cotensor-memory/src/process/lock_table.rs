@@ -52,6 +52,15 @@ impl LockTable {
     }
 }
 
+/// Ends all locks of a holder, also if other processes have duplicates of its descriptor, as forked children do.
+///
+/// # Errors
+/// `Io` when the system has no such locks.
+pub fn unlock(holder: impl AsFd) -> Result<()> {
+    let mut all = libc::flock { l_len: 0, ..range(0, libc::F_UNLCK)? };
+    fcntl(holder.as_fd(), libc::F_OFD_SETLK, &mut all)
+}
+
 impl AsFd for LockTable {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -96,6 +105,11 @@ mod tests {
         assert!(table.is_locked(1).unwrap() && !table.is_locked(u64::from(u32::MAX) << 20).unwrap());
         drop(copy);
         assert!(!table.is_locked(1).unwrap());
+        let (one, two) = (table.lock(1).unwrap(), table.lock(2).unwrap());
+        let _copy = duplicate_fd(&one).unwrap();
+        unlock(&one).unwrap();
+        assert!(!table.is_locked(1).unwrap() && table.is_locked(2).unwrap());
+        drop(two);
         assert!(table.lock(u64::MAX).is_err() && table.is_locked(u64::MAX).is_err());
     }
 

@@ -27,7 +27,7 @@ pub use detach::{detach, wait_for_end};
 pub use file_lock::{lock_file, lock_holder_name};
 pub use heap::{HeapWork, allow_heap_growth, return_memory, returns_free_memory_by, trim_heap, use_one_heap};
 pub use listen_fds::listen_fds_with_names;
-pub use lock_table::LockTable;
+pub use lock_table::{LockTable, unlock};
 #[cfg(test)]
 pub(crate) use mappings::range_at;
 pub use mappings::{MappedRange, RangeUsage, mapped_ranges, range_usage};
