@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
     from ._native import ChannelReader, Frame
 
+ONE = (1).to_bytes(8, sys.byteorder)
+
 
 class AsyncFrames:
-    """The asynchronous iterator of a :class:`ChannelReader`. The event loop waits for the reader's descriptor."""
+    """The asynchronous iterator of a :class:`ChannelReader`. The event loop waits for the reader's descriptor.
+
+    Several tasks may share a reader: each frame goes to one of them."""
 
     def __init__(self, reader: "ChannelReader") -> None:
         self._reader = reader
@@ -20,28 +25,49 @@ class AsyncFrames:
         return self
 
     async def __anext__(self) -> "Frame":
-        reader, descriptor = self._reader, self._reader.fileno()
+        # Frames that are always there leave other tasks their turn.
+        await asyncio.sleep(0)
         while True:
-            _clear(descriptor)
-            # Before the next frame is taken: the producer may publish its last one in between.
-            ended: "BaseException | bool" = False
-            try:
-                ended = not reader.is_open()
-            except Exception as error:
-                ended = error
-            frame = reader.try_get()
+            frame = self._reader.try_get()
             if frame is not None:
                 return frame
-            if isinstance(ended, BaseException):
-                raise ended
-            if ended:
-                raise StopAsyncIteration
+            # Another task may have closed the reader during the wait: this descriptor is one of now.
+            descriptor = self._reader.fileno()
+            _clear(descriptor)
+            cleared = True
+            try:
+                frame = self._next_or_end()
+                if frame is not None:
+                    return frame
+                cleared = False
+            finally:
+                if cleared:
+                    # Other tasks wait for what is left.
+                    _signal(descriptor)
             await _readable(descriptor)
+
+    def _next_or_end(self) -> "Optional[Frame]":
+        try:
+            ended: "Optional[BaseException]" = None if self._reader.is_open() else StopAsyncIteration()
+        except Exception as error:
+            ended = error
+        # Afterwards: the producer may have published its last frame in between.
+        frame = self._reader.try_get()
+        if frame is None and ended is not None:
+            raise ended
+        return frame
 
 
 def _clear(descriptor: int) -> None:
     try:
         os.read(descriptor, 8)
+    except BlockingIOError:
+        pass
+
+
+def _signal(descriptor: int) -> None:
+    try:
+        os.write(descriptor, ONE)
     except BlockingIOError:
         pass
 
@@ -54,8 +80,13 @@ async def _readable(descriptor: int) -> None:
         if not ready.done():
             ready.set_result(None)
 
-    loop.add_reader(descriptor, set_ready)
+    # A duplicate: a loop has one callback for each descriptor, and the reader may be closed meanwhile.
+    own = os.dup(descriptor)
     try:
-        await ready
+        loop.add_reader(own, set_ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(own)
     finally:
-        loop.remove_reader(descriptor)
+        os.close(own)

@@ -209,6 +209,128 @@ def test_asyncio_waits_for_frames(stores: Any) -> None:
     assert asyncio.run(program()) == list(range(1, 51))
 
 
+def test_tasks_share_a_reader_and_leave_other_tasks_their_turn(stores: Any) -> None:
+    producer, other = stores
+    channel, reader = producer.channel("camera", 1, "int64", slots=64), other.read_channel("camera", policy="queue")
+    taken: list[int] = []
+
+    async def read() -> None:
+        async for one in reader:
+            taken.append(one.number)
+            del one
+
+    async def turns() -> int:
+        count = 0
+        while len(taken) < 50:
+            count += 1
+            await asyncio.sleep(0)
+        return count
+
+    async def program() -> None:
+        # All frames are there.
+        for number in range(50):
+            channel.put(np.array([number]))
+        reading = asyncio.ensure_future(read())
+        assert await turns() > 20
+        # Two tasks wait.
+        both = [reading, asyncio.ensure_future(read())]
+        for number in range(50):
+            await asyncio.sleep(0.002)
+            channel.put(np.array([number]))
+        channel.close()
+        await asyncio.wait_for(asyncio.gather(*both), 60)
+
+    asyncio.run(program())
+    assert sorted(taken) == list(range(1, 101))
+
+
+def test_closing_a_reader_ends_its_waits(stores: Any) -> None:
+    producer, other = stores
+    channel, reader = producer.channel("camera", 1, readers=1), other.read_channel("camera")
+
+    async def read() -> None:
+        async for one in reader:
+            del one
+
+    async def program() -> None:
+        tasks = [asyncio.ensure_future(read()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        reader.close()
+        for ended in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60):
+            assert isinstance(ended, cotensor.ConflictError) and "closed" in str(ended)
+
+    asyncio.run(program())
+    # Its page is free at once.
+    reader = other.read_channel("camera")
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            reader.get(timeout=60)
+        except cotensor.ConflictError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)
+    reader.close()
+    waiting.join()
+    assert "closed" in str(errors[0])
+    channel.put(np.ones(1, np.float32))
+    assert other.read_channel("camera").get().number == 1
+
+
+def test_channel_object_that_is_replaced_leaves_its_name_alone(stores: Any) -> None:
+    producer, other = stores
+    for _ in range(3):
+        # The former object is dropped after the new one was made.
+        channel = producer.channel("camera", 3)
+        reader = other.read_channel("camera")
+        with channel.loan() as loan:
+            array = loan.numpy()
+        assert reader.get().number == 1
+        channel.close()
+    loan = producer.channel("second", 3).loan()
+    array = loan.numpy()
+    reader = other.read_channel("second")
+    assert loan.publish() == 1
+    del loan
+    assert array.size == 3 and reader.get().number == 1
+    with pytest.raises(cotensor.ConflictError, match="closed"):
+        reader.get(timeout=60)
+
+
+FORKED_PRODUCER = """
+import os, sys, time
+import cotensor
+store = cotensor.connect(sys.argv[1], autostart=False)
+channel = store.channel("camera", 3)
+if os.fork() == 0:
+    time.sleep(1000)
+print(os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_forked_child_of_a_dead_producer_does_not_keep_its_name(daemon: Daemon) -> None:
+    with daemon.connect() as store:
+        command = [sys.executable, "-c", FORKED_PRODUCER, str(daemon.socket)]
+        producer = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            assert producer.stdout is not None and int(producer.stdout.readline()) == producer.pid
+            reader = store.read_channel("camera")
+            producer.kill()
+            producer.wait()
+            with pytest.raises(cotensor.IoError, match="has ended without closing it"):
+                reader.get(timeout=60)
+            channel = store.channel("camera", 3)
+            channel.put(np.ones(3, np.float32))
+            assert store.read_channel("camera").get().number == 1
+        finally:
+            os.killpg(producer.pid, signal.SIGKILL)
+            producer.stdout.close()
+
+
 PRODUCER = """
 import itertools, sys
 import numpy as np
@@ -276,3 +398,23 @@ def test_forked_child_leaves_the_channel_alone(stores: Any) -> None:
         channel.put(frame(number))
     assert value(held) == 7
     assert value(reader.get()) == 36
+
+
+def test_forked_child_does_not_keep_the_page_of_a_closed_reader(stores: Any) -> None:
+    producer, other = stores
+    channel = producer.channel("camera", SHAPE, "uint8", readers=1)
+    reader = other.read_channel("camera")
+    end, other_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(other_end)
+        os.read(end, 1)
+        os._exit(0)
+    reader.close()
+    try:
+        other.read_channel("camera").close()
+        channel.put(frame(1))
+    finally:
+        os.close(other_end)
+        os.close(end)
+        os.waitpid(child, 0)

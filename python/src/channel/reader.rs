@@ -114,10 +114,15 @@ impl ChannelReader {
         Ok(self.end(py)?.0.descriptor().or_raise(py)?.as_raw_fd())
     }
 
-    /// Closes the reader. Frames that it took stay valid.
-    fn close(&self) {
+    /// Closes the reader. Frames that it took stay valid. Threads and tasks that wait for a frame get a :class:`ConflictError`.
+    fn close(&self, py: Python<'_>) {
         let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(end);
+        if let Some(end) = end.filter(|end| end.is_ours()) {
+            py.detach(|| {
+                end.0.close();
+                drop(end);
+            });
+        }
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -137,8 +142,8 @@ impl ChannelReader {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
     }
 
     fn __repr__(&self) -> String {
