@@ -162,3 +162,37 @@ def test_copies_of_arguments_leave_the_device(memory, strategy):
         kept = memory.allocated_bytes - before - (0 if y.is_cpu else y.nbytes)
         y.sum().backward()
         assert kept < x.nbytes // 2
+
+
+@pytest.mark.parametrize("change", ["argument", "result", "empty"])
+@places
+def test_a_change_of_a_tensor_of_the_device_is_an_error(strategy, room, change):
+    """One that the program itself has there, also with ``genoa``, and one without elements."""
+    model = torch.nn.MaxPool1d(2, return_indices=True)
+    x, factor = torch.linspace(-1, 1, 16).view(2, 2, 4).to("simulated").requires_grad_(), torch.ones(2, 2, 2).to("simulated")
+    with offload(model, "simulated", strategy=strategy, memory=room):
+        y, indices = model(x)
+        y = y * factor
+        if change == "empty":
+            weight, none = torch.nn.Parameter(torch.ones(5, 5, 0)), torch.ones(0, 5).to("simulated").requires_grad_()
+            y = y.sum() + (weight @ none).sum()
+            with torch.no_grad():
+                weight.mul_(2)
+        else:
+            (factor if change == "argument" else indices).add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+@places
+def test_conjugate_tensors_of_the_device_are_saved(strategy, room):
+    def gradient(x):
+        (x.conj() * x).abs().sum().backward()
+        return x.grad.cpu()
+
+    values = torch.complex(torch.linspace(-1, 1, 8), torch.linspace(0, 2, 8))
+    expected = gradient(values.clone().requires_grad_())
+    x = values.to("simulated").requires_grad_()
+    with offload(mlp(1), "simulated", strategy=strategy, memory=room):
+        found = gradient(x)
+    torch.testing.assert_close(found, expected)

@@ -108,15 +108,16 @@ class SavedTensor:
 
     PyTorch compares versions of tensors that it saves by itself, but not of those that a session saves for it."""
 
-    __slots__ = ("device", "dtype", "part", "program", "size", "start", "tensor", "version", "watched")
+    __slots__ = ("device", "dtype", "follows", "part", "program", "size", "start", "tensor", "version", "watched")
 
     def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
         #: The operation's own tensor, perhaps on another device; None: the program's lives as long.
         self.tensor: Optional[torch.Tensor] = tensor
         #: Where the backward pass needs it.
         self.device, self.dtype, self.size = device, tensor.dtype, tensor.size()
-        #: Gives the program's tensor for its elements, if it is another one and its memory lives.
+        #: Gives the program's tensor for its elements, as long as its memory lives. ``follows``: it is another one.
         self.program: Optional[Callable[[], Optional[torch.Tensor]]] = None
+        self.follows = False
         #: Has the version of the program's tensor.
         self.watched = tensor
         #: The part of a copy of the program's tensor, which begins at ``start``; None: the whole.
@@ -131,20 +132,22 @@ class SavedTensor:
         self.watched = program if program.is_cpu and program.is_leaf else program.detach()
         alive: Callable[[], Optional[torch.Tensor]] = functools.partial(_itself, self.watched)
         if not program.is_cpu and program.layout == torch.strided:
-            # The alias must not keep memory of the device, and still has the version of its tensor.
-            alive = weakly(program)
-            self.watched.data = torch.empty(0, dtype=program.dtype, device=program.device)
+            alive, self.watched = weakly(program), _with_version(program)
         if view is not None and self.dtype == own.dtype and is_copied_as(program, own):
             is_whole = view.is_of(own)
             if is_whole or view.is_inside(own):
                 self.program, self.part, self.start = alive, None if is_whole else view, int(own.storage_offset())
+                self.follows = True
                 if program.is_cpu:
                     self.tensor = None
 
-    def wait(self, elsewhere: torch.Tensor) -> None:
-        """The operation's own tensor leaves the device: ``elsewhere`` has its elements."""
-        self.tensor = self.watched = elsewhere
-        self.version = version_of(elsewhere)
+    def wait(self, elsewhere: torch.Tensor, own: torch.Tensor) -> None:
+        """``elsewhere`` has the elements when the device no longer does. The program may have the own tensor itself."""
+        if self.watched is self.tensor:
+            self.watched = _with_version(own)
+            if own.layout == torch.strided and not (own.is_conj() or own.is_neg()):
+                self.program = weakly(own)
+        self.tensor = elsewhere
 
     def get(self, move: Callable[[torch.Tensor, torch.device], torch.Tensor]) -> torch.Tensor:
         """The tensor where the backward pass needs it. ``move`` moves one to a device."""
@@ -162,6 +165,16 @@ class SavedTensor:
         if version == self.version:
             return None
         return _modified(f"a tensor at version {version} instead of {self.version}", self.size)
+
+
+def _with_version(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias that has the version of a tensor, and keeps no memory."""
+    alias = tensor.detach()
+    if tensor.layout == torch.strided:
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        if torch._has_compatible_shallow_copy_type(alias, empty):
+            alias.data = empty
+    return alias
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
@@ -226,5 +239,5 @@ class Substitution:
         if self.saved:
             key = raw_storage(own)
             for memory, saved, view in self.saved:
-                if memory == key and (is_written or saved.program is None):
+                if memory == key and (is_written or not saved.follows):
                     saved.watch(program, own, view)

@@ -351,10 +351,10 @@ class Offload(Interception):
             saved = SavedTensor(tensor if tensor.is_cpu and tensor.is_leaf else tensor.detach(), tensor.device)
             if operation is not None:
                 operation.save(saved, tensor)
-            if self.results_on_host and not tensor.is_cpu and saved.program is None:
+            if self.results_on_host and not tensor.is_cpu and not saved.follows:
                 if operation is None or not operation.saves_early:
                     # With the same strides: functions round differently for others.
-                    saved.wait(to_device(tensor.detach(), torch.device("cpu")))
+                    saved.wait(to_device(tensor.detach(), torch.device("cpu")), tensor)
                     if operation is not None:
                         operation.leave(tensor)
             return saved
