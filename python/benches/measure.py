@@ -46,10 +46,12 @@ def interleaved(
 
 
 class Echo:
-    """An echo of 200 bytes by another process over a Unix socket: the unit for latencies."""
+    """An echo of 200 bytes by another process over a Unix socket: the unit for latencies. It runs on `processor`, if set."""
 
     _SERVER = """
-import socket, sys
+import os, socket, sys
+if len(sys.argv) > 2:
+    os.sched_setaffinity(0, {int(sys.argv[2])})
 s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
 while True:
     m = s.recv(200, socket.MSG_WAITALL)
@@ -57,12 +59,13 @@ while True:
     s.sendall(m)
 """
 
-    def __init__(self) -> None:
+    def __init__(self, processor: Optional[int] = None) -> None:
         path = os.path.join(tempfile.mkdtemp(), "echo")
+        pinned = [] if processor is None else [str(processor)]
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
-            self._process = subprocess.Popen([sys.executable, "-c", self._SERVER, path])
+            self._process = subprocess.Popen([sys.executable, "-c", self._SERVER, path, *pinned])
             self._socket, _ = listener.accept()
 
     def __call__(self) -> bytes:

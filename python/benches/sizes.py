@@ -6,7 +6,8 @@ Times are medians of interleaved rounds, in microseconds. `copy` is numpy's into
 versions of one name, in memory that is used again up to 64 MiB; `put, sealed` in new memory; `put, cold` is the first of a new
 client. A first `get` is of another client
 after each publication. The function of the calls returns the length of its argument, or the argument itself. iceoryx2 loans
-memory, copies into it, sends and receives, in one process. Release builds only.
+memory, copies into it, sends and receives, in one process; `channel` does the same with a channel. An echo is of a process on
+another processor, which sleeps until the message comes. At the end the figures of `channels.py`. Release builds only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+import channels
 import numpy as np
 import torch
 from iceoryx import iceoryx_channel
@@ -41,9 +43,12 @@ BOUNDS: Dict[str, Tuple[float, float]] = {"put": (1.5, 1.5), "get, first": (0, 1
 HELD_MAX = 4e-6
 #: Figures and the peers that may not be faster.
 PEERS = {"put": ["shared_memory", "ray.put"], "put + get": ["iceoryx2"], "call, in + out": ["pipe, in + out"]}
+PEERS["channel"] = ["iceoryx2"]
+#: A channel may take this much more than the peer.
+CHANNEL_FACTOR = 1.5
 #: The columns, in their order.
 COLUMNS = ["copy", "put", "put, sealed", "put, cold", "put + get", "get, held", "get, first", "call, in", "call, in + out"]
-COLUMNS += ["shared_memory", "ray.put", "iceoryx2", "pipe, in + out"]
+COLUMNS += ["channel", "shared_memory", "ray.put", "iceoryx2", "pipe, in + out"]
 
 PROVIDER = """
 import sys, torch; torch.set_num_threads(1)
@@ -84,7 +89,7 @@ class Contenders:
         other.close()
         self.socket, self.ray, self.iceoryx = socket, ray, iceoryx_channel()
         self.store, self.reader = cotensor.connect(socket), cotensor.connect(socket)
-        self.new = self.store
+        self.new, self.channel = self.store, None
         self.provider = Child(PROVIDER, socket)
         assert self.provider.line() == "ready"
         self.client = SharedTensorClient(socket=socket)
@@ -101,6 +106,10 @@ class Contenders:
         tensor, target = torch.from_numpy(array), array.copy()
         store, reader = self.store, self.reader
         self.held = store.put("held", array)
+        # The one of the size before is closed first.
+        self.channel = None
+        channel = self.channel = store.channel("bench", size, "uint8", slots=1, readers=1)
+        frames = reader.read_channel("bench")
 
         def connect() -> None:
             self.new = cotensor.connect(self.socket)
@@ -125,6 +134,7 @@ class Contenders:
             "get, first": lambda: reader.get("x"),
             "call, in": lambda: self.client.call_function("length", [tensor]),
             "call, in + out": lambda: self.client.call_function("same", [tensor]),
+            "channel": lambda: (channel.put(array), frames.try_get()),
             "shared_memory": in_shared_memory,
             "pipe, in + out": through_pipe,
         }
@@ -134,6 +144,25 @@ class Contenders:
         if self.iceoryx is not None:
             runs["iceoryx2"] = self.iceoryx(array)
         return runs, {"get, first": lambda: store.put("x", array), "put, cold": connect}
+
+
+CORES = os.sched_getaffinity(0)
+
+
+def pin() -> None:
+    """Keeps this thread off the processor of the echo."""
+    os.sched_setaffinity(0, CORES - {max(CORES)} or CORES)
+
+
+def free(then: Optional[Callable[[], object]]) -> Callable[[], None]:
+    """Gives this thread all processors again, and then runs the function."""
+
+    def run() -> None:
+        os.sched_setaffinity(0, CORES)
+        if then is not None:
+            then()
+
+    return run
 
 
 def rounds_of(size: int, rounds: int) -> Tuple[int, int]:
@@ -153,7 +182,8 @@ def judged(taken: Dict[str, float], echo: float) -> Iterator[Tuple[str, bool]]:
     yield f"get, held: {micros(taken['get, held'])} us, at most {micros(HELD_MAX)}", taken["get, held"] <= HELD_MAX
     for name, peers in PEERS.items():
         for peer in filter(taken.__contains__, peers):
-            yield f"{name}: {micros(taken[name])} us, {peer} {micros(taken[peer])}", taken[name] <= taken[peer]
+            factor = CHANNEL_FACTOR if name == "channel" else 1
+            yield f"{name}: {micros(taken[name])} us, {peer} {micros(taken[peer])}", taken[name] <= factor * taken[peer]
 
 
 def micros(taken: float) -> str:
@@ -177,7 +207,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     met: List[bool] = []
     with ExitStack() as stack:
         socket = stack.enter_context(daemon())
-        echo = Echo()
+        echo = Echo(max(CORES))
         stack.callback(echo.close)
         contenders = Contenders(socket, None if options.no_ray else start_ray())
         stack.callback(contenders.close)
@@ -190,12 +220,18 @@ def main(arguments: Optional[List[str]] = None) -> int:
             for name, run in runs.items():
                 before.get(name, lambda: None)()
                 run()
-            taken = interleaved({"echo": echo, **runs}, rounds, turn, before)
+            # Each echo crosses processors, wherever the scheduler has put the two processes.
+            before = {name: free(before.get(name)) for name in runs}
+            taken = interleaved({"echo": echo, **runs}, rounds, turn, {"echo": pin, **before})
             figures[str(size)] = taken
             print(f"{named(size):9} " + " ".join(f"{micros(taken[name]):>14}" for name in ["echo", *columns]), flush=True)
             for line, is_met in judged(taken, taken["echo"]):
                 lines.append(f"{'met   ' if is_met else 'MISSED'} {named(size):7} {line}")
                 met.append(is_met)
+        contenders.channel = None
+        for line, is_met in channels.judged(socket, 25 * options.rounds):
+            lines.append(f"{'met   ' if is_met else 'MISSED'} channel {line}")
+            met.append(is_met)
     print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Python {platform.python_version()}")
     print("\n".join([*lines, f"{sum(met)} of {len(met)} bounds met"]))
     if options.json is not None:

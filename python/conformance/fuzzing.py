@@ -49,7 +49,7 @@ def _mismatches(result: Result, report: Report) -> List[_Mismatch]:
         (place, cause)
         for place, differing in (result.differing or {}).items()
         for variant, cause in differing
-        if not report.known.is_exception(task.database, task.name, place, variant, cause)
+        if report.known.reason(task.database, task.name, place, variant, cause) is None
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from pathlib import Path
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import tomllib
 
@@ -24,18 +24,18 @@ class Known:
         self.floors: Dict[str, Dict[str, float]] = data.get("floor", {}).get(run, {})
         self._exceptions: List[Dict[str, Any]] = data.get("exception", [])
 
-    def is_exception(self, database: str, name: str, place: str, variant: str, cause: str) -> bool:
-        """Whether a mismatch has a reason."""
-        return any(
-            [
-                one["database"] == database
-                and name in one.get("names", [name])
-                and one.get("cause", "") in cause
-                and place.split()[0] in one.get("places", [place.split()[0]])
-                and variant in one.get("variants", [variant])
-                for one in self._exceptions
-            ]
-        )
+    def reason(self, database: str, name: str, place: str, variant: str, cause: str) -> Optional[str]:
+        """The reason of a mismatch, if it is an exception."""
+        found = [
+            one["reason"]
+            for one in self._exceptions
+            if one["database"] == database
+            and name in one.get("names", [name])
+            and one.get("cause", "") in cause
+            and place.split()[0] in one.get("places", [place.split()[0]])
+            and variant in one.get("variants", [variant])
+        ]
+        return found[0] if found else None
 
 
 class Report:
@@ -47,6 +47,8 @@ class Report:
         self.total: Dict[_Row, int] = collections.Counter()
         self.excepted: Dict[_Row, int] = collections.Counter()
         self.skipped: Dict[str, int] = collections.Counter()
+        #: The excepted samples by database, reason and place; one with several reasons counts for each.
+        self.reasons: Dict[Tuple[str, Optional[str]], Dict[str, int]] = collections.defaultdict(collections.Counter)
         #: By database, variant and cause: the places, and the cases.
         self.groups: Dict[Tuple[str, str, str], Dict[str, List[str]]] = collections.defaultdict(dict)
 
@@ -59,10 +61,12 @@ class Report:
         for place, differing in result.differing.items():
             row = (task.database, place)
             self.total[row] += 1
-            open_ = [(variant, cause) for variant, cause in differing
-                     if not self.known.is_exception(task.database, task.name, place, variant, cause)]
+            reasons = [self.known.reason(task.database, task.name, place, variant, cause) for variant, cause in differing]
+            open_ = [one for one, reason in zip(differing, reasons) if reason is None]
             self.passed[row] += not differing
             self.excepted[row] += bool(differing) and not open_
+            for reason in set(reasons) if not open_ else ():
+                self.reasons[(task.database, reason)][place] += 1
             for variant, cause in open_:
                 cases = self.groups[(task.database, variant, cause)].setdefault(place, [])
                 cases.append(f"{task.name}[{result.label}, {task.dtype}]")
@@ -84,6 +88,8 @@ class Report:
             share = 100 * (self.passed[row] + self.excepted[row]) / total
             text.append(f"{row[0]:<12}{row[1]:<16}{self.passed[row]:>8}{self.excepted[row]:>10}{total:>8}{share:>8.2f}%")
         text += [f"skipped in {name}: {count}, which differ between two runs on the host" for name, count in self.skipped.items()]
+        for (database, reason), counts in sorted(self.reasons.items(), key=lambda item: -sum(item[1].values())):
+            text.append(f"excepted in {database}: {', '.join([f'{place} {count}' for place, count in counts.items()])}: {reason}")
         order = sorted(self.groups.items(), key=lambda item: -sum([len(cases) for cases in item[1].values()]))
         for (database, variant, cause), cases in order[:groups_max]:
             names = sorted(self._names(cases))
@@ -105,7 +111,8 @@ class Report:
             {"database": database, "variant": variant, "cause": cause, "cases": cases}
             for (database, variant, cause), cases in self.groups.items()
         ]
-        return {"rows": rows, "skipped": self.skipped, "groups": groups, "failures": self.failures()}
+        reasons = [{"database": key[0], "reason": key[1], "places": counts} for key, counts in self.reasons.items()]
+        return {"rows": rows, "reasons": reasons, "skipped": self.skipped, "groups": groups, "failures": self.failures()}
 
     @staticmethod
     def _names(cases: Dict[str, List[str]]) -> Set[str]:

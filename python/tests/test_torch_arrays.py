@@ -173,3 +173,30 @@ def test_tensor_without_memory_is_refused(store: Any) -> None:
         tensor = torch.zeros(3)
     with pytest.raises(cotensor.UnsupportedError):
         store.put("fake", tensor)
+
+
+def test_tensor_is_copied_into_an_array_of_the_program(store):
+    for length in (1000, 12 << 20):
+        source = np.random.default_rng(0).integers(0, 255, (length // 100, 100), "u1")
+        tensor = store.put("x", source)
+        for target in (np.zeros_like(source), torch.zeros(source.shape, dtype=torch.uint8)):
+            tensor.copy_to(target)
+            assert np.array_equal(np.asarray(target), source)
+        part = np.zeros((source.shape[0], 50), "u1")
+        tensor[:, ::2].copy_to(part)
+        assert np.array_equal(part, source[:, ::2])
+    target = np.zeros_like(source)
+    target.flags.writeable = False
+    for wrong, why in [
+        (target, "cannot be written"),
+        (np.zeros(source.T.shape, "u1").T, "side by side"),
+        (np.zeros(3, "u1"), "does not fit"),
+        (np.zeros(source.shape, "i1"), "does not fit"),
+    ]:
+        with pytest.raises(cotensor.InvalidError, match=why):
+            tensor.copy_to(wrong)
+    conjugate = store.put("z", np.ones(3, np.complex64))
+    with pytest.raises(cotensor.InvalidError, match="cannot be written"):
+        conjugate.copy_to(torch.zeros(3, dtype=torch.complex64).conj())
+    with pytest.raises(cotensor.InvalidError, match="cannot be written"):
+        tensor.copy_to(tensor.numpy())

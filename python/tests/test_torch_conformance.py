@@ -125,7 +125,10 @@ def test_report_counts_exceptions_and_fails_below_the_floor(tmp_path):
     report.add(Result(TASK, "0", {"plain": [("out", "result: elements")], "flow half": [("out", "result: elements")]}))
     report.add(Result(TASK, "1", {"plain": [], "flow half": []}))
     report.add(Result(TASK, "2", None))
-    assert not report.known.is_exception("operators", "add", "flow half", "forward", "result: elements")
+    assert report.known.reason("operators", "add", "flow half", "forward", "result: elements") is None
+    assert report.known.reason("operators", "add", "flow half", "out", "result: elements") == "a test"
+    assert report.reasons == {("operators", "a test"): {"flow half": 1}}
+    assert "excepted in operators: flow half 1: a test" in report.lines()
     assert report.failures() == []
     report.add(Result(TASK, "3", {"plain": [("out", "shape")], "flow half": [("out", "shape")]}))
     assert report.failures() == [

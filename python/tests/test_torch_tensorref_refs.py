@@ -66,6 +66,20 @@ assert sum(manager.devices().values()) > 0 and any(ref is a for ref in manager.t
 
 
 @pytest.mark.parametrize("strategy", ["genoa", "flow"])
+def test_a_factory_with_a_device_writes_to_a_result(strategy):
+    """The program names the CPU, and is not told that its results are elsewhere."""
+    run(f"""
+torchTensorRef.tensorsManager.device = "simulated"
+torchTensorRef.tensorsManager.strategy = {strategy!r}
+start, end = torch.tensor(1.0), torch.tensor(3.0)
+expected = torch.linspace(start, end, 5, device="cpu")
+out = torch.ones(5) * 2
+assert torch.linspace(start, end, 5, device="cpu", out=out) is out
+assert out.tolist() == expected.tolist() == [1.0, 1.5, 2.0, 2.5, 3.0]
+""")
+
+
+@pytest.mark.parametrize("strategy", ["genoa", "flow"])
 def test_a_network_trains(strategy):
     run(f"""{MEMORY}
 import copy

@@ -147,13 +147,31 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         coalesced = tensor.is_coalesced()
         return torch.sparse_coo_tensor(indices, values, tensor.size(), is_coalesced=coalesced, check_invariants=False)
     plain = tensor.layout == torch.strided and not tensor.requires_grad and not tensor.is_conj()
-    if not plain or tensor.is_contiguous() or tensor.numel() == 0:
+    if not plain or tensor.is_contiguous() or not _keeps_strides(tensor):
         return tensor.to(device)
     start, end = extent(tensor)
-    if end - start > 2 * tensor.numel():
-        return tensor.to(device)
     flat = tensor.as_strided((end - start,), (1,), start).to(device)
     return flat.as_strided(tensor.size(), tensor.stride(), 0)
+
+
+def _keeps_strides(tensor: torch.Tensor) -> bool:
+    """Whether :func:`to_device` copies the elements between those that a tensor shows, too."""
+    if tensor.numel() == 0:
+        return False
+    start, end = extent(tensor)
+    return end - start <= 2 * tensor.numel()
+
+
+def is_copied_as(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Whether :func:`to_device` of a tensor shows its memory as a tensor with the same elements on another device does."""
+    for one in (tensor, copy):
+        if one.layout != torch.strided or one.is_conj() or one.is_neg():
+            return False
+    if tensor.dtype != copy.dtype or tensor.size() != copy.size():
+        return False
+    if tensor.stride() == copy.stride() or (tensor.is_contiguous() and copy.is_contiguous()):
+        return True
+    return not _keeps_strides(tensor)
 
 
 def to_host(value: Any) -> Any:

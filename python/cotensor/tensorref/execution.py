@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch._C import _len_torch_function_stack
@@ -161,7 +162,8 @@ class Execution(TorchFunctionMode):
                 part = mover.weights.part
                 uses = {key: (tensor, one and part(tensor)) for key, (tensor, one) in uses.items()}
                 weights = [mover.weights.all[weight.number] for weight in weights]
-        result, on_device, elapsed = self._run_by(mover, name, func, args, kwargs, uses, weights, on_device)
+        with _instead_of(moved):
+            result, on_device, elapsed = self._run_by(mover, name, func, args, kwargs, uses, weights, on_device)
         write_back(moved)
         if self.division is not None and divided:
             self.division.ran(name, weights, elapsed)
@@ -205,7 +207,7 @@ class Execution(TorchFunctionMode):
         statistics = written_by(func, args, kwargs) if function.may_write else []
         # Tensors with a tangent need no gradient.
         dual, with_gradients = forward_ad._current_level >= 0, torch.is_grad_enabled()
-        operation = Substitution(self.local, function.saves_early) if with_gradients or self.runs_code else None
+        operation = Substitution(function.saves_early) if with_gradients or self.runs_code else None
         copies: Dict[int, torch.Tensor] = {}
         given: _Given = []
         try:
@@ -245,7 +247,7 @@ class Execution(TorchFunctionMode):
             self._write_back(changed, statistics, mover)
             if operation is not None:
                 for tensor, _, copy in changed:
-                    operation.give(copy, tensor)
+                    operation.give(copy, tensor, True)
         if returned is not None:
             return returned
         if isinstance(result, torch.Tensor):
@@ -280,7 +282,8 @@ class Execution(TorchFunctionMode):
         moved: Moved = []
         device = self._place(func, args, kwargs, "", [])[0].device
         args, kwargs = self.call_with_memory(gathered, ((args, kwargs), device, moved, self.division.kept), {}, device)
-        result = self.call_with_memory(func, args, kwargs, device)
+        with _instead_of(moved):
+            result = self.call_with_memory(func, args, kwargs, device)
         write_back(moved)
         return result
 
@@ -368,7 +371,7 @@ class Execution(TorchFunctionMode):
         args, kwargs = mapped(home, (list(args), dict(kwargs)))
         if self.ours(kwargs.get("device")) is not None:
             kwargs["device"] = "cpu"  # type: ignore[index]
-        operation = Substitution(self.local)
+        operation = Substitution()
         operation.arguments += [(tensor, copy) for tensor, copy, _ in moved.values()]
         try:
             result = self.call(as_on, (self.target.type, func, self.functions[func].name, args, kwargs), {})
@@ -385,7 +388,7 @@ class Execution(TorchFunctionMode):
                 if tensor.shape != copy.shape:
                     tensor.resize_(copy.shape)
                 tensor.copy_(copy)
-                operation.give(copy, tensor)
+                operation.give(copy, tensor, True)
 
         def away(value: torch.Tensor) -> Any:
             if not value.is_cpu:
@@ -428,6 +431,20 @@ class Execution(TorchFunctionMode):
             mean = (mean * count + elapsed) // (count + 1)
             self._times[key] = count + 1, mean
         return mean
+
+
+@contextlib.contextmanager
+def _instead_of(moved: Moved) -> Iterator[None]:
+    """An operation gets copies of tensors of other devices."""
+    if not moved:
+        yield
+        return
+    operation = Substitution()
+    operation.arguments += [(tensor, copy) for tensor, copy, _ in moved]
+    try:
+        yield
+    finally:
+        operation.end()
 
 
 def _copied(tensor: torch.Tensor, device: torch.device, linked: bool) -> torch.Tensor:

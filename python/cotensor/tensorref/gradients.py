@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.weak import TensorWeakRef
 
-from .arguments import to_device
+from .arguments import is_copied_as, to_device
 from .mover import Mover
-from .simulated.tensor import raw_storage, storage_of
+from .simulated.tensor import raw_storage, storage_of, weakly
 from .weights import View, Weight
+
+#: The operation of each thread.
+_local = threading.local()
 
 
 class ToDevice(torch.autograd.Function):
@@ -100,36 +103,82 @@ class SavedWeight:
 
 
 class SavedTensor:
-    """A tensor that the backward pass needs, and the version of the program's tensor with the same values.
+    """A tensor that the backward pass needs. Where an operation got a copy of a tensor of the program, or gave another one for a
+    result, it is read from the program's tensor: PyTorch would have saved this, and would see writes without a version.
 
     PyTorch compares versions of tensors that it saves by itself, but not of those that a session saves for it."""
 
-    __slots__ = ("device", "tensor", "version", "watched")
+    __slots__ = ("device", "dtype", "follows", "part", "program", "size", "start", "tensor", "version", "watched")
 
-    def __init__(self, tensor: torch.Tensor, device: Optional[torch.device]) -> None:
-        #: ``device``: where the backward pass needs it, if it waits elsewhere.
-        self.tensor, self.device = tensor, device
-        #: Gives the program's tensor, if it is another one and lives.
-        self.watched: Optional[Callable[[], Optional[torch.Tensor]]] = None
+    def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
+        #: The operation's own tensor, perhaps on another device; None: the program's lives as long.
+        self.tensor: Optional[torch.Tensor] = tensor
+        #: Where the backward pass needs it.
+        self.device, self.dtype, self.size = device, tensor.dtype, tensor.size()
+        #: Gives the program's tensor for its elements, as long as its memory lives. ``follows``: it is another one.
+        self.program: Optional[Callable[[], Optional[torch.Tensor]]] = None
+        self.follows = False
+        #: Has the version of the program's tensor.
+        self.watched = tensor
+        #: The part of a copy of the program's tensor, which begins at ``start``; None: the whole.
+        self.part: Optional[View] = None
+        self.start = 0
         self.version = version_of(tensor)
 
-    def watch(self, tensor: torch.Tensor) -> None:
-        """The program has ``tensor``, which is another one."""
-        self.version = version_of(tensor)
-        if tensor.is_cpu:
-            # The tensor itself would keep the function that saves it, and neither would ever be freed.
-            alias = tensor.detach()
-            self.watched = lambda: alias
-        else:
-            # An alias would keep memory of the device.
-            self.watched = TensorWeakRef(tensor)
+    def watch(self, program: torch.Tensor, own: torch.Tensor, view: Optional[View]) -> None:
+        """The program has ``program`` instead of ``own``, of whose storage the operation saved a view."""
+        self.version = version_of(program)
+        # A leaf may get other memory until then. Another tensor would keep the function that saves it: neither would be freed.
+        self.watched = program if program.is_cpu and program.is_leaf else program.detach()
+        alive: Callable[[], Optional[torch.Tensor]] = functools.partial(_itself, self.watched)
+        if not program.is_cpu and program.layout == torch.strided:
+            alive, self.watched = weakly(program), _with_version(program)
+        if view is not None and self.dtype == own.dtype and is_copied_as(program, own):
+            is_whole = view.is_of(own)
+            if is_whole or view.is_inside(own):
+                self.program, self.part, self.start = alive, None if is_whole else view, int(own.storage_offset())
+                self.follows = True
+                if program.is_cpu:
+                    self.tensor = None
+
+    def wait(self, elsewhere: torch.Tensor, own: torch.Tensor) -> None:
+        """``elsewhere`` has the elements when the device no longer does. The program may have the own tensor itself."""
+        if self.watched is self.tensor:
+            self.watched = _with_version(own)
+            if own.layout == torch.strided and not (own.is_conj() or own.is_neg()):
+                self.program = weakly(own)
+        self.tensor = elsewhere
+
+    def get(self, move: Callable[[torch.Tensor, torch.device], torch.Tensor]) -> torch.Tensor:
+        """The tensor where the backward pass needs it. ``move`` moves one to a device."""
+        program = None if self.program is None else self.program()
+        if program is None:
+            assert self.tensor is not None
+            return self.tensor if self.tensor.device == self.device else move(self.tensor, self.device)
+        copy = program.detach()
+        copy = copy if copy.device == self.device else move(copy, self.device)
+        return copy if self.part is None else self.part.of(copy, self.start - int(copy.storage_offset()))
 
     def changed(self) -> Optional[RuntimeError]:
         """The error for a tensor that was changed after the forward pass."""
-        watched = self.tensor if self.watched is None else self.watched()
-        if watched is None or version_of(watched) == self.version:
+        version = version_of(self.watched)
+        if version == self.version:
             return None
-        return _modified(f"a tensor at version {version_of(watched)} instead of {self.version}", watched.size())
+        return _modified(f"a tensor at version {version} instead of {self.version}", self.size)
+
+
+def _with_version(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias that has the version of a tensor, and keeps no memory."""
+    alias = tensor.detach()
+    if tensor.layout == torch.strided:
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        if torch._has_compatible_shallow_copy_type(alias, empty):
+            alias.data = empty
+    return alias
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -145,46 +194,50 @@ def _modified(name: str, size: Any) -> RuntimeError:
 
 class Substitution:
     """One operation that gets other tensors than the program passed, and gives others than the program gets. What a thread saves
-    until :meth:`end` belongs to the operation."""
+    until :meth:`end` belongs to the operation, whichever session PyTorch asks."""
 
-    __slots__ = ("arguments", "local", "numbers", "outer", "saved", "saves_early")
+    __slots__ = ("arguments", "numbers", "outer", "saved", "saves_early")
 
-    def __init__(self, local: threading.local, saves_early: bool = False) -> None:
-        self.local = local
+    def __init__(self, saves_early: bool = False) -> None:
         #: Whether it writes what it has saved, so that this must not be copied before.
         self.saves_early = saves_early
-        self.outer = Substitution.current(local)
+        self.outer = Substitution.current()
         #: Tensors of the program with those that the operation gets instead.
         self.arguments: List[Tuple[torch.Tensor, torch.Tensor]] = []
-        #: What the operation saved, by the memory of its own tensors.
-        self.saved: List[Tuple[int, SavedTensor]] = []
+        #: What the operation saved, with the memory of its own tensors, and how they show that.
+        self.saved: List[Tuple[int, SavedTensor, Optional[View]]] = []
         #: While it has these, no other memory gets the number of one that is freed, because its elements wait elsewhere.
         self.numbers: List[StorageWeakRef] = []
-        local.substitution = self
+        _local.substitution = self
 
     @staticmethod
-    def current(local: threading.local) -> Optional["Substitution"]:
+    def current() -> Optional["Substitution"]:
         """The operation of this thread, if one gets other tensors."""
-        return getattr(local, "substitution", None)
+        return getattr(_local, "substitution", None)
 
     def end(self) -> None:
         """The operation has run."""
-        self.local.substitution = self.outer
+        _local.substitution = self.outer
 
     def save(self, saved: SavedTensor, tensor: torch.Tensor) -> None:
         """The operation saves one of its own tensors."""
-        key = raw_storage(tensor)
-        for program, own in self.arguments:
-            if raw_storage(own) == key:
-                saved.watch(program)
-        self.saved.append((key, saved))
-        if saved.device is not None:
-            self.numbers.append(StorageWeakRef(storage_of(tensor)))  # type: ignore[no-untyped-call]
+        key, view = raw_storage(tensor), View(tensor) if tensor.layout == torch.strided else None
+        self.saved.append((key, saved, view))
+        operation: Optional[Substitution] = self
+        while operation is not None and saved.watched is saved.tensor:
+            for program, own in operation.arguments:
+                if raw_storage(own) == key:
+                    saved.watch(program, own, view)
+            operation = operation.outer
 
-    def give(self, own: torch.Tensor, program: torch.Tensor) -> None:
-        """The program gets one tensor instead of a result of the operation."""
+    def leave(self, tensor: torch.Tensor) -> None:
+        """The elements of an own tensor that is saved wait elsewhere."""
+        self.numbers.append(StorageWeakRef(storage_of(tensor)))  # type: ignore[no-untyped-call]
+
+    def give(self, own: torch.Tensor, program: torch.Tensor, is_written: bool = False) -> None:
+        """The program gets one tensor instead of a result of the operation, or of an argument that this has written."""
         if self.saved:
             key = raw_storage(own)
-            for memory, saved in self.saved:
-                if memory == key:
-                    saved.watch(program)
+            for memory, saved, view in self.saved:
+                if memory == key and (is_written or not saved.follows):
+                    saved.watch(program, own, view)

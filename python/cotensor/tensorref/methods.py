@@ -134,7 +134,7 @@ def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
             # A write to a weight that the function saves is an error in its backward pass.
             pairs = [(value, copy) for value, copy in zip(args, given) if value is not copy]
             if pairs:
-                operation = Substitution(session.local)
+                operation = Substitution()
                 operation.arguments += pairs
                 stack.callback(operation.end)
             args = given

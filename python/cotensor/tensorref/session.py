@@ -346,15 +346,17 @@ class Offload(Interception):
                     weight = mover.by_copy.get(key)
                     if weight is not None and weight.dtype == tensor.dtype:
                         return SavedWeight(mover, weight, tensor)
-            operation = Substitution.current(self.local)
-            if tensor.is_cpu or not self.results_on_host or (operation is not None and operation.saves_early):
-                # A leaf may get other memory until then.
-                saved = SavedTensor(tensor if tensor.is_cpu and tensor.is_leaf else tensor.detach(), None)
-            else:
-                # With the same strides: functions round differently for others.
-                saved = SavedTensor(to_device(tensor.detach(), torch.device("cpu")), tensor.device)
+            operation = Substitution.current()
+            # A leaf may get other memory until then.
+            saved = SavedTensor(tensor if tensor.is_cpu and tensor.is_leaf else tensor.detach(), tensor.device)
             if operation is not None:
                 operation.save(saved, tensor)
+            if self.results_on_host and not tensor.is_cpu and not saved.follows:
+                if operation is None or not operation.saves_early:
+                    # With the same strides: functions round differently for others.
+                    saved.wait(to_device(tensor.detach(), torch.device("cpu")), tensor)
+                    if operation is not None:
+                        operation.leave(tensor)
             return saved
 
     def _unpack(self, saved: Any) -> Any:
@@ -366,13 +368,12 @@ class Offload(Interception):
                 # The backward pass goes on, and the failure is raised at its end.
                 self.failures.append(changed)
             if isinstance(saved, SavedTensor):
-                if saved.device is not None:
-                    return self._returned(saved.tensor, saved.device)
-                if saved.tensor.is_cpu and self.weights.belongs(saved.tensor):
+                tensor = saved.get(self._returned)
+                if tensor.is_cpu and self.weights.belongs(tensor):
                     # On the device, a function saves the copy.
                     node = torch._C._current_autograd_node()
                     self.local.node_of_host = None if node is None else node._sequence_nr()
-                return saved.tensor
+                return tensor
             weight = saved.weight
             try:
                 if self.runs_code or saved.has_left:

@@ -80,6 +80,19 @@ class View:
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), int(tensor.storage_offset()) + moved
         self.is_conj, self.is_neg = tensor.is_conj(), tensor.is_neg()
 
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor without such bits, in the same storage, is this view."""
+        same = self.offset == tensor.storage_offset() and self.size == tensor.size() and self.stride == tensor.stride()
+        return same and not (self.is_conj or self.is_neg)
+
+    def is_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether all elements are between those of a tensor in the same storage."""
+        if 0 in self.size or tensor.numel() == 0:
+            return False
+        start, end = extent(tensor)
+        own_end = self.offset + 1 + sum([(size - 1) * stride for size, stride in zip(self.size, self.stride)])
+        return start <= self.offset and own_end <= end
+
     def of(self, elements: torch.Tensor, start: int) -> torch.Tensor:
         """The same view of other memory, whose first element is number ``start`` of the storage."""
         with torch.inference_mode(False), torch.no_grad():

@@ -29,6 +29,8 @@ pub(crate) struct SourceArray {
     strides: Vec<isize>,
     /// Whether this is a copy of an array in device memory.
     from_device: bool,
+    /// Whether the array does not allow writes, or this is a copy of it.
+    pub(crate) read_only: bool,
     _keep: KeepAlive,
 }
 
@@ -105,10 +107,11 @@ impl SourceArray {
         let interface = array.getattr("__array_interface__")?.cast_into::<PyDict>()?;
         let field = |name: &str| interface.get_item(name);
         let missing = || raise(py, &Error::invalid("an array without memory").in_field(place.to_string()));
-        let (address, _): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
+        let (address, read_only): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
         let shape: Vec<usize> = field("shape")?.ok_or_else(missing)?.extract()?;
         let strides: Vec<isize> = array.getattr("strides")?.extract()?;
-        Ok(Some(Self { address, dtype, shape, strides, from_device: false, _keep: KeepAlive::Object(array.unbind()) }))
+        let _keep = KeepAlive::Object(array.unbind());
+        Ok(Some(Self { address, dtype, shape, strides, from_device: false, read_only, _keep }))
     }
 
     fn of_dlpack(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Self> {
@@ -133,10 +136,12 @@ impl SourceArray {
             array.getattr_opt(intern!(py, "requires_grad"))?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
         let array = if wanted { array.call_method0("detach")? } else { array.clone() };
         // A capsule does not carry torch's bits for negative and conjugate numbers.
+        let shared = array.clone();
         let array = match array.getattr_opt(intern!(py, "resolve_neg"))? {
             Some(resolve) => resolve.call0()?.call_method0(intern!(py, "resolve_conj"))?,
             None => array,
         };
+        let is_writable = torch.is_some() && array.is(&shared);
         // Capsules of floats of 8 bits need a newer torch than the types themselves.
         let small = match torch {
             Some(_) => small_float(&array.getattr(intern!(py, "dtype"))?)?,
@@ -153,7 +158,8 @@ impl SourceArray {
         let taken = taken.map_err(refused)?;
         let (address, dtype) = (taken.address as usize, small.unwrap_or(taken.dtype));
         let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
-        Ok(Self { address, dtype, shape, strides, from_device: false, _keep: KeepAlive::Capsule(taken) })
+        let read_only = !is_writable;
+        Ok(Self { address, dtype, shape, strides, from_device: false, read_only, _keep: KeepAlive::Capsule(taken) })
     }
 
     /// # Errors

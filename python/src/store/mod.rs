@@ -4,6 +4,7 @@ pub(crate) mod backend;
 pub(crate) mod builder;
 pub(crate) mod change_queue;
 mod claim;
+mod copy_out;
 pub(crate) mod daemon;
 mod group;
 pub(crate) mod holder;

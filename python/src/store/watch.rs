@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+/// How long a wait for memory takes before signals are handled.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A new version of a name, or its removal.
 #[pyclass(frozen, eq, module = "cotensor", name = "NameChange")]
 #[derive(PartialEq)]
@@ -279,7 +282,7 @@ impl Store {
         after: Option<&Bound<'_, Tensor>>,
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
     ) -> PyResult<Tensor> {
-        let store = self.store(py)?;
+        let (store, client) = (self.store(py)?, self.backend(py)?.client());
         let holder = holder_of(py, &store, holder.as_deref());
         let end = seconds(py, timeout)?.and_then(|timeout| Instant::now().checked_add(timeout));
         let after = after.map(|after| Ok::<_, PyErr>(after.get().held(py)?.lease().id())).transpose()?;
@@ -292,6 +295,15 @@ impl Store {
                     return Ok(Some(lease));
                 }
                 let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+                // Woken by memory, without the daemon's socket.
+                if let (Some(client), Some(after)) = (&client, after)
+                    && client.wait_while_newest(&name, after, left.min(CHECK_INTERVAL))?
+                {
+                    if left.is_zero() || !signals.none_raised() {
+                        return Ok(None);
+                    }
+                    continue;
+                }
                 // The first answer is the position only: a version that was published meanwhile is found above.
                 let first = position.is_none();
                 let changes = store.changes(&filter, position, left, &|| signals.none_raised())?;

@@ -94,6 +94,15 @@ impl LeaseTable {
         valid.then(|| record.upgrade()?.lease_on_lookup(holder)).flatten()
     }
 
+    /// The index and the slot in which a change of `name` shows, while the index confirms that `id` is its newest version.
+    pub(super) fn slot_of(&self, name: &str, id: TensorId) -> Option<(Arc<SharedIndexReader>, IndexSlot)> {
+        let newest = read(&self.newest);
+        let (slot, record) = newest.names.get(name)?;
+        let index = newest.index.as_ref()?;
+        let is_newest = index.get(slot.slot) == Some(slot.generation) && record.upgrade()?.id() == id;
+        is_newest.then(|| (Arc::clone(index), *slot))
+    }
+
     /// Forgets the newest versions: the next lookup of each name is a call.
     pub(super) fn forget_names(&self) {
         let before = std::mem::take(&mut *write(&self.newest));

@@ -70,6 +70,16 @@ impl NameStore for ClientStore {
 }
 
 impl ClientStore {
+    /// Waits while `id` is the newest version of `name`, for `timeout` at most. It can also return earlier. False, without a wait, unless
+    /// this process leases that version and the shared index has it: use [`NameStore::changes`] then.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn wait_while_newest(&self, name: &str, id: TensorId, timeout: Duration) -> Result<bool> {
+        let Some((index, slot)) = self.daemon.leases.slot_of(name, id) else { return Ok(false) };
+        index.wait(slot.slot, slot.generation, timeout)
+    }
+
     /// One call, again in the next session when the daemon is replaced meanwhile.
     fn changes_once(
         &self,

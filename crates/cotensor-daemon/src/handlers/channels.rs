@@ -3,7 +3,7 @@
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use cotensor_client::protocol::{ChannelList, ChannelNameParams, Empty, JoinedChannel, OpenChannelParams};
-use cotensor_core::Error;
+use cotensor_core::{Error, ErrorKind};
 use cotensor_memory::ChannelFiles;
 
 fn check_socket(caller: &Caller) -> cotensor_core::Result<()> {
@@ -12,6 +12,9 @@ fn check_socket(caller: &Caller) -> cotensor_core::Result<()> {
 
 pub(super) async fn open(mut caller: Caller, params: OpenChannelParams) -> Answer<Empty> {
     check_socket(&caller)?;
+    if caller.daemon.config.small_bytes_max == 0 {
+        return Err(Error::new(ErrorKind::Refused, "this daemon takes no memory that its producer can write again"));
+    }
     let (memory, ring) = (caller.fd()?, caller.fd()?);
     let pages = (0..params.readers).map(|_| caller.fd()).collect::<Result<_, _>>()?;
     let files = ChannelFiles { memory, ring, pages };

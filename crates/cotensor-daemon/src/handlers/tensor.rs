@@ -11,7 +11,7 @@ use cotensor_client::protocol::{
     SlabParams, SlabResult,
 };
 use cotensor_core::{Device, Error, ErrorKind, Result};
-use cotensor_memory::BlockLimits;
+use cotensor_memory::{BLOCK_BYTES_MAX, BlockLimits};
 use cotensor_store::{Holder, Lease, TensorStore};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -83,7 +83,9 @@ fn open_block(
     // Those that a client sets itself.
     let BlockLimits { bytes_max, count_max, .. } = BlockLimits::default();
     let (bytes, count) = caller.lock().blocks().fold((0, 0), |(bytes, count), block| (bytes + block.len(), count + 1));
-    if count >= count_max || len > bytes_max.saturating_sub(bytes) {
+    // What no block is, `open_block` refuses.
+    let is_too_long = len <= BLOCK_BYTES_MAX && len > bytes_max.saturating_sub(bytes);
+    if count >= count_max || is_too_long {
         let message = format!("{count} blocks of {bytes} bytes are open in this session");
         return Err(Error::new(ErrorKind::Conflict, message));
     }

@@ -49,6 +49,10 @@ fn block_is_free_after_the_last_of_its_tensors() {
     running.settles_at(0);
     let error = raw.call::<p::OpenSlab>(&open, vec![fd()], None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "a session has it: {error}");
+    for bytes in [0, (64 << 20) + 1, 1 << 63] {
+        let error = raw.call::<p::OpenSlab>(&p::SlabParams { bytes, ..open }, vec![fd()], None).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("bytes")), "{bytes}: {error}");
+    }
 }
 
 #[test]

@@ -219,6 +219,13 @@ fn reader_that_is_closed_ends_its_waits_and_frees_its_page() {
 }
 
 #[test]
+fn daemon_of_sealed_memory_alone_refuses_channels() {
+    let running = Running::start(|config| config.small_bytes_max = 0);
+    let error = running.connect("producer").channel(spec("camera")).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+}
+
+#[test]
 fn readers_and_the_frames_that_they_hold_are_limited() {
     let running = Running::start(|_| {});
     let (producer, other) = (running.connect("producer"), running.connect("other"));

@@ -9,6 +9,7 @@ use cotensor_store::{
 };
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 #[test]
 fn small_and_large_tensors_are_shared_between_clients() {
@@ -220,4 +221,24 @@ fn lease_keeps_its_client_store_alive() {
     drop(read);
     running.settles_at(0);
     assert_eq!(three.get("x", &three.holder("")).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn next_version_wakes_a_reader_of_the_one_before() {
+    let running = Running::start(|_| {});
+    let (producer, reader) = (running.connect("producer"), running.connect("reader"));
+    for bytes in [100, 1 << 20] {
+        let mut held = put(&*producer, "x", &vec![0; bytes]);
+        for version in 1..20u8 {
+            let (seen, long) = (reader.get("x", &reader.holder("")).unwrap(), Duration::from_secs(60));
+            assert_eq!(seen.bytes().unwrap()[0], version - 1);
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| while reader.wait_while_newest("x", seen.id(), long).unwrap() {});
+                held = put(&*producer, "x", &vec![version; bytes]);
+                waiting.join().unwrap();
+            });
+        }
+        assert!(!reader.wait_while_newest("x", held.id(), Duration::ZERO).unwrap(), "it is not leased here");
+        assert!(!reader.wait_while_newest("y", held.id(), Duration::ZERO).unwrap(), "there is no such name");
+    }
 }

@@ -2,12 +2,11 @@
 
 use super::size::ChannelSize;
 use super::{PRODUCER, ring_words, signal};
-use crate::host::{Guarantee, SharedWords, check_no_holes, check_sealed};
+use crate::host::{Guarantee, SharedWords, WORD_BYTES, check_no_holes, check_sealed};
 use crate::mapping::Access;
 use crate::process::{LockTable, duplicate_fd, reopen_to_read};
 use cotensor_core::{Error, Result};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 
 /// The files of a channel, as they travel to the daemon and to readers.
 #[derive(Debug)]
@@ -84,9 +83,12 @@ fn is_locked(ring: impl AsFd, number: u64) -> bool {
 /// The number of frames that were published in the channel with this ring.
 ///
 /// # Errors
-/// `Io` when the ring cannot be mapped.
+/// `Io` when the ring cannot be read.
 pub fn frame_count(ring: impl AsFd) -> Result<u64> {
-    Ok(map_header(ring)?.word(ring_words::NEWEST).load(Ordering::Relaxed))
+    let mut word = [0; WORD_BYTES];
+    let read = rustix::io::pread(ring, &mut word, (ring_words::NEWEST * WORD_BYTES) as u64);
+    read.map_err(|error| Error::io("reading a ring", &error.into()))?;
+    Ok(u64::from_ne_bytes(word))
 }
 
 /// Wakes the readers of the channel with this ring, which then look whether its producer lives: for the process that sees the producer's
@@ -95,10 +97,7 @@ pub fn frame_count(ring: impl AsFd) -> Result<u64> {
 /// # Errors
 /// `Io` when the ring cannot be mapped.
 pub fn wake_readers(ring: impl AsFd) -> Result<()> {
-    signal::wake(&map_header(ring)?);
+    let ring = reopen_to_read(ring)?;
+    signal::wake(&SharedWords::map(ring.as_fd(), ring_words::HEADER, Access::ReadShared)?);
     Ok(())
-}
-
-fn map_header(ring: impl AsFd) -> Result<SharedWords> {
-    SharedWords::map(reopen_to_read(ring)?.as_fd(), ring_words::HEADER, Access::ReadShared)
 }

@@ -3,9 +3,11 @@
 use super::memfd::{Guarantee, allocate, check_sealed, seal};
 use super::shared_words::{SharedWords, WORD_BYTES};
 use crate::mapping::{Access, OnFork};
+use crate::process::reopen_to_read;
 use cotensor_core::{Error, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 /// The header holds [`VALID`] or [`ENDED`].
 const HEADER_WORDS: usize = 1;
@@ -27,6 +29,7 @@ pub struct SharedIndex {
 /// The reader's side.
 pub struct SharedIndexReader {
     words: Words,
+    is_shared: bool,
 }
 
 struct Words {
@@ -94,13 +97,14 @@ impl SharedIndex {
         self.words.slots
     }
 
-    /// Sets a slot (release): a reader of this value also sees all earlier writes of this thread.
+    /// Sets a slot (release), and wakes readers that wait for it: a reader of this value also sees all earlier writes of this thread.
     ///
     /// # Panics
     /// When the table does not have the slot.
     pub fn set(&self, slot: u32, value: u64) {
         let word = self.words.slot(slot).expect("a slot beyond the table");
         word.store(value, Ordering::Release);
+        self.words.all.wake(HEADER_WORDS + slot as usize);
     }
 
     /// Invalidates the table: from now on readers find no values.
@@ -121,7 +125,26 @@ impl SharedIndexReader {
     /// `Refused` when the table is not sealed or has another length; `Io`.
     pub fn open(fd: &OwnedFd, slots: u32) -> Result<Self> {
         check_sealed(fd, bytes_of(slots)?, Guarantee::ProducerOnly)?;
-        Ok(Self { words: Words::map(fd.as_fd(), slots, Access::Read)? })
+        let shared = reopen_to_read(fd).and_then(|fd| Words::map(fd.as_fd(), slots, Access::ReadShared));
+        // Without /proc, the words can be read, but not waited for.
+        let (words, is_shared) = match shared {
+            Ok(words) => (words, true),
+            Err(_) => (Words::map(fd.as_fd(), slots, Access::Read)?, false),
+        };
+        Ok(Self { words, is_shared })
+    }
+
+    /// Waits until a slot does not have the value `seen` any more, or for `timeout`. It can also return earlier. False, without a wait, for a
+    /// slot that the table does not have, and where the table cannot be waited for.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn wait(&self, slot: u32, seen: u64, timeout: Duration) -> Result<bool> {
+        let can_wait = self.is_shared && slot < self.words.slots;
+        if can_wait {
+            self.words.all.wait(HEADER_WORDS + slot as usize, seen, timeout)?;
+        }
+        Ok(can_wait)
     }
 
     /// The value of a slot (acquire); `None` when the table is [invalidated](SharedIndex::invalidate) or does not have
@@ -190,6 +213,8 @@ mod tests {
                 }
             });
             let mut last = 0;
+            assert!(reader.wait(1, 0, Duration::from_secs(60)).unwrap());
+            assert!(!reader.wait(2, 0, Duration::from_secs(60)).unwrap(), "there is no such slot");
             while last < 10_000 {
                 let value = reader.get(1).unwrap();
                 assert!(value >= last && seen.load(Ordering::Relaxed) >= value);

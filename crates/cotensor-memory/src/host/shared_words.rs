@@ -1,9 +1,15 @@
 //! Words in memory that processes share, accessed by atomics only.
 
 use crate::mapping::{Access, Mapping, OnFork};
-use cotensor_core::Result;
+use cotensor_core::{Error, Result};
+use rustix::io::Errno;
+use rustix::thread::futex;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
+
+/// The longest wait of one call.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) const WORD_BYTES: usize = size_of::<u64>();
 
@@ -43,6 +49,26 @@ impl SharedWords {
         // SAFETY: X1 and the check above: the word is inside the mapping, which `self` keeps, and aligned, because the mapping starts at a
         // page. Other processes access it by atomics, too. X2 holds for mappings for reading.
         unsafe { AtomicU64::from_ptr(self.map.start().as_ptr().cast::<u64>().add(index)) }
+    }
+
+    /// Waits until a word is not `seen` any more, a [`wake`](Self::wake) in any process, or the end of the time. It can also return earlier.
+    /// For a shared mapping: the kernel finds the waiting threads by the file and the place in it, so one for reading suffices.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn wait(&self, index: usize, seen: u64, timeout: Duration) -> Result<()> {
+        let limit = timeout.min(WAIT_MAX).try_into().map_err(|_| Error::invalid("a time that is too long"))?;
+        // The kernel compares the low halves.
+        match futex::wait(self.futex(index), futex::Flags::empty(), seen as u32, Some(&limit)) {
+            Ok(()) | Err(Errno::AGAIN | Errno::TIMEDOUT | Errno::INTR) => Ok(()),
+            Err(error) => Err(Error::io("waiting for another process", &error.into())),
+        }
+    }
+
+    /// Wakes all threads that wait for a word, in all processes.
+    pub(crate) fn wake(&self, index: usize) {
+        // It fails only for an address that is not mapped.
+        let _ = futex::wake(self.futex(index), futex::Flags::empty(), i32::MAX as u32);
     }
 
     /// The low half of a word, for the kernel's futex alone.

@@ -96,6 +96,10 @@ class TensorsManager:
                 if not session.results_on_host and getattr(value, "_is_param", False):
                     session.add("parameter", value)
                 session.marks.add(value)
+        if kind_of(func) is Kind.FACTORY and kwargs.get("device") is not None and isinstance(kwargs.get("out"), torch.Tensor):
+            if not kwargs["out"].is_cpu:
+                # A program for the CPU names the place of ``out``, which is a result of the device.
+                kwargs = {**kwargs, "device": None}
         # A program for the CPU selects the dtypes of the CPU.
         autocast = torch.is_autocast_enabled("cpu")
         with torch.autocast(session.target.type, torch.get_autocast_dtype("cpu")) if autocast else _NOTHING:

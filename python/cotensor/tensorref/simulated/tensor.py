@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .memory import MEMORIES
 
@@ -312,3 +313,20 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
 def raw_storage(tensor: torch.Tensor) -> int:
     """A number of the memory of a tensor, equal for all tensors in it."""
     return int(storage_of(tensor)._cdata)
+
+
+def weakly(tensor: torch.Tensor) -> Callable[[], Optional[torch.Tensor]]:
+    """Gives a tensor of the same memory without a gradient, as long as something else keeps the memory."""
+    raw, index = (tensor.raw, tensor.device.index) if isinstance(tensor, SimulatedTensor) else (tensor, None)
+    memory = StorageWeakRef(raw.untyped_storage())  # type: ignore[no-untyped-call]
+    dtype, device, view = raw.dtype, raw.device, (raw.storage_offset(), raw.size(), raw.stride())
+
+    def alive() -> Optional[torch.Tensor]:
+        storage = torch.UntypedStorage._new_with_weak_ptr(memory.cdata)
+        if storage is None:
+            return None
+        with torch.no_grad():
+            found = torch.empty(0, dtype=dtype, device=device).set_(storage, *view)
+        return found if index is None else SimulatedTensor(found, index)
+
+    return alive
