@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// The same after it was woken without a frame: the producer may be ending.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// The first wait for a frame. After it, a reader looks whether the producer lives.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
 /// The interval between attempts to find a channel that is not open yet.
 const JOIN_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -200,6 +202,14 @@ impl ChannelReader {
     /// As [`next`](Self::next); those of `check`.
     pub fn next_while(&self, timeout: Duration, mut check: impl FnMut() -> Result<()>) -> Result<Option<Frame>> {
         let (start, mut interval) = (Instant::now(), CheckInterval::default());
+        // Most frames come soon: the look whether the producer lives takes longer than such a wait.
+        let seen = self.end.ring.signal();
+        if let Some(frame) = self.try_next()? {
+            return Ok(Some(frame));
+        }
+        if !self.end.ring.is_closed() {
+            self.end.ring.wait(seen, timeout.min(FIRST_WAIT))?;
+        }
         loop {
             let seen = self.end.ring.signal();
             if let Some(frame) = self.try_next()? {
