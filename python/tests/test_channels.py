@@ -128,6 +128,24 @@ def test_array_of_a_loan_does_not_write_the_published_frame(stores: Any, as_arra
         channel.loan()
 
 
+def test_loan_that_could_not_be_copied_can_be_published_later(stores: Any) -> None:
+    producer, other = stores
+    channel = producer.channel("camera", SHAPE, "uint8")
+    arrays = []
+    for number in range(3):
+        loan = channel.loan()
+        arrays.append(loan.numpy())
+        arrays[-1][...] = number
+        if number < 2:
+            assert loan.publish() == number + 1
+    with pytest.raises(cotensor.ConflictError, match="3 frames are loaned"):
+        loan.publish()
+    assert channel.newest == 2
+    del arrays[-1]
+    assert loan.publish() == 3
+    assert value(other.read_channel("camera").get()) == 2
+
+
 def test_wrong_arguments_name_their_field(stores: Any, daemon: Daemon) -> None:
     producer, other = stores
     channel = producer.channel("camera", (2, 3))

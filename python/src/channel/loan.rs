@@ -79,14 +79,23 @@ impl FrameLoan {
         match Arc::try_unwrap(memory) {
             Ok(LoanMemory { loan, .. }) => loan.into_inner().publish(),
             Err(shown) => {
-                let mut copy = self.channel.loan()?;
-                // SAFETY: the address is that of the loan's bytes, as many as the layout has, which `shown` keeps. Arrays write them without a
-                // lock, as with any array that is copied meanwhile; another loan has other bytes.
-                let bytes = unsafe { std::slice::from_raw_parts(shown.address.as_ptr(), self.layout.size_bytes()) };
-                copy.write(bytes)?;
-                copy.publish()
+                let published = self.publish_copy(&shown);
+                if published.is_err() {
+                    // Without its arrays, it can be published later.
+                    *self.lock() = State::Open(shown);
+                }
+                published
             }
         }
+    }
+
+    fn publish_copy(&self, shown: &LoanMemory) -> Result<u64, Error> {
+        let mut copy = self.channel.loan()?;
+        // SAFETY: the address is that of the loan's bytes, as many as the layout has, which `shown` keeps. Arrays write them without a
+        // lock, as with any array that is copied meanwhile; another loan has other bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(shown.address.as_ptr(), self.layout.size_bytes()) };
+        copy.write(bytes)?;
+        copy.publish()
     }
 }
 
