@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 
 import pytest
 
@@ -196,3 +198,46 @@ def test_conjugate_tensors_of_the_device_are_saved(strategy, room):
     with offload(mlp(1), "simulated", strategy=strategy, memory=room):
         found = gradient(x)
     torch.testing.assert_close(found, expected)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda module: pickle.loads(pickle.dumps(module))}
+
+
+@pytest.mark.parametrize("copied", sorted(COPIES))
+@pytest.mark.parametrize("affine", [False, True])
+@places
+def test_a_copied_model_that_moves_keeps_the_buffers_that_a_backward_pass_needs(strategy, room, affine, copied):
+    def program(model, x):
+        module = COPIES[copied](model)[1]
+        statistics = module.running_mean
+        y = module.eval()(x)
+        # On any device, it is there already.
+        module.to(x.device)
+        module.train()(x.detach() * 3 + 1)
+        y.square().sum().backward()
+        assert module.running_mean is statistics and statistics.device == x.device
+        return [x.grad, statistics, *[parameter.grad for parameter in module.parameters()]]
+
+    def model():
+        return torch.nn.Sequential(mlp(1), torch.nn.BatchNorm1d(16, affine=affine))
+
+    expected = program(model(), X.clone().requires_grad_())
+    offloaded = model()
+    with offload(offloaded, "simulated", strategy=strategy, memory=room):
+        found = [tensor.cpu() for tensor in program(offloaded, X.to("simulated").requires_grad_())]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@places
+def test_a_buffer_of_the_host_that_a_module_moves_is_a_copy(strategy, room):
+    def program(model, x):
+        values = torch.ones(16)
+        model[0].register_buffer("factor", values)
+        model.to(x.device)
+        values.zero_()
+        return x * model[0].factor
+
+    assert torch.equal(program(mlp(1).to("simulated"), X.to("simulated")).cpu(), X)
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy, memory=room):
+        assert torch.equal(program(model, X.to("simulated")).cpu(), X)

@@ -155,3 +155,31 @@ def test_writes_of_a_function_in_a_transform_reach_the_weight(strategy):
         found = run(offloaded.weight, X.to("simulated"))
     for one, other in zip([*found, offloaded.weight], [*results, expected.weight]):
         torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)
+
+
+MADE = {
+    "view": lambda x, weight: x.unsqueeze(0),
+    "index": lambda x, weight: x[:3] + 1,
+    "written view": lambda x, weight: x.clone().unsqueeze(0).add_(1),
+    "new parameter": lambda x, weight: x.unsqueeze(0) * torch.nn.Parameter(torch.ones(16)),
+    "like": lambda x, weight: torch.ones_like(x) * 2,
+    "like a weight": lambda x, weight: torch.zeros_like(weight),
+    "new": lambda x, weight: x.new_zeros(3),
+}
+
+
+@STRATEGIES
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_views_and_new_tensors_in_a_transform_are_on_the_device(name, strategy):
+    def run(model, x):
+        function, weight = MADE[name], model[0].weight
+        tangent = func.jvp(lambda x: function(x, weight), (x[0],), (x[1],))
+        return [func.vmap(lambda row: function(row, weight))(x), *tangent]
+
+    expected = run(mlp(1), X)
+    model = mlp(1)
+    with offload(model, "simulated", strategy=strategy):
+        found = run(model, X.to("simulated"))
+        assert [one.device.type for one in found] == ["simulated"] * 3
+        copies = [one.detach().cpu() for one in found]
+    torch.testing.assert_close(copies, [one.detach() for one in expected])

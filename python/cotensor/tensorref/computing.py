@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Set
+from typing import Any, Iterable, List, Optional, Sequence, Set
 
 import torch
 from torch._C import _len_torch_function_stack
@@ -69,6 +69,10 @@ class Computing(Execution):
                 weights.append(part.weight)
         if not weights and not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
             return self._factory(func, args, kwargs)
+        for tensor, part in uses.values():
+            # One without dimensions may be on the host in any program.
+            if part is None and tensor.dim() and tensor not in self.marks:
+                self.read.add(tensor)
         with self.lock:
             return self.run(func, args, kwargs, uses, weights)
 
@@ -125,6 +129,12 @@ class Computing(Execution):
         with self.lock:
             for mover in self.movers:
                 mover.add(name, tensor)
+
+    def add_read(self, tensors: Iterable[Optional[torch.Tensor]]) -> None:
+        """Manages those of some buffers that operations have read: without the session, they would be on the device already."""
+        for tensor in tensors:
+            if tensor is not None and tensor in self.read and not self.belongs(tensor):
+                self.add("buffer", tensor)
 
     def replaced(self, owner: Part) -> None:
         """An owner of a weight may have other memory."""

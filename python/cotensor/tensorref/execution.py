@@ -67,6 +67,8 @@ class Execution(TorchFunctionMode):
         self.results_on_host = results_on_host
         #: Results on the host that belong to the device.
         self.marks = Marks()
+        #: Tensors of the host that are no weights, and that operations on the device have read: the program has them there.
+        self.read = Marks()
         #: What each thread does.
         self.local = threading.local()
         #: Threads whose functions run as they are, while a frame is among their callers; None: for good.

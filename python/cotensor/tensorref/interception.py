@@ -128,6 +128,7 @@ class Interception(Computing):
         shown = [value in self.marks for value in values]
         for value in values:
             self.marks.discard(value)
+            self.read.discard(value)
             for mover in self.movers:
                 owner = mover.weights.owners.get(id(value))
                 if owner is not None:

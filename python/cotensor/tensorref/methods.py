@@ -48,6 +48,7 @@ def begin() -> None:
         _replace(torch.nn.Parameter, "__new__", staticmethod(_parameter))
         _replace(torch.autograd.Function, "apply", classmethod(_apply_on_device))
         _replace(torch.Tensor, "set_", _set_on_host)
+        _replace(torch.nn.Module, "_apply", functools.partialmethod(_apply_to_module, torch.nn.Module._apply))
         _replace(torch.utils, "swap_tensors", functools.partial(_swap_with_places, torch.utils.swap_tensors))
         _replace(torch.autograd.graph, "disable_saved_tensors_hooks", functools.partial(transforms.without_hooks, _disabled))
         _replace(torch.jit.ScriptModule, "__call__", _call_on_host)
@@ -100,6 +101,17 @@ def _copy_on_host(parameter: Any, memo: Dict[int, Any]) -> Any:
         return _copy(parameter, memo)
     with torch._C.DisableTorchFunction():
         return _copy(parameter, memo)
+
+
+def _apply_to_module(module: Any, apply: Any, *args: Any, **kwargs: Any) -> Any:
+    """A module that ran inside of the block, such as a copy of a model, is on the device for the program: ``to`` keeps its
+    buffers as it keeps parameters. A backward pass may wait for them."""
+    sessions = threads.entered()
+    if sessions:
+        with torch._C.DisableTorchFunction():
+            for session in sessions:
+                session.add_read(module._buffers.values())
+    return apply(module, *args, **kwargs)
 
 
 def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:

@@ -259,6 +259,7 @@ class Offload(Interception):
         self.paused.clear()
         # Results are tensors of the host from now on.
         self.marks.clear()
+        self.read.clear()
         self.invalidate()
         for mover in self.movers:
             mover.paths.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _hooks: Any = torch._C._autograd
 #: Kinds that run where their tensors are.
-_IN_PLACE_OF_THEIR_TENSORS = (Kind.PLAIN, Kind.LIKE, Kind.ESCAPE, Kind.SET_DATA)
+_IN_PLACE_OF_THEIR_TENSORS = (Kind.PLAIN, Kind.ESCAPE, Kind.SET_DATA)
 active = threads.transforms
 
 
@@ -32,8 +32,17 @@ def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
         if not of_model or name_of(func) not in ("device", "is_cpu", f"is_{session.target.type}"):
             return session.call(func, args, kwargs)
         return session.target if name_of(func) == "device" else name_of(func) != "is_cpu"
+    if kind is Kind.LIKE:
+        of_first = session.belongs(unwrapped(given[0])) if given else False
+        result = session.call(func, args, kwargs)
+        return result.to(session.target) if of_first and kwargs.get("device") is None and result.is_cpu else result
     if not given or kind is Kind.MOVE or not (on_device or (of_model and kind is not Kind.VIEW)):
-        return session.call(func, args, kwargs)
+        result = session.call(func, args, kwargs)
+        if kind is Kind.VIEW and any([unwrapped(tensor) in session.marks for tensor in given]):
+            # A result of ``genoa``: the view is on the device for the program, too.
+            for tensor in tensors(result):
+                session.marks.add(unwrapped(tensor))
+        return result
     targets = tensors(args[0]) if kind is Kind.IN_PLACE and args else tensors(kwargs.get("out"))
     copied = sum([unwrapped(tensor).nbytes for tensor in given])
     on_host = any([tensor.is_cpu for tensor in targets]) or copied > session.movers[0].placement.budget
