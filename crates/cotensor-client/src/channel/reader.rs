@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// The same after it was woken without a frame: the producer may be ending.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// How long a reader busy-polls before it sleeps, as a session does: a sleep and a wake-up take longer.
+const BUSY_POLL: Duration = Duration::from_micros(40);
 /// The first wait for a frame. After it, a reader looks whether the producer lives.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
 /// The interval between attempts to find a channel that is not open yet.
@@ -120,6 +122,18 @@ impl ClientStore {
 }
 
 impl ReadEnd {
+    /// Whether the signal is not `seen` any more after a short time of polling.
+    fn comes_soon(&self, seen: u64) -> bool {
+        let start = Instant::now();
+        while self.ring.signal() == seen {
+            if start.elapsed() >= BUSY_POLL {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        true
+    }
+
     /// Whether the producer may still publish.
     ///
     /// # Errors
@@ -207,7 +221,7 @@ impl ChannelReader {
         if let Some(frame) = self.try_next()? {
             return Ok(Some(frame));
         }
-        if !self.end.ring.is_closed() {
+        if !timeout.is_zero() && !self.end.ring.is_closed() && !self.end.comes_soon(seen) {
             self.end.ring.wait(seen, timeout.min(FIRST_WAIT))?;
         }
         loop {
