@@ -8,6 +8,5 @@ mod ready;
 
 pub use cotensor_memory::Policy as ChannelPolicy;
 pub use frame::Frame;
-pub(crate) use producer::OpenChannels;
 pub use producer::{Channel, ChannelSpec, FrameLoan};
 pub use reader::ChannelReader;

@@ -1,12 +1,11 @@
 //! The producer's end of a channel.
 
 use crate::protocol as p;
-use crate::store::{ClientStore, Session};
-use cotensor_core::sync::lock;
+use crate::store::{ClientStore, Reopened, Session};
 use cotensor_core::{DType, Error, Layout, Result};
 use cotensor_memory::{ChannelFiles, ChannelSize, ChannelWriter, Loan};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
 /// A channel to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,10 +56,6 @@ struct Opened {
     store: Arc<ClientStore>,
 }
 
-/// The channels of a client.
-#[derive(Default)]
-pub(crate) struct OpenChannels(Mutex<Vec<Weak<Opened>>>);
-
 /// Memory for the next frame, which only this process can read.
 pub struct FrameLoan {
     loan: Loan,
@@ -78,7 +73,7 @@ impl ClientStore {
         let writer = ChannelWriter::create(size)?;
         let channel = Channel(Arc::new(Opened { spec, writer, store: Arc::clone(self) }));
         // First: another thread may reconnect as soon as the channel is open.
-        self.reconnector().channels.add(&channel.0);
+        self.reconnector().reopened.add(&channel.0);
         self.reconnector().retry(|session| channel.0.open_in(session))?;
         Ok(channel)
     }
@@ -92,31 +87,11 @@ impl ClientStore {
     }
 }
 
-impl OpenChannels {
-    fn add(&self, opened: &Arc<Opened>) {
-        let mut channels = lock(&self.0);
-        channels.retain(|channel| channel.strong_count() > 0);
-        channels.push(Arc::downgrade(opened));
+impl Reopened for Opened {
+    fn is_closed(&self) -> bool {
+        self.writer.is_closed()
     }
 
-    /// Opens the channels in a new session. One that the daemon refuses goes on for the readers that it has.
-    ///
-    /// # Errors
-    /// Those of a session that ends meanwhile.
-    pub(crate) fn reopen(&self, session: &Session) -> Result<()> {
-        let channels: Vec<Arc<Opened>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
-        for channel in channels.iter().filter(|channel| !channel.writer.is_closed()) {
-            if let Err(error) = channel.open_in(session)
-                && session.is_closed()
-            {
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Opened {
     fn open_in(&self, session: &Session) -> Result<()> {
         let ChannelFiles { memory, ring, pages } = self.writer.files()?;
         let fds: Vec<OwnedFd> = [memory, ring].into_iter().chain(pages).collect();
@@ -127,7 +102,9 @@ impl Opened {
         }
         Ok(())
     }
+}
 
+impl Opened {
     fn name(&self) -> p::ChannelNameParams {
         p::ChannelNameParams { name: self.spec.name.clone() }
     }

@@ -6,10 +6,10 @@ use super::copies::UnreportedCopies;
 use super::lease_table::LeaseTable;
 use super::memories::Memories;
 use super::reconnect::{self, Reconnector};
+use super::reopened::Reopenings;
 use super::session::ANSWER_TIMEOUT;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
-use crate::channel::OpenChannels;
 use crate::health::connect_at_port;
 use crate::socket_path::{own_socket, socket_of_port};
 use crate::start::{DaemonProgram, Starter, autostart_allowed};
@@ -161,7 +161,7 @@ impl ClientStoreBuilder {
             memories,
             slabs,
             tickets: Tickets::default(),
-            channels: OpenChannels::default(),
+            reopened: Reopenings::default(),
             starter,
         };
         let kinds =

@@ -3,10 +3,10 @@
 use super::connection::DaemonConnection;
 use super::lease_table::LeaseTable;
 use super::memories::Memories;
+use super::reopened::Reopenings;
 use super::session::{ANSWER_TIMEOUT, Session};
 use super::slabs::Slabs;
 use super::tickets::Tickets;
-use crate::channel::OpenChannels;
 use crate::protocol::{self as p, Method};
 use crate::start::Starter;
 use cotensor_core::sync::lock;
@@ -34,7 +34,7 @@ pub(crate) struct Reconnector {
     pub(super) memories: Arc<Memories>,
     pub(super) slabs: Slabs,
     pub(super) tickets: Tickets,
-    pub(crate) channels: OpenChannels,
+    pub(crate) reopened: Reopenings,
     /// Starts the next daemon for a call, after all processes of one have ended.
     pub(super) starter: Option<Starter>,
 }
@@ -161,7 +161,7 @@ impl Reconnector {
         let (resumed, tickets) = (greeted.hello.resumed.clone(), greeted.hello.tickets.clone());
         let session = Arc::new(greeted.into_session(generation));
         self.slabs.reopen(&session)?;
-        self.channels.reopen(&session)?;
+        self.reopened.reopen(&session)?;
         let abandoned = self.tickets.renew(&claimed, &tickets);
         self.leases.renew(&session, &held, &resumed);
         for ticket in abandoned {
