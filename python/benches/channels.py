@@ -4,13 +4,15 @@
 
 The producer writes the time into each frame and publishes it, with one copy of the frame; the reader sleeps until then and takes
 the difference. Frames come every 3 ms, of both contenders in turn. iceoryx2 wakes its reader by a listener of an event service.
-Then 10,000 frames of 64 KB in one second, with a reader that takes each one. `sizes.py` includes these figures. Release builds.
+Then two processes that answer each other's frames at once, and
+10,000 frames of 64 KB in one second, with a reader that takes each one. `sizes.py` includes these figures. Release builds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
-from measure import Child, Echo, daemon
+from measure import Child, Echo, daemon, interleaved
 
 import cotensor
 
@@ -44,6 +46,17 @@ for _ in range(int(count)):
         break
 print(*taken, flush=True)
 print(lost, flush=True)
+"""
+
+ANSWERER = """
+import sys
+import numpy as np, cotensor
+store = cotensor.connect(sys.argv[1], autostart=False)
+answers, frames, empty = store.channel("answer", 8, "uint8", readers=1), store.read_channel("turn"), np.zeros(8, "u1")
+print("ready", flush=True)
+for frame in frames:
+    del frame
+    answers.put(empty)
 """
 
 ICEORYX_READER = """
@@ -134,6 +147,29 @@ def latencies(socket: str, count: int) -> Dict[str, float]:
     return taken
 
 
+def in_turn(socket: str, count: int) -> Dict[str, float]:
+    """Median seconds of a frame and its answer of 8 bytes, for which each process waits, with those of an echo and of a copy."""
+    store, frame = cotensor.connect(socket), np.random.default_rng(0).integers(0, 255, FRAME, "u1")
+    opened, target = store.channel("turn", FRAME, "uint8", slots=1, readers=1), frame.copy()
+    child = Child(ANSWERER, socket)
+    assert child.line() == "ready"
+    cores = os.sched_getaffinity(0)
+    answers, echo = store.read_channel("answer"), Echo(max(cores))
+    # The echo crosses processors. A frame and its answer do so by themselves: both processes are awake.
+    os.sched_setaffinity(0, cores - {max(cores)} or cores)
+
+    def turn() -> object:
+        opened.put(frame)
+        return answers.get(timeout=60).number
+
+    taken = interleaved({"turn": turn, "echo": echo, "copy": lambda: np.copyto(target, frame)}, max(1, count // 20), 20)
+    os.sched_setaffinity(0, cores)
+    opened.close()
+    child.end()
+    echo.close()
+    return taken
+
+
 def sustained(socket: str) -> Tuple[int, float]:
     """The lost frames among 10,000 of 64 KB, and the seconds that they took."""
     frame = np.zeros(SMALL, "u1")
@@ -163,6 +199,10 @@ def judged(socket: str, count: int) -> Iterator[Tuple[str, bool]]:
     if "iceoryx2" in taken:
         text = f"600 KB to the awake reader: {micros['channel']}, 1.5 times iceoryx2's {micros['iceoryx2']}"
         yield text, taken["channel"] <= 1.5 * taken["iceoryx2"]
+    taken = in_turn(socket, count)
+    micros = {name: f"{seconds * 1e6:.1f} us" for name, seconds in taken.items()}
+    text = f"600 KB and an answer, in turn: {micros['turn']}; an echo of {micros['echo']} and a copy of {micros['copy']}"
+    yield text, taken["turn"] <= taken["echo"] + taken["copy"]
     lost, took = sustained(socket)
     yield f"{RATE} frames of 64 KB in {took:.3f} s, {lost} lost", lost == 0 and took < 1.05
 

@@ -89,7 +89,8 @@ class Contenders:
         other.close()
         self.socket, self.ray, self.iceoryx = socket, ray, iceoryx_channel()
         self.store, self.reader = cotensor.connect(socket), cotensor.connect(socket)
-        self.new, self.channel = self.store, None
+        self.new = self.store
+        self.channel: Optional[cotensor.Channel] = None
         self.provider = Child(PROVIDER, socket)
         assert self.provider.line() == "ready"
         self.client = SharedTensorClient(socket=socket)
@@ -106,10 +107,10 @@ class Contenders:
         tensor, target = torch.from_numpy(array), array.copy()
         store, reader = self.store, self.reader
         self.held = store.put("held", array)
-        # The one of the size before is closed first.
-        self.channel = None
-        channel = self.channel = store.channel("bench", size, "uint8", slots=1, readers=1)
-        frames = reader.read_channel("bench")
+        if self.channel is not None:
+            self.channel.close()
+        channel = self.channel = store.channel("sizes", size, "uint8", slots=1, readers=1)
+        frames = reader.read_channel("sizes")
 
         def connect() -> None:
             self.new = cotensor.connect(self.socket)
@@ -228,7 +229,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
             for line, is_met in judged(taken, taken["echo"]):
                 lines.append(f"{'met   ' if is_met else 'MISSED'} {named(size):7} {line}")
                 met.append(is_met)
-        contenders.channel = None
         for line, is_met in channels.judged(socket, 25 * options.rounds):
             lines.append(f"{'met   ' if is_met else 'MISSED'} channel {line}")
             met.append(is_met)
