@@ -33,10 +33,9 @@ message! {
         /// The session to resume.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resume: Option<Resume>,
-        /// Whether the client keeps the session's lock: descriptor 1 of the answer. It closes the lock when it has no mapped tensor left and
-        /// ends the session, or when the next session is open. After the end of the connection, the daemon keeps the session's leases while
-        /// a descriptor of the lock is open; without a lock, it releases them. The next daemon waits for a session in the same way; for one
-        /// without a lock, while the process lives, 60 s at most.
+        /// Whether the client keeps the session's lock: descriptor 1 of the answer. It closes the lock when the next session is open, or when it
+        /// ends the session and has no mapped tensor left. After the end of the connection, the daemon keeps the session's leases while a
+        /// descriptor of the lock is open. The next daemon does so, too; for a session without a lock, while the process lives, up to 60 s.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         lock: bool,
     }
