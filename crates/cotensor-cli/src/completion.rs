@@ -130,7 +130,7 @@ fn functions(current: &OsStr) -> Vec<CompletionCandidate> {
 fn channels(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(prefix) = current.to_str().map(str::to_owned) else { return Vec::new() };
     candidates(of_daemon(move |daemon| {
-        let names = daemon.channels()?.into_iter().map(|channel| channel.name);
+        let names = daemon.channels()?.into_iter().map(|channel| channel.opened.name);
         Ok(names.filter(|name| name.starts_with(&prefix)).take(NAMES_MAX).collect())
     }))
 }

@@ -2,10 +2,11 @@
 
 use crate::segment::{Inode, inode};
 use crate::session::Session;
+use cotensor_client::ChannelSpec;
 use cotensor_client::protocol::{ChannelInfo, OpenChannelParams};
 use cotensor_core::sync::lock;
-use cotensor_core::{DType, Device, Error, ErrorKind, Layout, Result};
-use cotensor_memory::process::{is_zombie, state};
+use cotensor_core::{Device, Error, ErrorKind, Result};
+use cotensor_memory::process::is_alive;
 use cotensor_memory::{
     ChannelFiles, ChannelSize, frame_count, is_page_taken, is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
@@ -53,11 +54,7 @@ fn size_of(params: &OpenChannelParams) -> Result<ChannelSize> {
     if params.name.is_empty() {
         return Err(Error::invalid("a channel without a name").in_field("name"));
     }
-    let dtype: DType = params.dtype.parse().map_err(|error: Error| error.in_field("dtype"))?;
-    let layout = Layout::contiguous(dtype, &params.shape).map_err(|error| error.in_field("shape"))?;
-    let OpenChannelParams { slots, readers, holds, .. } = *params;
-    let size = ChannelSize { frame_bytes: layout.size_bytes(), slots, readers, holds };
-    size.check().map(|()| size)
+    ChannelSpec::of(params)?.size()
 }
 
 impl Channels {
@@ -174,24 +171,17 @@ impl Channel {
     /// Whether its producer may still publish.
     fn is_open(&self) -> bool {
         // A forked child of a dead producer has its lock and its connection.
-        let is_dead = |pid: u32| state(pid).is_none() || is_zombie(pid);
         let pid = self.pid.filter(|pid| *pid > 0).and_then(|pid| u32::try_from(pid).ok());
-        is_ring_open(&self.files.ring) && !pid.is_some_and(is_dead)
+        is_ring_open(&self.files.ring) && pid.is_none_or(is_alive)
     }
 
     fn info(&self) -> ChannelInfo {
-        let OpenChannelParams { name, dtype, shape, slots, readers, holds } = self.params.clone();
         let is_taken = |page: &u32| is_page_taken(&self.files.ring, *page);
         ChannelInfo {
-            name,
-            dtype,
-            shape,
-            slots,
-            readers,
-            holds,
+            opened: self.params.clone(),
             bytes: self.size.memory_bytes().map_or(0, |bytes| bytes as u64),
             client: self.client.clone(),
-            open_readers: (0..readers).filter(is_taken).count() as u32,
+            open_readers: (0..self.size.readers).filter(is_taken).count() as u32,
             frames: frame_count(&self.files.ring).unwrap_or(0),
         }
     }

@@ -53,13 +53,13 @@ fn list(store: &ClientStore, as_json: bool) -> Result<()> {
     let titles = ["channel", "dtype", "shape", "frames", "readers", "memory", "producer"];
     let mut table = Table::new(&[false, false, false, true, true, true], &titles);
     for channel in &channels {
-        let [dtype, shape] = elements(&channel.dtype, &channel.shape, 0);
+        let [dtype, shape] = elements(&channel.opened.dtype, &channel.opened.shape, 0);
         table.row([
-            plain(&channel.name),
+            plain(&channel.opened.name),
             dtype,
             shape,
             channel.frames.to_string(),
-            format!("{} of {}", channel.open_readers, channel.readers),
+            format!("{} of {}", channel.open_readers, channel.opened.readers),
             size(channel.bytes),
             plain(&channel.client),
         ]);

@@ -30,6 +30,16 @@ impl ChannelSpec {
         Self { name: name.to_owned(), dtype, shape: shape.to_vec(), slots: 4, readers: 4, holds: 2 }
     }
 
+    /// The specification in a message.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown element type.
+    pub fn of(params: &p::OpenChannelParams) -> Result<Self> {
+        let p::OpenChannelParams { name, dtype, shape, slots, readers, holds } = params.clone();
+        let dtype = dtype.parse().map_err(|error: Error| error.in_field("dtype"))?;
+        Ok(Self { name, dtype, shape, slots, readers, holds })
+    }
+
     /// The sizes of its memory.
     ///
     /// # Errors
@@ -178,11 +188,4 @@ impl FrameLoan {
     pub fn publish(self) -> Result<u64> {
         self.loan.publish()
     }
-}
-
-/// The specification in a message.
-pub(super) fn spec_of(info: &p::ChannelInfo) -> Result<ChannelSpec> {
-    let p::ChannelInfo { name, dtype, shape, slots, readers, holds, .. } = info.clone();
-    let dtype = dtype.parse().map_err(|error: Error| error.in_field("dtype"))?;
-    Ok(ChannelSpec { name, dtype, shape, slots, readers, holds })
 }

@@ -1,15 +1,15 @@
 //! A reader's end of a channel.
 
 use super::frame::{Frame, FrameSegment};
-use super::producer::spec_of;
 use super::ready::Ready;
 use super::{ChannelPolicy, ChannelSpec};
 use crate::protocol as p;
 use crate::store::ClientStore;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Layout, Result};
-use cotensor_memory::process::{fd_limit_error, is_zombie, state as process_state};
+use cotensor_memory::process::{fd_limit_error, is_alive};
 use cotensor_memory::{Guarantee, RingReader, SealedMemfd};
+use cotensor_rpc::BusyPoll;
 use cotensor_store::{Holder, TensorSpec, TensorStore};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// The same after it was woken without a frame: the producer may be ending.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
-/// How long a reader busy-polls before it sleeps, as a session does: a sleep and a wake-up take longer.
+/// How long a reader busy-polls before it sleeps, as a session does.
 const BUSY_POLL: Duration = Duration::from_micros(40);
 /// The first wait for a frame. After it, a reader looks whether the producer lives.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
@@ -35,6 +35,7 @@ pub struct ChannelReader {
     progress: Mutex<Progress>,
     store: Arc<ClientStore>,
     holder: Holder,
+    busy_poll: Mutex<BusyPoll>,
     ready: OnceLock<Ready>,
 }
 
@@ -98,7 +99,7 @@ impl ClientStore {
                 joined => break joined?,
             }
         };
-        let spec = spec_of(&joined.channel)?;
+        let spec = ChannelSpec::of(&joined.channel.opened)?;
         let [memory, ring, page, lock]: [_; 4] = fds.try_into().map_err(|_| fd_limit_error())?;
         let size = spec.size()?;
         let ring = RingReader::open(ring, page, lock, size)?;
@@ -116,32 +117,20 @@ impl ClientStore {
             progress,
             store: Arc::clone(self),
             holder,
+            busy_poll: Mutex::new(BusyPoll::new(BUSY_POLL)),
             ready: OnceLock::new(),
         })
     }
 }
 
 impl ReadEnd {
-    /// Whether the signal is not `seen` any more after a short time of polling.
-    fn comes_soon(&self, seen: u64) -> bool {
-        let start = Instant::now();
-        while self.ring.signal() == seen {
-            if start.elapsed() >= BUSY_POLL {
-                return false;
-            }
-            std::hint::spin_loop();
-        }
-        true
-    }
-
     /// Whether the producer may still publish.
     ///
     /// # Errors
     /// `Io` when it has ended without closing the channel.
     pub(super) fn is_open(&self) -> Result<bool> {
         // A child of a dead producer has its lock.
-        let is_dead = |pid: u32| process_state(pid).is_none() || is_zombie(pid);
-        if self.ring.is_open() && !self.pid.is_some_and(is_dead) {
+        if self.ring.is_open() && self.pid.is_none_or(is_alive) {
             return Ok(true);
         }
         if self.ring.is_closed() {
@@ -221,7 +210,7 @@ impl ChannelReader {
         if let Some(frame) = self.try_next()? {
             return Ok(Some(frame));
         }
-        if !timeout.is_zero() && !self.end.ring.is_closed() && !self.end.comes_soon(seen) {
+        if !timeout.is_zero() && !self.end.ring.is_closed() && !self.comes_soon(seen) {
             self.end.ring.wait(seen, timeout.min(FIRST_WAIT))?;
         }
         loop {
@@ -246,6 +235,12 @@ impl ChannelReader {
             check()?;
             interval.wait(&self.end.ring, seen, left)?;
         }
+    }
+
+    /// Whether the signal is not `seen` any more after a short time of polling. One thread of a reader polls at a time.
+    fn comes_soon(&self, seen: u64) -> bool {
+        let Ok(mut busy_poll) = self.busy_poll.try_lock() else { return false };
+        busy_poll.poll(|| (self.end.ring.signal() != seen).then_some(())).is_some()
     }
 
     /// Closes the reader: each thread that waits for a frame gets an error. Frames that were taken stay as they are.

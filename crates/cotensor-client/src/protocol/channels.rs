@@ -29,18 +29,9 @@ message! {
 
     /// A channel.
     ChannelInfo {
-        /// The name.
-        name: String,
-        /// The element type of each frame.
-        dtype: String,
-        /// The dimensions of each frame, in elements.
-        shape: Vec<usize>,
-        /// Frames that a reader can be behind without a loss.
-        slots: u32,
-        /// The most readers at a time.
-        readers: u32,
-        /// The most frames that one reader holds at a time.
-        holds: u32,
+        /// What its producer has opened.
+        #[serde(flatten)]
+        opened: OpenChannelParams,
         /// Bytes of its memory.
         bytes: u64,
         /// The producer's name and process, for display.

@@ -2,8 +2,7 @@
 
 use crate::supervisor::SessionClient;
 use cotensor_core::{ErrorKind, Result};
-use cotensor_memory::process::{LockTable, is_zombie};
-use rustix::process::{Pid, test_kill_process};
+use cotensor_memory::process::{LockTable, is_alive as is_process_alive};
 use std::os::fd::OwnedFd;
 
 /// The lock table of a daemon. All servers of a supervisor have the same one.
@@ -47,11 +46,7 @@ impl SessionLocks {
 
 /// Whether a process is alive. A zombie is not; a process of another PID namespace, whose number is 0 here, may be.
 fn is_alive(pid: i32) -> bool {
-    if pid <= 0 {
-        return true;
-    }
-    let exists = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
-    exists && !is_zombie(pid.unsigned_abs())
+    pid <= 0 || is_process_alive(pid.unsigned_abs())
 }
 
 #[cfg(test)]

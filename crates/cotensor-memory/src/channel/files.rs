@@ -1,7 +1,7 @@
 //! The files of a channel, for the process that passes them on: it maps no frame.
 
 use super::size::ChannelSize;
-use super::{PRODUCER, ring_words, signal};
+use super::{PRODUCER, lock_of, ring_words};
 use crate::host::{Guarantee, SharedWords, WORD_BYTES, check_no_holes, check_sealed};
 use crate::mapping::Access;
 use crate::process::{LockTable, duplicate_fd, reopen_to_read};
@@ -52,7 +52,7 @@ impl ChannelFiles {
 /// `OverBudget` when the limit of descriptors is reached; `Io` where the system has no such locks.
 pub fn reader_lock(ring: impl AsFd, page: u32) -> Result<Option<OwnedFd>> {
     let locks = LockTable::open(duplicate_fd(ring)?);
-    let number = PRODUCER + 1 + u64::from(page);
+    let number = lock_of(page);
     match locks.is_locked(number)? {
         true => Ok(None),
         false => locks.lock(number).map(Some),
@@ -61,7 +61,7 @@ pub fn reader_lock(ring: impl AsFd, page: u32) -> Result<Option<OwnedFd>> {
 
 /// Whether a process has the lock of the reader that has page number `page`. True where the system has no locks.
 pub fn is_page_taken(ring: impl AsFd, page: u32) -> bool {
-    is_locked(ring, PRODUCER + 1 + u64::from(page))
+    is_locked(ring, lock_of(page))
 }
 
 /// Whether the producer of the channel with this ring may still publish: it lives, and has not closed the channel.
@@ -71,9 +71,7 @@ pub fn is_ring_open(ring: impl AsFd) -> bool {
 
 /// Whether the producer of the channel with this ring has closed it.
 pub fn is_ring_closed(ring: impl AsFd) -> bool {
-    let mut word = [0; size_of::<u64>()];
-    let read = rustix::io::pread(ring, &mut word, (ring_words::CLOSED * size_of::<u64>()) as u64);
-    read.is_ok() && u64::from_ne_bytes(word) != 0
+    read_word(ring, ring_words::CLOSED).is_ok_and(|word| word != 0)
 }
 
 fn is_locked(ring: impl AsFd, number: u64) -> bool {
@@ -85,8 +83,12 @@ fn is_locked(ring: impl AsFd, number: u64) -> bool {
 /// # Errors
 /// `Io` when the ring cannot be read.
 pub fn frame_count(ring: impl AsFd) -> Result<u64> {
+    read_word(ring, ring_words::NEWEST)
+}
+
+fn read_word(ring: impl AsFd, index: usize) -> Result<u64> {
     let mut word = [0; WORD_BYTES];
-    let read = rustix::io::pread(ring, &mut word, (ring_words::NEWEST * WORD_BYTES) as u64);
+    let read = rustix::io::pread(ring, &mut word, (index * WORD_BYTES) as u64);
     read.map_err(|error| Error::io("reading a ring", &error.into()))?;
     Ok(u64::from_ne_bytes(word))
 }
@@ -98,6 +100,6 @@ pub fn frame_count(ring: impl AsFd) -> Result<u64> {
 /// `Io` when the ring cannot be mapped.
 pub fn wake_readers(ring: impl AsFd) -> Result<()> {
     let ring = reopen_to_read(ring)?;
-    signal::wake(&SharedWords::map(ring.as_fd(), ring_words::HEADER, Access::ReadShared)?);
+    SharedWords::map(ring.as_fd(), ring_words::HEADER, Access::ReadShared)?.wake(ring_words::SIGNAL);
     Ok(())
 }

@@ -44,7 +44,7 @@ impl Forged {
 
     /// Lists a frame without its number. None takes the frame in its place out of the ring.
     fn list(&self, number: u64, slot: Option<u16>) {
-        let first = ring_words::HEADER + (number % u64::from(self.size.slots)) as usize * ring_words::OF_FRAME;
+        let first = self.size.ring_word_of(number);
         self.set(first, slot.map_or(0, |slot| Entry { number, slot }.word()));
     }
 

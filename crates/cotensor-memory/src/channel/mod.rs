@@ -8,7 +8,8 @@
 //!
 //! A reader *holds* a frame: it writes the frame's entry into its page, and then looks whether the ring still has that entry. The producer
 //! first takes a frame out of the ring, and then looks for it in all pages. Each side writes before it reads, with a fence in between, so
-//! at least one of them sees the other: a frame that a reader holds is not written again. Neither side waits for the other.
+//! the producer sees the hold, or the reader sees that the entry is gone: a frame that a reader holds is not written again. Neither side
+//! waits for the other.
 //!
 //! Locks of the kernel tell the living from the dead: the producer and each reader hold one until their end. The holds of a reader without
 //! a lock count no more.
@@ -18,7 +19,6 @@ mod files;
 mod forged;
 mod reader;
 mod ring;
-mod signal;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -38,8 +38,13 @@ fn monotonic_ns() -> u64 {
     part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
 }
 
-/// The lock of the producer. That of a reader is the number of its page, plus one.
+/// The lock of the producer.
 const PRODUCER: u64 = 0;
+
+/// The lock of the reader that has page number `page`.
+fn lock_of(page: u32) -> u64 {
+    PRODUCER + 1 + u64::from(page)
+}
 
 /// A frame in the ring: its number, and its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

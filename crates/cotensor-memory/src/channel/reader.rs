@@ -1,7 +1,7 @@
 //! A reader's end of a ring.
 
 use super::size::ChannelSize;
-use super::{Entry, PRODUCER, monotonic_ns, page_words, ring_words, signal};
+use super::{Entry, PRODUCER, monotonic_ns, page_words, ring_words};
 use crate::host::{Guarantee, SharedWords, check_sealed};
 use crate::mapping::Access;
 use crate::process::{LockTable, duplicate_fd, reopen_to_read, unlock};
@@ -119,7 +119,7 @@ impl RingReader {
 
     /// Holds the frame `number`. None when the ring does not have it any more.
     fn hold(self: &Arc<Self>, number: u64) -> Result<Option<FrameHold>> {
-        let first = ring_words::HEADER + (number % u64::from(self.size.slots)) as usize * ring_words::OF_FRAME;
+        let first = self.size.ring_word_of(number);
         let of_frame = self.words.word(first);
         let Some(entry) = Entry::of(of_frame.load(Ordering::Relaxed)).filter(|entry| entry.number == number) else {
             return Ok(None);
@@ -177,7 +177,7 @@ impl RingReader {
         fence(Ordering::SeqCst);
         let outcome = match self.is_left() {
             true => Ok(()),
-            false => signal::wait(&self.words, seen, timeout),
+            false => self.words.wait(ring_words::SIGNAL, seen, timeout),
         };
         waiting.fetch_sub(1, Ordering::Relaxed);
         self.waiters.fetch_sub(1, Ordering::SeqCst);
@@ -189,7 +189,7 @@ impl RingReader {
         self.is_left.store(true, Ordering::SeqCst);
         while self.is_ours() && self.waiters.load(Ordering::SeqCst) > 0 {
             // A thread may be on its way into the kernel.
-            signal::wake(&self.words);
+            self.words.wake(ring_words::SIGNAL);
             std::thread::sleep(LEAVE_INTERVAL);
         }
     }

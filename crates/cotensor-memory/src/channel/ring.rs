@@ -2,7 +2,7 @@
 
 use super::files::ChannelFiles;
 use super::size::ChannelSize;
-use super::{Entry, PRODUCER, monotonic_ns, page_words, ring_words, signal};
+use super::{Entry, PRODUCER, lock_of, monotonic_ns, page_words, ring_words};
 use crate::host::{Guarantee, SharedWords, allocate, seal};
 use crate::mapping::{Access, OnFork};
 use crate::process::{LockTable, duplicate_fd, reopen_to_read};
@@ -61,7 +61,7 @@ impl Ring {
 
     /// Puts a frame into the ring, in place of the oldest one there, and wakes readers that wait.
     pub(super) fn publish(&self, entry: Entry) {
-        let first = self.first_word(entry.number);
+        let first = self.size.ring_word_of(entry.number);
         let (of_frame, time) = (self.words.word(first), self.words.word(first + 1));
         // A reader of the former frame sees that it is gone before it sees the time of this one.
         of_frame.store(0, Ordering::Relaxed);
@@ -80,12 +80,12 @@ impl Ring {
         // After the frames were taken out of the ring, and before the pages are read.
         fence(Ordering::SeqCst);
         let mut words = Vec::new();
-        for (page, number) in self.pages.iter().zip(PRODUCER + 1..) {
+        for (page, number) in self.pages.iter().zip(0..) {
             let before = words.len();
             let of_page = (page_words::HEADER..page.words.count()).map(|word| page.words.word(word));
             words.extend(of_page.map(|word| word.load(Ordering::Relaxed)).filter(|word| *word != 0));
             // Where the system has no locks, every reader counts.
-            if living && words.len() > before && !self.locks.is_locked(number).unwrap_or(true) {
+            if living && words.len() > before && !self.locks.is_locked(lock_of(number)).unwrap_or(true) {
                 words.truncate(before);
             }
         }
@@ -108,13 +108,8 @@ impl Ring {
         // A reader announces that it waits, and then looks at the signal.
         fence(Ordering::SeqCst);
         if self.pages.iter().any(|page| page.words.word(page_words::WAITING).load(Ordering::Relaxed) > 0) {
-            signal::wake(&self.words);
+            self.words.wake(ring_words::SIGNAL);
         }
-    }
-
-    /// The first word of the frame `number`.
-    fn first_word(&self, number: u64) -> usize {
-        ring_words::HEADER + (number % u64::from(self.size.slots)) as usize * ring_words::OF_FRAME
     }
 }
 

@@ -74,6 +74,11 @@ impl ChannelSize {
         ring_words::HEADER + self.slots as usize * ring_words::OF_FRAME
     }
 
+    /// The first word of the frame `number` in the ring.
+    pub(super) fn ring_word_of(&self, number: u64) -> usize {
+        ring_words::HEADER + (number % u64::from(self.slots)) as usize * ring_words::OF_FRAME
+    }
+
     /// Bytes of the ring.
     pub fn ring_bytes(&self) -> usize {
         self.ring_word_count() * WORD_BYTES

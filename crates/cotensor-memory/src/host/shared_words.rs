@@ -75,7 +75,7 @@ impl SharedWords {
     ///
     /// # Panics
     /// For one beyond the table.
-    pub(crate) fn futex(&self, index: usize) -> &AtomicU32 {
+    fn futex(&self, index: usize) -> &AtomicU32 {
         let low = if cfg!(target_endian = "little") { 0 } else { 1 };
         let word: *mut u64 = self.word(index).as_ptr();
         // SAFETY: one of the two aligned halves of a word as above. This process accesses it in no other way than by the kernel, which

@@ -37,6 +37,6 @@ pub(crate) use memory_left::left_without_swap_bytes;
 pub use memory_left::{MemoryGroup, PendingMemory, available_bytes, charged_group, check_memory, memory_groups};
 pub use random::random_bytes;
 pub use signals::{ignore_sigxfsz, is_signal_ignored};
-pub use status::{children, is_exiting, is_zombie, parent, state};
+pub use status::{children, is_alive, is_exiting, parent, state};
 pub use usage::{anonymous_rss_bytes, fd_count, mapping_count, pss_bytes, rss_bytes};
 pub use waited::{client_process, wait_report};

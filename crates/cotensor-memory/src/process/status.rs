@@ -1,6 +1,8 @@
 //! The state and the relatives of a process, from `/proc/PID/stat`.
 
 use super::procfs::read;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 /// The run state of a process as the kernel abbreviates it: `T` is stopped, `Z` is a zombie. `None` for a process that
 /// does not exist.
@@ -10,8 +12,14 @@ pub fn state(pid: u32) -> Option<char> {
 
 /// Whether a process has ended and its parent has not noticed that. A process whose first thread has ended has the state of a zombie, too,
 /// and still has its memory while other threads run.
-pub fn is_zombie(pid: u32) -> bool {
+fn is_zombie(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| matches!(stat.state, 'Z' | 'X') && stat.threads <= 1)
+}
+
+/// Whether a process exists and has not ended, also if only its first thread has.
+pub fn is_alive(pid: u32) -> bool {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    number.is_some_and(|number| test_kill_process(number) != Err(Errno::SRCH)) && !is_zombie(pid)
 }
 
 /// Whether a process is dead or dies: its descriptors are closed or will be. True for a process that does not exist.
