@@ -147,19 +147,20 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         coalesced = tensor.is_coalesced()
         return torch.sparse_coo_tensor(indices, values, tensor.size(), is_coalesced=coalesced, check_invariants=False)
     plain = tensor.layout == torch.strided and not tensor.requires_grad and not tensor.is_conj()
-    if not plain or tensor.is_contiguous() or not _keeps_strides(tensor):
+    kept = None if not plain or tensor.is_contiguous() else _copied_extent(tensor)
+    if kept is None:
         return tensor.to(device)
-    start, end = extent(tensor)
+    start, end = kept
     flat = tensor.as_strided((end - start,), (1,), start).to(device)
     return flat.as_strided(tensor.size(), tensor.stride(), 0)
 
 
-def _keeps_strides(tensor: torch.Tensor) -> bool:
-    """Whether :func:`to_device` copies the elements between those that a tensor shows, too."""
+def _copied_extent(tensor: torch.Tensor) -> Optional[Tuple[int, int]]:
+    """The extent of a tensor, if :func:`to_device` copies the elements between those that it shows, too."""
     if tensor.numel() == 0:
-        return False
+        return None
     start, end = extent(tensor)
-    return end - start <= 2 * tensor.numel()
+    return (start, end) if end - start <= 2 * tensor.numel() else None
 
 
 def is_copied_as(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -171,7 +172,7 @@ def is_copied_as(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
         return False
     if tensor.stride() == copy.stride() or (tensor.is_contiguous() and copy.is_contiguous()):
         return True
-    return not _keeps_strides(tensor)
+    return _copied_extent(tensor) is None
 
 
 def to_host(value: Any) -> Any:
