@@ -63,6 +63,11 @@ impl Running {
         sessions.iter().filter(is_of).filter_map(|session| session.outbox()).for_each(Outbox::end);
     }
 
+    /// The number of sessions without a connection whose leases are kept.
+    pub fn left_sessions(&self) -> usize {
+        self.daemon.disconnected.count()
+    }
+
     /// Waits until the daemon's store holds exactly `bytes`. Clients release asynchronously.
     ///
     /// # Panics

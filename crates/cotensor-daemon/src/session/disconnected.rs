@@ -74,6 +74,11 @@ impl Disconnected {
         Ok(())
     }
 
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.waiting).sessions.len()
+    }
+
     pub(crate) fn has(&self, session: u64) -> bool {
         lock(&self.waiting).sessions.contains_key(&session)
     }

@@ -17,8 +17,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longer than the daemon takes to notice the end of a connection.
-const NOTICED: Duration = Duration::from_millis(300);
+/// Longer than a new server waits before it looks which sessions of the former one are over. It reports no event then.
+const LOOKED: Duration = Duration::from_millis(700);
 
 /// A client that has mapped a tensor, and that never connects again by itself.
 struct Reader {
@@ -65,9 +65,16 @@ fn publish(producer: &ClientStore, number: u64) {
     drop(put(producer, "frame", &content(number, BYTES), KEPT).unwrap());
 }
 
+/// Waits until the daemon has ended all sessions of readers that have no connection.
+fn noticed(store: &ClientStore) {
+    until("the daemon has noticed the end of the connection", || {
+        let sessions = store.request::<p::Sessions>(&p::Empty {}).unwrap().sessions;
+        !sessions.iter().any(|session| session.client.starts_with("reader"))
+    });
+}
+
 /// Publishes versions until the memory of the first one would be used again.
 fn publish_many(producer: &ClientStore) {
-    std::thread::sleep(NOTICED);
     (1..12).for_each(|number| publish(producer, number));
 }
 
@@ -83,6 +90,7 @@ fn leases_stay_while_the_client_has_the_lock() {
     publish(&producer, 0);
     let mut reader = Reader::of(&running.socket, "frame", true);
     reader.connection = None;
+    noticed(&producer);
     publish_many(&producer);
     assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
     running.settles_at(2 * one());
@@ -109,8 +117,10 @@ fn next_server_keeps_the_leases_of_a_client_that_had_no_connection() {
     publish(&producer, 0);
     let mut reader = Reader::of(&processes.socket, "frame", true);
     reader.connection = None;
+    noticed(&producer);
     publish_many(&producer);
     processes.kill_server();
+    std::thread::sleep(LOOKED);
     publish_many(&producer);
     assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
     reader.lock = None;
@@ -126,6 +136,7 @@ fn next_server_keeps_the_leases_of_newest_versions() {
     let mut reader = Reader::of(&processes.socket, "frame", true);
     reader.connection = None;
     processes.kill_server();
+    std::thread::sleep(LOOKED);
     publish_many(&producer);
     assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
     reader.lock = None;
@@ -142,7 +153,7 @@ fn next_server_evicts_beside_a_client_that_had_no_connection() {
     (0..8).for_each(|number| publish(number).unwrap());
     let mut reader = Reader::of(&processes.socket, &name(3), true);
     reader.connection = None;
-    std::thread::sleep(NOTICED);
+    noticed(&producer);
     for round in 1..4 {
         processes.kill_server();
         for number in 0..40 {
@@ -176,7 +187,7 @@ fn stores_that_disconnect_keep_their_leases_at_the_limit() {
         };
         held.push((get(&reader, "frame"), number));
         reader.disconnect();
-        std::thread::sleep(NOTICED);
+        until("the leases are kept without a connection", || running.left_sessions() == held.len());
     }
     assert_eq!(held.len(), 4);
     running.shut_down("producer");
@@ -195,6 +206,7 @@ fn resumed_lease_replaces_the_one_that_was_kept() {
     publish(&producer, 0);
     let mut reader = Reader::of(&running.socket, "frame", true);
     reader.connection = None;
+    noticed(&producer);
     publish_many(&producer);
     let (connection, answer, lock) = hello(&running.socket, true, Some(reader.resume("frame")));
     assert_eq!(answer.resumed, [Some(reader.tensor.id)]);
@@ -273,8 +285,9 @@ fn late_hello_does_not_end_the_session_that_came_first() {
     let (connection, _, lock) = hello(&running.socket, true, Some(reader.resume("frame")));
     reader.lock = lock;
     drop(connection);
-    std::thread::sleep(NOTICED);
+    noticed(&producer);
     drop(hello(&running.socket, true, Some(reader.resume("frame"))));
+    noticed(&producer);
     publish_many(&producer);
     assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
     reader.lock = None;
@@ -291,6 +304,7 @@ fn session_is_resumed_again_when_the_answer_was_lost() {
     reader.connection = None;
     for _ in 0..3 {
         drop(hello(&running.socket, true, Some(reader.resume("frame"))));
+        noticed(&producer);
         publish_many(&producer);
         assert!(reader.bytes() == content(0, BYTES), "a mapped tensor keeps its bytes");
     }
@@ -339,6 +353,7 @@ fn store_that_disconnects_keeps_its_leases_until_they_are_dropped() {
     let reader = running.connect("reader");
     let held = get(&reader, "frame");
     reader.disconnect();
+    noticed(&producer);
     publish_many(&producer);
     assert!(held.bytes().unwrap() == content(0, BYTES), "a mapped tensor keeps its bytes");
     drop(held);
@@ -353,7 +368,7 @@ fn daemon_stops_while_it_keeps_leases() {
     publish(&producer, 0);
     let mut reader = Reader::of(&running.socket, "frame", true);
     reader.connection = None;
-    std::thread::sleep(NOTICED);
+    noticed(&producer);
     let start = Instant::now();
     drop(running);
     assert!(start.elapsed() < Duration::from_secs(20), "no thread waits for the client");
