@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the browser package and tests it in Node, in a headless Chromium and in a headless Firefox. With REQUIRE_WEBGPU, a browser without
-# WebGPU is an error.
+# Builds the browser package and tests it in Node, in a headless Chromium and in a headless Firefox. With REQUIRE_WEBGPU, a browser that has
+# WebGPU but no adapter is an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -52,6 +52,25 @@ test("a tensor on the GPU stays in the worker", async (context) => {
   assert.deepEqual(seen, { before: [], device: "webgpu", readBacks, refused: "OverBudget", values: [1, 2, 3, 4] });
 });
 
+test("a hub without a GPU has the host's memory, also where the browser refuses to look for one", async () => {
+  const seen = [];
+  for (const kind of ["none", "refused"]) {
+    const page = await site.blank();
+    await page.evaluate((kind) => {
+      for (const name of ["SharedWorker", "Worker"]) delete globalThis[name];
+      const requestAdapter = async () => {
+        if (kind === "refused") throw new DOMException("WebGPU is not yet available", "NotSupportedError");
+        return null;
+      };
+      Object.defineProperty(navigator, "gpu", { value: { requestAdapter } });
+    }, kind);
+    await page.evaluate(connect, { webgpu: true, budgets: { webgpu: 1000 } });
+    await put(page, "x");
+    seen.push(await page.evaluate(async () => [store.connection.devices, await store.names()]));
+  }
+  assert.deepEqual(seen, [[["cpu"], ["x"]], [["cpu"], ["x"]]]);
+});
+
 test("a tab that is closed, left or crashed loses its leases, and its tensors are freed", async () => {
   const watcher = await site.tab({ holder: "watcher" });
   const ends = {

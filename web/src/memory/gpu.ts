@@ -16,6 +16,26 @@ const aligned = (bytes: number): number => Math.ceil(bytes / COPY_ALIGNMENT) * C
 /** The bytes of the buffer of a tensor. */
 export const bufferBytes = (bytes: number): number => Math.ceil(bytes / VECTOR_BYTES) * VECTOR_BYTES;
 
+/** The limits that models need as large as the adapter allows. */
+const LIMITS = ["maxBufferSize", "maxStorageBufferBindingSize", "maxComputeWorkgroupStorageSize", "maxComputeInvocationsPerWorkgroup"] as const;
+const FEATURES: readonly GPUFeatureName[] = ["shader-f16", "subgroups" as GPUFeatureName];
+
+/** A new device of the browser's fastest adapter, or the reason why there is none. The caller destroys it. */
+export async function requestGpu(): Promise<GPUDevice | string> {
+  const api = (globalThis.navigator as Navigator | undefined)?.gpu as GPU | undefined;
+  if (!api) return "the browser has no WebGPU here; it is offered in secure contexts";
+  try {
+    const adapter = await api.requestAdapter({ powerPreference: "high-performance" });
+    if (!adapter) return "the browser has no adapter of WebGPU";
+    const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
+    const requiredFeatures = FEATURES.filter((feature) => adapter.features.has(feature));
+    return await adapter.requestDevice({ requiredLimits, requiredFeatures });
+  } catch (error) {
+    // Firefox before 141 has `navigator.gpu`, whose `requestAdapter` rejects.
+    return `the browser gave no device of WebGPU: ${String(error)}`;
+  }
+}
+
 /** The memory of a `GPUDevice`: a buffer for each tensor, as large as the tensor, rounded up to 16 bytes. */
 export class GpuMemory implements DeviceMemory<GPUBuffer> {
   readonly device = "webgpu";

@@ -1,6 +1,6 @@
 // Which device of the browser models run on.
 import { CotensorError } from "../errors.js";
-import { GpuMemory } from "../memory/gpu.js";
+import { GpuMemory, requestGpu } from "../memory/gpu.js";
 import type { DeviceMemory } from "../memory/memory.js";
 import { WebnnMemory, type MLContext } from "../memory/webnn.js";
 import type { Store } from "../store.js";
@@ -24,10 +24,6 @@ export interface GivenDevices {
   readonly store?: Store | undefined;
 }
 
-/** The limits that models need as large as the adapter allows. */
-const LIMITS = ["maxBufferSize", "maxStorageBufferBindingSize", "maxComputeWorkgroupStorageSize", "maxComputeInvocationsPerWorkgroup"] as const;
-const FEATURES: readonly GPUFeatureName[] = ["shader-f16", "subgroups" as GPUFeatureName];
-
 /** The first device of the list that the browser has, or that the given store has memory on. */
 export async function chooseDevice(priorityList: readonly Device[], { gpu, store }: GivenDevices): Promise<DeviceChoice> {
   const skipped: Record<string, string> = {};
@@ -50,18 +46,8 @@ async function request(device: Device, gpu: GPUDevice | undefined): Promise<Requ
 }
 
 async function webGpu(): Promise<Requested | string> {
-  const api = (globalThis.navigator as Navigator | undefined)?.gpu as GPU | undefined;
-  if (!api) return "the browser has no WebGPU here; it is offered in secure contexts";
-  try {
-    const adapter = await api.requestAdapter({ powerPreference: "high-performance" });
-    if (!adapter) return "the browser has no adapter of WebGPU";
-    const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
-    const requiredFeatures = FEATURES.filter((feature) => adapter.features.has(feature));
-    const gpu = await adapter.requestDevice({ requiredLimits, requiredFeatures });
-    return { gpu, memories: [new GpuMemory(gpu)] };
-  } catch (error) {
-    return `the browser gave no device of WebGPU: ${String(error)}`;
-  }
+  const gpu = await requestGpu();
+  return typeof gpu === "string" ? gpu : { gpu, memories: [new GpuMemory(gpu)] };
 }
 
 async function webNn(): Promise<Requested | string> {

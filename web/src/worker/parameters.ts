@@ -1,5 +1,5 @@
 import { CotensorError } from "../errors.js";
-import { GpuMemory } from "../memory/gpu.js";
+import { GpuMemory, requestGpu } from "../memory/gpu.js";
 import { Store } from "../store.js";
 import type { Device } from "../types.js";
 import type { Hub } from "./hub.js";
@@ -33,18 +33,14 @@ export function serveSettings(url: URL): Hub {
     if (name.startsWith("budget.")) budgets[name.slice("budget.".length) as Device] = Number(value);
   }
   const store = async (): Promise<Store> => {
-    const gpu = searchParams.has("webgpu") ? await gpuMemory() : undefined;
+    const gpu = searchParams.has("webgpu") ? await requestGpu() : "not asked for";
+    if (typeof gpu !== "string") return Store.create({ memories: [new GpuMemory(gpu)], budgets });
     // A budget of a device that the browser lacks has no effect.
-    if (!gpu) delete budgets.webgpu;
-    return Store.create({ memories: gpu ? [gpu] : [], budgets });
+    delete budgets.webgpu;
+    return Store.create({ budgets });
   };
   // Nothing is awaited before: clients connect as soon as the script ran.
   return serve({ store, ...(ort === null ? {} : { ort: () => importOrt(ort) }) });
-}
-
-async function gpuMemory(): Promise<GpuMemory | undefined> {
-  const adapter = await (navigator.gpu as GPU | undefined)?.requestAdapter();
-  return adapter ? new GpuMemory(await adapter.requestDevice()) : undefined;
 }
 
 async function importOrt(url: string): Promise<unknown> {
