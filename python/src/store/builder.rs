@@ -3,6 +3,7 @@
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::dtype::dtype_object;
 use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind, Lease, Store};
@@ -140,8 +141,8 @@ impl TensorBuilder {
 
     /// The element type's name.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.layout.dtype().name()
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.layout.dtype())
     }
 
     /// Size of the elements in bytes.
