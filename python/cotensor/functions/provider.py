@@ -187,7 +187,8 @@ class SharedTensorProvider:
         """Provides the decorated function to other processes, under ``name`` or its own name.
 
         ``cache`` (``True``, or ``{"ttl": seconds, "capacity": results}``) keeps results for equal calls. Calls are equal if the
-        contents of their arguments are; names of tensors do not matter. ``singleflight`` runs concurrent equal calls once.
+        contents of their arguments are; names of tensors do not matter. A call with a remote object always runs, because the object
+        can change. ``singleflight`` runs concurrent equal calls once.
         ``concurrency="serialized"`` runs one call at a time. ``execution="task"`` makes every call a task, which clients can list
         and cancel. ``managed`` keeps the result, for example a model, in this process: callers get a
         :class:`~cotensor.functions.RemoteObject`, to call its methods and to pass it to other functions of this provider.

@@ -37,14 +37,14 @@ impl Function {
     }
 
     /// The content hash of a call, for functions that share runs or cache results. Hashes the tensors of the arguments.
+    /// `None` for a call with an object, which may change between two calls.
     pub(super) fn key(&self, arguments: &Arguments) -> Option<ContentHash> {
         if self.run_options.cache.is_none() && !self.options.singleflight {
             return None;
         }
         let mut hasher = Hasher::new("cotensor call v1");
         hasher.field(self.name.as_bytes());
-        arguments.hash(&mut hasher);
-        Some(hasher.finish())
+        arguments.hash(&mut hasher).then(|| hasher.finish())
     }
 
     /// Whether only the caller reads the result, so that its tensors can go into the connection's arena.

@@ -313,6 +313,11 @@ fn counting(running: &Running, live: &Arc<AtomicUsize>) -> Provider {
             let counter = arguments.get(0, "counter")?.as_object::<Counter>()?;
             Ok(Value::Int(counter.0.load(Ordering::SeqCst) as i64))
         })
+        .function("read.kept", Options::default().cached(Duration::from_secs(60), 9).singleflight(), |arguments, _| {
+            let counters = arguments.get(0, "counters")?.as_list()?;
+            let counter = counters[0].as_object::<Counter>()?;
+            Ok(Value::Int(counter.0.load(Ordering::SeqCst) as i64))
+        })
         .function("numbers", Options::default().managed(), |_, _| Ok(Value::List(vec![1.into(), 2.into()])))
         .function("length", Options::default(), |arguments, _| {
             Ok(Value::Int(arguments.get(0, "list")?.as_list()?.len() as i64))
@@ -360,6 +365,20 @@ fn objects_stay_with_their_provider_and_are_released_once() {
     let error = functions.call("read", &none().arg(stale.clone())).unwrap_err();
     assert!(error.to_string().contains("restarted"), "{error}");
     assert_eq!(remote(&stale).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::Conflict);
+}
+
+#[test]
+fn results_of_calls_with_objects_are_not_cached() {
+    let running = Running::start(|_| {});
+    let live = Arc::new(AtomicUsize::new(0));
+    let _provider = counting(&running, &live);
+    let functions = Functions::new(running.connect("caller"));
+    let counter = functions.call("counter", &none()).unwrap();
+    let Value::Remote(object) = &counter else { panic!("{counter:?}") };
+    let read = || int(functions.call("read.kept", &none().arg(Value::List(vec![counter.clone()]))));
+    assert_eq!(read(), 0);
+    object.call("add", &none().arg(2)).unwrap();
+    assert_eq!(read(), 2, "the object changed");
 }
 
 #[test]
