@@ -67,6 +67,11 @@ impl Failure {
         Self::new(TIMED_OUT, format!("timed out after {} s", limit.as_secs_f64()))
     }
 
+    /// A function called another one after its own time was over.
+    pub(crate) fn out_of_time() -> Self {
+        Self::new(TIMED_OUT, "the time of the calling function is over")
+    }
+
     /// The function panicked.
     pub(crate) fn panicked(function: &str, payload: &(dyn std::any::Any + Send)) -> Self {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());

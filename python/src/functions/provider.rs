@@ -125,7 +125,7 @@ impl Provider {
                 let called = || -> PyResult<Value> {
                     let (args, kwargs) = codec.decode_arguments(py, arguments)?;
                     if with_call {
-                        let call = Call::new(context.function(), context.client(), context.cancellation());
+                        let call = Call::new(context);
                         kwargs.set_item("$call", call)?;
                     }
                     let result = call_in_new_context(function.bind(py), &args, &kwargs)?;

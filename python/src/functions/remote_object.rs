@@ -1,11 +1,12 @@
 //! References to objects of other processes.
 
+use super::call::Call;
 use super::codec::codec::Codec;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
-use cotensor_functions::Deadline;
+use cotensor_functions::{Deadline, Scope};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -67,8 +68,9 @@ impl RemoteObject {
         let none = PyTuple::empty(py);
         let codec = self.codec.writing_to(object.allocator());
         let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        let signals = SignalCheck::default();
-        let outcome = py.detach(|| object.call_while(method, &arguments, deadline, &|| signals.none_raised()));
+        let (signals, scope) = (SignalCheck::default(), Call::current_scope(py)?);
+        let call = || object.call_while(method, &arguments, deadline, &|| signals.none_raised());
+        let outcome = py.detach(|| Scope::within(scope, call));
         signals.result()?;
         self.codec.decode(py, outcome.or_raise(py)?)
     }

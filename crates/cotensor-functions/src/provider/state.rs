@@ -51,15 +51,15 @@ impl ProviderState {
         limits: Limits,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>> {
-        let epoch = random_bytes()?;
+        // JSON readers keep integers exact up to 2^53.
+        let epoch = u64::from_le_bytes(random_bytes()?) >> 11;
         let timer = Timer::default();
         Ok(Arc::new(Self {
-            // JSON readers keep integers exact up to 2^53.
-            epoch: u64::from_le_bytes(epoch) >> 11,
+            epoch,
             methods,
             functions: Functions::default(),
             tasks: Tasks::new(Arc::clone(&clock), limits.task_ttl, limits.tasks_max),
-            runs: Runs::new(&limits, timer.clone(), Arc::clone(&clock)),
+            runs: Runs::new(&limits, timer.clone(), Arc::clone(&clock), epoch),
             timer,
             poller: Poller::new()?,
             waiting_threads: AtomicUsize::new(0),

@@ -1,6 +1,7 @@
 //! Objects that stay with their provider.
 
 use super::value::{Arguments, Value};
+use crate::call_limit::CallLimit;
 use crate::{CallError, TensorAllocator};
 use cotensor_client::protocol::provider::ObjectRef;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -12,14 +13,13 @@ use std::time::Duration;
 
 /// The connection that a reference to a remote object came over.
 pub(crate) trait ObjectConnection: Send + Sync {
-    /// Calls a method of an object and waits for the result until `deadline`, while `wanted` returns true.
+    /// Calls a method of an object and waits for the result until `limit`.
     fn call_object(
         self: Arc<Self>,
         object: ObjectRef,
         method: &str,
         arguments: &Arguments,
-        deadline: &Deadline,
-        wanted: Option<&dyn Fn() -> bool>,
+        limit: &CallLimit<'_>,
     ) -> Result<Value, CallError>;
 
     /// Releases the reference and waits for the provider's answer.
@@ -86,7 +86,7 @@ impl RemoteObject {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
-        self.call_until(method, arguments, &timeout.into(), None)
+        self.call_until(method, arguments, &CallLimit::of_call(timeout.into(), None)?)
     }
 
     /// Allocates tensors of arguments.
@@ -106,18 +106,12 @@ impl RemoteObject {
         deadline: Deadline,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
-        self.call_until(method, arguments, &deadline, Some(wanted))
+        self.call_until(method, arguments, &CallLimit::of_call(deadline, Some(wanted))?)
     }
 
-    fn call_until(
-        &self,
-        method: &str,
-        arguments: &Arguments,
-        deadline: &Deadline,
-        wanted: Option<&dyn Fn() -> bool>,
-    ) -> Result<Value, CallError> {
+    fn call_until(&self, method: &str, arguments: &Arguments, limit: &CallLimit<'_>) -> Result<Value, CallError> {
         let object = self.check()?;
-        Arc::clone(&self.connection).call_object(object, method, arguments, deadline, wanted)
+        Arc::clone(&self.connection).call_object(object, method, arguments, limit)
     }
 
     /// Releases the reference.
