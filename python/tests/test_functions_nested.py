@@ -122,7 +122,9 @@ def test_call_that_was_cancelled_before_it_was_sent_does_not_run(daemon, client)
     until(lambda: log_of(client, "early").count("ended") == log_of(client, "early").count("started"))
 
 
-@pytest.mark.parametrize(("function", "kind"), [("outer", "call"), ("outer", "asyncio"), ("async_outer", "async"), ("outer", "task")])
+@pytest.mark.parametrize(
+    ("function", "kind"), [("outer", "call"), ("outer", "asyncio"), ("async_outer", "async"), ("outer", "task")]
+)
 def test_nested_call_is_cancelled_with_its_function(daemon, client, function, kind):
     async def main() -> None:
         async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0) as calls:

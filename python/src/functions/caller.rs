@@ -51,6 +51,7 @@ impl Connection {
             tensors: options.tensors,
             pickle: options.pickle,
             is_provider: false,
+            invoke: None,
         };
         let functions = cotensor_functions::Functions::new(store);
         let functions = match seconds(py, options.timeout)? {

@@ -142,6 +142,9 @@ message! {
         /// The stack trace, in the provider's format.
         #[serde(default)]
         trace: String,
+        /// The arguments of the exception, if all are numbers, truth values, texts, null, `$bytes`, lists or `$tuple`s.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        args: Option<Vec<Value>>,
         /// The causes, nearest first; at most 8.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         causes: Vec<CauseInfo>,
@@ -156,6 +159,9 @@ message! {
         /// The stack trace, in the provider's format.
         #[serde(default)]
         trace: String,
+        /// The arguments of the exception, if all are numbers, truth values, texts, null, `$bytes`, lists or `$tuple`s.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        args: Option<Vec<Value>>,
     }
 
     /// A submitted task.

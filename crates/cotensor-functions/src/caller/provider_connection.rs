@@ -51,6 +51,7 @@ pub(crate) struct ProviderConnection {
     answer_timeout: Duration,
     arena: Arc<ConnectionArena>,
     epoch: u64,
+    group: Option<u64>,
     client: String,
     store: Arc<ClientStore>,
     holder: Holder,
@@ -79,10 +80,10 @@ impl ProviderConnection {
         let sender: Arc<dyn Sender> = Arc::clone(&connection) as _;
         arena.set_sender(Arc::downgrade(&sender));
         let holder = store.holder("functions");
-        let (epoch, client) = (provider.epoch, provider.client.clone());
+        let (epoch, group, client) = (provider.epoch, provider.group, provider.client.clone());
         let answer_timeout = timeout.map_or(ANSWER_TIMEOUT, |timeout| timeout.min(ANSWER_TIMEOUT));
         let abandoned = AbandonedCalls::new(Arc::clone(&connection));
-        Arc::new(Self { connection, abandoned, answer_timeout, arena, epoch, client, store, holder })
+        Arc::new(Self { connection, abandoned, answer_timeout, arena, epoch, group, client, store, holder })
     }
 
     /// Allocates tensors of arguments.
@@ -350,6 +351,10 @@ impl ObjectConnection for ProviderConnection {
 
     fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    fn group(&self) -> Option<u64> {
+        self.group
     }
 
     fn client(&self) -> &str {

@@ -19,7 +19,7 @@ pub(super) struct CallerState(Mutex<Tables>);
 
 #[derive(Default)]
 struct Tables {
-    /// The last number of an object, a result or a call.
+    /// The last number of a result or a call.
     last: u64,
     objects: HashMap<u64, Object>,
     /// Results whose tensors stay leased until the caller has leased them.
@@ -152,19 +152,18 @@ impl CallerState {
         drop(taken);
     }
 
-    /// Adds a reference to an object.
+    /// Adds the reference `id` to an object.
     ///
     /// # Errors
     /// `Conflict` when the caller has `max` references.
-    pub(super) fn add_object(&self, object: &Object, max: usize) -> Result<u64> {
+    pub(super) fn add_object(&self, id: u64, object: &Object, max: usize) -> Result<()> {
         let mut tables = lock(&self.0);
         if tables.objects.len() >= max {
             let message = format!("the caller has references to {max} objects; release some");
             return Err(Error::new(ErrorKind::Conflict, message));
         }
-        let id = tables.next();
         tables.objects.insert(id, object.clone());
-        Ok(id)
+        Ok(())
     }
 
     /// The object of a reference.
@@ -185,6 +184,6 @@ impl CallerState {
     }
 }
 
-fn released(object: ObjectRef) -> Error {
+pub(super) fn released(object: ObjectRef) -> Error {
     Error::not_found(format!("object {} was released", object.id)).in_field("object")
 }

@@ -289,12 +289,17 @@ impl CodecContext for Peer {
                 "an object of another provider cannot be a result: let the caller get it from that provider",
             ));
         };
-        let id = self.state.add_object(object, self.provider.limits.objects_max)?;
+        let id = self.provider.next_reference();
+        self.state.add_object(id, object, self.provider.limits.objects_max)?;
         Ok(ObjectRef { id, epoch: self.provider.epoch })
     }
 
     fn resolve(&self, object: ObjectRef) -> Result<Value> {
-        let object = self.object(object)?;
+        let other = self.provider.group.find(object.epoch).filter(|_| object.epoch != self.provider.epoch);
+        let object = match other {
+            Some(other) => other.object_of(&self.client, object)?,
+            None => self.object(object)?,
+        };
         Ok(match object.get::<Kept>() {
             Some(Kept(value)) => value.clone(),
             None => Value::Object(object),

@@ -34,6 +34,9 @@ pub(crate) trait ObjectConnection: Send + Sync {
     /// The epoch of the provider.
     fn epoch(&self) -> u64;
 
+    /// The number that all providers have which accept each other's objects.
+    fn group(&self) -> Option<u64>;
+
     /// The provider's name and process, for messages.
     fn client(&self) -> &str;
 
@@ -135,10 +138,14 @@ impl RemoteObject {
     /// The reference, for a message over `connection`.
     pub(crate) fn reference_for<C: ObjectConnection>(&self, connection: &Arc<C>) -> Result<ObjectRef> {
         let object = self.check()?;
-        if std::ptr::addr_eq(Arc::as_ptr(&self.connection), Arc::as_ptr(connection)) {
+        let is_same_provider = self.connection.epoch() == connection.epoch();
+        let is_same_group = self.connection.group().is_some() && self.connection.group() == connection.group();
+        if std::ptr::addr_eq(Arc::as_ptr(&self.connection), Arc::as_ptr(connection))
+            || is_same_group && !is_same_provider
+        {
             return Ok(object);
         }
-        let message = match self.connection.epoch() == connection.epoch() {
+        let message = match is_same_provider {
             true => {
                 "this object belongs to another connection; pass it over the connection that it came over".to_owned()
             }
