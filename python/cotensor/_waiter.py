@@ -24,6 +24,9 @@ class Queue(Protocol):
     def wait(self, timeout: float) -> List[Tuple[int, Any, bool]]:
         """The number of each that is done, with its result and ``False``, or with its exception and ``True``."""
 
+    def remove(self, number: int) -> None:
+        """Ends a wait, which ``wait`` then does not return."""
+
 
 _Queue = TypeVar("_Queue", bound=Queue)
 
@@ -36,6 +39,7 @@ class Waiter(Generic[_Queue]):
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: Dict[int, _Waiting] = {}
+        self._started: "Dict[asyncio.Future[Any], int]" = {}
         self._thread: "threading.Thread | None" = None
 
     def start(
@@ -48,22 +52,46 @@ class Waiter(Generic[_Queue]):
         number = next(self._numbers)
         with self._lock:
             self._waiting[number] = (loop, future)
+            self._started[future] = number
         try:
             send(self._queue, number)
         except BaseException:
             with self._lock:
-                self._waiting.pop(number, None)
+                self._taken(number)
             raise
         with self._lock:
+            # Cancelled before it was sent: `cancel` found nothing in the queue.
+            is_cancelled = future.cancelled()
+            if is_cancelled:
+                self._taken(number)
             if self._thread is None and self._waiting:
                 self._thread = threading.Thread(target=self._run, name="cotensor-waiter", daemon=True)
                 self._thread.start()
+        if is_cancelled:
+            self._queue.remove(number)
+
+    def cancel(self, future: "asyncio.Future[Any]") -> None:
+        """Ends the wait of a cancelled future. Thread-safe."""
+        with self._lock:
+            number = self._started.get(future)
+            if number is not None:
+                self._taken(number)
+        if number is not None:
+            self._queue.remove(number)
+
+    def _taken(self, number: int) -> "_Waiting | None":
+        """Removes a wait. Locked by the caller."""
+        waiting = self._waiting.pop(number, None)
+        if waiting is not None:
+            del self._started[waiting[1]]
+        return waiting
 
     def fail(self, error: Exception, *, thread_ended: bool = False) -> None:
         """Fails every future. With ``thread_ended``, the next :meth:`start` starts a new thread."""
         with self._lock:
             waiting = list(self._waiting.values())
             self._waiting.clear()
+            self._started.clear()
             if thread_ended:
                 self._thread = None
         _settle_all([(one, error, True) for one in waiting])
@@ -84,7 +112,7 @@ class Waiter(Generic[_Queue]):
             outcomes = []
             with self._lock:
                 for number, value, failed in done:
-                    waiting = self._waiting.pop(number, None)
+                    waiting = self._taken(number)
                     if waiting is not None:
                         outcomes.append((waiting, value, failed))
             _settle_all(outcomes)

@@ -154,17 +154,12 @@ class AsyncStore:
             self._waiter = Waiter(ChangeQueue(self.store))
         loop = asyncio.get_running_loop()
         future: "asyncio.Future[None]" = loop.create_future()
-        cancel: List[Callable[[], None]] = []
-
-        def send(queue: ChangeQueue, number: int) -> None:
-            queue.add(number, watch, timeout)
-            cancel.append(lambda: queue.remove(number))
-
-        self._waiter.start(loop, future, send)
+        waiter = self._waiter
+        waiter.start(loop, future, lambda queue, number: queue.add(number, watch, timeout))
         try:
             await future
         except asyncio.CancelledError:
-            cancel[0]()
+            waiter.cancel(future)
             raise
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import builtins
 import concurrent.futures
+import contextlib
 import functools
 from typing import Any, Optional, Sequence, Tuple, Type
+
+#: A cause of a failed function: its type, message, traceback and arguments.
+_Cause = Tuple[str, str, str, Optional[Sequence[Any]]]
 
 
 class CotensorError(Exception):
@@ -81,7 +85,8 @@ class RemoteError(CotensorError):
     """A function of another process raised an exception.
 
     If Python or this package has an exception class of that name, this is also an instance of it: ``except ValueError`` catches
-    a function's ``ValueError``.
+    a function's ``ValueError``. ``args`` are then those of the function's exception, if they are numbers, strings, bytes,
+    ``None``, or lists and tuples of them. So are attributes that the class makes from them, such as ``errno`` of an ``OSError``.
     """
 
     #: The name of the exception's class in the function's process.
@@ -90,24 +95,41 @@ class RemoteError(CotensorError):
     message: str
     #: The traceback in the function's process, as Python prints it; possibly empty.
     remote_traceback: str
-    #: The causes (``raise … from``), the nearest first: type, message and traceback of each. ``__cause__`` shows them.
-    remote_causes: Tuple[Tuple[str, str, str], ...]
+    #: The causes (``raise … from``), the nearest first: type, message, traceback, arguments. ``__cause__`` shows them.
+    remote_causes: Tuple[_Cause, ...]
+    #: The built-in class that this is also an instance of.
+    _known: Optional[Type[Exception]] = None
 
     def __init__(
-        self, type: str, message: str, remote_traceback: str = "", causes: Sequence[Tuple[str, str, str]] = ()
+        self,
+        type: str,
+        message: str,
+        remote_traceback: str = "",
+        arguments: Optional[Sequence[Any]] = None,
+        causes: Sequence[_Cause] = (),
     ) -> None:
-        super().__init__(f"{type}: {message}")
+        # Not that of the known class, which may need other arguments.
+        Exception.__init__(self, f"{type}: {message}")
+        self.field = self.file = None
         self.type = type
         self.message = message
         self.remote_traceback = remote_traceback
         self.remote_causes = tuple(causes)
+        self._arguments = arguments
+        if self._known is not None and arguments is not None:
+            # Sets `args`, and attributes such as `errno`. Fails for another class of the same name.
+            with contextlib.suppress(TypeError, ValueError):
+                self._known.__init__(self, *arguments)
         if causes:
             self.__cause__ = remote(*causes[0], causes[1:])
         if remote_traceback:
             self.__notes__ = ["in the function's process:\n" + remote_traceback]
 
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
     def __reduce__(self) -> Any:
-        return remote, (self.type, self.message, self.remote_traceback, self.remote_causes)
+        return remote, (self.type, self.message, self.remote_traceback, self._arguments, self.remote_causes)
 
 
 #: The wire names of the library's own errors.
@@ -132,14 +154,22 @@ def _remote_class(name: str) -> Type[RemoteError]:
     known = getattr(builtins, name, None) or (globals().get(name) if name in __all__ else None)
     if not (isinstance(known, type) and issubclass(known, Exception)) or issubclass(known, RemoteError):
         return RemoteError
+    # They would end a loop of the caller without a word, and a coroutine cannot raise them.
+    if issubclass(known, (StopIteration, StopAsyncIteration)):
+        return RemoteError
     try:
-        return type("Remote" + name, (RemoteError, known), {"__doc__": f"{name} of a function.", "__module__": __name__})
+        own = {"__doc__": f"{name} of a function.", "__module__": __name__, "_known": known}
+        return type("Remote" + name, (RemoteError, known), own)
     except TypeError:  # a class with an incompatible layout
         return RemoteError
 
 
 def remote(
-    type: str, message: str, trace: str = "", causes: Sequence[Tuple[str, str, str]] = ()
+    type: str,
+    message: str,
+    trace: str = "",
+    arguments: Optional[Sequence[Any]] = None,
+    causes: Sequence[_Cause] = (),
 ) -> CotensorError:
     """The exception for a failed function."""
     kind = _KINDS.get(type)
@@ -147,9 +177,9 @@ def remote(
         return kind(message)
     made = _remote_class("AttributeError" if type == "no_method" else type)
     try:
-        return made(type, message, trace, causes)
-    except TypeError:  # a class with other arguments, such as UnicodeDecodeError
-        return RemoteError(type, message, trace, causes)
+        return made(type, message, trace, arguments, causes)
+    except TypeError:  # a class that cannot be made without its arguments, such as an ExceptionGroup
+        return RemoteError(type, message, trace, arguments, causes)
 
 
 __all__ = [

@@ -1,5 +1,6 @@
 //! The one map between errors of the library, exceptions of Python, and failures that cross processes.
 
+use crate::exception_args;
 use cotensor::{Error, ErrorKind};
 use cotensor_functions::{CallError, Cause, Failure};
 use pyo3::exceptions::PyException;
@@ -60,15 +61,20 @@ fn raise_call(py: Python<'_>, error: CallError) -> PyErr {
     };
     let make = || {
         let remote = py.import("cotensor.errors")?.getattr("remote")?;
-        let causes: Vec<_> = failure.causes.into_iter().map(|cause| (cause.kind, cause.message, cause.trace)).collect();
-        remote.call1((failure.kind, failure.message, failure.trace, causes))
+        let args = exception_args::to_python(py, failure.args.as_ref());
+        let cause = |cause: Cause| {
+            let args = exception_args::to_python(py, cause.args.as_ref());
+            (cause.kind, cause.message, cause.trace, args)
+        };
+        let causes: Vec<_> = failure.causes.into_iter().map(cause).collect();
+        remote.call1((failure.kind, failure.message, failure.trace, args, causes))
     };
     make().map_or_else(|error| error, PyErr::from_value)
 }
 
-/// The failure of a function, for its caller: the exception's type, message, traceback and causes.
+/// The failure of a function, for its caller: the exception's type, message, traceback, arguments and causes.
 pub(crate) fn failure(py: Python<'_>, error: &PyErr) -> Failure {
-    let Cause { kind, message, trace } = cause(py, error);
+    let Cause { kind, message, trace, args } = cause(py, error);
     let (mut causes, mut next) = (Vec::new(), error.cause(py));
     // The limit also ends a cycle of causes.
     while let Some(found) = next.filter(|_| causes.len() < CAUSES_MAX) {
@@ -77,12 +83,12 @@ pub(crate) fn failure(py: Python<'_>, error: &PyErr) -> Failure {
     }
     // SystemExit and KeyboardInterrupt of a function must not end its caller.
     let kind = if error.is_instance_of::<PyException>(py) { kind } else { format!("{kind} (of a function)") };
-    Failure { kind, message, trace, causes }
+    Failure { kind, message, trace, args, causes }
 }
 
 fn cause(py: Python<'_>, error: &PyErr) -> Cause {
     let kind = error.get_type(py).qualname().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
     let message = error.value(py).str().map_or_else(|_| String::new(), |text| text.to_string());
     let trace = error.traceback(py).and_then(|trace| trace.format().ok()).unwrap_or_default();
-    Cause { kind, message, trace }
+    Cause { kind, message, trace, args: exception_args::to_json(py, error) }
 }

@@ -11,6 +11,7 @@ mod command;
 mod device_share;
 mod dlpack;
 mod errors;
+mod exception_args;
 mod export;
 mod functions;
 mod import;

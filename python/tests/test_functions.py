@@ -114,6 +114,7 @@ def test_tensors_option_selects_the_type(daemon, provider):
 def test_numpy_scalars_are_numbers(client):
     assert client.call_function("identity", [np.float32(0.5)]) == 0.5
     assert client.call_function("identity", [np.int64(7)]) == 7
+    assert client.call_function("identity", [np.str_("a")]) == "a"
 
 
 def test_dicts_keep_their_order(client):
@@ -149,6 +150,9 @@ def test_wrong_arguments_are_named(client):
         (object(), UnsupportedError, "object does not cross"),
         ({"$pickle": b""}, InvalidError, "pickle"),
         ([np.longdouble(1)], UnsupportedError, r"argument 0\[0\]: numpy.*longdouble does not cross"),
+        (np.datetime64("2024-01-02T03:04:05.000000006"), UnsupportedError, "argument 0: numpy.datetime64 does not cross"),
+        ({"x": np.timedelta64(5, "Y")}, UnsupportedError, r"argument 0\[\"x\"\]: numpy.timedelta64 does not cross"),
+        (np.array([(1, 2.0)], "i4,f8")[0], UnsupportedError, "argument 0: numpy.void does not cross"),
         ([{"x": {1, 2}}], UnsupportedError, r"argument 0\[0\]\[\"x\"\]"),
         ({"x": [np.zeros(2, object)]}, UnsupportedError, r"argument 0\[\"x\"\]\[0\]: dtype object"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import pickle
 from collections import OrderedDict, namedtuple
 from enum import IntEnum
@@ -11,6 +13,7 @@ import pytest
 from functions_common import providing
 
 from cotensor import InvalidError, RemoteError, UnsupportedError
+from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.client import SharedTensorClient
 
 FUNCTIONS = """
@@ -50,6 +53,26 @@ def loop():
     error = RuntimeError("itself")
     error.__cause__ = error
     raise error
+
+class Said(str):
+    def __str__(self):
+        return "an object"
+
+@provider.share(name="types.raise")
+def raise_(kind):
+    if kind == "os":
+        open("/no/such/file")
+    if kind == "key":
+        raise KeyError(("a", 1, None, b"b", [1.5, True]))
+    if kind == "unicode":
+        b"\\xff".decode()
+    if kind == "cause":
+        raise RuntimeError("outer") from ConnectionRefusedError(111, "refused")
+    if kind == "object":
+        raise ValueError(Said())
+    if kind == "same name":
+        raise type("UnicodeDecodeError", (Exception,), {})("mine")
+    raise StopIteration(5)
 """
 
 
@@ -108,6 +131,40 @@ def test_exceptions_keep_their_causes(client):
         assert isinstance(first, KeyError) and "in chain" in first.remote_traceback and first.__cause__ is None
     with pytest.raises(RuntimeError, match="itself"):
         client.call_function("types.loop")
+
+
+def test_exceptions_keep_their_arguments(client):
+    for error in (raised_by(client, "types.raise", "os"), pickle.loads(pickle.dumps(raised_by(client, "types.raise", "os")))):
+        assert isinstance(error, FileNotFoundError) and error.args == (errno.ENOENT, "No such file or directory")
+        assert (error.errno, error.filename) == (errno.ENOENT, "/no/such/file")
+        assert str(error).startswith("FileNotFoundError: [Errno 2]")
+    error = raised_by(client, "types.raise", "key")
+    assert isinstance(error, KeyError) and error.args == (("a", 1, None, b"b", [1.5, True]),)
+    error = raised_by(client, "types.raise", "unicode")
+    assert isinstance(error, UnicodeDecodeError) and (error.object, error.reason) == (b"\xff", "invalid start byte")
+    error = raised_by(client, "types.raise", "cause").__cause__
+    assert isinstance(error, ConnectionError) and error.errno == errno.ECONNREFUSED
+    # Arguments that do not cross, and another class of the same name.
+    assert raised_by(client, "types.raise", "object").args == ("ValueError: an object",)
+    error = raised_by(client, "types.raise", "same name")
+    assert isinstance(error, UnicodeError) and error.args == ("mine",)
+
+
+def test_awaited_call_gets_a_stop_iteration_as_an_error(daemon, client):
+    async def main():
+        async with AsyncSharedTensorClient(socket=daemon.socket) as calls:
+            # It must not end the caller's loops, and a coroutine cannot raise it.
+            with pytest.raises(RemoteError, match="StopIteration: 5") as raised:
+                await calls.call_function("types.raise", ["stop"])
+            assert not isinstance(raised.value, StopIteration)
+
+    asyncio.run(main())
+
+
+def raised_by(client, name, *args):
+    with pytest.raises(RemoteError) as raised:
+        client.call_function(name, args)
+    return raised.value
 
 
 @pytest.mark.parametrize(

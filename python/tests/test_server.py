@@ -145,6 +145,18 @@ def test_modules_are_loaded_by_file(folder, module):
             server.load(str(folder / "missing.py"))
 
 
+def test_modules_exchange_objects(folder):
+    make = "import fractions\nprovider.share(name='make', managed=True)(lambda: [fractions.Fraction(1, 3)])\n"
+    for name, functions in (("makes", make), ("takes", "provider.share(name='take')(lambda values: str(values[0]))\n")):
+        head = "from cotensor.provider import SharedTensorProvider\nprovider = SharedTensorProvider()\n"
+        (folder / f"{name}.py").write_text(head + functions)
+    with SharedTensorServer(port=0, socket=folder / "s") as server:
+        server.load(str(folder / "makes.py"))
+        server.load(str(folder / "takes.py"))
+        with SharedTensorClient(server_port=server.port) as client:
+            assert client.call_function("take", [client.call_function("make")]) == "1/3"
+
+
 def test_disabled_cache_runs_every_call(folder, module):
     with SharedTensorServer(port=0, socket=folder / "s", enable_cache=False) as server:
         server.load(str(module))

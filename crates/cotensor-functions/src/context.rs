@@ -2,11 +2,11 @@
 
 use crate::allocator::TensorAllocator;
 use crate::failure::Failure;
+use crate::scope::Scope;
 use cotensor_client::ClientStore;
 use cotensor_core::{DType, Result};
 use cotensor_store::{CopyReason, Holder, Lease, TensorSpec};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One run of a function: its caller, its cancellation and its allocator.
 pub struct Context {
@@ -14,7 +14,7 @@ pub struct Context {
     pub(crate) holder: Holder,
     pub(crate) function: Arc<str>,
     pub(crate) client: Arc<str>,
-    pub(crate) cancelled: Arc<AtomicBool>,
+    pub(crate) scope: Arc<Scope>,
 }
 
 impl Context {
@@ -30,13 +30,12 @@ impl Context {
 
     /// Whether the run was cancelled: no caller waits for its result. Long functions check this periodically.
     pub fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::SeqCst)
+        self.scope.is_cancelled()
     }
 
-    /// The cancellation flag, for code that outlives the context, such as another language: true once the run was
-    /// cancelled.
-    pub fn cancellation(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.cancelled)
+    /// The limits of the run, for calls that the function makes on other threads.
+    pub fn scope(&self) -> &Arc<Scope> {
+        &self.scope
     }
 
     /// As [`is_cancelled`](Self::is_cancelled), for use with `?`.

@@ -4,6 +4,7 @@ use cotensor_client::protocol::provider::{CauseInfo, FAILED_CODE, FailureInfo};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_rpc as rpc;
 use jsonrpsee_types::ErrorObjectOwned;
+use serde_json::Value as Json;
 use std::fmt;
 
 /// The longest message and the longest trace that are sent, in bytes.
@@ -20,6 +21,8 @@ pub struct Failure {
     pub message: String,
     /// The stack trace; may be empty.
     pub trace: String,
+    /// The arguments of an exception, in the JSON of the protocol. `None` if some have no such form.
+    pub args: Option<Vec<Json>>,
     /// The causes, nearest first.
     pub causes: Vec<Cause>,
 }
@@ -33,12 +36,14 @@ pub struct Cause {
     pub message: String,
     /// The stack trace; may be empty.
     pub trace: String,
+    /// As [`Failure::args`].
+    pub args: Option<Vec<Json>>,
 }
 
 impl Failure {
     /// A failure without a trace.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
-        Self { kind: kind.to_owned(), message: message.into(), trace: String::new(), causes: Vec::new() }
+        Self { kind: kind.to_owned(), message: message.into(), trace: String::new(), args: None, causes: Vec::new() }
     }
 
     /// A failure from an error, with the error's sources as the trace.
@@ -67,6 +72,11 @@ impl Failure {
         Self::new(TIMED_OUT, format!("timed out after {} s", limit.as_secs_f64()))
     }
 
+    /// A function called another one after its own time was over.
+    pub(crate) fn out_of_time() -> Self {
+        Self::new(TIMED_OUT, "the time of the calling function is over")
+    }
+
     /// The function panicked.
     pub(crate) fn panicked(function: &str, payload: &(dyn std::any::Any + Send)) -> Self {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
@@ -83,12 +93,13 @@ impl Failure {
     }
 
     pub(crate) fn to_object(&self) -> ErrorObjectOwned {
-        let cause = |Cause { kind, message, trace }: &Cause| {
+        let cause = |Cause { kind, message, trace, args }: &Cause| {
             let (r#type, message, trace) = (short(kind), short(message), short(trace));
-            CauseInfo { r#type, message, trace }
+            CauseInfo { r#type, message, trace, args: if_short(args) }
         };
         let causes = self.causes.iter().take(CAUSES_MAX).map(cause).collect();
-        let info = FailureInfo { r#type: short(&self.kind), trace: short(&self.trace), causes };
+        let (r#type, trace, args) = (short(&self.kind), short(&self.trace), if_short(&self.args));
+        let info = FailureInfo { r#type, trace, args, causes };
         ErrorObjectOwned::owned(FAILED_CODE, short(&self.message), Some(info))
     }
 }
@@ -98,6 +109,10 @@ const TIMED_OUT: &str = "timed_out";
 
 fn short(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
+}
+
+fn if_short(args: &Option<Vec<Json>>) -> Option<Vec<Json>> {
+    args.clone().filter(|args| serde_json::to_vec(args).is_ok_and(|text| text.len() <= TEXT_BYTES_MAX))
 }
 
 impl fmt::Display for Failure {
@@ -148,10 +163,11 @@ impl CallError {
             return CallError::NotCalled(rpc::from_object(object));
         }
         let info = object.data().and_then(|data| serde_json::from_str::<FailureInfo>(data.get()).ok());
-        let (kind, trace, causes) = info.map(|info| (info.r#type, info.trace, info.causes)).unwrap_or_default();
-        let cause = |CauseInfo { r#type, message, trace }| Cause { kind: r#type, message, trace };
+        let (kind, trace, args, causes) =
+            info.map(|info| (info.r#type, info.trace, info.args, info.causes)).unwrap_or_default();
+        let cause = |CauseInfo { r#type, message, trace, args }| Cause { kind: r#type, message, trace, args };
         let causes = causes.into_iter().take(CAUSES_MAX).map(cause).collect();
-        CallError::Failed(Failure { kind, message: object.message().to_owned(), trace, causes })
+        CallError::Failed(Failure { kind, message: object.message().to_owned(), trace, args, causes })
     }
 }
 
@@ -192,12 +208,17 @@ mod tests {
             }
         }
         let mut failure = Failure::from_error("Outer", &Outer(cause));
-        failure.causes.push(Cause { kind: "KeyError".into(), message: "'x'".into(), trace: "line 1".into() });
+        let args = Some(vec!["x".into()]);
+        failure.causes.push(Cause { kind: "KeyError".into(), message: "'x'".into(), trace: "line 1".into(), args });
+        failure.args = Some(vec![2.into(), "no such file".into()]);
         assert!(failure.trace.contains("caused by: no such thing"));
         let CallError::Failed(back) = CallError::from_object(&failure.to_object()) else { panic!("a failure") };
         assert_eq!(back, failure);
         let long = Failure { message: "é".repeat(TEXT_BYTES_MAX), ..failure };
         assert!(long.to_object().message().len() <= TEXT_BYTES_MAX);
+        let long = Failure { args: Some(vec!["x".repeat(TEXT_BYTES_MAX).into()]), ..long };
+        let CallError::Failed(back) = CallError::from_object(&long.to_object()) else { panic!("a failure") };
+        assert_eq!(back.args, None, "shortened arguments would be wrong ones");
         let error = Error::invalid("why").in_field("x");
         assert_eq!(CallError::from_object(&rpc::to_object(&error)).kind(), ErrorKind::Invalid);
     }

@@ -6,12 +6,14 @@
 
 mod allocator;
 mod arena;
+mod call_limit;
 mod caller;
 mod codec;
 mod context;
 mod failure;
 mod options;
 mod provider;
+mod scope;
 mod sender;
 mod threads;
 mod value;
@@ -23,4 +25,5 @@ pub use cotensor_rpc::Deadline;
 pub use failure::{CallError, Cause, Failure};
 pub use options::{Cache, Concurrency, Execution, Limits, Options};
 pub use provider::{Provider, ProviderBuilder};
+pub use scope::Scope;
 pub use value::{Arguments, Entries, Managed, Object, RemoteObject, Value};

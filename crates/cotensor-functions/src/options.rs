@@ -41,7 +41,8 @@ pub enum Concurrency {
     Serialized,
 }
 
-/// A result cache. Calls are equal when the contents of their arguments are equal; names of tensors do not matter.
+/// A result cache. Calls are equal when the contents of their arguments are equal; names of tensors do not matter. A
+/// call with an object equals no other call, because the object can change.
 /// Cached results keep their tensors' memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Cache {

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import contextvars
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from .. import _checks, _native
 from .._waiter import Waiter
@@ -28,6 +30,7 @@ from .client import RETRY_PAUSE, SharedTensorClient, arguments, not_called, repo
 from .task_status import ENDED, STATES, TaskStatus, parts, task_id
 
 T = TypeVar("T")
+_Send = Callable[[_native.CompletionQueue, int], None]
 
 #: Threads that send calls. Sending copies arguments into shared memory, which must not block the event loop.
 SENDERS = 4
@@ -37,7 +40,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
     """A :class:`~cotensor.client.SharedTensorClient` for asyncio: ``await client.call_function(…)``.
 
     A waiting call occupies no thread, neither in this process nor in the provider's, so ten thousand calls can wait. If an
-    ``await`` is cancelled, the call continues at its provider, and its result is dropped. A task can be cancelled there, too.
+    ``await`` is cancelled, the call is cancelled at its provider: it does not start, or its function gets a request to stop. A
+    task continues after a cancelled ``await``; :meth:`acancel_task` cancels it.
     """
 
     def __init__(self, server_port: Optional[int] = None, timeout: Optional[float] = 30, **options: Any) -> None:
@@ -64,21 +68,37 @@ class AsyncSharedTensorClient(SharedTensorClient):
                 found = self._waiters[queue.epoch] = Waiter(queue)
             return found
 
-    def _start(
-        self,
-        queue: _native.CompletionQueue,
-        loop: asyncio.AbstractEventLoop,
-        future: "asyncio.Future[Any]",
-        send: Callable[[_native.CompletionQueue, int], None],
-    ) -> None:
-        waiter = self._waiter(queue)
+    async def _awaited(self, prepare: Callable[[], Tuple[_native.CompletionQueue, _Send]]) -> Any:
+        """Sends a call or a wait, which ``prepare`` returns with its queue, and awaits its outcome. Both run in a thread. If the
+        ``await`` is cancelled, so is the call or the wait."""
+        loop = asyncio.get_running_loop()
+        future: "asyncio.Future[Any]" = loop.create_future()
+        used: "List[Waiter[_native.CompletionQueue]]" = []
+
+        def start() -> None:
+            queue, send = prepare()
+            waiter = self._waiter(queue)
+            used.append(waiter)
+            try:
+                waiter.start(loop, future, send)
+            except OSError:
+                # The connection broke. A later call gets a new one.
+                with self._waiters_lock:
+                    if self._waiters.get(queue.epoch) is waiter:
+                        del self._waiters[queue.epoch]
+                raise
+
         try:
-            waiter.start(loop, future, send)
-        except OSError:
-            # The connection broke. A later call gets a new one.
-            with self._waiters_lock:
-                if self._waiters.get(queue.epoch) is waiter:
-                    del self._waiters[queue.epoch]
+            await self._in_thread(start)
+            return await future
+        except asyncio.CancelledError:
+            # Before `used` is read: `start` reads it after it has added its waiter.
+            future.cancel()
+            senders = self._senders
+            if used and senders is not None:
+                # In a thread: sending may wait for the provider.
+                with contextlib.suppress(RuntimeError):  # closed meanwhile, which ends the call as well
+                    senders.submit(used[0].cancel, future)
             raise
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
@@ -89,7 +109,9 @@ class AsyncSharedTensorClient(SharedTensorClient):
             if self._senders is None:
                 self._senders = concurrent.futures.ThreadPoolExecutor(SENDERS, "cotensor-sender")
             senders = self._senders
-        return await asyncio.get_running_loop().run_in_executor(senders, act)
+        # With the current call, whose limits apply to the calls that it makes.
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(senders, lambda: context.run(act))
 
     async def call_function(
         self,
@@ -102,19 +124,15 @@ class AsyncSharedTensorClient(SharedTensorClient):
         """As :meth:`SharedTensorClient.call_function <cotensor.client.SharedTensorClient.call_function>`, for ``await``."""
         args, named = arguments(name, args, kwargs)
         limit = self.timeout if timeout is None else timeout
-        loop = asyncio.get_running_loop()
+
+        def call() -> Tuple[_native.CompletionQueue, _Send]:
+            queue = self._functions().completion_queue(name)
+            return queue, lambda queue, number: queue.call(number, name, args, named, timeout=limit)
+
         began, pause = time.monotonic(), RETRY_PAUSE
         for left in range(self.retry_count, -1, -1):
-            future: "asyncio.Future[Any]" = loop.create_future()
-
-            def send(future: "asyncio.Future[Any]" = future) -> None:
-                queue = self._functions().completion_queue(name)
-                call = lambda queue, number: queue.call(number, name, args, named, timeout=limit)  # noqa: E731
-                self._start(queue, loop, future, call)
-
             try:
-                await self._in_thread(send)
-                return await future
+                return await self._awaited(call)
             except (NotFoundError, NoDaemonError) as error:
                 if not not_called(error):
                     raise
@@ -219,18 +237,14 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
     async def await_for_task(self, task_id: str, timeout: Optional[float] = None) -> TaskStatus:
         """As :meth:`wait_for_task`, for ``await``."""
-        loop = asyncio.get_running_loop()
-        future: "asyncio.Future[Any]" = loop.create_future()
 
-        def send() -> int:
+        def wait() -> Tuple[_native.CompletionQueue, _Send]:
             found = self._task(task_id)
             queue = self._functions().completion_queue_of(found)
-            wait = lambda queue, number: queue.add_task(number, found, timeout=timeout)  # noqa: E731
-            self._start(queue, loop, future, wait)
-            return found.epoch
+            return queue, lambda queue, number: queue.add_task(number, found, timeout=timeout)
 
-        epoch = await self._in_thread(send)
-        return TaskStatus.of(epoch, await future)
+        info = await self._awaited(wait)
+        return TaskStatus.of(parts(task_id)[0], info)
 
     async def aget_task_result(self, task_id: str, timeout: Optional[float] = None) -> Any:
         """As :meth:`get_task_result`, for ``await``."""

@@ -29,7 +29,7 @@ WORKERS = 64
 
 
 class AsyncSharedTensorProvider(SharedTensorProvider):
-    """A :class:`~cotensor.provider.SharedTensorProvider` whose functions may be ``async def``.
+    """A :class:`~cotensor.provider.SharedTensorProvider` whose functions, and methods of objects, may be ``async def``.
 
     Coroutines run on an event loop in a thread of the provider, or on ``loop``, which has to run in another thread. At most
     ``workers`` run at a time, by default 64. If a call or task is cancelled, or its caller has disconnected, its coroutine gets
@@ -56,6 +56,9 @@ class AsyncSharedTensorProvider(SharedTensorProvider):
         if handlers.is_async(function):
             return handlers.async_handler(name, function, self._running_loop)
         return super()._handler(name, function)
+
+    def _invoker(self) -> Callable[..., Any]:
+        return handlers.async_invoke(self._running_loop)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._loop_lock:

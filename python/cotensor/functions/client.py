@@ -23,6 +23,7 @@ from .._handles import open_client
 from .._native import Store
 from ..errors import ConflictError, CotensorError, InvalidError, NoDaemonError, NotFoundError, RemoteError
 from . import discovery, lifecycle
+from .call_context import check_cancelled
 from .directory import Directory, Functions, RemoteFunction
 from .discovery import Socket
 
@@ -149,6 +150,7 @@ class SharedTensorClient:
                 if not left or (end is not None and time.monotonic() + pause >= end):
                     raise
                 report_retry(began, pause, error)
+            check_cancelled()
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")

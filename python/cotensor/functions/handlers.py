@@ -7,10 +7,10 @@ import concurrent.futures
 import contextlib
 import functools
 import inspect
-from typing import Any, Callable, Coroutine, Dict, Iterator, Optional, Tuple
+from typing import Any, Awaitable, Callable, Coroutine, Dict, Iterator, Optional, Tuple
 
 from .._native import Call
-from ..errors import CancelledError
+from ..errors import CancelledError, UnsupportedError
 from .call_context import _current
 from .lifecycle import running
 
@@ -82,6 +82,33 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(type(function), "__call__", None))  # noqa: B004
 
 
+def _run_on(
+    loop: asyncio.AbstractEventLoop, name: str, call: Optional[Call], start: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Awaits what ``start`` returns on the loop. A cancelled call cancels it."""
+
+    async def run_with_call() -> Any:
+        with _calling(call):
+            try:
+                return await start()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # They must not end the event loop and its other coroutines.
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    with running():
+        future = asyncio.run_coroutine_threadsafe(run_with_call(), loop)
+        while True:
+            try:
+                return future.result(CANCEL_CHECK_INTERVAL if call is not None else None)
+            except concurrent.futures.CancelledError:
+                raise CancelledError(f"{name} was cancelled") from None
+            except concurrent.futures.TimeoutError:
+                if future.done():
+                    raise  # raised by the function
+                if call is not None and call.cancelled:
+                    future.cancel()
+
+
 def async_handler(
     name: str, function: Callable[..., Coroutine[Any, Any, Any]], loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> Callable[..., Any]:
@@ -93,27 +120,28 @@ def async_handler(
         call: Optional[Call] = kwargs.pop(CALL, None)
         if signature is not None:
             check(name, signature, args, kwargs)
+        return _run_on(loop(), name, call, lambda: function(*args, **kwargs))
 
-        async def run_with_call() -> Any:
-            with _calling(call):
-                try:
-                    return await function(*args, **kwargs)
-                except (SystemExit, KeyboardInterrupt) as error:
-                    # They must not end the event loop and its other coroutines.
-                    raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    return run
 
-        with running():
-            future = asyncio.run_coroutine_threadsafe(run_with_call(), loop())
-            while True:
-                try:
-                    return future.result(CANCEL_CHECK_INTERVAL if call is not None else None)
-                except concurrent.futures.CancelledError:
-                    raise CancelledError(f"{name} was cancelled") from None
-                except concurrent.futures.TimeoutError:
-                    if future.done():
-                        raise  # raised by the function
-                    if call is not None and call.cancelled:
-                        future.cancel()
+
+def invoke(method: Callable[..., Any], call: Call, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Calls a method of an object for a caller, with the current call."""
+    with _calling(call), running():
+        result = method(*args, **kwargs)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise UnsupportedError(f"{call.function} is an async def: share its object with an AsyncSharedTensorProvider")
+    return result
+
+
+def async_invoke(loop: Callable[[], asyncio.AbstractEventLoop]) -> Callable[..., Any]:
+    """As :func:`invoke`, for methods that may be ``async def``, which run on the loop."""
+
+    def run(method: Callable[..., Any], call: Call, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        with _calling(call), running():
+            result = method(*args, **kwargs)
+        return _run_on(loop(), call.function, call, lambda: result) if inspect.iscoroutine(result) else result
 
     return run
 

@@ -63,7 +63,8 @@ class running:
                 del _running[self._thread]
 
 
-def _ours() -> Iterator[Any]:
+def opened_by_now() -> Iterator[Any]:
+    """What this process has opened and not closed, the last one first."""
     for reference in reversed(list(_open.values())):
         thing = reference()
         if thing is not None:
@@ -74,7 +75,7 @@ def _close_all() -> None:
     # A forked child does not close its parent's objects.
     if os.getpid() != _process:
         return
-    for thing in _ours():
+    for thing in opened_by_now():
         thing.ending()
         thing.close()
     _open.clear()

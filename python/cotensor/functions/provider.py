@@ -18,6 +18,7 @@ results, at any depth of lists and dicts, cross as handles, without a copy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Opti
 
 from .. import _checks
 from .._native import Provider, Store
-from ..errors import ConflictError, InvalidError
+from ..errors import ConflictError, InvalidError, NotFoundError
 from . import discovery, handlers, lifecycle, server_context
 from .call_context import check_cancelled, current_call
 from .discovery import Socket
@@ -46,6 +47,12 @@ WORKERS_MAX = 4096
 #: The limits of ``cache=True``: in seconds, and in results.
 CACHE_TTL = 3600.0
 CACHE_CAPACITY = 1024
+
+
+def _is_same(known: Callable[..., Any], function: Callable[..., Any]) -> bool:
+    """Whether the second is another definition of the first: it has its module and its name there."""
+    places = [(getattr(one, "__module__", None), getattr(one, "__qualname__", None)) for one in (known, function)]
+    return places[0] == places[1] and places[0][1] is not None
 
 
 class Shared(NamedTuple):
@@ -187,11 +194,14 @@ class SharedTensorProvider:
         """Provides the decorated function to other processes, under ``name`` or its own name.
 
         ``cache`` (``True``, or ``{"ttl": seconds, "capacity": results}``) keeps results for equal calls. Calls are equal if the
-        contents of their arguments are; names of tensors do not matter. ``singleflight`` runs concurrent equal calls once.
+        contents of their arguments are; names of tensors do not matter. A call with a remote object always runs, because the
+        object can change. ``singleflight`` runs concurrent equal calls once.
         ``concurrency="serialized"`` runs one call at a time. ``execution="task"`` makes every call a task, which clients can list
         and cancel. ``managed`` keeps the result, for example a model, in this process: callers get a
-        :class:`~cotensor.functions.RemoteObject`, to call its methods and to pass it to other functions of this provider.
+        :class:`~cotensor.functions.RemoteObject`, to call its methods and to pass it to functions of this process.
         ``timeout`` limits one run, in seconds.
+
+        A function that is defined and shared again under the same name, as in a notebook, replaces the one before.
         """
         _checks.one_of(execution, "execution", ("direct", "task"))
         _checks.one_of(concurrency, "concurrency", ("parallel", "serialized"))
@@ -215,10 +225,12 @@ class SharedTensorProvider:
         if not name:
             raise InvalidError("name: the function has no name: pass one", field="name")
         with self._lock:
-            if name in self._registered_functions:
-                raise ConflictError(f"this provider already provides {name!r}", field="name")
+            known = self._registered_functions.get(name)
+            if known is not None and not _is_same(known.function, function):
+                message = f"this provider already provides {name!r}, another function: remove({name!r}) withdraws that one"
+                raise ConflictError(message, field="name")
             if self.execution_mode in ("server", "auto"):
-                self._provide(name, Shared(function, options))
+                self._provide(name, Shared(function, options), replace=known is not None)
             self._registered_functions[name] = Shared(function, options)
         return self._remote(name, function) if self.execution_mode == "client" else function
 
@@ -228,7 +240,10 @@ class SharedTensorProvider:
             raise InvalidError(message, field="function")
         return handlers.handler(name, function)
 
-    def _provide(self, name: str, shared: Shared) -> None:
+    def _invoker(self) -> Callable[..., Any]:
+        return handlers.invoke
+
+    def _provide(self, name: str, shared: Shared, *, replace: bool = False) -> None:
         handler = self._handler(name, shared.function)
         native = self._running()
         options = dict(shared.options)
@@ -237,8 +252,15 @@ class SharedTensorProvider:
         if not self._caching:
             options.pop("cache_ttl", None)
             options.pop("cache_capacity", None)
+        options.update(summary=handlers.describe(shared.function), with_call=True)
         try:
-            native.add(name, handler, summary=handlers.describe(shared.function), with_call=True, **options)
+            if replace:
+                # Not provided yet: another process provided it before.
+                with contextlib.suppress(NotFoundError):
+                    native.add(name, handler, replace=True, **options)
+                    log.info("provides %s anew", name)
+                    return
+            native.add(name, handler, **options)
             log.debug("provides %s", name)
         except ConflictError as error:
             if self.execution_mode == "server" or native.closed:
@@ -277,7 +299,12 @@ class SharedTensorProvider:
                     self._store = self._given
                 else:
                     self._store = discovery.connect_or_start(self._port, self._socket, self._name)
-                self._provider = Provider(self._store, workers=workers, **self._limits, **self._values)
+                # Functions of all providers of this process accept each other's objects.
+                others = (other._provider for other in lifecycle.opened_by_now() if isinstance(other, SharedTensorProvider))
+                beside = next((other for other in others if other is not None and not other.closed), None)
+                self._provider = Provider(
+                    self._store, workers=workers, invoke=self._invoker(), beside=beside, **self._limits, **self._values
+                )
                 lifecycle.opened(self)
             return self._provider
 

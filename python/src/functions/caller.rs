@@ -1,5 +1,6 @@
 //! Calls of functions of other processes.
 
+use super::call::Call;
 use super::codec::codec::Codec;
 use super::codec::tensor_format::TensorFormat;
 use super::completion_queue::CompletionQueue;
@@ -11,7 +12,7 @@ use crate::store::holder::program;
 use crate::store::report::report;
 use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
-use cotensor_functions::{Arguments, Deadline};
+use cotensor_functions::{Arguments, Deadline, Scope};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,6 +51,7 @@ impl Connection {
             tensors: options.tensors,
             pickle: options.pickle,
             is_provider: false,
+            invoke: None,
         };
         let functions = cotensor_functions::Functions::new(store);
         let functions = match seconds(py, options.timeout)? {
@@ -84,7 +86,8 @@ impl Functions {
         deadline: &Deadline,
     ) -> PyResult<(Arc<cotensor_functions::Functions>, Codec, Arguments)> {
         let (functions, codec) = self.connection(py)?;
-        let allocator = py.detach(|| functions.allocator(name, deadline)).or_raise(py)?;
+        let scope = Call::current_scope(py)?;
+        let allocator = py.detach(|| Scope::within(scope, || functions.allocator(name, deadline))).or_raise(py)?;
         let none = PyTuple::empty(py);
         let arguments = codec.writing_to(allocator).arguments(args.unwrap_or(none.as_any()), kwargs)?;
         Ok((functions, codec, arguments))
@@ -120,8 +123,9 @@ impl Functions {
     ) -> PyResult<Py<PyAny>> {
         let deadline = Deadline::from(seconds(py, timeout.or(self.options.timeout))?);
         let (functions, codec, arguments) = self.encode(py, name, args, kwargs, &deadline)?;
-        let signals = SignalCheck::default();
-        let outcome = py.detach(|| functions.call_while(name, &arguments, deadline, &|| signals.none_raised()));
+        let (signals, scope) = (SignalCheck::default(), Call::current_scope(py)?);
+        let call = || functions.call_while(name, &arguments, deadline, &|| signals.none_raised());
+        let outcome = py.detach(|| Scope::within(scope, call));
         signals.result()?;
         codec.decode(py, outcome.or_raise(py)?)
     }

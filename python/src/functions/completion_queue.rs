@@ -1,12 +1,13 @@
 //! `CompletionQueue`: one thread waits for many calls and tasks of one provider.
 
+use super::call::Call;
 use super::codec::codec::Codec;
 use super::task::Task;
 use crate::errors::OrRaise;
 use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use crate::store::report::report;
-use cotensor_functions::Completion;
+use cotensor_functions::{Completion, Scope};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -58,14 +59,23 @@ impl CompletionQueue {
         let none = pyo3::types::PyTuple::empty(py);
         let codec = self.codec.writing_to(queue.allocator());
         let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        py.detach(|| queue.call(number, name, arguments, timeout)).or_raise(py)
+        let scope = Call::current_scope(py)?;
+        py.detach(|| Scope::within(scope, || queue.call(number, name, arguments, timeout))).or_raise(py)
     }
 
     /// Adds a task of this provider. ``wait()`` returns its number when the task ends, or after ``timeout`` seconds.
     #[pyo3(signature = (number, task, *, timeout=None))]
     fn add_task(&self, py: Python<'_>, number: u64, task: &Bound<'_, Task>, timeout: Option<f64>) -> PyResult<()> {
         let (queue, timeout, task) = (self.queue(py)?, seconds(py, timeout)?, task.get().task(py)?);
-        py.detach(|| queue.add_task(number, task, timeout)).or_raise(py)
+        let scope = Call::current_scope(py)?;
+        py.detach(|| Scope::within(scope, || queue.add_task(number, task, timeout))).or_raise(py)
+    }
+
+    /// Cancels a call, or ends the wait for a task. ``wait()`` does not return its number.
+    fn remove(&self, py: Python<'_>, number: u64) -> PyResult<()> {
+        let queue = self.queue(py)?;
+        py.detach(|| queue.cancel(number));
+        Ok(())
     }
 
     /// Waits for at most ``timeout`` seconds until some are done. Returns the number of each with its result and

@@ -23,6 +23,7 @@ pub(crate) struct Provider {
     store: Py<Store>,
     tensors: TensorFormat,
     pickle: bool,
+    invoke: Option<Arc<Py<PyAny>>>,
 }
 
 impl Provider {
@@ -39,8 +40,10 @@ impl Provider {
 
 #[pymethods]
 impl Provider {
+    /// With ``invoke``, methods of objects are called by this function of the method, its :class:`Call`, its arguments and its
+    /// named arguments. Functions of a provider ``beside`` another one of this process accept the other's objects.
     #[new]
-    #[pyo3(signature = (store, *, workers=None, tasks_max=None, task_ttl=None, waiting_max=None, tensors="auto", allow_pickle=false))]
+    #[pyo3(signature = (store, *, workers=None, tasks_max=None, task_ttl=None, waiting_max=None, tensors="auto", allow_pickle=false, invoke=None, beside=None))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn new(
         py: Python<'_>,
@@ -51,6 +54,8 @@ impl Provider {
         waiting_max: Option<usize>,
         tensors: &str,
         allow_pickle: bool,
+        invoke: Option<Py<PyAny>>,
+        beside: Option<&Bound<'_, Self>>,
     ) -> PyResult<Self> {
         let mut limits = Limits::default();
         if workers == Some(0) {
@@ -61,9 +66,14 @@ impl Provider {
         limits.waiting_max = waiting_max.unwrap_or(limits.waiting_max);
         limits.task_ttl = seconds(py, task_ttl)?.unwrap_or(limits.task_ttl);
         let client = store.get().client_store(py, "functions of other processes")?;
-        let started = py.detach(|| cotensor_functions::Provider::builder(client).limits(limits).start());
+        let beside = beside.map(|other| other.get().provider(py)).transpose()?;
+        let started = py.detach(|| {
+            let builder = cotensor_functions::Provider::builder(client).limits(limits);
+            beside.into_iter().fold(builder, |builder, other| builder.beside(&other)).start()
+        });
         let provider = Mutex::new(Some(ProcessLocal::new(Arc::new(started.or_raise(py)?))));
-        Ok(Self { provider, store, tensors: TensorFormat::named(py, tensors)?, pickle: allow_pickle })
+        let (tensors, invoke) = (TensorFormat::named(py, tensors)?, invoke.map(Arc::new));
+        Ok(Self { provider, store, tensors, pickle: allow_pickle, invoke })
     }
 
     /// Provides a function under a name.
@@ -71,8 +81,9 @@ impl Provider {
     /// ``execution`` is ``direct`` or ``task``, ``concurrency`` is ``parallel`` or ``serialized``. With
     /// ``singleflight``, concurrent equal calls run once. ``cache_ttl`` (seconds) and ``cache_capacity`` (results)
     /// cache results for later equal calls. With ``managed``, the result stays in this process and callers get a
-    /// reference. With ``with_call``, the function gets its :class:`Call` as the keyword argument ``$call``.
-    #[pyo3(signature = (name, function, *, summary="", execution="direct", concurrency="parallel", singleflight=false, cache_ttl=None, cache_capacity=1024, managed=false, timeout=None, with_call=false))]
+    /// reference. With ``with_call``, the function gets its :class:`Call` as the keyword argument ``$call``. With ``replace``, it
+    /// takes the place of a function of this provider that has the name.
+    #[pyo3(signature = (name, function, *, summary="", execution="direct", concurrency="parallel", singleflight=false, cache_ttl=None, cache_capacity=1024, managed=false, timeout=None, with_call=false, replace=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn add(
         &self,
@@ -88,6 +99,7 @@ impl Provider {
         managed: bool,
         timeout: Option<f64>,
         with_call: bool,
+        replace: bool,
     ) -> PyResult<()> {
         let provider = self.provider(py)?;
         let unknown =
@@ -114,18 +126,25 @@ impl Provider {
             timeout: seconds(py, timeout)?,
         };
         let client = self.store.get().client_store(py, "functions of other processes")?;
-        let (tensors, pickle) = (self.tensors, self.pickle);
+        let (tensors, pickle, invoke) = (self.tensors, self.pickle, self.invoke.clone());
         let holder = cotensor::TensorStore::holder(&*client, name);
         let name_of_results = format!("result of {name}");
-        let codec =
-            Codec { allocator: client.into(), holder, name: name_of_results, tensors, pickle, is_provider: true };
+        let codec = Codec {
+            allocator: client.into(),
+            holder,
+            name: name_of_results,
+            tensors,
+            pickle,
+            is_provider: true,
+            invoke,
+        };
         let run = move |arguments: &Arguments, context: &Context| -> Result<Value, Failure> {
             let codec = Codec { holder: context.holder().clone(), ..codec.writing_to(context.allocator().clone()) };
             with_python(|py| {
                 let called = || -> PyResult<Value> {
                     let (args, kwargs) = codec.decode_arguments(py, arguments)?;
                     if with_call {
-                        let call = Call::new(context.function(), context.client(), context.cancellation());
+                        let call = Call::new(context);
                         kwargs.set_item("$call", call)?;
                     }
                     let result = call_in_new_context(function.bind(py), &args, &kwargs)?;
@@ -139,7 +158,11 @@ impl Provider {
                 called().map_err(|error| failure(py, &error))
             })
         };
-        py.detach(|| provider.add(name, options, run)).or_raise(py)
+        py.detach(|| match replace {
+            true => provider.replace(name, options, run),
+            false => provider.add(name, options, run),
+        })
+        .or_raise(py)
     }
 
     /// Withdraws a function. Running calls continue.

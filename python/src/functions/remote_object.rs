@@ -1,28 +1,35 @@
 //! References to objects of other processes.
 
+use super::call::Call;
 use super::codec::codec::Codec;
+use super::codec::markers::METHOD;
+use super::managed_object::{ATTRIBUTE, NAMES};
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
-use cotensor_functions::Deadline;
+use cotensor_functions::{Arguments, CallError, Deadline, Scope, Value};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A reference to an object in its provider's process. Call its public methods like any object's. As an argument of a
-/// function of that provider, it becomes the object itself. The reference ends with ``release()``, with a ``with``
+/// A reference to an object in its provider's process. Read its public attributes and call its public methods like any
+/// object's. As an argument of a function of that provider, it becomes the object itself. The reference ends with ``release()``, with a ``with``
 /// block, or when dropped.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct RemoteObject {
     object: Mutex<Option<ProcessLocal<Arc<cotensor_functions::RemoteObject>>>>,
     codec: ProcessLocal<Codec>,
+    /// The attributes that are known to be methods.
+    methods: Mutex<HashSet<String>>,
 }
 
 impl RemoteObject {
     pub(super) fn new(object: Arc<cotensor_functions::RemoteObject>, codec: Codec) -> Self {
-        Self { object: Mutex::new(Some(ProcessLocal::new(object))), codec: ProcessLocal::new(codec) }
+        let (object, codec) = (Mutex::new(Some(ProcessLocal::new(object))), ProcessLocal::new(codec));
+        Self { object, codec, methods: Mutex::default() }
     }
 
     /// # Errors
@@ -36,6 +43,24 @@ impl RemoteObject {
         };
         found.map_err(|why| raise(py, &Error::new(ErrorKind::Conflict, why)))
     }
+}
+
+/// Calls a method and waits for its result.
+///
+/// # Errors
+/// The exception of a signal handler.
+fn call(
+    py: Python<'_>,
+    object: &cotensor_functions::RemoteObject,
+    method: &str,
+    arguments: &Arguments,
+    deadline: Deadline,
+) -> PyResult<Result<Value, CallError>> {
+    let (signals, scope) = (SignalCheck::default(), Call::current_scope(py)?);
+    let call = || object.call_while(method, arguments, deadline, &|| signals.none_raised());
+    let outcome = py.detach(|| Scope::within(scope, call));
+    signals.result()?;
+    Ok(outcome)
 }
 
 #[pymethods]
@@ -67,9 +92,7 @@ impl RemoteObject {
         let none = PyTuple::empty(py);
         let codec = self.codec.writing_to(object.allocator());
         let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        let signals = SignalCheck::default();
-        let outcome = py.detach(|| object.call_while(method, &arguments, deadline, &|| signals.none_raised()));
-        signals.result()?;
+        let outcome = call(py, &object, method, &arguments, deadline)?;
         self.codec.decode(py, outcome.or_raise(py)?)
     }
 
@@ -98,8 +121,34 @@ impl RemoteObject {
         if name.starts_with('_') {
             return Err(PyAttributeError::new_err(format!("a remote object has no attribute {name:?}")));
         }
-        let partial = slf.py().import("functools")?.getattr("partial")?;
-        partial.call1((slf.getattr("_invoke")?, name))
+        let (py, this) = (slf.py(), slf.get());
+        let methods = || this.methods.lock().unwrap_or_else(PoisonError::into_inner);
+        let method = || py.import("functools")?.getattr("partial")?.call1((slf.getattr("_invoke")?, name));
+        if methods().contains(name) {
+            return method();
+        }
+        let arguments = Arguments::new().arg(name);
+        match call(py, &*this.remote(py)?, ATTRIBUTE, &arguments, Deadline::from(None))? {
+            Ok(Value::Map(marked)) if marked.contains_key(METHOD) => {}
+            // An object of another language has methods only.
+            Err(CallError::Failed(failure)) if failure.kind == "no_method" => {}
+            outcome => return Ok(this.codec.decode(py, outcome.or_raise(py)?)?.into_bound(py)),
+        }
+        methods().insert(name.to_owned());
+        method()
+    }
+
+    fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (py, this) = (slf.py(), slf.get());
+        let object = py.import("builtins")?.getattr("object")?;
+        let mut names: Vec<_> = object.call_method1("__dir__", (slf,))?.try_iter()?.collect::<PyResult<_>>()?;
+        let remote =
+            this.remote(py).and_then(|object| call(py, &object, NAMES, &Arguments::new(), Deadline::from(None)));
+        // Completion works without them.
+        if let Ok(Ok(remote)) = remote {
+            names.extend(this.codec.decode(py, remote)?.bind(py).try_iter()?.collect::<PyResult<Vec<_>>>()?);
+        }
+        Ok(names)
     }
 
     /// Ends the reference. A second call raises :class:`ConflictError`.

@@ -1,11 +1,13 @@
 //! Tasks at a provider.
 
+use super::call::Call;
 use super::codec::codec::Codec;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use crate::store::report::report;
 use cotensor::{Error, ErrorKind};
+use cotensor_functions::Scope;
 use pyo3::prelude::*;
 
 /// A task at a provider. Dropping this object does not cancel the task.
@@ -54,7 +56,8 @@ impl Task {
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let (task, signals, timeout) = (self.task(py)?, SignalCheck::default(), seconds(py, timeout)?);
-        let outcome = py.detach(|| task.wait_while(timeout, &|| signals.none_raised()));
+        let scope = Call::current_scope(py)?;
+        let outcome = py.detach(|| Scope::within(scope, || task.wait_while(timeout, &|| signals.none_raised())));
         signals.result()?;
         let info = outcome.or_raise(py)?;
         report(py, || serde_json::to_string(&info))

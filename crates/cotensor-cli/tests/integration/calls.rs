@@ -145,7 +145,7 @@ fn results_are_written_and_errors_give_advice() {
     assert_eq!((&function["function"]["name"], listing["functions"].as_array().unwrap().len()), (&json!("echo"), 1));
     assert_eq!(
         function["provider"],
-        json!({"client": format!("provider[{}]", std::process::id()), "epoch": provider.epoch()})
+        json!({"client": format!("provider[{}]", std::process::id()), "epoch": provider.epoch(), "group": provider.epoch()})
     );
     let table = text(daemon.ok(&["call", "--list"]));
     assert!(

@@ -32,6 +32,9 @@ message! {
         function: FunctionInfo,
         /// The provider's epoch: a new number each time a provider starts.
         epoch: u64,
+        /// The number that all providers of one process have which exchange their objects.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<u64>,
     }
 
     /// A function's name.
@@ -55,6 +58,9 @@ message! {
         client: String,
         /// The provider's epoch: a new number each time a provider starts.
         epoch: u64,
+        /// The number that all providers of one process have which exchange their objects.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<u64>,
     }
 
     /// A function and its provider.

@@ -86,6 +86,15 @@ message! {
         epoch: u64,
     }
 
+    /// A run of a function or a method.
+    #[derive(Copy, PartialEq, Eq, Hash)]
+    RunRef {
+        /// The epoch of the run's provider.
+        epoch: u64,
+        /// The number of the run at its provider.
+        run: u64,
+    }
+
     /// A function and its arguments.
     CallParams {
         /// The function's name.
@@ -99,9 +108,19 @@ message! {
         /// The time limit of the call, in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
+        /// The runs that wait for this call, outermost first: at most 128.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        waiting: Vec<RunRef>,
         /// Ranges of the other end's arena that the sender no longer reads.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         released: Vec<ArenaRange>,
+    }
+
+    /// A call that the caller no longer waits for.
+    #[derive(Copy)]
+    CancelCallParams {
+        /// The id of the call's request, an integer.
+        call: u64,
     }
 
     /// The result of a call.
@@ -123,6 +142,9 @@ message! {
         /// The stack trace, in the provider's format.
         #[serde(default)]
         trace: String,
+        /// The arguments of the exception, if all are numbers, truth values, texts, null, `$bytes`, lists or `$tuple`s.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        args: Option<Vec<Value>>,
         /// The causes, nearest first; at most 8.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         causes: Vec<CauseInfo>,
@@ -137,6 +159,9 @@ message! {
         /// The stack trace, in the provider's format.
         #[serde(default)]
         trace: String,
+        /// The arguments of the exception, if all are numbers, truth values, texts, null, `$bytes`, lists or `$tuple`s.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        args: Option<Vec<Value>>,
     }
 
     /// A submitted task.
@@ -212,6 +237,9 @@ message! {
         /// The time limit of the call, in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
+        /// The runs that wait for this call, outermost first: at most 128.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        waiting: Vec<RunRef>,
         /// Ranges of the other end's arena that the sender no longer reads.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         released: Vec<ArenaRange>,
@@ -271,6 +299,9 @@ impl TaskState {
 super::methods! { METHODS:
     /// Calls a function. Answers with its result.
     Call "call": CallParams => CallResult;
+    /// Cancels a `call`, `object.call` or `task.wait` of this connection that has no answer. Its answer is an error, and its
+    /// run is cancelled unless another call waits for it. A cancelled `task.wait` leaves the task as it is.
+    CancelCall "call.cancel": CancelCallParams => Empty;
     /// Submits a call as a task. Answers before the task runs.
     Submit "task.submit": CallParams => SubmitResult;
     /// The state of a task.

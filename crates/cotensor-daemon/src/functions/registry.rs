@@ -5,6 +5,7 @@ use super::provider::FunctionProvider;
 use super::tasks::TaskConnections;
 use cotensor_client::protocol::{
     FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
+    RegisterFunctionParams,
 };
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -40,27 +41,33 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Registers a function.
+    /// Registers a function. Replaces the description of one that this session has registered.
     ///
     /// # Errors
     /// `Invalid` for an invalid name or summary; `Conflict` for a name that another session has, or when this session
     /// has too many.
-    pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, function: FunctionInfo, epoch: u64) -> Result<()> {
+    pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, params: RegisterFunctionParams) -> Result<()> {
+        let RegisterFunctionParams { function, epoch, group } = params;
         check(&function)?;
         let mut entries = self.lock();
         // A session that has ended may still be in the table if its call ran after its end.
-        if let Some(other) = entries.get(&function.name).filter(|entry| entry.owner.strong_count() > 0) {
+        if let Some(other) = entries
+            .get(&function.name)
+            .filter(|entry| entry.owner.strong_count() > 0 && entry.session != provider.session())
+        {
             let message = format!("{} is provided by {} already", function.name, other.provider.client);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
         }
-        if entries.values().filter(|entry| entry.session == provider.session()).count() >= FUNCTIONS_MAX {
+        let is_another =
+            |entry: &&RegisteredFunction| entry.session == provider.session() && entry.function.name != function.name;
+        if entries.values().filter(is_another).count() >= FUNCTIONS_MAX {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 format!("{FUNCTIONS_MAX} functions are registered in this session: unregister one"),
             ));
         }
         let (session, owner) = (provider.session(), Arc::downgrade(&provider));
-        let provider = ProviderInfo { client: provider.client().to_owned(), epoch };
+        let provider = ProviderInfo { client: provider.client().to_owned(), epoch, group };
         let entry = RegisteredFunction { provider, session, owner, function };
         entries.insert(entry.function.name.clone(), entry);
         Ok(())

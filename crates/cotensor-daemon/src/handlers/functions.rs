@@ -21,11 +21,7 @@ pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> 
     if caller.outbox().is_none() {
         return Err(Error::unsupported("functions are provided over the Unix socket"));
     }
-    caller.daemon.functions.add(
-        Arc::clone(&caller.session) as Arc<dyn FunctionProvider>,
-        params.function,
-        params.epoch,
-    )?;
+    caller.daemon.functions.add(Arc::clone(&caller.session) as Arc<dyn FunctionProvider>, params)?;
     Ok(NOTHING.into())
 }
 

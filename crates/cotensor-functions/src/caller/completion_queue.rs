@@ -3,14 +3,16 @@
 use super::provider_connection::{self, MessageRanges, ProviderConnection};
 use super::task::Task;
 use crate::allocator::TensorAllocator;
+use crate::call_limit::CallLimit;
 use crate::codec::SentTensors;
-use crate::failure::CallError;
+use crate::failure::{CallError, Failure};
+use crate::scope::Scope;
 use crate::value::{Arguments, Value};
 use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider as p;
+use cotensor_core::Result;
 use cotensor_core::sync::lock;
 use cotensor_core::waiting::{REPORT_AFTER, WaitClock};
-use cotensor_core::{Error, Result};
 use cotensor_rpc::Deadline;
 use cotensor_rpc::{CallGroup, WaitLimit};
 use std::cell::Cell;
@@ -25,10 +27,37 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 pub struct CompletionQueue {
     connection: Arc<ProviderConnection>,
     group: Arc<CallGroup>,
-    /// By the numbers of the requests.
-    pending: Mutex<HashMap<u64, PendingEntry>>,
+    pending: Mutex<Pending>,
     /// Of the oldest request, while that waits for a long time.
     clock: Mutex<Option<WaitClock>>,
+}
+
+/// The calls and tasks without a result.
+#[derive(Default)]
+struct Pending {
+    /// By the numbers of the requests.
+    entries: HashMap<u64, PendingEntry>,
+    /// The numbers of the requests, by the user's numbers.
+    requests: HashMap<u64, u64>,
+}
+
+impl Pending {
+    fn insert(&mut self, id: u64, entry: PendingEntry) {
+        self.requests.insert(entry.number, id);
+        self.entries.insert(id, entry);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<PendingEntry> {
+        let entry = self.entries.remove(&id)?;
+        self.requests.remove(&entry.number);
+        Some(entry)
+    }
+
+    /// Removes the entries that `end` selects.
+    fn take_where(&mut self, end: impl Fn(&PendingEntry) -> bool) -> Vec<(u64, PendingEntry)> {
+        let ids: Vec<u64> = self.entries.iter().filter(|(_, entry)| end(entry)).map(|(id, _)| *id).collect();
+        ids.into_iter().filter_map(|id| Some((id, self.remove(id)?))).collect()
+    }
 }
 
 /// A call or a task without a result.
@@ -39,6 +68,8 @@ struct PendingEntry {
     since: Instant,
     kind: PendingKind,
     deadline: Deadline,
+    /// Of the run that made the call.
+    scope: Option<Arc<Scope>>,
 }
 
 enum PendingKind {
@@ -70,7 +101,7 @@ impl CompletionQueue {
 
     /// The number of calls and tasks that [`wait`](Self::wait) has not returned.
     pub fn count(&self) -> usize {
-        lock(&self.pending).len()
+        lock(&self.pending).entries.len()
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -89,14 +120,14 @@ impl CompletionQueue {
         arguments: Arguments,
         timeout: Option<Duration>,
     ) -> Result<(), CallError> {
-        let deadline = timeout.into();
-        let (params, sent) = self.connection.params(name, &arguments, &deadline)?;
+        let limit = CallLimit::of_call(timeout.into(), None)?;
+        let (params, sent) = self.connection.params(name, &arguments, &limit)?;
         // Locked until the entry exists: the answer may arrive before.
         let mut pending = lock(&self.pending);
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
-        let id = self.connection.request_into::<p::Call>(&params, ranges, &deadline, &self.group)?;
+        let id = self.connection.request_into::<p::Call>(&params, ranges, &limit.deadline, &self.group)?;
         let kind = PendingKind::Call { _arguments: arguments, _sent: sent };
-        pending.insert(id, PendingEntry::new(number, format!("to run {name}"), kind, deadline));
+        pending.insert(id, PendingEntry::new(number, format!("to run {name}"), kind, &limit));
         Ok(())
     }
 
@@ -111,39 +142,53 @@ impl CompletionQueue {
     /// # Errors
     /// As [`call`](Self::call).
     pub fn add_task(&self, number: u64, task: &Task, timeout: Option<Duration>) -> Result<(), CallError> {
-        let deadline = Deadline::from(timeout).for_state();
-        let params = p::WaitParams { task: task.number(), timeout_ms: deadline.left_ms() };
+        let limit = CallLimit::of_call(Deadline::from(timeout).for_state(), None)?;
+        let (params, ranges) =
+            (p::WaitParams { task: task.number(), timeout_ms: limit.deadline.left_ms() }, MessageRanges::default());
         let mut pending = lock(&self.pending);
-        let id = self.connection.request_into::<p::Wait>(&params, MessageRanges::default(), &deadline, &self.group)?;
+        let id = self.connection.request_into::<p::Wait>(&params, ranges, &limit.deadline, &self.group)?;
         let what = format!("to end the task {}", task.number());
-        pending.insert(id, PendingEntry::new(number, what, PendingKind::Task, deadline));
+        pending.insert(id, PendingEntry::new(number, what, PendingKind::Task, &limit));
         Ok(())
+    }
+
+    /// Cancels the call `number`, or ends the wait for the task `number`. [`wait`](Self::wait) does not return it.
+    pub fn cancel(&self, number: u64) {
+        let mut pending = lock(&self.pending);
+        let cancelled = pending.requests.get(&number).copied().and_then(|id| Some((id, pending.remove(id)?)));
+        drop(pending);
+        if let Some((id, entry)) = cancelled {
+            self.abandon(id, &entry);
+            self.connection.cancel(id);
+        }
     }
 
     /// Waits until at least one call or task completes or times out, while `wanted` returns true. Returns the completed
     /// ones with their numbers. After the provider has ended, returns all others as failed.
     pub fn wait(&self, wanted: &dyn Fn() -> bool) -> Vec<(u64, Completion)> {
-        let deadline = lock(&self.pending).values().filter_map(|entry| entry.deadline.wait_limit(None).deadline).min();
+        let pending = lock(&self.pending);
+        let deadline = pending.entries.values().filter_map(|entry| entry.deadline.wait_limit(None).deadline).min();
+        drop(pending);
         let checked = Cell::new(Instant::now());
         let keep_waiting = || {
             if checked.get().elapsed() >= REPORT_INTERVAL {
                 checked.set(Instant::now());
                 self.check_report();
             }
-            wanted()
+            wanted() && !lock(&self.pending).entries.values().any(|entry| entry.is_cancelled())
         };
         let limit = WaitLimit { deadline, keep_waiting: Some(&keep_waiting), waiting: None };
         let answers = match self.connection.wait_for(&self.group, &limit) {
             Ok(answers) => answers,
             Err(error) => {
                 let lost = std::mem::take(&mut *lock(&self.pending));
-                return lost.into_values().map(|entry| entry.failed(error.clone())).collect();
+                return lost.entries.into_values().map(|entry| entry.failed(error.clone())).collect();
             }
         };
         let mut completed = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
-            let Some(PendingEntry { number, kind, deadline, .. }) = lock(&self.pending).remove(&id) else {
-                // The answer arrived just after the deadline.
+            let Some(PendingEntry { number, kind, deadline, .. }) = lock(&self.pending).remove(id) else {
+                // The answer arrived just after the deadline, or after the call was cancelled.
                 self.connection.dispose_result(answer);
                 continue;
             };
@@ -163,13 +208,15 @@ impl CompletionQueue {
             ));
         }
         completed.extend(self.timed_out());
+        completed.extend(self.cancelled());
         completed
     }
 
     /// Reports the wait for the oldest request if that is due.
     fn check_report(&self) {
         let pending = lock(&self.pending);
-        let oldest = pending.values().min_by_key(|entry| entry.since).map(|entry| (entry.since, entry.what.clone()));
+        let oldest =
+            pending.entries.values().min_by_key(|entry| entry.since).map(|entry| (entry.since, entry.what.clone()));
         drop(pending);
         let mut clock = lock(&self.clock);
         match oldest.filter(|(since, _)| since.elapsed() >= REPORT_AFTER) {
@@ -183,29 +230,48 @@ impl CompletionQueue {
 
     /// Removes the entries that timed out, and abandons their requests.
     fn timed_out(&self) -> Vec<(u64, Completion)> {
-        let mut pending = lock(&self.pending);
-        let is_late = |entry: &PendingEntry| entry.deadline.wait_limit(None).has_passed();
-        let late: Vec<u64> = pending.iter().filter(|(_, entry)| is_late(entry)).map(|(id, _)| *id).collect();
-        let late: Vec<_> = late.into_iter().filter_map(|id| Some((id, pending.remove(&id)?))).collect();
-        drop(pending);
+        let late = lock(&self.pending).take_where(|entry| entry.deadline.wait_limit(None).has_passed());
         let mut completed = Vec::with_capacity(late.len());
         for (id, entry) in late {
-            let is_call = matches!(entry.kind, PendingKind::Call { .. });
-            self.connection.abandon(id, if is_call { ProviderConnection::dispose_result } else { |_, _| {} });
+            self.abandon(id, &entry);
             let error = entry.deadline.timeout_error(self.connection.client(), p::Call::NAME);
             completed.push(entry.failed(error));
         }
         completed
     }
+
+    /// Removes the entries of functions that were cancelled, and cancels their requests.
+    fn cancelled(&self) -> Vec<(u64, Completion)> {
+        let cancelled = lock(&self.pending).take_where(|entry| entry.is_cancelled());
+        let mut completed = Vec::with_capacity(cancelled.len());
+        for (id, entry) in cancelled {
+            self.abandon(id, &entry);
+            self.connection.cancel(id);
+            completed.push(entry.failed(CallError::Failed(Failure::cancelled())));
+        }
+        completed
+    }
+
+    /// Abandons the request of an entry.
+    fn abandon(&self, id: u64, entry: &PendingEntry) {
+        let is_call = matches!(entry.kind, PendingKind::Call { .. });
+        self.connection.abandon(id, if is_call { ProviderConnection::dispose_result } else { |_, _| {} });
+    }
 }
 
 impl PendingEntry {
-    fn new(number: u64, what: String, kind: PendingKind, deadline: Deadline) -> Self {
-        Self { number, what, since: Instant::now(), kind, deadline }
+    fn new(number: u64, what: String, kind: PendingKind, limit: &CallLimit<'_>) -> Self {
+        let (deadline, scope) = (limit.deadline, limit.scope.clone());
+        Self { number, what, since: Instant::now(), kind, deadline, scope }
     }
 
-    fn failed(self, error: Error) -> (u64, Completion) {
-        let error = CallError::NotCalled(error);
+    /// Whether the run that made the call was cancelled.
+    fn is_cancelled(&self) -> bool {
+        self.scope.as_ref().is_some_and(|scope| scope.is_cancelled())
+    }
+
+    fn failed(self, error: impl Into<CallError>) -> (u64, Completion) {
+        let error = error.into();
         let completion = match self.kind {
             PendingKind::Call { .. } => Completion::Call(Err(error)),
             PendingKind::Task => Completion::Task(Err(error)),

@@ -5,6 +5,7 @@ use super::provider_connection::ProviderConnection;
 use super::task::Task;
 use crate::allocator::TensorAllocator;
 use crate::arena::IDLE_MAX;
+use crate::call_limit::CallLimit;
 use crate::failure::CallError;
 use crate::value::{Arguments, Value};
 use cotensor_client::ClientStore;
@@ -89,7 +90,8 @@ impl Functions {
     }
 
     /// As [`call`](Self::call), for at most `timeout`, which includes the lookup and sending the arguments. On timeout
-    /// the run is cancelled unless other callers wait for it.
+    /// the run is cancelled unless other callers wait for it. In a function of a provider, the [`Scope`](crate::Scope) of its
+    /// run bounds the call as well.
     ///
     /// # Errors
     /// As [`call`](Self::call); an error of kind `TimedOut`, which names the provider, after `timeout`.
@@ -99,8 +101,7 @@ impl Functions {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
-        let deadline = timeout.into();
-        self.at_provider(name, &deadline, |connection| connection.call(name, arguments, &deadline, None))
+        self.call_until(name, arguments, &CallLimit::of_call(timeout.into(), None)?)
     }
 
     /// Calls a function that has no effect but its result. If no process offers it, or its provider ends before the answer, calls
@@ -124,7 +125,7 @@ impl Functions {
     }
 
     /// As [`call_within`](Self::call_within), while `wanted` returns true. It is checked periodically and after
-    /// signals, so that users can interrupt the wait. The run is not cancelled.
+    /// signals, so that users can interrupt the wait. The run is then cancelled, unless other callers wait for it.
     ///
     /// # Errors
     /// As [`call_within`](Self::call_within); `Conflict` once `wanted` returned false.
@@ -135,17 +136,23 @@ impl Functions {
         deadline: Deadline,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
-        self.at_provider(name, &deadline, |connection| connection.call(name, arguments, &deadline, Some(wanted)))
+        self.call_until(name, arguments, &CallLimit::of_call(deadline, Some(wanted))?)
+    }
+
+    fn call_until(&self, name: &str, arguments: &Arguments, limit: &CallLimit<'_>) -> Result<Value, CallError> {
+        self.at_provider(name, &limit.deadline, |connection| connection.call(name, arguments, limit))
     }
 
     /// Allocates tensors of a function's arguments.
     ///
     /// # Errors
-    /// `NotFound` when no provider has the function; `TimedOut` when the daemon does not answer within `deadline`.
-    pub fn allocator(&self, name: &str, deadline: &Deadline) -> Result<TensorAllocator> {
+    /// `NotFound` when no provider has the function; `TimedOut` when the daemon does not answer within `deadline`; those of
+    /// [`Scope`](crate::Scope) in a function of a provider.
+    pub fn allocator(&self, name: &str, deadline: &Deadline) -> Result<TensorAllocator, CallError> {
+        let limit = CallLimit::of_call(*deadline, None)?;
         let connection = match self.known(name) {
             Some(connection) => connection,
-            None => self.find(name, deadline)?.1,
+            None => self.find(name, &limit.deadline)?.1,
         };
         Ok(connection.allocator())
     }

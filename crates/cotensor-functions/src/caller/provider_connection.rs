@@ -3,6 +3,7 @@
 use super::abandoned::AbandonedCalls;
 use crate::allocator::TensorAllocator;
 use crate::arena::ConnectionArena;
+use crate::call_limit::CallLimit;
 use crate::codec::{self, CodecContext, EncodedArguments, SentTensors};
 use crate::failure::{CallError, Failure};
 use crate::sender::Sender;
@@ -15,7 +16,7 @@ use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::wait_report;
 use cotensor_rpc::Deadline;
 use cotensor_rpc::TENSORS_INSTEAD;
-use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit, Waited, cancelled_call};
+use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit, Waited};
 use cotensor_rpc::{Frame, check_integers};
 use cotensor_store::{Holder, TensorStore};
 use serde_json::value::RawValue;
@@ -50,6 +51,7 @@ pub(crate) struct ProviderConnection {
     answer_timeout: Duration,
     arena: Arc<ConnectionArena>,
     epoch: u64,
+    group: Option<u64>,
     client: String,
     store: Arc<ClientStore>,
     holder: Holder,
@@ -78,10 +80,10 @@ impl ProviderConnection {
         let sender: Arc<dyn Sender> = Arc::clone(&connection) as _;
         arena.set_sender(Arc::downgrade(&sender));
         let holder = store.holder("functions");
-        let (epoch, client) = (provider.epoch, provider.client.clone());
+        let (epoch, group, client) = (provider.epoch, provider.group, provider.client.clone());
         let answer_timeout = timeout.map_or(ANSWER_TIMEOUT, |timeout| timeout.min(ANSWER_TIMEOUT));
         let abandoned = AbandonedCalls::new(Arc::clone(&connection));
-        Arc::new(Self { connection, abandoned, answer_timeout, arena, epoch, client, store, holder })
+        Arc::new(Self { connection, abandoned, answer_timeout, arena, epoch, group, client, store, holder })
     }
 
     /// Allocates tensors of arguments.
@@ -104,24 +106,26 @@ impl ProviderConnection {
 
     /// Sends a request that needs no function to run, and waits for the answer.
     pub(super) fn request<M: Method>(self: &Arc<Self>, params: &M::Params) -> Result<M::Result, CallError> {
-        let (what, deadline) = (format_args!("to answer {}", M::NAME), self.answer_timeout.into());
-        self.request_until::<M>(params, what, MessageRanges::default(), &deadline, None, |_, _| {})
+        let (what, limit) = (format_args!("to answer {}", M::NAME), CallLimit::of_request(self.answer_timeout.into()));
+        self.request_until::<M>(params, what, MessageRanges::default(), &limit, |_, _| {})
     }
 
-    /// Sends a request and waits for the answer until `deadline`, while `wanted` returns true. `dispose` receives a
-    /// later answer. `what` is the awaited event in reports, such as "to run f".
+    /// Sends a request and waits for the answer until `limit`. A request whose caller stops waiting is cancelled. `dispose`
+    /// receives a later answer. `what` is the awaited event in reports, such as "to run f".
     pub(super) fn request_until<M: Method>(
         self: &Arc<Self>,
         params: &M::Params,
         what: fmt::Arguments<'_>,
         ranges: MessageRanges<'_>,
-        deadline: &Deadline,
-        wanted: Option<&dyn Fn() -> bool>,
+        call_limit: &CallLimit<'_>,
         dispose: DisposeResult,
     ) -> Result<M::Result, CallError> {
         let describe = || self.describe(&what.to_string());
         let waiting = Waiting::new(&describe);
-        let limit = deadline.wait_limit(wanted).reported(&waiting);
+        let goes_on = || call_limit.goes_on();
+        let condition = call_limit.has_condition().then_some(&goes_on as &dyn Fn() -> bool);
+        let deadline = &call_limit.deadline;
+        let limit = deadline.wait_limit(condition).reported(&waiting);
         let call =
             self.connection.send_call::<M>(params, Vec::new(), &limit).inspect_err(|_| self.on_send_failed(ranges));
         let answer = call.and_then(|call| call.wait(&limit));
@@ -131,11 +135,11 @@ impl ProviderConnection {
             }
             Waited::LimitPassed(number) => {
                 self.abandon(number, dispose);
-                let error = match limit.has_passed() {
-                    true => deadline.timeout_error(&self.client, M::NAME),
-                    false => cancelled_call().in_field(M::NAME),
-                };
-                Err(error.into())
+                if limit.has_passed() {
+                    return Err(deadline.timeout_error(&self.client, M::NAME).into());
+                }
+                self.cancel(number);
+                Err(call_limit.stopped(M::NAME))
             }
         }
     }
@@ -149,6 +153,11 @@ impl ProviderConnection {
     pub(super) fn abandon(self: &Arc<Self>, id: u64, dispose: DisposeResult) {
         let connection = Arc::clone(self);
         self.abandoned.add(id, Box::new(move |answer| dispose(&connection, answer)));
+    }
+
+    /// Cancels an abandoned call. Its answer comes soon.
+    pub(super) fn cancel(&self, id: u64) {
+        self.notify::<p::CancelCall>(&p::CancelCallParams { call: id });
     }
 
     /// Sends a request without waiting. `group` receives the answer. Returns the call's number.
@@ -203,18 +212,17 @@ impl ProviderConnection {
         Ok(serde_json::from_str(value.get()).map_err(|error| corrupt(error.to_string()))?)
     }
 
-    /// Calls a function and waits for its result until `deadline`, while `wanted` returns true.
+    /// Calls a function and waits for its result until `limit`.
     pub(super) fn call(
         self: &Arc<Self>,
         name: &str,
         arguments: &Arguments,
-        deadline: &Deadline,
-        wanted: Option<&dyn Fn() -> bool>,
+        limit: &CallLimit<'_>,
     ) -> Result<Value, CallError> {
-        let (params, sent) = self.params(name, arguments, deadline)?;
+        let (params, sent) = self.params(name, arguments, limit)?;
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let what = format_args!("to run {name}");
-        let result = self.request_until::<p::Call>(&params, what, ranges, deadline, wanted, Self::dispose_result)?;
+        let result = self.request_until::<p::Call>(&params, what, ranges, limit, Self::dispose_result)?;
         self.open(result)
     }
 
@@ -231,22 +239,22 @@ impl ProviderConnection {
         arguments: &Arguments,
         deadline: &Deadline,
     ) -> Result<u64, CallError> {
-        let (params, sent) = self.params(name, arguments, deadline)?;
+        let (params, sent) = self.params(name, arguments, &CallLimit::of_request(*deadline))?;
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
-        let accepted = deadline.at_most(self.answer_timeout);
+        let accepted = CallLimit::of_request(deadline.at_most(self.answer_timeout));
         let what = format_args!("to accept a task of {name}");
-        Ok(self.request_until::<p::Submit>(&params, what, ranges, &accepted, None, |_, _| {})?.task)
+        Ok(self.request_until::<p::Submit>(&params, what, ranges, &accepted, |_, _| {})?.task)
     }
 
     pub(super) fn params(
         self: &Arc<Self>,
         name: &str,
         arguments: &Arguments,
-        deadline: &Deadline,
+        limit: &CallLimit<'_>,
     ) -> Result<(p::CallParams, SentTensors)> {
         let EncodedArguments { args, kwargs, sent } = codec::encode_arguments(arguments, self)?;
-        let (timeout_ms, released) = (deadline.left_ms(), self.arena.take_released());
-        Ok((p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms, released }, sent))
+        let (timeout_ms, waiting, released) = (limit.deadline.left_ms(), limit.waiting(), self.arena.take_released());
+        Ok((p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms, waiting, released }, sent))
     }
 
     /// Decodes a result. Its tensors are leased to this process.
@@ -317,16 +325,15 @@ impl ObjectConnection for ProviderConnection {
         object: p::ObjectRef,
         method: &str,
         arguments: &Arguments,
-        deadline: &Deadline,
-        wanted: Option<&dyn Fn() -> bool>,
+        limit: &CallLimit<'_>,
     ) -> Result<Value, CallError> {
         let EncodedArguments { args, kwargs, sent } = codec::encode_arguments(arguments, &self)?;
-        let (timeout_ms, released) = (deadline.left_ms(), self.arena.take_released());
-        let params = p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, released };
+        let (timeout_ms, waiting, released) = (limit.deadline.left_ms(), limit.waiting(), self.arena.take_released());
+        let method = method.to_owned();
+        let params = p::CallObjectParams { object, method, args, kwargs, timeout_ms, waiting, released };
         let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
-        let what = format_args!("to run {method}");
-        let result =
-            self.request_until::<p::CallObject>(&params, what, ranges, deadline, wanted, Self::dispose_result)?;
+        let what = format_args!("to run {}", params.method);
+        let result = self.request_until::<p::CallObject>(&params, what, ranges, limit, Self::dispose_result)?;
         self.open(result)
     }
 
@@ -344,6 +351,10 @@ impl ObjectConnection for ProviderConnection {
 
     fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    fn group(&self) -> Option<u64> {
+        self.group
     }
 
     fn client(&self) -> &str {

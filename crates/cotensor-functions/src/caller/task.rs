@@ -1,6 +1,7 @@
 //! `Task`: a call that a provider runs in the background.
 
 use super::provider_connection::{MessageRanges, ProviderConnection};
+use crate::call_limit::CallLimit;
 use crate::failure::CallError;
 use crate::value::Value;
 use cotensor_client::protocol::provider as p;
@@ -65,10 +66,10 @@ impl Task {
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return self.status();
         }
-        let deadline = Deadline::from(timeout).for_state();
-        let params = p::WaitParams { task: self.number, timeout_ms: deadline.left_ms() };
+        let limit = CallLimit::of_call(Deadline::from(timeout).for_state(), wanted)?;
+        let params = p::WaitParams { task: self.number, timeout_ms: limit.deadline.left_ms() };
         let what = format_args!("to end the task {}", self.number);
-        self.connection.request_until::<p::Wait>(&params, what, MessageRanges::default(), &deadline, wanted, |_, _| {})
+        self.connection.request_until::<p::Wait>(&params, what, MessageRanges::default(), &limit, |_, _| {})
     }
 
     /// The task's result. Can be called repeatedly.

@@ -1,6 +1,7 @@
 //! `Provider` and its builder: functions of this process that other processes call.
 
 use super::functions::{Function, Handler};
+use super::group::Group;
 use super::registration::{self, Connector};
 use super::state::ProviderState;
 use super::{call_thread, methods};
@@ -32,13 +33,14 @@ pub struct ProviderBuilder {
     functions: Vec<Arc<Function>>,
     limits: Limits,
     clock: Arc<dyn Clock>,
+    group: Option<Arc<Group>>,
 }
 
 impl Provider {
     /// A provider whose arguments and results are in `store`.
     pub fn builder(store: Arc<ClientStore>) -> ProviderBuilder {
         let (limits, clock) = (Limits::default(), Arc::new(SystemClock::default()));
-        ProviderBuilder { store, connector: None, functions: Vec::new(), limits, clock }
+        ProviderBuilder { store, connector: None, functions: Vec::new(), limits, clock, group: None }
     }
 
     /// Provides one more function.
@@ -53,6 +55,19 @@ impl Provider {
         handler: impl Fn(&Arguments, &Context) -> std::result::Result<Value, Failure> + Send + Sync + 'static,
     ) -> Result<()> {
         registration::add(&self.state, &Function::new(name, options, Arc::new(handler)))
+    }
+
+    /// Replaces a function of this provider, for later calls. Running calls continue, and cached results are dropped.
+    ///
+    /// # Errors
+    /// `NotFound` for a name that this provider has not registered.
+    pub fn replace(
+        &self,
+        name: &str,
+        options: Options,
+        handler: impl Fn(&Arguments, &Context) -> std::result::Result<Value, Failure> + Send + Sync + 'static,
+    ) -> Result<()> {
+        registration::replace(&self.state, &Function::new(name, options, Arc::new(handler)))
     }
 
     /// Withdraws a function. Running calls continue.
@@ -126,13 +141,20 @@ impl ProviderBuilder {
         self
     }
 
+    /// Lets the functions of this provider and of `other`, another provider of this process, accept each other's objects.
+    #[must_use]
+    pub fn beside(mut self, other: &Provider) -> Self {
+        self.group = Some(Arc::clone(&other.state.group));
+        self
+    }
+
     /// Starts the provider and registers the functions.
     ///
     /// # Errors
     /// As [`Provider::add`]; `Unreachable` when no daemon listens, `Io` when the system starts no more threads.
     pub fn start(self) -> Result<Provider> {
-        let ProviderBuilder { store, connector, functions, limits, clock } = self;
-        let state = ProviderState::new(methods::methods(), store, limits, clock)?;
+        let ProviderBuilder { store, connector, functions, limits, clock, group } = self;
+        let state = ProviderState::new(methods::methods(), store, limits, clock, group)?;
         let provider = Provider { state: Arc::clone(&state) };
         for function in &functions {
             state.functions.add(function)?;

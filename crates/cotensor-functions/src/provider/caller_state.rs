@@ -19,12 +19,14 @@ pub(super) struct CallerState(Mutex<Tables>);
 
 #[derive(Default)]
 struct Tables {
-    /// The last number of an object, a result or a call.
+    /// The last number of a result or a call.
     last: u64,
     objects: HashMap<u64, Object>,
     /// Results whose tensors stay leased until the caller has leased them.
     untaken: HashMap<u64, (Arc<Value>, SentTensors)>,
     calls: HashMap<u64, WaitingCall>,
+    /// By the ids of the requests.
+    cancels: HashMap<u64, Cancel>,
     ended: bool,
 }
 
@@ -35,11 +37,16 @@ impl Tables {
     }
 }
 
+/// Cancels a request that has no answer.
+pub(super) type Cancel = Box<dyn FnOnce() + Send>;
+
 /// A call that waits for the outcome of a run.
 struct WaitingCall {
     run: Arc<Run>,
     watcher: u64,
     limit: Option<TimeLimit>,
+    /// The id of the request, if it can be cancelled.
+    id: Option<u64>,
 }
 
 impl CallerState {
@@ -48,6 +55,25 @@ impl CallerState {
         let tables = std::mem::replace(&mut *lock(&self.0), Tables { ended: true, ..Tables::default() });
         for call in tables.calls.values() {
             call.run.leave(call.watcher);
+        }
+    }
+
+    /// Lets the caller cancel the request `id`, until [`remove_cancel`](Self::remove_cancel).
+    pub(super) fn add_cancel(&self, id: u64, cancel: Cancel) {
+        let replaced = lock(&self.0).cancels.insert(id, cancel);
+        drop(replaced);
+    }
+
+    pub(super) fn remove_cancel(&self, id: u64) {
+        let removed = lock(&self.0).cancels.remove(&id);
+        drop(removed);
+    }
+
+    /// Cancels the request `id`, unless it has an answer.
+    pub(super) fn cancel(&self, id: u64) {
+        let cancel = lock(&self.0).cancels.remove(&id);
+        if let Some(cancel) = cancel {
+            cancel();
         }
     }
 
@@ -60,7 +86,7 @@ impl CallerState {
     pub(super) fn add_call(&self, call: u64, run: &Arc<Run>, watcher: u64) {
         let mut tables = lock(&self.0);
         let ended = tables.ended;
-        tables.calls.insert(call, WaitingCall { run: Arc::clone(run), watcher, limit: None });
+        tables.calls.insert(call, WaitingCall { run: Arc::clone(run), watcher, limit: None, id: None });
         drop(tables);
         // The run may have ended before the entry existed.
         if ended || run.is_over() {
@@ -70,10 +96,28 @@ impl CallerState {
 
     /// Removes a call that was answered. A run without callers is cancelled.
     pub(super) fn remove_call(&self, call: u64) {
-        let call = lock(&self.0).calls.remove(&call);
+        let mut tables = lock(&self.0);
+        let call = tables.calls.remove(&call);
+        let cancel = call.as_ref().and_then(|call| tables.cancels.remove(&call.id?));
+        drop(tables);
+        drop(cancel);
         if let Some(WaitingCall { run, watcher, .. }) = call {
             run.leave(watcher);
         }
+    }
+
+    /// Lets the caller cancel a call by the id of its request, until the call is removed.
+    pub(super) fn set_cancel(&self, call: u64, id: u64, cancel: Cancel) {
+        let mut tables = lock(&self.0);
+        let unused = match tables.calls.get_mut(&call) {
+            Some(call) => {
+                call.id = Some(id);
+                tables.cancels.insert(id, cancel)
+            }
+            None => Some(cancel),
+        };
+        drop(tables);
+        drop(unused);
     }
 
     /// Sets the time limit of a call. It is cancelled when the call is removed.
@@ -108,19 +152,18 @@ impl CallerState {
         drop(taken);
     }
 
-    /// Adds a reference to an object.
+    /// Adds the reference `id` to an object.
     ///
     /// # Errors
     /// `Conflict` when the caller has `max` references.
-    pub(super) fn add_object(&self, object: &Object, max: usize) -> Result<u64> {
+    pub(super) fn add_object(&self, id: u64, object: &Object, max: usize) -> Result<()> {
         let mut tables = lock(&self.0);
         if tables.objects.len() >= max {
             let message = format!("the caller has references to {max} objects; release some");
             return Err(Error::new(ErrorKind::Conflict, message));
         }
-        let id = tables.next();
         tables.objects.insert(id, object.clone());
-        Ok(id)
+        Ok(())
     }
 
     /// The object of a reference.
@@ -141,6 +184,6 @@ impl CallerState {
     }
 }
 
-fn released(object: ObjectRef) -> Error {
+pub(super) fn released(object: ObjectRef) -> Error {
     Error::not_found(format!("object {} was released", object.id)).in_field("object")
 }

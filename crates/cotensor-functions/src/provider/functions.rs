@@ -7,6 +7,7 @@ use cotensor_client::protocol::FunctionInfo;
 use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The implementation of a function.
@@ -14,6 +15,8 @@ pub(super) type Handler = Arc<dyn Fn(&Arguments, &Context) -> Result<Value, Fail
 
 pub(super) struct Function {
     pub(super) name: Arc<str>,
+    /// Unique in this process: calls of a function are not equal to those of the function that it replaced.
+    number: u64,
     pub(super) options: Options,
     pub(super) handler: Handler,
     pub(super) run_options: RunOptions,
@@ -24,7 +27,9 @@ impl Function {
         let serial = (options.concurrency == Concurrency::Serialized).then(Arc::<Mutex<SerialQueue>>::default);
         let cache = options.cache.map(|cache| Arc::new(Mutex::new(ResultCache::new(cache))));
         let run_options = RunOptions { serial, cache, timeout: options.timeout };
-        Arc::new(Self { name: Arc::from(name), options, handler, run_options })
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { name: Arc::from(name), number, options, handler, run_options })
     }
 
     pub(super) fn info(&self) -> FunctionInfo {
@@ -37,14 +42,14 @@ impl Function {
     }
 
     /// The content hash of a call, for functions that share runs or cache results. Hashes the tensors of the arguments.
+    /// `None` for a call with an object, which may change between two calls.
     pub(super) fn key(&self, arguments: &Arguments) -> Option<ContentHash> {
         if self.run_options.cache.is_none() && !self.options.singleflight {
             return None;
         }
         let mut hasher = Hasher::new("cotensor call v1");
-        hasher.field(self.name.as_bytes());
-        arguments.hash(&mut hasher);
-        Some(hasher.finish())
+        hasher.number(self.number);
+        arguments.hash(&mut hasher).then(|| hasher.finish())
     }
 
     /// Whether only the caller reads the result, so that its tensors can go into the connection's arena.
@@ -92,6 +97,16 @@ impl Functions {
         Ok(())
     }
 
+    /// Replaces a function, and returns the one before.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub(super) fn replace(&self, function: &Arc<Function>) -> Result<Arc<Function>> {
+        let mut functions = lock(&self.0);
+        let known = functions.get_mut(&function.name).ok_or_else(|| missing(&function.name))?;
+        Ok(std::mem::replace(known, Arc::clone(function)))
+    }
+
     pub(super) fn remove(&self, name: &str) -> Option<Arc<Function>> {
         lock(&self.0).remove(name)
     }
@@ -99,11 +114,14 @@ impl Functions {
     /// # Errors
     /// `NotFound` for an unknown name.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Function>> {
-        let missing = || Error::not_found(format!("this provider has no function {name:?}")).in_field("function");
-        lock(&self.0).get(name).cloned().ok_or_else(missing)
+        lock(&self.0).get(name).cloned().ok_or_else(|| missing(name))
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Function>> {
         lock(&self.0).values().cloned().collect()
     }
+}
+
+fn missing(name: &str) -> Error {
+    Error::not_found(format!("this provider has no function {name:?}")).in_field("function")
 }

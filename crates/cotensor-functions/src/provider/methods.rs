@@ -1,8 +1,9 @@
 //! The methods of a provider. Handlers neither wait nor run functions: a call is answered when its run ends.
 
+use super::caller_state::Cancel;
 use super::peer::Peer;
 use super::run::{Outcome, Watcher};
-use super::runs::{Runs, WatchedRun};
+use super::runs::{Origin, WatchedRun};
 use super::task_methods;
 use crate::{Execution, Failure};
 use cotensor_client::protocol::provider as p;
@@ -21,6 +22,10 @@ pub(super) fn methods() -> Registry<Peer> {
     methods
         .add::<p::Call>(call)
         .add::<p::CallObject>(call_object)
+        .add::<p::CancelCall>(|request, params| {
+            request.peer().state.cancel(params.call);
+            request.finish(Ok(Empty {}));
+        })
         .add::<p::ReleaseObject>(|request, params| {
             let released = request.peer().release(params.object);
             request.finish(released.map(|()| Empty {}));
@@ -66,21 +71,22 @@ fn discover(peer: &Peer) -> serde_json::Value {
 fn call(request: Request<Peer>, params: p::CallParams) {
     let peer = Arc::clone(request.peer());
     // The arguments first: decoding releases their arena ranges even if the call fails.
-    let ready = peer
-        .arguments(&params.released, params.args, params.kwargs)
-        .and_then(|arguments| Ok((peer.provider.functions.find(&params.function)?, arguments)));
-    let (function, arguments) = match ready {
+    let ready = peer.arguments(&params.released, params.args, params.kwargs).and_then(|arguments| {
+        let origin = Origin::new(&peer.client, params.timeout_ms, params.waiting)?;
+        Ok((peer.provider.functions.find(&params.function)?, arguments, origin))
+    });
+    let (function, arguments, origin) = match ready {
         Ok(ready) => ready,
         Err(error) => return request.error(rpc::to_object(&error)),
     };
     if function.options.execution == Execution::Task {
-        return task_methods::call_as_task(request, &function, arguments, params.timeout_ms);
+        return task_methods::call_as_task(request, &function, arguments, origin, params.timeout_ms);
     }
-    let call = peer.state.next_call();
+    let (call, id) = (peer.state.next_call(), request.id());
     let (watcher, request) = answer_later(&peer, request, call);
     let allocator = peer.allocator(function.result_is_for_one_caller());
-    match peer.provider.runs.join_or_create(&function, arguments, &peer.client, watcher, allocator) {
-        Ok(Some(run)) => wait_for(&peer, &request, call, &run, params.timeout_ms),
+    match peer.provider.runs.join_or_create(&function, arguments, origin, watcher, allocator) {
+        Ok(Some(run)) => wait_for(&peer, WaitingRequest { request, id, call }, &run, params.timeout_ms),
         // The result was cached, and the watcher has answered.
         Ok(None) => {}
         Err(error) => refuse(&request, &error),
@@ -89,23 +95,34 @@ fn call(request: Request<Peer>, params: p::CallParams) {
 
 fn call_object(request: Request<Peer>, params: p::CallObjectParams) {
     let peer = Arc::clone(request.peer());
-    let ready = peer
-        .arguments(&params.released, params.args, params.kwargs)
-        .and_then(|arguments| Ok((peer.object(params.object)?, arguments)));
-    let (object, arguments) = match ready {
+    let ready = peer.arguments(&params.released, params.args, params.kwargs).and_then(|arguments| {
+        let origin = Origin::new(&peer.client, params.timeout_ms, params.waiting)?;
+        Ok((peer.object(params.object)?, arguments, origin))
+    });
+    let (object, arguments, origin) = match ready {
         Ok(ready) => ready,
         Err(error) => return request.error(rpc::to_object(&error)),
     };
-    let call = peer.state.next_call();
+    let (call, id) = (peer.state.next_call(), request.id());
     let (watcher, request) = answer_later(&peer, request, call);
-    match Runs::create_for_method(object, params.method, arguments, &peer.client, watcher, peer.allocator(true)) {
-        Ok(run) => wait_for(&peer, &request, call, &run, params.timeout_ms),
+    let runs = &peer.provider.runs;
+    match runs.create_for_method(object, params.method, arguments, origin, watcher, peer.allocator(true)) {
+        Ok(run) => wait_for(&peer, WaitingRequest { request, id, call }, &run, params.timeout_ms),
         Err(error) => refuse(&request, &error),
     }
 }
 
-/// A request that its run and its time limit race to answer.
+/// A request that its run, its time limit and its cancellation race to answer.
 type SharedRequest = Arc<Mutex<Option<Request<Peer>>>>;
+
+/// A request that waits for a run.
+struct WaitingRequest {
+    request: SharedRequest,
+    /// The id of the request, if it is an integer.
+    id: Option<u64>,
+    /// The number of the call.
+    call: u64,
+}
 
 fn take(request: &SharedRequest) -> Option<Request<Peer>> {
     lock(request).take()
@@ -125,31 +142,36 @@ fn answer_later(peer: &Arc<Peer>, request: Request<Peer>, call: u64) -> (Watcher
 }
 
 /// Records that a call waits for a run, and queues the run if it is new.
-fn wait_for(peer: &Arc<Peer>, request: &SharedRequest, call: u64, run: &WatchedRun, timeout_ms: Option<u64>) {
+fn wait_for(peer: &Arc<Peer>, waiting: WaitingRequest, run: &WatchedRun, timeout_ms: Option<u64>) {
+    let call = waiting.call;
     peer.state.add_call(call, &run.run, run.watcher);
-    limit(peer, request, call, timeout_ms);
+    if let Some(timeout) = timeout_ms.map(Duration::from_millis) {
+        let end = end_early(peer, &waiting, Failure::timed_out(timeout));
+        if let Some(limit) = peer.provider.timer.after(timeout, end) {
+            peer.state.set_limit(call, limit);
+        }
+    }
+    if let Some(id) = waiting.id {
+        peer.state.set_cancel(call, id, end_early(peer, &waiting, Failure::cancelled()));
+    }
     if run.is_new
         && let Err(error) = peer.provider.runs.push(run)
     {
         peer.state.remove_call(call);
-        refuse(request, &error);
+        refuse(&waiting.request, &error);
     }
 }
 
-/// Answers a request with a timeout when its time is over. Its run is cancelled unless another caller waits for it.
-fn limit(peer: &Arc<Peer>, request: &SharedRequest, call: u64, timeout_ms: Option<u64>) {
-    let Some(timeout) = timeout_ms.map(Duration::from_millis) else { return };
-    let (weak, request) = (Arc::downgrade(peer), Arc::downgrade(request));
-    let callback = move || {
+/// Answers a request before its run ends. The run is cancelled unless another call waits for it.
+fn end_early(peer: &Arc<Peer>, waiting: &WaitingRequest, failure: Failure) -> Cancel {
+    let (peer, request, call) = (Arc::downgrade(peer), Arc::downgrade(&waiting.request), waiting.call);
+    Box::new(move || {
         let request = request.upgrade().and_then(|request| take(&request));
-        if let (Some(peer), Some(request)) = (weak.upgrade(), request) {
+        if let (Some(peer), Some(request)) = (peer.upgrade(), request) {
             peer.state.remove_call(call);
-            request.error(Failure::timed_out(timeout).to_object());
+            request.error(failure.to_object());
         }
-    };
-    if let Some(limit) = peer.provider.timer.after(timeout, Box::new(callback)) {
-        peer.state.set_limit(call, limit);
-    }
+    })
 }
 
 fn refuse(request: &SharedRequest, error: &Error) {

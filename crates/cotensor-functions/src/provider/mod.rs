@@ -4,6 +4,7 @@ mod builder;
 mod call_thread;
 mod caller_state;
 mod functions;
+mod group;
 mod methods;
 mod peer;
 mod poller;

@@ -10,7 +10,9 @@ use crate::sender::Sender;
 use crate::{Arguments, Object, TensorAllocator, Value};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::Method;
-use cotensor_client::protocol::provider::{ArenaRange, CallResult, CloseSlabs, ObjectRef, OpenSlab, ReleaseRanges};
+use cotensor_client::protocol::provider::{
+    ArenaRange, CallResult, CancelCall, CloseSlabs, ObjectRef, OpenSlab, ReleaseRanges,
+};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::{self, Outbox, Reader, Registry, Request, WAITING_FRAMES_MAX};
@@ -31,8 +33,8 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 const CALLS_MAX: usize = WAITING_FRAMES_MAX / 2;
 /// The most bytes of answers that wait to be read by a caller. Further answers are short errors, which always fit.
 const ANSWERS_BYTES_MAX: usize = 32 << 20;
-/// Notifications on which later calls of the caller depend.
-const ARENA_METHODS: [&str; 3] = [OpenSlab::NAME, CloseSlabs::NAME, ReleaseRanges::NAME];
+/// Notifications that are always admitted: the caller's later calls depend on them, or they end one.
+const ALWAYS_ADMITTED: [&str; 4] = [OpenSlab::NAME, CloseSlabs::NAME, ReleaseRanges::NAME, CancelCall::NAME];
 
 pub(super) struct Peer {
     pub(super) provider: Arc<ProviderState>,
@@ -218,8 +220,8 @@ impl server::Peer for Peer {
     }
 
     fn admit(&self, call: &Call) -> Result<()> {
-        let is_arena = call.id.is_none() && ARENA_METHODS.contains(&call.method.as_str());
-        if self.open_calls.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX && !is_arena {
+        let is_admitted = call.id.is_none() && ALWAYS_ADMITTED.contains(&call.method.as_str());
+        if self.open_calls.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX && !is_admitted {
             return Err(Error::new(ErrorKind::Conflict, format!("{CALLS_MAX} calls of this caller wait for answers")));
         }
         call.params
@@ -287,12 +289,17 @@ impl CodecContext for Peer {
                 "an object of another provider cannot be a result: let the caller get it from that provider",
             ));
         };
-        let id = self.state.add_object(object, self.provider.limits.objects_max)?;
+        let id = self.provider.next_reference();
+        self.state.add_object(id, object, self.provider.limits.objects_max)?;
         Ok(ObjectRef { id, epoch: self.provider.epoch })
     }
 
     fn resolve(&self, object: ObjectRef) -> Result<Value> {
-        let object = self.object(object)?;
+        let other = self.provider.group.find(object.epoch).filter(|_| object.epoch != self.provider.epoch);
+        let object = match other {
+            Some(other) => other.object_of(&self.client, object)?,
+            None => self.object(object)?,
+        };
         Ok(match object.get::<Kept>() {
             Some(Kept(value)) => value.clone(),
             None => Value::Object(object),

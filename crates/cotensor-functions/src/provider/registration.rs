@@ -69,8 +69,15 @@ pub(super) fn add(provider: &ProviderState, function: &Arc<Function>) -> Result<
     registered
 }
 
+/// Replaces a function of this provider.
+pub(super) fn replace(provider: &ProviderState, function: &Arc<Function>) -> Result<()> {
+    let connection = provider.registration().ok_or_else(not_connected)?;
+    let before = provider.functions.replace(function)?;
+    register(provider, &connection, function.info()).inspect_err(|_| drop(provider.functions.replace(&before)))
+}
+
 fn register(provider: &ProviderState, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
-    let params = p::RegisterFunctionParams { function, epoch: provider.epoch };
+    let params = p::RegisterFunctionParams { function, epoch: provider.epoch, group: Some(provider.group.number()) };
     connection.call::<p::RegisterFunction>(&params, Vec::new(), Some(ANSWER_TIMEOUT)).map(drop)
 }
 

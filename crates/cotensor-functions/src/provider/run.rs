@@ -1,13 +1,14 @@
 //! One run of a function, and the watchers of its outcome.
 
 use super::result_cache::ResultCache;
-use crate::{Context, Failure, TensorAllocator, Value};
+use crate::{Context, Failure, Scope, TensorAllocator, Value};
+use cotensor_client::protocol::provider::RunRef;
 use cotensor_core::ContentHash;
 use cotensor_core::sync::lock;
 use cotensor_store::TensorStore;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub(super) type Work = Box<dyn FnOnce(&Context) -> Result<Value, Failure> + Send
 /// Runs that wait for a function with [`Concurrency::Serialized`](crate::Concurrency::Serialized).
 #[derive(Default)]
 pub(super) struct SerialQueue {
-    /// Whether a run of the function is ready or running.
-    pub(super) busy: bool,
+    /// The run of the function that is ready or running.
+    pub(super) running: Option<RunRef>,
     pub(super) waiting: VecDeque<Arc<Run>>,
 }
 
@@ -36,6 +37,7 @@ pub(super) struct RunOptions {
     /// The time limit of one run.
     pub(super) timeout: Option<Duration>,
 }
+
 /// One run of a function or a method.
 pub(super) struct Run {
     pub(super) name: Arc<str>,
@@ -43,8 +45,10 @@ pub(super) struct Run {
     pub(super) options: RunOptions,
     /// The content hash of the call, for functions that share runs or cache results.
     pub(super) key: Option<ContentHash>,
+    pub(super) scope: Arc<Scope>,
+    /// Whether the run runs in addition to those of the workers.
+    pub(super) is_extra: AtomicBool,
     allocator: TensorAllocator,
-    cancelled: Arc<AtomicBool>,
     work: Mutex<Option<Work>>,
     progress: Mutex<Progress>,
 }
@@ -63,11 +67,12 @@ impl Run {
         client: Arc<str>,
         options: RunOptions,
         key: Option<ContentHash>,
+        scope: Arc<Scope>,
         allocator: TensorAllocator,
         work: Work,
     ) -> Arc<Self> {
-        let (cancelled, work, progress) = (Arc::default(), Mutex::new(Some(work)), Mutex::default());
-        Arc::new(Self { name, client, options, key, allocator, cancelled, work, progress })
+        let (is_extra, work, progress) = (AtomicBool::new(false), Mutex::new(Some(work)), Mutex::default());
+        Arc::new(Self { name, client, options, key, scope, is_extra, allocator, work, progress })
     }
 
     /// Calls `watcher` with the outcome, at once when the run has ended. Returns the watcher's number for
@@ -77,7 +82,7 @@ impl Run {
     /// The watcher, when this run was cancelled: the call needs a new run.
     pub(super) fn watch(&self, watcher: Watcher) -> Result<u64, Watcher> {
         let mut progress = lock(&self.progress);
-        if self.cancelled.load(Ordering::SeqCst) {
+        if self.scope.is_cancelled() {
             return Err(watcher);
         }
         if let Some(outcome) = progress.outcome.clone() {
@@ -99,7 +104,7 @@ impl Run {
             progress.watchers.iter().position(|(known, _)| *known == number).map(|at| progress.watchers.remove(at));
         let last = before == 1 && progress.watchers.is_empty() && progress.outcome.is_none();
         if last {
-            self.cancelled.store(true, Ordering::SeqCst);
+            self.scope.cancel();
             progress.outcome = Some(Err(Failure::cancelled()));
         }
         drop(progress);
@@ -135,7 +140,7 @@ impl Run {
     /// Ends the run with `failure` and cancels it.
     pub(super) fn abort(&self, failure: Failure) {
         if self.finish(Err(failure)) {
-            self.cancelled.store(true, Ordering::SeqCst);
+            self.scope.cancel();
             drop(lock(&self.work).take());
         }
     }
@@ -154,10 +159,12 @@ impl Run {
             holder: self.allocator.store().holder(&self.name),
             function: Arc::clone(&self.name),
             client: Arc::clone(&self.client),
-            cancelled: Arc::clone(&self.cancelled),
+            scope: Arc::clone(&self.scope),
         };
         // Unwind safety is the function's responsibility.
-        let outcome = catch_unwind(AssertUnwindSafe(|| work(&context)));
+        let run = || Scope::within(Some(Arc::clone(&self.scope)), || work(&context));
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        self.scope.end();
         match outcome {
             Ok(outcome) => outcome.map(Arc::new),
             Err(payload) => Err(Failure::panicked(&self.name, &*payload)),

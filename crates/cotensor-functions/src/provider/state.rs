@@ -1,12 +1,15 @@
 //! The state that all threads of a provider share.
 
+use super::caller_state::released;
 use super::functions::Functions;
+use super::group::{Group, References};
 use super::peer::Peer;
 use super::poller::Poller;
 use super::runs::Runs;
 use super::tasks::Tasks;
 use super::timer::Timer;
-use crate::Limits;
+use crate::{Limits, Object};
+use cotensor_client::protocol::provider::ObjectRef;
 use cotensor_client::{ClientStore, OpenSession};
 use cotensor_core::Result;
 use cotensor_core::sync::lock;
@@ -22,6 +25,10 @@ use std::time::Instant;
 
 pub(super) struct ProviderState {
     pub(super) epoch: u64,
+    /// The providers of this process that accept this provider's objects.
+    pub(super) group: Arc<Group>,
+    /// The number of references to objects so far: a reference's number is unique among all callers.
+    references: AtomicU64,
     pub(super) methods: Registry<Peer>,
     pub(super) limits: Limits,
     pub(super) functions: Functions,
@@ -50,16 +57,19 @@ impl ProviderState {
         store: Arc<ClientStore>,
         limits: Limits,
         clock: Arc<dyn Clock>,
+        group: Option<Arc<Group>>,
     ) -> Result<Arc<Self>> {
-        let epoch = random_bytes()?;
-        let timer = Timer::default();
-        Ok(Arc::new(Self {
-            // JSON readers keep integers exact up to 2^53.
-            epoch: u64::from_le_bytes(epoch) >> 11,
+        // JSON readers keep integers exact up to 2^53.
+        let epoch = u64::from_le_bytes(random_bytes()?) >> 11;
+        let (timer, group) = (Timer::default(), group.unwrap_or_else(|| Group::new(epoch)));
+        let state = Arc::new(Self {
+            epoch,
+            group,
+            references: AtomicU64::new(0),
             methods,
             functions: Functions::default(),
             tasks: Tasks::new(Arc::clone(&clock), limits.task_ttl, limits.tasks_max),
-            runs: Runs::new(&limits, timer.clone(), Arc::clone(&clock)),
+            runs: Runs::new(&limits, timer.clone(), Arc::clone(&clock), epoch),
             timer,
             poller: Poller::new()?,
             waiting_threads: AtomicUsize::new(0),
@@ -72,7 +82,15 @@ impl ProviderState {
             next_peer: AtomicU64::new(1),
             closed: AtomicBool::new(false),
             limits,
-        }))
+        });
+        let references = Arc::downgrade(&state);
+        state.group.add(epoch, references);
+        Ok(state)
+    }
+
+    /// The number of a new reference to an object.
+    pub(super) fn next_reference(&self) -> u64 {
+        self.references.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(super) fn store(&self) -> Arc<ClientStore> {
@@ -152,5 +170,14 @@ impl ProviderState {
         self.runs.queue.close();
         self.timer.close();
         self.poller.wake_all();
+    }
+}
+
+impl References for ProviderState {
+    fn object_of(&self, client: &str, object: ObjectRef) -> Result<Object> {
+        let mut peers: Vec<_> = lock(&self.peers).values().cloned().collect();
+        peers.retain(|peer| &*peer.client == client);
+        let found = peers.iter().find_map(|peer| peer.state.object(object).ok());
+        found.ok_or_else(|| released(object))
     }
 }

@@ -214,6 +214,13 @@ impl Tasks {
         Some((waiter, task.info(number, now)))
     }
 
+    /// Whether a waiter still waits.
+    pub(super) fn is_waiting(&self, number: u64, waiter: u64) -> bool {
+        let table = lock(&self.table);
+        let waiters = table.tasks.get(&number).map(|task| &task.waiters);
+        waiters.is_some_and(|waiters| waiters.iter().any(|waiting| waiting.number == waiter))
+    }
+
     /// Sets the time limit of a waiter. It is cancelled when the waiter is removed.
     pub(super) fn set_waiter_limit(&self, number: u64, waiter: u64, limit: TimeLimit) {
         let mut table = lock(&self.table);

@@ -1,6 +1,7 @@
 //! Objects that stay with their provider.
 
 use super::value::{Arguments, Value};
+use crate::call_limit::CallLimit;
 use crate::{CallError, TensorAllocator};
 use cotensor_client::protocol::provider::ObjectRef;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -12,14 +13,13 @@ use std::time::Duration;
 
 /// The connection that a reference to a remote object came over.
 pub(crate) trait ObjectConnection: Send + Sync {
-    /// Calls a method of an object and waits for the result until `deadline`, while `wanted` returns true.
+    /// Calls a method of an object and waits for the result until `limit`.
     fn call_object(
         self: Arc<Self>,
         object: ObjectRef,
         method: &str,
         arguments: &Arguments,
-        deadline: &Deadline,
-        wanted: Option<&dyn Fn() -> bool>,
+        limit: &CallLimit<'_>,
     ) -> Result<Value, CallError>;
 
     /// Releases the reference and waits for the provider's answer.
@@ -33,6 +33,9 @@ pub(crate) trait ObjectConnection: Send + Sync {
 
     /// The epoch of the provider.
     fn epoch(&self) -> u64;
+
+    /// The number that all providers have which accept each other's objects.
+    fn group(&self) -> Option<u64>;
 
     /// The provider's name and process, for messages.
     fn client(&self) -> &str;
@@ -86,7 +89,7 @@ impl RemoteObject {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
-        self.call_until(method, arguments, &timeout.into(), None)
+        self.call_until(method, arguments, &CallLimit::of_call(timeout.into(), None)?)
     }
 
     /// Allocates tensors of arguments.
@@ -106,18 +109,12 @@ impl RemoteObject {
         deadline: Deadline,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
-        self.call_until(method, arguments, &deadline, Some(wanted))
+        self.call_until(method, arguments, &CallLimit::of_call(deadline, Some(wanted))?)
     }
 
-    fn call_until(
-        &self,
-        method: &str,
-        arguments: &Arguments,
-        deadline: &Deadline,
-        wanted: Option<&dyn Fn() -> bool>,
-    ) -> Result<Value, CallError> {
+    fn call_until(&self, method: &str, arguments: &Arguments, limit: &CallLimit<'_>) -> Result<Value, CallError> {
         let object = self.check()?;
-        Arc::clone(&self.connection).call_object(object, method, arguments, deadline, wanted)
+        Arc::clone(&self.connection).call_object(object, method, arguments, limit)
     }
 
     /// Releases the reference.
@@ -141,10 +138,14 @@ impl RemoteObject {
     /// The reference, for a message over `connection`.
     pub(crate) fn reference_for<C: ObjectConnection>(&self, connection: &Arc<C>) -> Result<ObjectRef> {
         let object = self.check()?;
-        if std::ptr::addr_eq(Arc::as_ptr(&self.connection), Arc::as_ptr(connection)) {
+        let is_same_provider = self.connection.epoch() == connection.epoch();
+        let is_same_group = self.connection.group().is_some() && self.connection.group() == connection.group();
+        if std::ptr::addr_eq(Arc::as_ptr(&self.connection), Arc::as_ptr(connection))
+            || is_same_group && !is_same_provider
+        {
             return Ok(object);
         }
-        let message = match self.connection.epoch() == connection.epoch() {
+        let message = match is_same_provider {
             true => {
                 "this object belongs to another connection; pass it over the connection that it came over".to_owned()
             }

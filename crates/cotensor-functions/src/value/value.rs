@@ -156,8 +156,8 @@ impl Value {
         Error::invalid(format!("{wanted} is expected, not {}", self.kind()))
     }
 
-    /// Hashes the content: tensors by [`Lease::identity`], objects by their number.
-    pub(crate) fn hash(&self, hasher: &mut Hasher) {
+    /// Hashes the content: tensors by [`Lease::identity`]. False for a value with an object, which can change.
+    pub(crate) fn hash(&self, hasher: &mut Hasher) -> bool {
         hasher.field(self.kind().as_bytes());
         match self {
             Value::Null => hasher,
@@ -166,31 +166,27 @@ impl Value {
             Value::Float(number) => hasher.number(number.to_bits()),
             Value::String(text) => hasher.field(text.as_bytes()),
             Value::Bytes(bytes) => hasher.field(bytes),
-            Value::List(values) | Value::Tuple(values) => {
-                hasher.number(values.len() as u64);
-                values.iter().for_each(|value| value.hash(hasher));
-                hasher
-            }
-            Value::Map(values) => {
-                hash_named(values, hasher);
-                hasher
-            }
+            Value::List(values) | Value::Tuple(values) => return hash_all(values, hasher),
+            Value::Map(values) => return hash_named(values, hasher),
             Value::Tensor(lease) => hasher.field(lease.identity().as_bytes()),
-            Value::Object(object) => hasher.number(object.number),
-            Value::Remote(object) => hasher.number(object.epoch()).number(object.number()),
+            Value::Object(_) | Value::Remote(_) => return false,
         };
+        true
     }
 }
 
-/// Hashes named values. Their order does not matter.
-fn hash_named(values: &Entries, hasher: &mut Hasher) {
+/// Hashes values in their order. False as [`Value::hash`].
+fn hash_all(values: &[Value], hasher: &mut Hasher) -> bool {
+    hasher.number(values.len() as u64);
+    values.iter().all(|value| value.hash(hasher))
+}
+
+/// Hashes named values. Their order does not matter. False as [`Value::hash`].
+fn hash_named(values: &Entries, hasher: &mut Hasher) -> bool {
     let mut sorted: Vec<_> = values.iter().collect();
     sorted.sort_by_key(|(name, _)| *name);
     hasher.number(sorted.len() as u64);
-    for (name, value) in sorted {
-        hasher.field(name.as_bytes());
-        value.hash(hasher);
-    }
+    sorted.into_iter().all(|(name, value)| value.hash(hasher.field(name.as_bytes())))
 }
 
 macro_rules! from {
@@ -257,10 +253,9 @@ impl Arguments {
         found.ok_or_else(|| Error::invalid("this argument is missing").in_field(name))
     }
 
-    pub(crate) fn hash(&self, hasher: &mut Hasher) {
-        hasher.number(self.args.len() as u64);
-        self.args.iter().for_each(|value| value.hash(hasher));
-        hash_named(&self.kwargs, hasher);
+    /// Hashes the contents. False as [`Value::hash`].
+    pub(crate) fn hash(&self, hasher: &mut Hasher) -> bool {
+        hash_all(&self.args, hasher) && hash_named(&self.kwargs, hasher)
     }
 }
 
@@ -320,7 +315,7 @@ mod tests {
         };
         let hash = |value: Value| {
             let mut hasher = Hasher::new("test");
-            Arguments::new().arg(value.clone()).named("z", 1).named("a", value).hash(&mut hasher);
+            assert!(Arguments::new().arg(value.clone()).named("z", 1).named("a", value).hash(&mut hasher));
             hasher.finish()
         };
         assert_eq!(hash(map([("b", 1), ("a", 2)])), hash(map([("a", 2), ("b", 1)])));

@@ -313,6 +313,11 @@ fn counting(running: &Running, live: &Arc<AtomicUsize>) -> Provider {
             let counter = arguments.get(0, "counter")?.as_object::<Counter>()?;
             Ok(Value::Int(counter.0.load(Ordering::SeqCst) as i64))
         })
+        .function("read.kept", Options::default().cached(Duration::from_secs(60), 9).singleflight(), |arguments, _| {
+            let counters = arguments.get(0, "counters")?.as_list()?;
+            let counter = counters[0].as_object::<Counter>()?;
+            Ok(Value::Int(counter.0.load(Ordering::SeqCst) as i64))
+        })
         .function("numbers", Options::default().managed(), |_, _| Ok(Value::List(vec![1.into(), 2.into()])))
         .function("length", Options::default(), |arguments, _| {
             Ok(Value::Int(arguments.get(0, "list")?.as_list()?.len() as i64))
@@ -360,6 +365,86 @@ fn objects_stay_with_their_provider_and_are_released_once() {
     let error = functions.call("read", &none().arg(stale.clone())).unwrap_err();
     assert!(error.to_string().contains("restarted"), "{error}");
     assert_eq!(remote(&stale).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::Conflict);
+}
+
+#[test]
+fn results_of_calls_with_objects_are_not_cached() {
+    let running = Running::start(|_| {});
+    let live = Arc::new(AtomicUsize::new(0));
+    let _provider = counting(&running, &live);
+    let functions = Functions::new(running.connect("caller"));
+    let counter = functions.call("counter", &none()).unwrap();
+    let Value::Remote(object) = &counter else { panic!("{counter:?}") };
+    let read = || int(functions.call("read.kept", &none().arg(Value::List(vec![counter.clone()]))));
+    assert_eq!(read(), 0);
+    object.call("add", &none().arg(2)).unwrap();
+    assert_eq!(read(), 2, "the object changed");
+}
+
+#[test]
+fn providers_beside_each_other_accept_objects() {
+    let running = Running::start(|_| {});
+    let live = Arc::new(AtomicUsize::new(0));
+    let provider = counting(&running, &live);
+    let read = |arguments: &Arguments, _: &cotensor_functions::Context| {
+        Ok(Value::from(arguments.get(0, "counter")?.as_object::<Counter>()?.0.load(Ordering::SeqCst) as i64))
+    };
+    let _beside = Provider::builder(running.connect("beside"))
+        .beside(&provider)
+        .function("beside.read", Options::default(), read)
+        .start()
+        .unwrap();
+    let _apart =
+        Provider::builder(running.connect("apart")).function("apart.read", Options::default(), read).start().unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let counter = || functions.call("counter", &none()).unwrap();
+    let first = counter();
+    let Value::Remote(object) = &first else { panic!("{first:?}") };
+    object.call("add", &none().arg(2)).unwrap();
+    assert_eq!(int(functions.call("beside.read", &none().arg(first.clone()))), 2);
+    let error = functions.call("apart.read", &none().arg(first.clone())).unwrap_err();
+    assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("belongs to provider["), "{error}");
+    // A reference is valid for its caller only.
+    let others = Functions::new(running.connect("another caller"));
+    assert!(others.call("beside.read", &none().arg(first.clone())).is_err());
+    let error = {
+        object.release().unwrap();
+        functions.call("beside.read", &none().arg(first.clone())).unwrap_err()
+    };
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    let stale = counter();
+    drop(provider);
+    assert!(functions.call("beside.read", &none().arg(stale)).is_err());
+}
+
+#[test]
+fn replaced_function_serves_later_calls() {
+    let running = Running::start(|_| {});
+    let door = Arc::new(Door::default());
+    let at = Arc::clone(&door);
+    let options = || Options::new("a number").cached(Duration::from_secs(60), 9).singleflight();
+    let provider = Provider::builder(running.connect("provider"))
+        .function("number", options(), move |_, _| {
+            at.pass();
+            Ok(1.into())
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| int(functions.call("number", &none())));
+        door.waits_for(1);
+        provider.replace("number", options(), |_, _| Ok(2.into())).unwrap();
+        assert_eq!(int(functions.call("number", &none())), 2, "it does not join the run of the function before");
+        door.open();
+        assert_eq!(running.join().unwrap(), 1);
+    });
+    provider.replace("number", Options::new("again").task(), |_, _| Ok(3.into())).unwrap();
+    assert_eq!(int(functions.call("number", &none())), 3);
+    let found = functions.list("number").unwrap().remove(0).function;
+    assert!(found.task && found.summary == "again");
+    let missing = provider.replace("no such", Options::default(), |_, _| Ok(Value::Null)).unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod calls;
 mod discovery;
 mod limits;
 mod messages;
+mod nested;
 mod processes;
 mod support;
 mod tasks;

@@ -46,7 +46,7 @@ impl Deadline {
     pub fn at_most(self, timeout: Duration) -> Self {
         match self.left() {
             Some(left) if left <= timeout => self,
-            _ => timeout.into(),
+            _ => Self { margin: self.margin, ..timeout.into() },
         }
     }
 

@@ -32,6 +32,11 @@ impl<P: Peer> Request<P> {
         &self.peer
     }
 
+    /// The call's id, if it is an integer.
+    pub fn id(&self) -> Option<u64> {
+        self.id.as_ref().and_then(Id::as_u64)
+    }
+
     /// Whether the call is a notification.
     pub fn is_notification(&self) -> bool {
         self.id.is_none()

@@ -4,6 +4,7 @@ use super::tensor_format::TensorFormat;
 use cotensor_client::ClientStore;
 use cotensor_functions::TensorAllocator;
 use cotensor_store::Holder;
+use pyo3::prelude::*;
 use std::sync::Arc;
 
 /// Encodes and decodes the values of one end: a caller or a provider.
@@ -19,6 +20,8 @@ pub(crate) struct Codec {
     pub(crate) pickle: bool,
     /// Whether this end is a provider, which keeps torch modules and sends references to them.
     pub(crate) is_provider: bool,
+    /// How a provider calls methods of its objects: a Python function of the method, the call, and the arguments.
+    pub(crate) invoke: Option<Arc<Py<PyAny>>>,
 }
 
 impl Codec {

@@ -23,6 +23,8 @@ use std::sync::Arc;
 const DEPTH_MAX: usize = 64;
 /// The largest tensor in bytes of another connection that is copied. Larger ones are leased over this connection.
 const COPIED_BYTES_MAX: usize = 1 << 18;
+/// The kinds of numpy scalars that equal a Python value: bool, integers, floats, complex numbers, bytes and text.
+const PLAIN_KINDS: &str = "biufcSU";
 
 impl Codec {
     /// Encodes positional and named arguments.
@@ -148,9 +150,10 @@ impl Codec {
         if let Some(numpy) = Numpy::imported(py)?
             && array.is_instance(numpy.generic.bind(py))?
         {
-            let item = array.call_method0("item")?;
-            // Some numpy scalars have no Python type.
-            if item.get_type().is(array.get_type()) {
+            let dtype = array.getattr("dtype")?;
+            let (kind, item): (char, _) = (dtype.getattr("kind")?.extract()?, array.call_method0("item")?);
+            // Dates, durations and records lose their meaning as Python values, and some numbers have no Python type.
+            if !PLAIN_KINDS.contains(kind) || item.get_type().is(array.get_type()) {
                 return self.other(array, path);
             }
             let item = self.encode(&item, path)?;
@@ -158,7 +161,7 @@ impl Codec {
             if !self.is_provider {
                 return Ok(item);
             }
-            let dtype: String = array.getattr("dtype")?.getattr("str")?.extract()?;
+            let dtype: String = dtype.getattr("str")?.extract()?;
             return Ok(marked(NUMPY_SCALAR, Value::Tuple(vec![dtype.into(), item])));
         }
         if array.is_instance_of::<Tensor>()

@@ -8,10 +8,12 @@ pub(super) const PICKLE: &str = "$pickle";
 pub(super) const ORDERED_DICT: &str = "$ordered";
 /// The dtype and the value of a numpy scalar.
 pub(super) const NUMPY_SCALAR: &str = "$numpy";
+/// An attribute that is a method: it stays with its object.
+pub(crate) const METHOD: &str = "$method";
 /// Keys that a program's dicts must not have.
-pub(super) const RESERVED_KEYS: [&str; 3] = [PICKLE, ORDERED_DICT, NUMPY_SCALAR];
+pub(super) const RESERVED_KEYS: [&str; 4] = [PICKLE, ORDERED_DICT, NUMPY_SCALAR, METHOD];
 
 /// A map with one reserved key.
-pub(super) fn marked(key: &str, value: Value) -> Value {
+pub(crate) fn marked(key: &str, value: Value) -> Value {
     Value::Map(Entries::from([(key.to_owned(), value)]))
 }

@@ -4,6 +4,6 @@
 pub(super) mod codec;
 mod decode;
 mod encode;
-mod markers;
+pub(super) mod markers;
 pub(super) mod path;
 pub(super) mod tensor_format;
