@@ -1,9 +1,9 @@
-"""Checks of options."""
+"""Checks of options and arguments."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Collection, Optional
+from typing import Any, Collection, Dict, Mapping, Optional, Sequence, Tuple
 
 from .errors import InvalidError
 
@@ -58,3 +58,23 @@ def named(value: Any, field: str = "name") -> Optional[str]:
     if value is not None and (not isinstance(value, str) or not value):
         raise InvalidError(f"{field}: pass a non-empty string, not {value!r}", field=field)
     return value
+
+
+def arguments(
+    name: str, args: Sequence[Any], kwargs: Optional[Mapping[str, Any]]
+) -> Tuple[Sequence[Any], Optional[Dict[str, Any]]]:
+    """Checks a name and arguments, and returns the arguments."""
+    if not isinstance(name, str) or not name:
+        raise InvalidError(f"name: pass the name of a function, not {name!r}", field="name")
+    if isinstance(args, (str, bytes)) or not isinstance(args, (list, tuple)):
+        raise InvalidError(f"args: pass a list or a tuple of arguments, not {type(args).__name__}", field="args")
+    if kwargs is None:
+        return args, None
+    if not isinstance(kwargs, Mapping):
+        raise InvalidError(
+            f"kwargs: pass a dict of arguments by name, not {type(kwargs).__name__}", field="kwargs"
+        )
+    wrong = [key for key in kwargs if not isinstance(key, str)]
+    if wrong:
+        raise InvalidError(f"kwargs: {wrong[0]!r} is not the name of an argument", field="kwargs")
+    return args, dict(kwargs)

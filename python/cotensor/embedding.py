@@ -25,7 +25,7 @@ from .errors import (
     NotFoundError,
     RemoteError,
 )
-from .functions.client import not_called
+from .functions.retries import not_called
 
 if TYPE_CHECKING:
     from ._embedder_names import Rows as _Rows

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +21,10 @@ from cotensor import (
     UnsupportedError,
     errors,
 )
+from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.client import SharedTensorClient
+from cotensor.functions.retries import Retries
+from cotensor.provider import SharedTensorProvider
 
 VALUES = [
     None,
@@ -228,6 +234,52 @@ def test_unknown_function_raises_not_found(client):
     for name in ("os.system", "builtins.eval", "provider.share", "die.__globals__"):
         with pytest.raises(NotFoundError):
             client.call_function(name)
+
+
+@pytest.mark.parametrize("kind", [SharedTensorClient, AsyncSharedTensorClient])
+@pytest.mark.parametrize("of_call", [True, False])
+def test_call_waits_for_a_provider(daemon, monkeypatch, kind, of_call):
+    retried, next_pause = threading.Event(), Retries.next_pause
+
+    def observed(self, error):
+        retried.set()
+        return next_pause(self, error)
+
+    monkeypatch.setattr(Retries, "next_pause", observed)
+    name = f"waited.{kind.__name__}.{of_call}"
+    client = kind(socket=daemon.socket, retry_count=0, wait=None if of_call else 60)
+    options = {"wait": 60} if of_call else {}
+    with SharedTensorProvider(socket=daemon.socket) as provider, client:
+        # A similar name is no reason to give up: the provider of the function starts.
+        provider.share(name=f"{name}s")(int)
+        provider.start()
+
+        def call():
+            called = client.call_function(name, [4], **options)
+            return asyncio.run(called) if asyncio.iscoroutine(called) else called
+
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(call)
+            assert retried.wait(60) and not found.done()
+            provider.share(name=name)(lambda x: x + 1)
+            assert found.result(60) == 5
+        with pytest.raises(NotFoundError, match="did you mean"):
+            SharedTensorClient(socket=daemon.socket).call_function(f"{name}x")
+
+
+def test_wait_ends_at_the_timeout(daemon):
+    with SharedTensorClient(socket=daemon.socket, retry_count=0, wait=600, timeout=0.3) as client:
+        with pytest.raises(NotFoundError):
+            client.call_function("nonexistent")
+    for wrong in (-1, "x"):
+        with pytest.raises(InvalidError, match="wait"):
+            SharedTensorClient(wait=wrong)
+
+
+def test_every_client_has_tasks(client):
+    task = client.submit_task("add", [1, 2])
+    assert client.wait_for_task(task, 60) == "completed" and client.get_task_result(task) == 3
+    assert task in [status.task_id for status in client.list_tasks("completed")]
 
 
 def test_call_times_out_and_is_cancelled(client):

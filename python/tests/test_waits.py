@@ -16,7 +16,7 @@ from functions_common import program, providing, until
 import cotensor
 from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.client import SharedTensorClient
-from cotensor.functions import client as client_module
+from cotensor.functions import retries
 
 FUNCTIONS = """
 @provider.share(name="waits.echo")
@@ -120,7 +120,7 @@ def test_wait_for_the_claim_of_a_stopped_process_is_a_warning(daemon, reports):
 
 
 def test_repeated_attempts_are_warnings(daemon, reports, monkeypatch):
-    monkeypatch.setattr(client_module, "RETRY_PAUSE", 2.0)
+    monkeypatch.setattr(retries, "PAUSE", 2.0)
     with SharedTensorClient(socket=daemon.socket, retry_count=1, timeout=60) as client:
         with pytest.raises(cotensor.NotFoundError):
             client.call_function("waits.nobody")

@@ -8,8 +8,8 @@
         y = await client.call_function("scale", [x, 2])
         many = await asyncio.gather(*(client.call_function("scale", [x, k]) for k in range(1000)))
 
-A *task* is a call that runs without a waiting client. :meth:`AsyncSharedTensorClient.submit_task` returns its id, by which any
-client finds the task. The methods for tasks block; each has an asyncio variant with an ``a`` before its name.
+A *task* is a call that runs without a waiting client. The methods for tasks, which every client has, block; each has an asyncio
+variant with an ``a`` before its name.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import os
 import threading
-import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from .. import _checks, _native
 from .._waiter import Waiter
 from ..errors import ConflictError, NoDaemonError, NotFoundError, TimedOutError
-from .client import RETRY_PAUSE, SharedTensorClient, arguments, not_called, report_retry
-from .task_status import ENDED, STATES, TaskStatus, parts, task_id
+from .client import SharedTensorClient
+from .retries import not_called
+from .task_status import TaskStatus, parts
 
 T = TypeVar("T")
 _Send = Callable[[_native.CompletionQueue, int], None]
@@ -120,31 +121,29 @@ class AsyncSharedTensorClient(SharedTensorClient):
         kwargs: Optional[Mapping[str, Any]] = None,
         *,
         timeout: Optional[float] = None,
+        wait: Optional[float] = None,
     ) -> Any:
         """As :meth:`SharedTensorClient.call_function <cotensor.client.SharedTensorClient.call_function>`, for ``await``."""
-        args, named = arguments(name, args, kwargs)
-        limit = self.timeout if timeout is None else timeout
+        args, named = _checks.arguments(name, args, kwargs)
+        retries = self._retries(timeout, wait)
 
         def call() -> Tuple[_native.CompletionQueue, _Send]:
             queue = self._functions().completion_queue(name)
-            return queue, lambda queue, number: queue.call(number, name, args, named, timeout=limit)
+            return queue, lambda queue, number: queue.call(number, name, args, named, timeout=retries.time_left())
 
-        began, pause = time.monotonic(), RETRY_PAUSE
-        for left in range(self.retry_count, -1, -1):
+        while True:
             try:
                 return await self._awaited(call)
             except (NotFoundError, NoDaemonError) as error:
                 if not not_called(error):
                     raise
-                if isinstance(error, NotFoundError):
-                    suggestion = await self._in_thread(lambda: self._suggestion(name))
-                    if suggestion:
-                        raise NotFoundError(f"{error}{suggestion}", field="name") from None
-                if not left:
+                final = await self._in_thread(functools.partial(self._misspelt, name, error, retries))
+                if final is not None:
+                    raise final from None
+                pause = retries.next_pause(error)
+                if pause is None:
                     raise
-                report_retry(began, pause, error)
             await asyncio.sleep(pause)
-            pause *= 2
 
     async def acall_function(
         self, name: str, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, **options: Any
@@ -161,64 +160,6 @@ class AsyncSharedTensorClient(SharedTensorClient):
         return await self._in_thread(self.ping)
 
     # -- tasks -----------------------------------------
-
-    def submit_task(
-        self,
-        name: str,
-        args: Sequence[Any] = (),
-        kwargs: Optional[Mapping[str, Any]] = None,
-        *,
-        timeout: Optional[float] = None,
-    ) -> str:
-        """Submits a call as a task, and returns the task's id, by which any client finds it.
-
-        The task fails after ``timeout`` seconds; without ``timeout`` there is no limit. The provider keeps the result for its
-        ``task_ttl``.
-        """
-        args, named = arguments(name, args, kwargs)
-        submitted = self._retrying(lambda _: self._functions().submit(name, args, named, timeout=timeout), name)
-        return task_id(submitted.epoch, submitted.number)
-
-    def _task(self, task: str) -> _native.Task:
-        return self._functions().task(*parts(task))
-
-    def get_task_status(self, task_id: str) -> TaskStatus:
-        """The state of a task: ``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``, with ``error`` and more as
-        attributes.
-
-        Raises :class:`NotFoundError` for an unknown or expired task, or if its provider ended.
-        """
-        found = self._task(task_id)
-        return TaskStatus.of(found.epoch, found.status())
-
-    def wait_for_task(self, task_id: str, timeout: Optional[float] = None) -> TaskStatus:
-        """Waits until a task ends, for at most ``timeout`` seconds, and returns its state. ``None`` means no limit, 0 no wait."""
-        found = self._task(task_id)
-        return TaskStatus.of(found.epoch, found.wait(timeout))
-
-    def get_task_result(self, task_id: str, timeout: Optional[float] = None) -> Any:
-        """Waits for a task's result, or raises its function's exception.
-
-        Raises :class:`TimedOutError` after ``timeout`` seconds, while the task continues, and :class:`CancelledError` for a
-        cancelled task.
-        """
-        found = self._task(task_id)
-        info = found.wait(timeout)
-        if info["state"] not in ENDED:
-            raise TimedOutError(f"task {task_id} is {info['state']} after {timeout} s", field="timeout")
-        return found.result()
-
-    def cancel_task(self, task_id: str) -> TaskStatus:
-        """Cancels a task unless it has ended, and returns its state. A running function gets a request to stop
-        (:func:`~cotensor.functions.check_cancelled`); an ``async def`` is cancelled."""
-        found = self._task(task_id)
-        return TaskStatus.of(found.epoch, found.cancel())
-
-    def list_tasks(self, state: Optional[str] = None) -> List[TaskStatus]:
-        """The tasks of every provider, at most 1000 of each, the newest first; with ``state``, those in that state."""
-        if state is not None:
-            _checks.one_of(state, "state", STATES)
-        return [TaskStatus.of(provider["epoch"], info) for provider, info in self._functions().tasks(state)]
 
     async def asubmit_task(
         self,

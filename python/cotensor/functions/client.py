@@ -21,41 +21,18 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeV
 from .. import _checks, _native
 from .._handles import open_client
 from .._native import Store
-from ..errors import ConflictError, CotensorError, InvalidError, NoDaemonError, NotFoundError, RemoteError
+from ..errors import ConflictError, CotensorError, NoDaemonError, NotFoundError
 from . import discovery, lifecycle
 from .call_context import check_cancelled
 from .directory import Directory, Functions, RemoteFunction
 from .discovery import Socket
-
-log = logging.getLogger("cotensor.client")
-waits = logging.getLogger("cotensor.waiting")
+from .retries import Retries, log, not_called
+from .tasks import Tasks
 
 T = TypeVar("T")
 
-#: The pause before the first retry, in seconds. It doubles with each further retry.
-RETRY_PAUSE = 0.1
-#: A wait that takes longer is logged, as those of the extension are.
-REPORT_AFTER = 2.0
 
-
-def report_retry(began: float, pause: float, error: CotensorError) -> None:
-    """Logs that a call, which began at ``began``, is tried again after ``pause`` seconds."""
-    if time.monotonic() + pause - began >= REPORT_AFTER:
-        waits.warning("waiting for %.1f s before the next attempt: %s", pause, error)
-    else:
-        log.debug("retry in %.1f s: %s", pause, error)
-
-
-def not_called(error: BaseException) -> bool:
-    """Whether the error means that no function ran: there is no daemon, or no process provides the function."""
-    if isinstance(error, NoDaemonError):
-        return True
-    if isinstance(error, RemoteError) or not isinstance(error, NotFoundError):
-        return False
-    return error.field in ("name", "function")
-
-
-class SharedTensorClient:
+class SharedTensorClient(Tasks):
     """Calls functions of other processes by name.
 
     The daemon is the one of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else that of ``server_port`` or ``RANK``, else
@@ -64,7 +41,8 @@ class SharedTensorClient:
     ``timeout`` is the default time limit of a call in seconds, from the look-up of the function to the answer; ``None`` means no
     limit. After it the provider stops the call, and the caller gets a :class:`~cotensor.errors.TimedOutError` that names the
     provider, even if the provider does not answer. ``retry_count`` is the number of retries while there is no daemon or no
-    provider of the function, for example while a server starts. The client never repeats a call that may have run.
+    provider of the function; the pauses between them are 0.1, 0.2, 0.4, … s. With ``wait``, a call is tried for that many seconds
+    at least, for example while a server restarts. The client never repeats a call that may have run.
 
     ``tensors`` is the type of tensors in results: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's if torch is imported,
     else numpy's if numpy is installed). For ``allow_pickle`` see :class:`~cotensor.provider.SharedTensorProvider`.
@@ -84,11 +62,13 @@ class SharedTensorClient:
         tensors: str = "auto",
         allow_pickle: bool = False,
         name: Optional[str] = None,
+        wait: Optional[float] = None,
     ) -> None:
         self.server_port = discovery.port_of(server_port)
         self._port = discovery.named_port(server_port)
         self.timeout = _checks.seconds(timeout, "timeout")
         self.retry_count = _checks.count(retry_count, "retry_count")
+        self.wait = _checks.seconds(wait, "wait")
         self._socket = _checks.path(socket, "socket")
         self._given = store
         self._name = _checks.named(name)
@@ -126,34 +106,40 @@ class SharedTensorClient:
         assert self._store is not None
         return self._store
 
-    def _retrying(self, act: Callable[[Callable[[], Optional[float]]], T], name: str = "", timeout: Optional[float] = None) -> T:
+    def _retries(self, timeout: Optional[float] = None, wait: Optional[float] = None) -> Retries:
+        """The attempts of a call with these limits, by default the client's."""
+        limit = self.timeout if timeout is None else _checks.seconds(timeout, "timeout")
+        return Retries(self.retry_count, self.wait if wait is None else _checks.seconds(wait, "wait"), limit)
+
+    def _retrying(
+        self, act: Callable[[Callable[[], Optional[float]]], T], name: str = "", retries: Optional[Retries] = None
+    ) -> T:
         """Runs ``act`` with a function that returns the remaining time, and retries it while no function ran.
 
-        There is no retry after the timeout, and none for an unknown name if a function has a similar name.
+        There is no retry after the timeout, and none for an unknown name if a function has a similar name, unless the call waits.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-
-        def time_left() -> Optional[float]:
-            return None if end is None else max(0.0, end - time.monotonic())
-
-        began, pause = time.monotonic(), RETRY_PAUSE
-        for left in range(self.retry_count, -1, -1):
+        retries = Retries(self.retry_count, self.wait, None) if retries is None else retries
+        while True:
             try:
-                return act(time_left)
+                return act(retries.time_left)
             except (NotFoundError, NoDaemonError) as error:
                 if not not_called(error):
                     raise
-                if isinstance(error, NotFoundError) and name:
-                    suggestion = self._suggestion(name)
-                    if suggestion:
-                        raise NotFoundError(f"{error}{suggestion}", field="name") from None
-                if not left or (end is not None and time.monotonic() + pause >= end):
+                final = self._misspelt(name, error, retries)
+                if final is not None:
+                    raise final from None
+                pause = retries.next_pause(error)
+                if pause is None:
                     raise
-                report_retry(began, pause, error)
             check_cancelled()
             time.sleep(pause)
-            pause *= 2
-        raise AssertionError("the last attempt returns or raises")
+
+    def _misspelt(self, name: str, error: CotensorError, retries: Retries) -> Optional[NotFoundError]:
+        """The error of an unknown name if a function has a similar name and the call does not wait for a provider."""
+        if not name or not isinstance(error, NotFoundError) or retries.is_waiting:
+            return None
+        suggestion = self._suggestion(name)
+        return NotFoundError(f"{error}{suggestion}", field="name") if suggestion else None
 
     def _suggestion(self, name: str) -> str:
         try:
@@ -170,8 +156,10 @@ class SharedTensorClient:
         kwargs: Optional[Mapping[str, Any]] = None,
         *,
         timeout: Optional[float] = None,
+        wait: Optional[float] = None,
     ) -> Any:
-        """Calls the function ``name`` and waits for its result, for at most ``timeout`` seconds, by default the client's.
+        """Calls the function ``name`` and waits for its result, for at most ``timeout`` seconds, by default the client's. While
+        no process provides the function, the call waits up to ``wait`` seconds for one, by default the client's.
 
         Arguments are numbers, strings, bytes, lists, tuples, dicts with strings as keys, tensors (of torch, numpy, JAX or this
         package) and remote objects. Tensors of the store cross without a copy; others are put there first.
@@ -181,14 +169,13 @@ class SharedTensorClient:
         :class:`TimedOutError`, :class:`IoError` if the provider ended during the call, and :class:`UnsupportedError` or
         :class:`InvalidError` for an argument that does not cross.
         """
-        args, named = arguments(name, args, kwargs)
-        limit = self.timeout if timeout is None else _checks.seconds(timeout, "timeout")
+        args, named = _checks.arguments(name, args, kwargs)
         log.debug("calling %s", name)
 
         def call(time_left: Callable[[], Optional[float]]) -> Any:
             return self._functions(time_left()).call(name, args, named, timeout=time_left())
 
-        return self._retrying(call, name, limit)
+        return self._retrying(call, name, self._retries(timeout, wait))
 
     def _by_attribute(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.call_function(name, args, kwargs)
@@ -260,6 +247,7 @@ class SharedTensorClient:
             "server_port": self.server_port,
             "timeout": self.timeout,
             "retry_count": self.retry_count,
+            "wait": self.wait,
             "store": self._given,
             "socket": self._socket,
             "name": self._name,
@@ -270,26 +258,6 @@ class SharedTensorClient:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "connected" if self._native is not None else "not connected"
         return f"<{type(self).__name__} port {self.server_port}, {state}>"
-
-
-def arguments(
-    name: str, args: Sequence[Any], kwargs: Optional[Mapping[str, Any]]
-) -> "tuple[Sequence[Any], Optional[Dict[str, Any]]]":
-    """Checks a name and arguments, and returns the arguments."""
-    if not isinstance(name, str) or not name:
-        raise InvalidError(f"name: pass the name of a function, not {name!r}", field="name")
-    if isinstance(args, (str, bytes)) or not isinstance(args, (list, tuple)):
-        raise InvalidError(f"args: pass a list or a tuple of arguments, not {type(args).__name__}", field="args")
-    if kwargs is None:
-        return args, None
-    if not isinstance(kwargs, Mapping):
-        raise InvalidError(
-            f"kwargs: pass a dict of arguments by name, not {type(kwargs).__name__}", field="kwargs"
-        )
-    wrong = [key for key in kwargs if not isinstance(key, str)]
-    if wrong:
-        raise InvalidError(f"kwargs: {wrong[0]!r} is not the name of an argument", field="kwargs")
-    return args, dict(kwargs)
 
 
 __all__ = ["SharedTensorClient"]
