@@ -21,7 +21,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
@@ -51,7 +50,7 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     runtime.limit_to_free_memory();
     let limits = Limits { workers: usize::from(args.workers), ..Limits::default() };
     let options = ServingOptions {
-        model_ttl: Some(args.model_ttl).filter(|&ttl| ttl > 0).map(Duration::from_secs),
+        model_ttl: Some(args.model_ttl).filter(|ttl| !ttl.is_zero()),
         caches_results: !args.no_result_cache,
         on_idle: Some(return_memory),
     };

@@ -116,8 +116,8 @@ pub(super) fn load(args: &LoadArgs, program: &Program) -> Result<()> {
     if let Some(variant) = &args.variant {
         arguments = arguments.named("variant", variant.as_str());
     }
-    if let Some(seconds) = args.ttl {
-        arguments = arguments.named("ttl_s", i64::from(seconds));
+    if let Some(ttl) = args.ttl {
+        arguments = arguments.named("ttl_s", ttl.as_secs_f64().ceil() as i64);
     }
     if args.pin {
         arguments = arguments.named("pinned", true);
