@@ -56,7 +56,9 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     };
     let models = LoadedModels::new(runtime, options)?;
     let endpoints = args.v1.as_deref().map(|path| Endpoints::start(path, Arc::clone(&models))).transpose()?;
-    let provider = model_functions(Provider::builder(Arc::clone(&store)), models).limits(limits).start()?;
+    // The daemon's own process gives way to one that a user starts.
+    let builder = Provider::builder(Arc::clone(&store)).standby(args.v1.is_some());
+    let provider = model_functions(builder, models).limits(limits).start()?;
     let offered = Functions::new(store).list("")?;
     let own = offered.into_iter().filter(|found| found.provider.epoch == provider.epoch());
     let functions: Vec<String> = own.map(|found| found.function.name).collect();

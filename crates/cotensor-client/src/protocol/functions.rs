@@ -32,6 +32,9 @@ message! {
         function: FunctionInfo,
         /// The provider's epoch: a new number each time a provider starts.
         epoch: u64,
+        /// Whether the function is used only while no other session provides one of this name.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        standby: bool,
     }
 
     /// A function's name.

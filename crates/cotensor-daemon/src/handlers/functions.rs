@@ -25,6 +25,7 @@ pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> 
         Arc::clone(&caller.session) as Arc<dyn FunctionProvider>,
         params.function,
         params.epoch,
+        params.standby,
     )?;
     Ok(NOTHING.into())
 }

@@ -32,13 +32,14 @@ pub struct ProviderBuilder {
     functions: Vec<Arc<Function>>,
     limits: Limits,
     clock: Arc<dyn Clock>,
+    is_standby: bool,
 }
 
 impl Provider {
     /// A provider whose arguments and results are in `store`.
     pub fn builder(store: Arc<ClientStore>) -> ProviderBuilder {
         let (limits, clock) = (Limits::default(), Arc::new(SystemClock::default()));
-        ProviderBuilder { store, connector: None, functions: Vec::new(), limits, clock }
+        ProviderBuilder { store, connector: None, functions: Vec::new(), limits, clock, is_standby: false }
     }
 
     /// Provides one more function.
@@ -118,6 +119,13 @@ impl ProviderBuilder {
         self
     }
 
+    /// Makes the functions those of a standby: each is used only while no other session provides one of its name.
+    #[must_use]
+    pub fn standby(mut self, is_standby: bool) -> Self {
+        self.is_standby = is_standby;
+        self
+    }
+
     /// Sets a function that connects to another daemon when none listens at the first one's socket. It may start a
     /// daemon in this process. Without it, the provider waits until a daemon listens there.
     #[must_use]
@@ -131,8 +139,8 @@ impl ProviderBuilder {
     /// # Errors
     /// As [`Provider::add`]; `Unreachable` when no daemon listens, `Io` when the system starts no more threads.
     pub fn start(self) -> Result<Provider> {
-        let ProviderBuilder { store, connector, functions, limits, clock } = self;
-        let state = ProviderState::new(methods::methods(), store, limits, clock)?;
+        let ProviderBuilder { store, connector, functions, limits, clock, is_standby } = self;
+        let state = ProviderState::new(methods::methods(), store, limits, clock, is_standby)?;
         let provider = Provider { state: Arc::clone(&state) };
         for function in &functions {
             state.functions.add(function)?;

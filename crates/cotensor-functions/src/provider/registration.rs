@@ -70,7 +70,7 @@ pub(super) fn add(provider: &ProviderState, function: &Arc<Function>) -> Result<
 }
 
 fn register(provider: &ProviderState, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
-    let params = p::RegisterFunctionParams { function, epoch: provider.epoch };
+    let params = p::RegisterFunctionParams { function, epoch: provider.epoch, standby: provider.is_standby };
     connection.call::<p::RegisterFunction>(&params, Vec::new(), Some(ANSWER_TIMEOUT)).map(drop)
 }
 

@@ -22,6 +22,8 @@ use std::time::Instant;
 
 pub(super) struct ProviderState {
     pub(super) epoch: u64,
+    /// Whether the functions are used only while no other session provides some of their names.
+    pub(super) is_standby: bool,
     pub(super) methods: Registry<Peer>,
     pub(super) limits: Limits,
     pub(super) functions: Functions,
@@ -50,12 +52,14 @@ impl ProviderState {
         store: Arc<ClientStore>,
         limits: Limits,
         clock: Arc<dyn Clock>,
+        is_standby: bool,
     ) -> Result<Arc<Self>> {
         let epoch = random_bytes()?;
         let timer = Timer::default();
         Ok(Arc::new(Self {
             // JSON readers keep integers exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
+            is_standby,
             methods,
             functions: Functions::default(),
             tasks: Tasks::new(Arc::clone(&clock), limits.task_ttl, limits.tasks_max),

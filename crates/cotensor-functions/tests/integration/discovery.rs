@@ -66,7 +66,13 @@ fn daemon_lists_tasks_of_all_providers() {
     let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), ..Default::default() };
     silent.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
     let function = p::FunctionInfo { name: "silent.f".into(), summary: String::new(), task: false, managed: false };
-    silent.call::<p::RegisterFunction>(&p::RegisterFunctionParams { function, epoch: 5 }, Vec::new(), None).unwrap();
+    silent
+        .call::<p::RegisterFunction>(
+            &p::RegisterFunctionParams { function, epoch: 5, standby: false },
+            Vec::new(),
+            None,
+        )
+        .unwrap();
     for _ in 0..2 {
         let found = tasks(&store, None);
         assert!(found["silent"].error.is_some() && found["silent"].tasks.is_empty());

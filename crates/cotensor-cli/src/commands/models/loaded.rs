@@ -60,7 +60,10 @@ pub(super) fn list(client: &Client) -> Result<()> {
         None => (None, Vec::new()),
         Some(store) => {
             let status = store.request::<GetStatus>(&Empty {})?;
-            (status.models, loaded(&store)?)
+            // Of another process, `serve-models` of a user, the daemon knows no number.
+            let offered = Functions::new(Arc::clone(&store)).list(LIST)?;
+            let offers = |pid: &u32| offered.iter().any(|found| found.provider.client == format!("models[{pid}]"));
+            (status.models.filter(offers), loaded(&store)?)
         }
     };
     if client.json {
