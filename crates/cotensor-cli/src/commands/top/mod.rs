@@ -1,5 +1,6 @@
 //! `top`: a live view of the daemon; prints tables once without a terminal.
 
+mod columns;
 mod snapshot;
 mod view;
 
