@@ -91,7 +91,7 @@ MODELS = {
 
 def planned(path: str, budget: int) -> Dict[str, Any]:
     """The answer of `cotensor plan --json`; empty if an operation does not fit."""
-    arguments = ["plan", path, "--budget", str(budget), "--bandwidth", f"{BANDWIDTH}/s", "--json"]
+    arguments = ["plan", path, "--budget", f"{budget}B", "--bandwidth", f"{BANDWIDTH}B/s", "--json"]
     ran = subprocess.run([sys.executable, "-m", "cotensor", *arguments], capture_output=True, text=True)
     if ran.returncode:
         assert "budget" in ran.stderr, ran.stderr

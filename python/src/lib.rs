@@ -24,6 +24,7 @@ mod settings;
 mod sharing;
 mod store;
 mod streaming;
+mod units;
 mod waits;
 
 use pyo3::prelude::*;
@@ -76,6 +77,8 @@ mod _native {
     use super::store::watch::{Change, Watch};
     #[pymodule_export]
     use super::streaming::{SoundBytes, SpeechStream};
+    #[pymodule_export]
+    use super::units::{parse_rate, parse_size, parse_time};
 
     use pyo3::prelude::*;
 

@@ -4,7 +4,7 @@ use crate::args;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::{run_interruptible_within, seconds};
 use crate::process::ProcessLocal;
-use crate::settings::{configured, configured_number};
+use crate::settings::{configured, configured_number, configured_time};
 use crate::sharing::runtime_over;
 use crate::store::store::Store;
 use cotensor::Error;
@@ -14,7 +14,6 @@ use cotensor_client::settings::{ENGINE, MODEL_TTL, THREADS};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The models that this process has loaded, as the daemon's model process loads them: with the same settings, each at its first
 /// call, and until it had no call for a time. Their weights are in a store of this process. The settings are those of the
@@ -35,8 +34,8 @@ impl LocalModels {
             return Err(raise(py, &Error::invalid("at least one thread runs a model").in_field(THREADS.variable)));
         }
         let mut options = ServingOptions { caches_results: false, ..ServingOptions::default() };
-        if let Some(seconds) = configured_number(py, &MODEL_TTL)? {
-            options.model_ttl = (seconds > 0).then(|| Duration::from_secs(seconds as u64));
+        if let Some(ttl) = configured_time(py, &MODEL_TTL)? {
+            options.model_ttl = Some(ttl).filter(|ttl| !ttl.is_zero());
         }
         let store = Py::new(py, Store::in_process_with_cache(py)?)?;
         let runtime = runtime_over(py, store.get(), threads, engine.as_deref())?;

@@ -2,11 +2,13 @@
 
 use crate::errors::{OrRaise, raise};
 use cotensor::Error;
+use cotensor::core::parse_time;
 use cotensor_client::settings::{self, ConfigFile, Setting};
 use pyo3::prelude::*;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// The warnings that this process has given.
 static GIVEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -29,6 +31,15 @@ pub(crate) fn configured_number(py: Python<'_>, setting: &Setting) -> PyResult<O
     let number = value.to_str().and_then(|text| text.trim().parse().ok());
     let wrong = || Error::invalid(format!("{} is no count", value.to_string_lossy())).in_field(setting.variable);
     number.ok_or_else(|| raise(py, &wrong())).map(Some)
+}
+
+/// As [`configured`], for a setting that is a time.
+///
+/// # Errors
+/// `Invalid` for another value, with the variable's name.
+pub(crate) fn configured_time(py: Python<'_>, setting: &Setting) -> PyResult<Option<Duration>> {
+    let Some(value) = configured(py, setting)? else { return Ok(None) };
+    parse_time(&value.to_string_lossy()).map_err(|error| error.in_field(setting.variable)).or_raise(py).map(Some)
 }
 
 /// Warns about keys of the configuration file that are no setting's, once for each file and key. For all that reads the file.

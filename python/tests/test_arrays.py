@@ -300,7 +300,7 @@ def small_store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
     if request.param == "embedded":
         yield cotensor.Store(max_memory_mb=8)
         return
-    with serving("--max-memory", "8") as daemon, daemon.connect() as opened:
+    with serving("--max-memory", "8MiB") as daemon, daemon.connect() as opened:
         yield opened
 
 

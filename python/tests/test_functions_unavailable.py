@@ -136,15 +136,23 @@ def test_call_times_out_while_the_daemon_is_stopped(tmp_path):
 
 def test_daemon_options_are_refused_while_a_daemon_runs(daemon, capsys, tmp_path):
     for options, field in [
-        (["--max-memory", "64"], "max_memory_mb"),
-        (["--allow-host", "me"], "allow_hosts"),
-        (["--token-file", str(tmp_path / "token")], "token_file"),
-        (["--host", "127.0.0.2"], "host"),
-        (["--port", str(free_port())], "port"),
+        (["--max-memory", "64MiB"], "--max-memory"),
+        (["--allow-host", "me"], "--allow-host"),
+        (["--token-file", str(tmp_path / "token")], "--token-file"),
+        (["--host", "127.0.0.2"], "--host"),
+        (["--port", str(free_port())], "--port"),
     ]:
         assert main(["--socket", str(daemon.socket), *options]) == 2
         printed = capsys.readouterr().err
-        assert field in printed and "running daemon at" in printed, printed
+        assert f"error: {field}: the running daemon at" in printed, printed
+
+
+@pytest.mark.parametrize(("option", "value", "words"), [("--max-memory", "64", "64MiB"), ("--timeout", "soon", "10min")])
+def test_values_without_meaning_are_refused(capsys, option, value, words):
+    with pytest.raises(SystemExit):
+        main([option, value])
+    printed = capsys.readouterr().err
+    assert f"argument {option}: " in printed and words in printed, printed
 
 
 ENDS = """

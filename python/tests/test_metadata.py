@@ -55,7 +55,7 @@ def test_metadata_outlives_the_server_and_is_in_stat() -> None:
 
 
 def test_metadata_is_spilled_and_restored_with_its_tensor(tmp_path: Any) -> None:
-    with serving("--max-memory", "4", "--spill", str(tmp_path / "spill")) as daemon, daemon.connect() as store:
+    with serving("--max-memory", "4MiB", "--spill", str(tmp_path / "spill")) as daemon, daemon.connect() as store:
         for number in range(5):
             store.put(f"{number}", np.zeros(1 << 20, "uint8"), metadata={"number": number}).release()
         assert store.get_stats()["spilled_now"] > 0

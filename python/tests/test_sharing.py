@@ -26,7 +26,7 @@ def manager(request: pytest.FixtureRequest) -> Iterator[TensorSharingManager]:
     if request.param == "embedded":
         yield TensorSharingManager(max_memory_mb=8)
         return
-    with serving("--max-memory", "8") as daemon, daemon.connect() as store:
+    with serving("--max-memory", "8MiB") as daemon, daemon.connect() as store:
         yield TensorSharingManager(store=store)
 
 

@@ -92,6 +92,9 @@ def test_wrong_arguments(memory):
         offload(3, "simulated")
     with pytest.raises(InvalidError, match="memory"):
         offload(mlp(1), "simulated", memory="lots")
+    for field, value in [("memory", "4096"), ("bandwidth", "12")]:
+        with pytest.raises(InvalidError, match=f"{field}: {value} has no unit"):
+            offload(mlp(1), "simulated", **{field: value})
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

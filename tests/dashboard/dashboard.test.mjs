@@ -263,7 +263,8 @@ test("page shows the budget, and models while the model process runs", LIMIT, as
   const answer = await fetch(`${models.url}/v1/embeddings`, {method: "POST", headers: {...token, "Content-Type": "application/json"}, body});
   assert.equal(answer.status, 200, await answer.text());
   await cell(page, "models", "tiny/bert").filter({hasText: /\d+/}).waitFor();
-  await cell(page, "functions", "model.run").waitFor();
+  await cell(page, "model-functions", "model.run").waitFor();
+  await page.getByText("No process offers functions.").waitFor();
   assert.deepEqual(wrong, []);
   await fits(models, "models");
 });

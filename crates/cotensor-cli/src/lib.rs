@@ -46,11 +46,16 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -
     if panics::catch(|| Ok(completion::complete(&arguments))).unwrap_or(true) {
         return DONE;
     }
+    output::set_json(parse::wants_json(&arguments));
     let cli = match parse::parse(&arguments, &ConfigFile::default()) {
         Ok(cli) => cli,
         Err(shown) => {
-            // Errors, help and version. When standard error is closed, only the exit code remains.
-            let _ = shown.print();
+            if shown.use_stderr() && output::is_json() {
+                output::report_exactly(&output::error_line(&parse::usage_error(&shown)));
+            } else {
+                // Errors, help and version. When standard error is closed, only the exit code remains.
+                let _ = shown.print();
+            }
             return u8::try_from(shown.exit_code()).unwrap_or(u8::MAX);
         }
     };
@@ -64,17 +69,16 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -
     match outcome {
         Ok(()) => DONE,
         Err(error) => {
-            complain("error", &error.to_string(), is_daemon);
+            complain(output::error_line(&error), is_daemon);
             exit_code(&error)
         }
     }
 }
 
-/// Writes an error or a warning to standard error.
-fn complain(kind: &str, text: &str, is_daemon: bool) {
-    let line = format!("{kind}: {}", output::bounded(&output::printable(text)));
+/// Writes the line of an error or a warning to standard error.
+fn complain(line: String, is_daemon: bool) {
     // A full pipe must not block a daemon.
-    if is_daemon { log::write_last(line) } else { output::report(&line) }
+    if is_daemon { log::write_last(line) } else { output::report_exactly(&line) }
 }
 
 /// The command line with the configuration file's values as defaults; and the variables with which further processes of a daemon
@@ -89,13 +93,13 @@ fn configured(cli: Cli, arguments: &[OsString]) -> Result<(Cli, Vec<(OsString, O
     }
     let file = ConfigFile::load().map_err(config_file::with_way_out)?;
     for warning in file.warnings() {
-        complain("warning", &warning, matches!(cli.command, Command::Serve(_)));
+        complain(output::warning_line(&warning), matches!(cli.command, Command::Serve(_)));
     }
     if file.settings.is_empty() && file.unknown.is_empty() {
         return Ok((cli, Vec::new()));
     }
     config_file::check(&file).map_err(config_file::with_way_out)?;
-    let cli = parse::parse(arguments, &file).map_err(|error| Error::invalid(error.to_string()))?;
+    let cli = parse::parse(arguments, &file).map_err(|error| parse::usage_error(&error))?;
     Ok((cli, config_file::variables(&file)))
 }
 

@@ -6,6 +6,7 @@ use clap::builder::{OsStr, Resettable};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+use cotensor::core::Error;
 use cotensor_client::settings::{ConfigFile, SETTINGS, Setting};
 use std::ffi::OsString;
 
@@ -22,6 +23,25 @@ pub(crate) fn parse(arguments: &[OsString], file: &ConfigFile) -> Result<Cli, cl
             Ok(_) => SETTINGS.iter().find_map(wrong_variable).unwrap_or(error),
         }
     })
+}
+
+/// Whether the arguments have `--json`, for a command that has this option. Arguments that are wrong count, too.
+pub(crate) fn wants_json(arguments: &[OsString]) -> bool {
+    fn has_json(command: &Command) -> bool {
+        command.get_arguments().any(|arg| arg.get_long() == Some("json")) || command.get_subcommands().any(has_json)
+    }
+    let is_given =
+        arguments.iter().skip(1).take_while(|argument| *argument != "--").any(|argument| argument == "--json");
+    is_given && arguments.get(1).is_some_and(|name| Cli::command().find_subcommand(name).is_some_and(has_json))
+}
+
+/// The error for wrong arguments, without the usage.
+pub(crate) fn usage_error(error: &clap::Error) -> Error {
+    let shown = error.to_string();
+    let reason = shown.split("\n\nUsage:").next().unwrap_or_default();
+    Error::invalid(
+        reason.trim_end_matches("\n\nFor more information, try '--help'.\n").trim_start_matches("error: ").trim(),
+    )
 }
 
 /// The error for the value of a setting's variable, if it is wrong. The arguments are right, so their usage would not help.

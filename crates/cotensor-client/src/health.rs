@@ -26,7 +26,7 @@ const HEALTH_BYTES_MAX: usize = 64 << 10;
 /// another version of the protocol; `Io`.
 pub(crate) fn connect_at_port(port: u16, client: &str, timeout: Duration) -> Result<Arc<ClientStore>> {
     let began = Instant::now();
-    let at = |error: Error| error.in_field(format!("127.0.0.1:{port}"));
+    let at = |error: Error| error.prefixed(format_args!("127.0.0.1:{port}"));
     let socket = socket_at((Ipv4Addr::LOCALHOST, port).into()).map_err(at)?;
     let stranger = |why: String| {
         let message =

@@ -32,6 +32,13 @@ pub enum ErrorKind {
     Unreachable,
 }
 
+impl ErrorKind {
+    /// Whether the value of a field causes such errors, and not the thing that the message names.
+    fn is_about_a_value(self) -> bool {
+        !matches!(self, Self::NotFound | Self::Conflict | Self::Refused | Self::TimedOut)
+    }
+}
+
 /// An error with its kind, and the file and the field that caused it if known.
 ///
 /// Match on [`Error::kind`]; the text may change.
@@ -93,7 +100,9 @@ impl Error {
         self
     }
 
-    /// Adds the field (of a file, a graph, a request) that caused the error, unless there is one.
+    /// Adds the field (of a file, a graph, a request) that caused the error, unless there is one. The text starts with it if its value
+    /// is wrong. The message of a missing, conflicting, refused or late thing names the thing itself, and the field is for programs
+    /// only: in a file it is shown all the same.
     #[must_use]
     pub fn in_field(mut self, field: impl Into<String>) -> Self {
         self.0.field.get_or_insert_with(|| field.into());
@@ -133,8 +142,9 @@ impl fmt::Display for Error {
         if let Some(file) = &self.0.file {
             write!(f, "{}: ", file.display())?;
         }
-        if let Some(field) = &self.0.field {
-            write!(f, "{field}: ")?;
+        match &self.0.field {
+            Some(field) if self.0.file.is_some() || self.0.kind.is_about_a_value() => write!(f, "{field}: ")?,
+            _ => {}
         }
         f.write_str(&self.0.message)
     }
@@ -147,3 +157,20 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_starts_with_the_thing() {
+        let missing = || Error::not_found("no tensor is named \"x\"").in_field("name");
+        assert_eq!((missing().to_string().as_str(), missing().field()), ("no tensor is named \"x\"", Some("name")));
+        for kind in [ErrorKind::Conflict, ErrorKind::Refused, ErrorKind::TimedOut] {
+            assert_eq!(Error::new(kind, "x is here").in_field("name").to_string(), "x is here");
+        }
+        let wrong = Error::invalid("at least 1 expected").in_field("--budget");
+        assert_eq!(wrong.to_string(), "--budget: at least 1 expected");
+        assert_eq!(missing().in_file("a.json").to_string(), "a.json: name: no tensor is named \"x\"");
+    }
+}

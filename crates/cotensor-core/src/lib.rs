@@ -39,4 +39,4 @@ pub use heap::HeapMemory;
 pub use kind::Kind;
 pub use layout::{Layout, RANK_MAX, Slice, TENSOR_BYTES_MAX};
 pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut, padded, range_within};
-pub use units::size;
+pub use units::{parse_rate, parse_size, parse_time, size};

@@ -34,6 +34,14 @@ pub struct Pulled {
     pub repaired: Vec<String>,
 }
 
+/// The error for a model that is neither a folder nor the id of a model.
+pub fn no_folder(folder: &Path) -> Error {
+    match folder.exists() {
+        true => Error::invalid("not a folder").in_file(folder),
+        false => Error::not_found("no such folder").in_file(folder),
+    }
+}
+
 impl Hub {
     /// The hub with these settings.
     pub fn new(settings: Settings) -> Self {
@@ -69,7 +77,7 @@ impl Hub {
     /// precedence.
     ///
     /// # Errors
-    /// As [`find`](Self::find). A path that does not exist is returned as it is: opening it gives the error.
+    /// As [`find`](Self::find); `NotFound` for a path without a folder that can be no id.
     pub fn folder(&self, name: &Path, base: &Path, variant: Option<&str>) -> Result<PathBuf> {
         let folder = base.join(name);
         if folder.exists() {
@@ -80,7 +88,7 @@ impl Hub {
                 let missing = || format!("there is no folder {}; by name", folder.display());
                 self.find(&id, variant).map_err(|error| error.prefixed(missing()))
             }
-            _ => Ok(folder),
+            _ => Err(no_folder(&folder)),
         }
     }
 

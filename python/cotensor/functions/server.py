@@ -33,6 +33,18 @@ from .server_context import ServerContext, loading
 
 log = logging.getLogger("cotensor.server")
 
+_MIB = 1 << 20
+#: The options of the command for the arguments of :class:`SharedTensorServer`.
+_OPTIONS = {
+    "allow_hosts": "--allow-host",
+    "host": "--host",
+    "max_memory_mb": "--max-memory",
+    "max_workers": "--workers",
+    "port": "--port",
+    "timeout": "--timeout",
+    "token_file": "--token-file",
+}
+
 
 class SharedTensorServer:
     """Functions, and the daemon's HTTP at ``host`` and ``port``.
@@ -322,6 +334,21 @@ def _import(module: str) -> ModuleType:
     return loaded
 
 
+def _argument(parse: Any, text: str, option: str) -> Any:
+    try:
+        return parse(text, option)
+    except InvalidError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(f"{option}: ")) from error
+
+
+def _message(error: CotensorError) -> str:
+    """An error's text, with options instead of the arguments of :class:`SharedTensorServer`."""
+    text, field = str(error), error.field or ""
+    if field in _OPTIONS and text.startswith(f"{field}: "):
+        return _OPTIONS[field] + text[len(field) :]
+    return text
+
+
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "shared-tensor-server", description="Serve the functions of Python modules to other processes of this machine."
@@ -336,11 +363,18 @@ def _arguments() -> argparse.ArgumentParser:
         "--workers", "--max-workers", type=int, default=4, help="the most functions that run at a time (default: 4)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=30, help="the time limit of one run in seconds; 0 for none (default: 30)"
+        "--timeout",
+        type=lambda text: _argument(_native.parse_time, text, "--timeout"),
+        default=30,
+        metavar="TIME",
+        help="the time limit of one run, such as 2min; 0 for none (default: 30s)",
     )
     parser.add_argument("--no-cache", action="store_true", help="disable the result caches of all functions")
     parser.add_argument(
-        "--max-memory", type=int, metavar="MIB", help="the memory limit of all tensors, if this command starts the daemon"
+        "--max-memory",
+        type=lambda text: -(-_argument(_native.parse_size, text, "--max-memory") // _MIB),
+        metavar="SIZE",
+        help="the memory limit of all tensors, such as 4GiB, if this command starts the daemon",
     )
     parser.add_argument("--token-file", help="the file with the token for HTTP clients")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a host name that HTTP clients may use")
@@ -390,7 +424,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 log.info("no functions: the daemon serves providers in other processes")
             server.serve_forever()
     except CotensorError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_message(error)}", file=sys.stderr)
         return 1 if isinstance(error, OSError) and not isinstance(error, PermissionError) else 2
     return 0
 

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InvalidError, UnsupportedError
 from .simulated import SimulatedDevice
-from .sizes import size_bytes
+from .sizes import rate_bytes
 
 #: Bytes of the copy that measures the link.
 _PROBE_BYTES = 16 << 20
@@ -55,7 +55,7 @@ def for_each(value: Any, count: int, field: str) -> List[Any]:
 def bandwidth_of(device: torch.device, bandwidth: Union[int, str, None]) -> int:
     """Bytes per second of a device's link, measured if none are given."""
     if bandwidth is not None:
-        return size_bytes(bandwidth[:-2] if isinstance(bandwidth, str) and bandwidth.endswith("/s") else bandwidth, "bandwidth")
+        return rate_bytes(bandwidth, "bandwidth")
     if device.type == "simulated":
         return _SIMULATED_BANDWIDTH
     module = torch.get_device_module(device)

@@ -1,6 +1,7 @@
 //! Arguments of the commands for functions and tasks.
 
 use super::Client;
+use super::units::{TIME, YEAR, time, time_from};
 use clap::Args;
 use cotensor_client::protocol::provider::TaskState;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use std::time::Duration;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cotensor call --list\n  cotensor call scale @query 0.5 --output scaled.npy\n  \
     cotensor call score @photo.npy 'labels=[\"cat\", \"dog\"]' --timeout 10\n  \
-    cotensor call model.run model=$PWD/bert task=sentence-embedding 'text=hello, world'\n  \
+    cotensor call model.run model=$PWD/bert task=sentence-embedding \\\n    'text=hello, world'\n  \
     cotensor call train @batch --task    # prints a task for `cotensor tasks`")]
 pub(crate) struct CallArgs {
     #[command(flatten)]
@@ -34,10 +35,10 @@ pub(crate) struct CallArgs {
     #[arg(long, short, value_name = "FILE", conflicts_with = "task")]
     pub(crate) output: Option<PathBuf>,
     /// Time-out of the call, after which it is cancelled [default: none; the call ends with its provider].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = TIME, value_parser = time)]
     pub(crate) timeout: Option<Duration>,
     /// Time to wait for a process that offers the function [default: do not wait].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = TIME, value_parser = time)]
     pub(crate) wait: Option<Duration>,
     /// Submit the call as a task and print its name. `cotensor tasks` waits for it, cancels it or prints its result.
     #[arg(long)]
@@ -59,7 +60,7 @@ pub(crate) struct TasksArgs {
     #[arg(long, requires = "task")]
     pub(crate) wait: bool,
     /// Time-out of --wait.
-    #[arg(long, requires = "wait", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, requires = "wait", value_name = TIME, value_parser = time)]
     pub(crate) timeout: Option<Duration>,
     /// Print the result, as `cotensor call` does.
     #[arg(long, requires = "task")]
@@ -84,7 +85,8 @@ pub(crate) struct TasksArgs {
 /// stage. MODEL is a reference or the absolute path of a folder. Callers share computed results.
 #[derive(Args)]
 #[command(after_help = "Example:\n  cotensor serve-models &\n  \
-    cotensor call --wait 10 model.run model=$PWD/bert task=sentence-embedding 'text=hello, world' --output embedding.safetensors")]
+    cotensor call --wait 10 model.run model=$PWD/bert task=sentence-embedding \\\n    \
+    'text=hello, world' --output embedding.safetensors")]
 pub(crate) struct ServeModelsArgs {
     #[command(flatten)]
     pub(crate) client: Client,
@@ -103,17 +105,12 @@ pub(crate) struct ServeModelsArgs {
     /// standard input if that is a pipe.
     #[arg(long, value_name = "PATH")]
     pub(crate) v1: Option<PathBuf>,
-    /// Unload a model after this many seconds without requests; 0 for never.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
-    pub(crate) model_ttl: u64,
+    /// Unload a model after this time without requests; 0 for never.
+    #[arg(long, default_value = "10min", value_name = TIME, value_parser = time_from(Duration::ZERO, YEAR, "of at most 365d"))]
+    pub(crate) model_ttl: Duration,
     /// Compute the embedding of each text of a request again, also of one that was embedded before.
     #[arg(long)]
     pub(crate) no_result_cache: bool,
-}
-
-pub(super) fn seconds(text: &str) -> Result<Duration, String> {
-    let parsed = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    parsed.filter(|time| !time.is_zero()).ok_or_else(|| format!("{text:?} is not a positive number of seconds"))
 }
 
 fn state(text: &str) -> Result<TaskState, String> {

@@ -1,7 +1,7 @@
 //! Arguments of the command for channels.
 
 use super::Client;
-use super::calls::seconds;
+use super::units::{TIME, time};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,6 +28,6 @@ pub(crate) struct ChannelArgs {
     #[arg(long, short, requires = "name", value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Longest wait for the channel [default: 0] and for each frame [default: no limit].
-    #[arg(long, requires = "name", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, requires = "name", value_name = TIME, value_parser = time)]
     pub(crate) timeout: Option<Duration>,
 }

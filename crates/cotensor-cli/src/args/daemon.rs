@@ -1,7 +1,7 @@
 //! Arguments of the daemon's commands.
 
 use super::SharingArgs;
-use super::sizes::size;
+use super::units::{SIZE, TIME, YEAR, size, time, time_from};
 use crate::environment;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
@@ -9,8 +9,7 @@ use cotensor::core::Device;
 use cotensor_client::settings;
 use cotensor_formats::Format;
 use std::path::PathBuf;
-
-const SIZE: &str = "SIZE";
+use std::time::Duration;
 
 /// Options of every command that connects to the daemon.
 #[derive(Args)]
@@ -47,7 +46,7 @@ pub(crate) struct ServeArgs {
     /// Unix socket to listen on, created with mode 0600 [default: cotensor.sock in /tmp/cotensor-UID].
     #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Memory budget of all tensors, such as 4GiB, without a unit in MiB; each tensor counts 1 KiB more than its size [default: none]. When the
+    /// Memory budget of all tensors, such as 4GiB; each tensor counts 1 KiB more than its size [default: none]. When the
     /// budget is exhausted, unleased tensors are evicted; then publishing fails with an error that lists the
     /// holders.
     #[arg(long, env = settings::MAX_MEMORY.variable, value_name = SIZE, value_parser = size)]
@@ -117,13 +116,13 @@ pub(crate) struct ServeArgs {
     /// This process was started in the background.
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
-    /// End after this many seconds without clients and tensors [default: never; 600 for a daemon that a client started].
-    #[arg(long, env = settings::IDLE_EXIT.variable, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
-    pub(crate) idle_exit: Option<u64>,
-    /// Seconds without requests after which a model is unloaded; 0 for never. The daemon serves models below /v1 of its HTTP address, and
+    /// End after this time without clients and tensors [default: never; 10min for a daemon that a client started].
+    #[arg(long, env = settings::IDLE_EXIT.variable, value_name = TIME, value_parser = time_from(Duration::from_secs(1), YEAR, "from 1s to 365d"))]
+    pub(crate) idle_exit: Option<Duration>,
+    /// Time without requests after which a model is unloaded; 0 for never. The daemon serves models below /v1 of its HTTP address, and
     /// starts a process for them at the first request.
-    #[arg(long, env = settings::MODEL_TTL.variable, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=31_536_000))]
-    pub(crate) model_ttl: u64,
+    #[arg(long, env = settings::MODEL_TTL.variable, default_value = "10min", value_name = TIME, value_parser = time_from(Duration::ZERO, YEAR, "of at most 365d"))]
+    pub(crate) model_ttl: Duration,
     /// Compute the embedding of each text of a request again, also of one that was embedded before.
     #[arg(long)]
     pub(crate) no_result_cache: bool,
@@ -136,11 +135,12 @@ pub(crate) struct ServeArgs {
 fn device_memory(text: &str) -> Result<(Device, u64), String> {
     let wrong = || "expected a device and its budget, such as cuda:0=40GiB".to_owned();
     let (device, budget) = text.split_once('=').ok_or_else(wrong)?;
+    let budget = size(budget).map_err(|reason| format!("{device}: {reason}"))?;
     let device = device.parse::<Device>().map_err(|error| error.to_string())?;
     if device.is_host() {
         return Err("use --max-memory for the budget of host memory".to_owned());
     }
-    Ok((device, size(budget).map_err(|_| wrong())?))
+    Ok((device, budget))
 }
 
 /// Parses a host name as in a Host header, without a port.
@@ -208,14 +208,15 @@ pub(crate) struct PutArgs {
     #[arg(long, default_value = "other")]
     pub(crate) kind: String,
     /// Time to compute the tensor again. Eviction starts with the tensor whose time per byte is lowest.
-    #[arg(long, default_value_t = 3600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
-    pub(crate) recompute: u64,
+    #[arg(long, default_value = "1h", value_name = TIME, value_parser = time_from(Duration::ZERO, 30 * YEAR, "of at most 30 years, such as 10min"))]
+    pub(crate) recompute: Duration,
 }
 
 /// Write a tensor to a file.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cotensor get query query.npy\n  cotensor get --all bert/ model.safetensors\n  \
-    cotensor get query - | python3 -c 'import io, sys, numpy; print(numpy.load(io.BytesIO(sys.stdin.buffer.read())))'")]
+    cotensor get query - | python3 -c \\\n    \
+    'import io, numpy; print(numpy.load(io.BytesIO(open(0, \"rb\").read())))'")]
 pub(crate) struct GetArgs {
     #[command(flatten)]
     pub(crate) client: Client,
@@ -347,9 +348,9 @@ pub(crate) struct RmArgs {
 pub(crate) struct TopArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// Refresh interval in milliseconds.
-    #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..=3_600_000))]
-    pub(crate) interval_ms: u32,
+    /// Time between two refreshes.
+    #[arg(long, default_value = "1s", value_name = TIME, value_parser = time_from(Duration::from_millis(50), Duration::from_secs(3600), "from 50ms to 1h"))]
+    pub(crate) interval: Duration,
 }
 
 /// Print the token that HTTP requests to the daemon need.
@@ -358,7 +359,7 @@ pub(crate) struct TopArgs {
 /// to a file that only you can read.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  (umask 077; cotensor token --header > auth) && curl -H @auth http://127.0.0.1:2537/metrics"
+    after_help = "Example:\n  (umask 077; cotensor token --header > auth)\n  curl -H @auth http://127.0.0.1:2537/metrics"
 )]
 pub(crate) struct TokenArgs {
     #[command(flatten)]
@@ -407,9 +408,9 @@ pub(crate) struct ScanArgs {
     /// Stop after reading this much.
     #[arg(long, default_value = "16GiB", value_name = SIZE, value_parser = size)]
     pub(crate) max_read: u64,
-    /// Stop after this time, in seconds.
-    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
-    pub(crate) max_time: u64,
+    /// Stop after this time.
+    #[arg(long, default_value = "2min", value_name = TIME, value_parser = time)]
+    pub(crate) max_time: Duration,
     /// Sample one of N contents. Needs less memory and time; the figures are estimates.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) sample: u32,

@@ -13,8 +13,8 @@ mod placement;
 pub(crate) mod serve_values;
 mod service;
 mod sharing;
-mod sizes;
 mod stream;
+mod units;
 
 pub(crate) use adapters::*;
 pub(crate) use cache::*;
@@ -38,7 +38,12 @@ use std::path::PathBuf;
 
 /// One copy of every tensor per machine.
 #[derive(Parser)]
-#[command(name = "cotensor", version, after_help = "Exit codes: 0 done, 1 failed, 2 bad input or usage.")]
+#[command(
+    name = "cotensor",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 failed, 2 bad input or usage."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -107,8 +112,8 @@ pub(crate) struct Common {
     /// Number of engine threads [default: one per core].
     #[arg(long, env = settings::THREADS.variable, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Memory budget of the store, such as 4GiB; without a unit in MiB [default: none].
-    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = "SIZE", value_parser = sizes::size)]
+    /// Memory budget of the store, such as 4GiB [default: none].
+    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = units::SIZE, value_parser = units::size)]
     pub(crate) max_memory: Option<u64>,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
@@ -235,4 +240,25 @@ pub(crate) struct ProcessArgs {
     pub(crate) mapped: bool,
     #[arg(long, conflicts_with = "mapped")]
     pub(crate) socket: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn examples_are_not_wrapped_on_narrow_terminals() {
+        let (mut count, mut long) = (0, Vec::new());
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().skip_while(|line| !line.starts_with("Example")) {
+                count += 1;
+                if line.chars().count() > 80 {
+                    long.push(format!("{}: {line}", command.get_name()));
+                }
+            }
+        }
+        assert!(count > 20 && long.is_empty(), "{count} lines, too long: {long:#?}");
+    }
 }

@@ -1,13 +1,15 @@
 //! Arguments of the commands for the models of this machine.
 
 use super::Client;
+use super::units::{TIME, YEAR, time_from};
 use clap::{Args, Subcommand};
+use std::time::Duration;
 
 /// List, load and unload the models of this machine.
 ///
 /// The daemon's model process loads a model at its first request and unloads it after some time without requests.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  cotensor models ls\n  cotensor models load ./bert --ttl 3600\n  \
+#[command(after_help = "Examples:\n  cotensor models ls\n  cotensor models load ./bert --ttl 1h\n  \
     cotensor models ps\n  cotensor models unload ./bert")]
 pub(crate) struct ModelsArgs {
     #[command(subcommand)]
@@ -59,8 +61,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) variant: Option<String>,
     /// Unload the model after this time without requests [default: `cotensor serve --model-ttl`].
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) ttl: Option<u32>,
+    #[arg(long, value_name = TIME, value_parser = time_from(Duration::from_secs(1), 100 * YEAR, "from 1s on, such as 30min"))]
+    pub(crate) ttl: Option<Duration>,
     /// Keep the model until it is unloaded by name or the daemon ends.
     #[arg(long, conflicts_with = "ttl")]
     pub(crate) pin: bool,

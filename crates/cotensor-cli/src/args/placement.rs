@@ -1,9 +1,10 @@
 //! Arguments of the commands for placement.
 
-use super::sizes::{bytes, bytes_per_second};
+use super::units::{SIZE, TIME, rate, size, time_from};
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Compare strategies for a program whose tensors do not fit on the device.
 ///
@@ -15,16 +16,16 @@ use std::path::PathBuf;
 pub(crate) struct PlanArgs {
     /// JSON file with the tensors and the operations of one period of the program; docs/placement.md describes it.
     pub(crate) trace: PathBuf,
-    /// Memory of the device for tensors and workspace, such as 4GiB or 4GB; without a unit in bytes. Repeatable: several
-    /// devices divide the operations.
-    #[arg(long, required = true, value_name = "BYTES", value_parser = bytes)]
+    /// Memory of the device for tensors and workspace, such as 4GiB or 4GB. Repeatable: several devices divide
+    /// the operations.
+    #[arg(long, required = true, value_name = SIZE, value_parser = size)]
     pub(crate) budget: Vec<u64>,
     /// Speed of copies between host and device, such as 12GB/s, in each direction. Given once, it is that of all devices.
-    #[arg(long, required = true, value_name = "BYTES/s", value_parser = bytes_per_second)]
+    #[arg(long, required = true, value_name = "RATE", value_parser = rate)]
     pub(crate) bandwidth: Vec<u64>,
-    /// Time until a copy starts, in microseconds.
-    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
-    pub(crate) latency: u32,
+    /// Time until a copy starts, such as 20us.
+    #[arg(long, default_value = "0s", value_name = TIME, value_parser = time_from(Duration::ZERO, Duration::from_secs(1), "of at most 1s, such as 20us"))]
+    pub(crate) latency: Duration,
     /// Write a page with the table and a chart of the used memory.
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,

@@ -1,10 +1,12 @@
 //! Arguments of the command for streams of sound.
 
 use super::RuntimeArgs;
+use super::units::{TIME, time};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use cotensor::model::preprocess::ByteFormat;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Transcribe speech while it plays, and run a text model on each finished piece of the transcript.
 ///
@@ -33,8 +35,8 @@ pub(crate) struct StreamArgs {
     /// Sample rate of raw samples.
     #[arg(long, value_name = "HZ")]
     pub(crate) rate: Option<u32>,
-    /// Seconds of sound after which a part is transcribed [default: the model's window]. Less gives results sooner and takes
-    /// more time.
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) window: Option<f64>,
+    /// Length of sound after which a part is transcribed, such as 5s [default: the model's window]. Less gives results sooner
+    /// and takes more time.
+    #[arg(long, value_name = TIME, value_parser = time)]
+    pub(crate) window: Option<Duration>,
 }

@@ -10,7 +10,6 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-const DAY: Duration = Duration::from_secs(86_400);
 /// The folder of the demo's models, which have seeded weights.
 const MODELS: &str = "models";
 
@@ -70,7 +69,7 @@ pub(crate) fn cache(args: &CacheArgs) -> Result<()> {
         CacheAction::Ls => list(args, folder, &cache),
         CacheAction::Verify => verify(args, folder, &cache),
         CacheAction::Prune { unused_for, all } => {
-            let unused_for = if all { Duration::ZERO } else { DAY * unused_for };
+            let unused_for = if all { Duration::ZERO } else { unused_for };
             prune(args, folder, &cache, unused_for)
         }
         CacheAction::Path => Ok(()),

@@ -6,6 +6,7 @@ use crate::args::EmbedArgs;
 use crate::launch::Program;
 use crate::output::{Steps, json_line, print_json, report as warn, write_out};
 use cotensor::core::{DType, Error, Result};
+use cotensor::hub::{ModelId, no_folder};
 use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_demo::Progress;
@@ -142,11 +143,11 @@ impl ModelFunctions {
 /// The name of a model for another process: the absolute path of a folder, or a name on the hub.
 ///
 /// # Errors
-/// `Invalid` for a path that is not UTF-8.
+/// `NotFound` for a path without a folder that can be no name on the hub; `Invalid` for a path that is not UTF-8.
 pub(super) fn model_name(model: &str) -> Result<String> {
     let folder = Path::new(model);
     if !folder.is_dir() {
-        return Ok(model.to_owned());
+        return ModelId::parse(model).map(|_| model.to_owned()).map_err(|_| no_folder(folder));
     }
     let path = std::path::absolute(folder).map_err(|error| Error::io("finding the model", &error))?;
     // Without a slash at the end.

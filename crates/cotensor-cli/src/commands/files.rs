@@ -14,7 +14,6 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::time::Duration;
 
 /// Maximum number of tensors of `get --all`.
 const LIST_MAX: usize = 10_000;
@@ -97,7 +96,7 @@ pub(crate) fn put(args: &PutArgs, program: &Program) -> Result<()> {
     let chosen = choose(args, reader.entries()).map_err(in_file)?;
     let store = connect(&args.client, program, "cotensor put")?;
     let holder = store.holder("");
-    let retention = Retention::Cached { recompute: Duration::from_secs(args.recompute) };
+    let retention = Retention::Cached { recompute: args.recompute };
     let mut tensors = Vec::new();
     for (index, name) in chosen {
         let options = PublishOptions { name: &name, kind, producer: "cotensor put", retention };
@@ -122,10 +121,10 @@ fn choose(args: &PutArgs, entries: &[FileTensor]) -> Result<Vec<(usize, String)>
         format!("{} tensors ({}{})", entries.len(), names.join(", "), if entries.len() > 10 { ", …" } else { "" })
     };
     let index = match (&args.tensor, entries) {
-        (Some(name), _) => entries
-            .iter()
-            .position(|entry| entry.name == *name)
-            .ok_or_else(|| Error::not_found(format!("{name:?} is not one of its {}", names())).in_field("--tensor"))?,
+        (Some(name), _) => entries.iter().position(|entry| entry.name == *name).ok_or_else(|| {
+            Error::not_found(format!("no tensor is named {name:?} in the file, which has {}", names()))
+                .in_field("--tensor")
+        })?,
         (None, [_]) => 0,
         (None, _) => {
             let message = format!("the file has {}; select one, or publish all with --all", names());

@@ -5,7 +5,6 @@ use cotensor::core::{Error, Result, size};
 use cotensor_demo::Progress;
 use cotensor_inspect::scan::{Advice, Scan, ScanOptions, scan as scan_processes};
 use std::fmt::Write;
-use std::time::Duration;
 
 /// Maximum length of a command line in a table.
 const COMMAND_CHARS: usize = 60;
@@ -17,7 +16,7 @@ pub(crate) fn scan(args: &ScanArgs) -> Result<()> {
         pids: args.pid.clone(),
         range_bytes_min: args.min_range,
         bytes_max: args.max_read,
-        time_max: Duration::from_secs(args.max_time),
+        time_max: args.max_time,
         sample: args.sample,
         ..ScanOptions::default()
     };

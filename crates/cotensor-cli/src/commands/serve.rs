@@ -62,7 +62,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if let Some(bytes) = args.max_spill {
         config.max_spill_bytes = bytes;
     }
-    config.idle_exit = args.idle_exit.map(Duration::from_secs);
+    config.idle_exit = args.idle_exit;
     if args.seal_all {
         config.small_bytes_max = 0;
     }
@@ -83,7 +83,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
 /// How the daemon starts `serve-models`.
 fn models(args: &ServeArgs, program: &Program) -> Result<ModelsConfig> {
     let (program, mut arguments) = program.command()?;
-    let ttl = args.model_ttl.to_string();
+    let ttl = args.model_ttl.as_secs_f64().to_string();
     // A model process whose daemon ends must not start another daemon.
     arguments.extend(["serve-models", "--autostart", "false", "--model-ttl", &ttl].map(Into::into));
     if args.no_result_cache {

@@ -21,7 +21,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
@@ -51,13 +50,15 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     runtime.limit_to_free_memory();
     let limits = Limits { workers: usize::from(args.workers), ..Limits::default() };
     let options = ServingOptions {
-        model_ttl: Some(args.model_ttl).filter(|&ttl| ttl > 0).map(Duration::from_secs),
+        model_ttl: Some(args.model_ttl).filter(|ttl| !ttl.is_zero()),
         caches_results: !args.no_result_cache,
         on_idle: Some(return_memory),
     };
     let models = LoadedModels::new(runtime, options)?;
     let endpoints = args.v1.as_deref().map(|path| Endpoints::start(path, Arc::clone(&models))).transpose()?;
-    let provider = model_functions(Provider::builder(Arc::clone(&store)), models).limits(limits).start()?;
+    // The daemon's own process gives way to one that a user starts.
+    let builder = Provider::builder(Arc::clone(&store)).standby(args.v1.is_some());
+    let provider = model_functions(builder, models).limits(limits).start()?;
     let offered = Functions::new(store).list("")?;
     let own = offered.into_iter().filter(|found| found.provider.epoch == provider.epoch());
     let functions: Vec<String> = own.map(|found| found.function.name).collect();

@@ -34,8 +34,11 @@ pub(crate) fn stream(args: &StreamArgs, program: &Program) -> Result<()> {
     let runtime = runtime_in(&args.runtime, program, "cotensor stream")?;
     let audio = runtime.open(&args.audio_model)?;
     let text = args.text_model.as_ref().map(|model| runtime.open(model)).transpose()?;
-    let settings =
-        |rate| StreamSettings { sample_rate_hz: rate, window_seconds: args.window, text_task: args.text_task.clone() };
+    let settings = |rate| StreamSettings {
+        sample_rate_hz: rate,
+        window_seconds: args.window.map(|window| window.as_secs_f64()),
+        text_task: args.text_task.clone(),
+    };
     // Refuses wrong models and options before it reads a sound that may not end.
     StreamingProcessor::new(audio.clone(), text.clone(), &settings(None)).map_err(option)?;
     let (seconds, rate_hz) = (audio.audio()?.seconds(), audio.audio()?.sample_rate_hz());

@@ -78,7 +78,7 @@ pub(crate) fn tasks(args: &TasksArgs, program: &Program) -> Result<()> {
     let store = connect(&args.client, program, "cotensor tasks")?;
     let Some(named) = &args.task else { return list(args, &store) };
     let (epoch, number) = parse(named)?;
-    let task = Functions::new(store).task(epoch, number).map_err(|error| call_error(error, named))?;
+    let task = Functions::new(store).task(epoch, number).map_err(|error| missing(error, named))?;
     let info = match (args.cancel, args.wait) {
         (true, _) => cancel(&task, named),
         (false, true) => task.wait(args.timeout),
@@ -87,7 +87,7 @@ pub(crate) fn tasks(args: &TasksArgs, program: &Program) -> Result<()> {
     let info = info.map_err(|error| call_error(error, named))?;
     let state = info.state;
     if args.wait && !state.is_final() {
-        return Err(Error::new(ErrorKind::TimedOut, format!("still {}", state.name())).in_field(named));
+        return Err(Error::new(ErrorKind::TimedOut, format!("the task {named} is still {}", state.name())));
     }
     if args.result {
         let value = task.result().map_err(|error| call_error(error, named))?;
@@ -119,6 +119,15 @@ pub(crate) fn tasks(args: &TasksArgs, program: &Program) -> Result<()> {
         return Err(Error::new(ErrorKind::Engine, why).in_field(named));
     }
     Ok(())
+}
+
+/// The error of a task that its provider does not have, or no longer.
+fn missing(error: CallError, named: &str) -> Error {
+    let error = call_error(error, named);
+    match error.kind() {
+        ErrorKind::NotFound => error.prefixed(format_args!("task {named} not found")),
+        _ => error,
+    }
 }
 
 /// Cancels a task; prints a notice when it had already ended.

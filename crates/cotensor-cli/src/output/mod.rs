@@ -7,5 +7,8 @@ mod text;
 
 pub(crate) use progress::{FileProgress, Steps, Tracked};
 pub(crate) use report_file::ReportFile;
-pub(crate) use standard::{json_line, print, print_exactly, print_json, report, write_if_open, write_out};
-pub(crate) use text::{bounded, count, plain, printable};
+pub(crate) use standard::{
+    error_line, is_json, json_line, print, print_exactly, print_json, report, report_exactly, set_json, warning_line,
+    write_if_open, write_out,
+};
+pub(crate) use text::{count, plain, printable};

@@ -278,7 +278,7 @@ fn log_and_lock_that_are_no_files_are_refused_without_a_wait() {
 #[test]
 fn serve_runs_in_the_background() {
     let place = Place::new();
-    let status: Value = serde_json::from_str(&place.ok(&["serve", "-d", "--max-memory", "64", "--json"])).unwrap();
+    let status: Value = serde_json::from_str(&place.ok(&["serve", "-d", "--max-memory", "64MiB", "--json"])).unwrap();
     assert_eq!((&status["running"], &status["max_memory_bytes"]), (&true.into(), &(64 << 20).into()));
     assert_eq!(status["idle_exit_s"], Value::Null);
     let second = place.command(&["serve", "--detach"]).output().unwrap();

@@ -221,7 +221,7 @@ fn silence_is_accepted_and_invalid_sound_refused() {
     fs::write(workspace.path("none.wav"), float_wav(&[])).unwrap();
     workspace.expect_error(&run("none.wav"), &["none.wav"]);
     // The features of 30 s take 0.9 MiB.
-    workspace.expect_error(&[&run("silence.wav")[..], &["--max-memory", "1"]].concat(), &["budget of 1.00 MiB"]);
+    workspace.expect_error(&[&run("silence.wav")[..], &["--max-memory", "1MiB"]].concat(), &["budget of 1.00 MiB"]);
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn groups_are_shown_with_their_members() {
 
 #[test]
 fn bad_files_and_arguments_are_refused_and_leave_nothing() {
-    let daemon = Daemon::start(&["--max-memory", "8"]);
+    let daemon = Daemon::start(&["--max-memory", "8MiB"]);
     for (file, bytes, words) in [
         ("empty.npy", &b""[..], &["empty.npy", "magic"][..]),
         ("text.npy", b"hello, world", &["text.npy", "magic"]),
@@ -260,7 +260,7 @@ fn second_daemon_is_refused_and_killed_daemon_is_taken_over() {
 
 #[test]
 fn tensors_over_budget_are_spilled_with_spill_option() {
-    let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
+    let mut daemon = Daemon::start(&["--max-memory", "4MiB", "--spill", "spill"]);
     let bytes = |value: u8| vec![value; 1 << 20];
     for value in 0..5 {
         fs::write(daemon.path("x.bin"), bytes(value)).unwrap();
@@ -292,7 +292,7 @@ fn tensors_over_budget_are_spilled_with_spill_option() {
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "only the daemon's own files");
     assert_eq!(daemon.signal("-TERM"), Some(0));
     assert!(!folder.exists());
-    daemon.expect_error(&["serve", "--max-spill", "1"], 2, &["--spill"]);
+    daemon.expect_error(&["serve", "--max-spill", "1MiB"], 2, &["--spill"]);
     fs::write(daemon.path("file"), "").unwrap();
     daemon.expect_error(&["serve", "--spill", "file"], 1, &["file"]);
 }
@@ -321,7 +321,7 @@ fn takeover_over_budget_is_logged() {
     assert_eq!(daemon.signal("-KILL"), None);
     until("it can be taken over", || daemon.path("cotensor.sock.successor").exists());
     let log = fs::File::create(daemon.path("log")).unwrap();
-    let mut successor = daemon.command(&["serve", "--max-memory", "2"]).stderr(log).spawn().unwrap();
+    let mut successor = daemon.command(&["serve", "--max-memory", "2MiB"]).stderr(log).spawn().unwrap();
     let warned = || fs::read_to_string(daemon.path("log")).unwrap();
     until("it warns", || warned().contains("3.00 MiB were taken over") && warned().contains("allows 2.00 MiB"));
     assert!(Command::new("kill").arg(successor.id().to_string()).status().unwrap().success());
@@ -330,7 +330,7 @@ fn takeover_over_budget_is_logged() {
 
 #[test]
 fn takeover_counts_every_tensor_once() {
-    let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
+    let mut daemon = Daemon::start(&["--max-memory", "4MiB", "--spill", "spill"]);
     fs::write(daemon.path("x.bin"), vec![0; 1 << 20]).unwrap();
     let put = |name: &str| daemon.ok(&["put", name, "x.bin", "--dtype", "uint8", "--shape", "1048576"]);
     // Of four tensors one is superseded and leased, and one is spilled.
@@ -342,7 +342,7 @@ fn takeover_counts_every_tensor_once() {
     until("it can be taken over", || daemon.path("cotensor.sock.successor").exists());
     let log = fs::File::create(daemon.path("log")).unwrap();
     let mut successor =
-        daemon.command(&["serve", "--max-memory", "4", "--spill", "spill"]).stderr(log).spawn().unwrap();
+        daemon.command(&["serve", "--max-memory", "4MiB", "--spill", "spill"]).stderr(log).spawn().unwrap();
     let log = || fs::read_to_string(daemon.path("log")).unwrap();
     until("it tells the counts", || {
         log().contains("4 tensors were taken over: 2 current, 1 removed or superseded, 1 spilled, 0 lost")
@@ -355,7 +355,7 @@ fn takeover_counts_every_tensor_once() {
 
 #[test]
 fn client_budget_is_enforced() {
-    let daemon = Daemon::start(&["--max-client-memory", "1"]);
+    let daemon = Daemon::start(&["--max-client-memory", "1MiB"]);
     fs::write(daemon.path("x.bin"), vec![0; 2 << 20]).unwrap();
     let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "2097152"];
     daemon.expect_error(&put, 2, &["cotensor put", "2.00 MiB more", "1.00 MiB of one client"]);
@@ -364,14 +364,14 @@ fn client_budget_is_enforced() {
 
 #[test]
 fn device_budgets_are_set_and_wrong_ones_refused() {
-    let daemon = Daemon::start(&["--max-device-memory", "fake:0=1,fake:3=2"]);
+    let daemon = Daemon::start(&["--max-device-memory", "fake:0=1MiB,fake:3=2MiB"]);
     let stats = daemon.json(&["stat"]);
     let devices = stats["stats"]["devices"].as_array().unwrap();
     let found: Vec<_> = devices.iter().map(|device| (&device["device"], &device["max_memory_bytes"])).collect();
     assert_eq!(found[1..], [(&"fake:0".into(), &(1u64 << 20).into()), (&"fake:3".into(), &(2u64 << 20).into())]);
     let text = String::from_utf8(daemon.ok(&["stat"])).unwrap();
     assert!(text.lines().any(|line| line.contains("memory on fake:3") && line.contains("of 2.00 MiB")), "{text}");
-    for wrong in ["cuda:0", "tpu=1", "cpu=1", "fake:0=much", "fake:0=0"] {
+    for wrong in ["cuda:0", "tpu=1GiB", "cpu=1GiB", "fake:0=much", "fake:0=0B", "fake:0=1"] {
         daemon.expect_error(&["serve", "--max-device-memory", wrong], 2, &["--max-device-memory"]);
     }
 }
@@ -489,7 +489,7 @@ fn scan_finds_duplicates_of_two_processes() {
         child.stdin.take().unwrap().write_all(&[0]).unwrap();
         assert!(child.wait().unwrap().success());
     }
-    daemon.expect_error(&["scan", "--pid", "4294967295"], 2, &["--pid"]);
+    daemon.expect_error(&["scan", "--pid", "4294967295"], 2, &["process 4294967295 not found"]);
 }
 
 #[test]
@@ -534,9 +534,13 @@ fn tensors_are_listed_in_orders_and_removed_by_patterns() {
 
 #[test]
 fn sizes_have_units() {
-    for (given, bytes) in [("64", 64 << 20), ("1.5GiB", 3 << 29), ("2GB", 2_000_000_000)] {
+    for (given, bytes) in [("1.5GiB", 3 << 29), ("2 GB", 2_000_000_000), ("2G", 2_000_000_000)] {
         let daemon = Daemon::start(&["--max-memory", given]);
         assert_eq!(daemon.json(&["status"])["max_memory_bytes"], bytes as u64);
     }
-    Daemon::stopped().expect_error(&["serve", "--max-memory", "4XB"], 2, &["--max-memory", "GiB"]);
+    let stopped = Daemon::stopped();
+    stopped.expect_error(&["serve", "--max-memory", "4XB"], 2, &["--max-memory", "GiB"]);
+    stopped.expect_error(&["serve", "--max-memory", "64"], 2, &["--max-memory", "64 has no unit", "64MiB"]);
+    stopped.expect_error(&["serve", "--max-device-memory", "fake:0=1"], 2, &["fake:0: 1 has no unit"]);
+    stopped.expect_error(&["cache", "prune", "--unused-for", "7"], 2, &["--unused-for", "in seconds", "7d"]);
 }

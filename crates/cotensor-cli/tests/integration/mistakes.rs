@@ -165,7 +165,7 @@ fn options_without_effect_are_refused() {
     let daemon = with(&[]);
     fs::write(daemon.path("p.toml"), "").unwrap();
     daemon.expect_error(&["run", "p.toml", "--socket", "s"], 2, &["--daemon"]);
-    for (option, value) in [("--cache", "c"), ("--max-memory", "5")] {
+    for (option, value) in [("--cache", "c"), ("--max-memory", "5MiB")] {
         daemon.expect_error(
             &["run", "p.toml", "--daemon", option, value],
             2,

@@ -150,3 +150,25 @@ fn served_model_is_run_by_other_processes() {
     serving.end();
     daemon.expect_error(&["call", "model.run"], 2, &["not found"]);
 }
+
+/// Who offers `model.embed`.
+fn provider(daemon: &Daemon) -> String {
+    let listed = daemon.json(&["call", "--list", "model.embed"]);
+    assert_eq!(listed["functions"].as_array().unwrap().len(), 1, "{listed}");
+    listed["functions"][0]["provider"]["client"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn models_of_a_user_take_the_place_of_the_daemons_own() {
+    let daemon = daemon_with_bert();
+    let embed = || daemon.ok(&["embed", daemon.path("bert").to_str().unwrap(), "gulls"]);
+    embed();
+    let own = provider(&daemon);
+    let serving = Serving::start(&daemon);
+    assert_eq!(provider(&daemon), format!("models[{}]", serving.0.id()));
+    embed();
+    assert!(daemon.json(&["models", "ps"])["pid"].is_null(), "the process is not the daemon's");
+    serving.end();
+    assert_eq!(provider(&daemon), own, "the daemon's process offers them again");
+    embed();
+}

@@ -72,7 +72,13 @@ fn errors_of_plan_name_the_field() {
     workspace
         .expect_error(&plan(&["--budget", "3kB", "--bandwidth", "1GB/s"]), &["trace.json", "\"linear\"", "budget"]);
     workspace.expect_error(&plan(&["--budget", "3 cats", "--bandwidth", "1GB/s"]), &["--budget", "4GiB"]);
-    workspace.expect_error(&plan(&["--budget", "3GB", "--bandwidth", "0"]), &["--bandwidth", "12GB/s"]);
+    workspace.expect_error(&plan(&["--budget", "3GB", "--bandwidth", "0GB/s"]), &["--bandwidth", "12GB/s"]);
+    for (more, word) in
+        [(["--budget", "3", "--bandwidth", "1GB/s"], "3MiB"), (["--budget", "3GB", "--bandwidth", "12"], "12GB")]
+    {
+        workspace.expect_error(&plan(&more), &["has no unit", word]);
+    }
+    workspace.expect_error(&plan(&[&DEVICE[..], &["--latency", "20"]].concat()), &["--latency", "20us"]);
     workspace.expect_error(&["plan", "absent.json", "--budget", "1GB", "--bandwidth", "1GB/s"], &["absent.json"]);
     let mut wrong = trace(3, None);
     wrong["operations"][2]["uses"] = json!(["w9"]);

@@ -6,7 +6,7 @@ use std::fs;
 
 #[test]
 fn daemon_obeys_sharing_options() {
-    let daemon = Daemon::start(&["--allowed-types", "text_embedding,other", "--max-shared-tensor-size", "1"]);
+    let daemon = Daemon::start(&["--allowed-types", "text_embedding,other", "--max-shared-tensor-size", "1MiB"]);
     fs::write(daemon.path("small.bin"), [7; 8]).unwrap();
     fs::write(daemon.path("large.bin"), vec![7; (1 << 20) + 4]).unwrap();
     let put = |name: &'static str, shape: &'static str, kind: &'static str| {
@@ -25,7 +25,7 @@ fn daemon_obeys_sharing_options() {
 
 #[test]
 fn memory_budget_is_shown() {
-    let daemon = Daemon::start(&["--max-memory", "64"]);
+    let daemon = Daemon::start(&["--max-memory", "64MiB"]);
     assert_eq!(daemon.json(&["stat"])["stats"]["max_memory_bytes"], 64 << 20);
     let text = String::from_utf8(daemon.ok(&["stat"])).unwrap();
     assert!(text.lines().any(|line| line.starts_with("memory budget") && line.ends_with("64.0 MiB")), "{text}");

@@ -69,7 +69,7 @@ fn top_restores_the_terminal_on_every_exit() {
         let terminal = Terminal::new();
         assert!(terminal.is_itself());
         // A long interval, so that the signal arrives while the command waits.
-        let mut top = terminal.start(daemon.command(&["top", "--interval-ms", "3600000"]));
+        let mut top = terminal.start(daemon.command(&["top", "--interval", "1h"]));
         // The cursor is hidden after drawing.
         terminal.until("\u{1b}[?25l");
         assert!(!terminal.is_itself());

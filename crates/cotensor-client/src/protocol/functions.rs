@@ -35,6 +35,9 @@ message! {
         /// The number that all providers of one process have which exchange their objects.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         group: Option<u64>,
+        /// Whether the function is used only while no other session provides one of this name.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        standby: bool,
     }
 
     /// A function's name.

@@ -55,7 +55,7 @@ settings! {
     CACHE "COTENSOR_CACHE" "--cache" "the user's cache folder" "Folder for weights and the demo's models.";
     THREADS "COTENSOR_THREADS" "--threads" "one per core" "Number of engine threads.";
     ENGINE "COTENSOR_ENGINE" "--engine" "auto" "Engine that runs graphs: auto, ort, ort-shared or rten.";
-    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "Memory budget of the store, such as 4GiB, without a unit in MiB: the daemon's, where each tensor counts 1 KiB more than its size, or that of an embedded store.";
+    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "Memory budget of the store, such as 4GiB: the daemon's, where each tensor counts 1 KiB more than its size, or that of an embedded store.";
     MAX_DEVICE_MEMORY "COTENSOR_MAX_DEVICE_MEMORY" "--max-device-memory" "host memory only" "Devices whose memory clients of the daemon may share, each with its budget, separated by commas: cuda:0=40GiB.";
     MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "no limit" "Memory that one client of the daemon may lease and reserve, such as 4GiB.";
     SPILL "COTENSOR_SPILL" "--spill" "unleased tensors are evicted" "Folder for tensors that the daemon spills when memory is needed.";
@@ -65,8 +65,8 @@ settings! {
     TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "generated in the user's state folder" "File with the token that HTTP clients of the daemon need.";
     ALLOW_HOST "COTENSOR_ALLOW_HOST" "--allow-host" "IP addresses and localhost" "Host names by which HTTP clients may address the daemon, separated by commas.";
     AUTOSTART "COTENSOR_AUTOSTART" "--autostart" "true" "Whether commands and clients start a daemon when none answers.";
-    IDLE_EXIT "COTENSOR_IDLE_EXIT" "--idle-exit" "never; 600 for a daemon that a client started" "Seconds without clients and tensors after which the daemon ends.";
-    MODEL_TTL "COTENSOR_MODEL_TTL" "--model-ttl" "600" "Seconds without requests after which a model that the daemon serves below /v1 is unloaded; 0 for never.";
+    IDLE_EXIT "COTENSOR_IDLE_EXIT" "--idle-exit" "never; 10min for a daemon that a client started" "Time, such as 10min, without clients and tensors after which the daemon ends.";
+    MODEL_TTL "COTENSOR_MODEL_TTL" "--model-ttl" "10min" "Time, such as 1h, without requests after which a model that the daemon serves below /v1 is unloaded; 0 for never.";
     LOG "COTENSOR_LOG" "--log" "info" "Log level of the daemon: off, error, warn, info, debug, trace, or a list such as `warn,cotensor_daemon=debug`.";
 }
 

@@ -196,7 +196,7 @@ impl Device {
                 size(smallest),
                 size(left)
             );
-            Error::new(ErrorKind::OverBudget, message).in_field("smallest_bytes")
+            Error::new(ErrorKind::OverBudget, message)
         })
     }
 

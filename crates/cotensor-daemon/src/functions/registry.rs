@@ -20,10 +20,19 @@ const LIST_MAX: usize = 10_000;
 
 /// All functions, by name.
 pub(crate) struct Registry {
-    functions: Mutex<BTreeMap<String, RegisteredFunction>>,
+    functions: Mutex<Entries>,
     /// The slots of all calls over HTTP.
     pub(crate) slots: Slots,
     pub(crate) tasks: TaskConnections,
+}
+
+/// The functions of all sessions.
+#[derive(Default)]
+struct Entries {
+    functions: BTreeMap<String, RegisteredFunction>,
+    /// Functions that are used while no session provides others of these names: those of the daemon's model process, so that
+    /// `serve-models` of a user takes their place.
+    standby: BTreeMap<String, RegisteredFunction>,
 }
 
 struct RegisteredFunction {
@@ -44,23 +53,25 @@ impl Registry {
     /// Registers a function. Replaces the description of one that this session has registered.
     ///
     /// # Errors
-    /// `Invalid` for an invalid name or summary; `Conflict` for a name that another session has, or when this session
-    /// has too many.
+    /// `Invalid` for an invalid name or summary; `Conflict` for a name that another session has, both `standby` or both not,
+    /// or when this session has too many.
     pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, params: RegisterFunctionParams) -> Result<()> {
-        let RegisterFunctionParams { function, epoch, group } = params;
+        let RegisterFunctionParams { function, epoch, group, standby } = params;
         check(&function)?;
         let mut entries = self.lock();
+        let is_another =
+            |entry: &&RegisteredFunction| entry.session == provider.session() && entry.function.name != function.name;
+        let count = entries.all().filter(is_another).count();
+        let same = if standby { &mut entries.standby } else { &mut entries.functions };
         // A session that has ended may still be in the table if its call ran after its end.
-        if let Some(other) = entries
+        if let Some(other) = same
             .get(&function.name)
             .filter(|entry| entry.owner.strong_count() > 0 && entry.session != provider.session())
         {
             let message = format!("{} is provided by {} already", function.name, other.provider.client);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
         }
-        let is_another =
-            |entry: &&RegisteredFunction| entry.session == provider.session() && entry.function.name != function.name;
-        if entries.values().filter(is_another).count() >= FUNCTIONS_MAX {
+        if count >= FUNCTIONS_MAX {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 format!("{FUNCTIONS_MAX} functions are registered in this session: unregister one"),
@@ -69,7 +80,7 @@ impl Registry {
         let (session, owner) = (provider.session(), Arc::downgrade(&provider));
         let provider = ProviderInfo { client: provider.client().to_owned(), epoch, group };
         let entry = RegisteredFunction { provider, session, owner, function };
-        entries.insert(entry.function.name.clone(), entry);
+        same.insert(entry.function.name.clone(), entry);
         Ok(())
     }
 
@@ -78,22 +89,27 @@ impl Registry {
     /// # Errors
     /// `NotFound` for a function that the session does not provide.
     pub(crate) fn remove(&self, session: u64, name: &str) -> Result<()> {
-        let mut entries = self.lock();
-        if entries.get(name).is_none_or(|entry| entry.session != session) {
-            return Err(Error::not_found(format!("this session has no function {name:?}")).in_field("name"));
+        let Entries { functions, standby } = &mut *self.lock();
+        for entries in [functions, standby] {
+            if entries.get(name).is_some_and(|entry| entry.session == session) {
+                entries.remove(name);
+                return Ok(());
+            }
         }
-        entries.remove(name);
-        Ok(())
+        Err(Error::not_found(format!("this session has no function {name:?}")).in_field("name"))
     }
 
     /// The number of functions.
     pub(crate) fn count(&self) -> usize {
-        self.lock().len()
+        self.lock().starting_with("").count()
     }
 
     /// Removes the functions of a session that has ended.
     pub(crate) fn remove_session(&self, session: u64) {
-        self.lock().retain(|_, entry| entry.session != session);
+        let Entries { functions, standby } = &mut *self.lock();
+        for entries in [functions, standby] {
+            entries.retain(|_, entry| entry.session != session);
+        }
         self.tasks.remove_session(session);
     }
 
@@ -101,7 +117,7 @@ impl Registry {
     pub(crate) fn providers(&self) -> Vec<(ProviderInfo, Arc<dyn FunctionProvider>)> {
         let entries = self.lock();
         let by_session: BTreeMap<u64, &RegisteredFunction> =
-            entries.values().map(|entry| (entry.session, entry)).collect();
+            entries.all().map(|entry| (entry.session, entry)).collect();
         let alive = by_session.values().filter_map(|entry| Some((entry.provider.clone(), entry.owner.upgrade()?)));
         let mut providers: Vec<_> = alive.collect();
         drop(entries);
@@ -117,19 +133,39 @@ impl Registry {
         let missing =
             || Error::not_found(format!("function {name:?} not found: no client provides it")).in_field("name");
         let entries = self.lock();
-        let entry = entries.get(name).ok_or_else(missing)?;
-        Ok((entry.found(), entry.owner.upgrade().ok_or_else(missing)?))
+        let registered = [entries.functions.get(name), entries.standby.get(name)];
+        let found = registered.into_iter().flatten().find_map(|entry| Some((entry.found(), entry.owner.upgrade()?)));
+        found.ok_or_else(missing)
     }
 
     /// The functions whose names start with `prefix`, ordered by name.
     pub(crate) fn list(&self, prefix: &str) -> Vec<FoundFunction> {
-        let entries = self.lock();
-        let from = entries.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-        from.take_while(|(name, _)| name.starts_with(prefix)).take(LIST_MAX).map(|(_, entry)| entry.found()).collect()
+        self.lock().starting_with(prefix).take(LIST_MAX).map(RegisteredFunction::found).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, RegisteredFunction>> {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         lock(&self.functions)
+    }
+}
+
+impl Entries {
+    /// All functions of all sessions.
+    fn all(&self) -> impl Iterator<Item = &RegisteredFunction> {
+        self.functions.values().chain(self.standby.values())
+    }
+
+    /// The functions that are used, whose names start with `prefix`, ordered by name.
+    fn starting_with(&self, prefix: &str) -> impl Iterator<Item = &RegisteredFunction> {
+        fn starting<'e>(
+            entries: &'e BTreeMap<String, RegisteredFunction>,
+            prefix: &str,
+        ) -> impl Iterator<Item = (&'e String, &'e RegisteredFunction)> {
+            let from = entries.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+            from.take_while(move |(name, _)| name.starts_with(prefix))
+        }
+        let mut used: BTreeMap<_, _> = starting(&self.standby, prefix).collect();
+        used.extend(starting(&self.functions, prefix).filter(|(_, entry)| entry.owner.strong_count() > 0));
+        used.into_values()
     }
 }
 

@@ -39,7 +39,7 @@ impl Daemon {
                 let message = format!("{owner} has {listen}: end it, or name another port");
                 Error::new(ErrorKind::Conflict, message).in_field("port")
             }
-            _ => Error::io("listening on loopback", &error).in_field(listen.to_string()),
+            _ => Error::io(format!("listening on {listen}"), &error),
         })?;
         let listening = HttpListening::on(listener, config, &self.config.socket)?;
         link.started_http(&listening.listener)?;

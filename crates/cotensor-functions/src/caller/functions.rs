@@ -213,7 +213,7 @@ impl Functions {
             None => {
                 let all = self.list("")?;
                 let found = all.into_iter().find(|found| found.provider.epoch == epoch);
-                let missing = || Error::not_found("this provider has ended").in_field("epoch");
+                let missing = || Error::not_found("its provider has ended").in_field("epoch");
                 self.find(&found.ok_or_else(missing)?.function.name, &self.timeout.into())?.1
             }
         };

@@ -185,7 +185,7 @@ impl ProviderConnection {
             ErrorKind::TimedOut => deadline.timeout_error(&self.client, what),
             ErrorKind::Io | ErrorKind::Corrupt => {
                 let message = format!("the provider {} has ended ({})", self.client, error.message());
-                Error::new(ErrorKind::Io, message).in_field(what)
+                Error::new(ErrorKind::Io, message)
             }
             // The message is too long.
             ErrorKind::Invalid => {

@@ -34,13 +34,14 @@ pub struct ProviderBuilder {
     limits: Limits,
     clock: Arc<dyn Clock>,
     group: Option<Arc<Group>>,
+    is_standby: bool,
 }
 
 impl Provider {
     /// A provider whose arguments and results are in `store`.
     pub fn builder(store: Arc<ClientStore>) -> ProviderBuilder {
         let (limits, clock) = (Limits::default(), Arc::new(SystemClock::default()));
-        ProviderBuilder { store, connector: None, functions: Vec::new(), limits, clock, group: None }
+        ProviderBuilder { store, connector: None, functions: Vec::new(), limits, clock, group: None, is_standby: false }
     }
 
     /// Provides one more function.
@@ -133,6 +134,13 @@ impl ProviderBuilder {
         self
     }
 
+    /// Makes the functions those of a standby: each is used only while no other session provides one of its name.
+    #[must_use]
+    pub fn standby(mut self, is_standby: bool) -> Self {
+        self.is_standby = is_standby;
+        self
+    }
+
     /// Sets a function that connects to another daemon when none listens at the first one's socket. It may start a
     /// daemon in this process. Without it, the provider waits until a daemon listens there.
     #[must_use]
@@ -153,8 +161,8 @@ impl ProviderBuilder {
     /// # Errors
     /// As [`Provider::add`]; `Unreachable` when no daemon listens, `Io` when the system starts no more threads.
     pub fn start(self) -> Result<Provider> {
-        let ProviderBuilder { store, connector, functions, limits, clock, group } = self;
-        let state = ProviderState::new(methods::methods(), store, limits, clock, group)?;
+        let ProviderBuilder { store, connector, functions, limits, clock, group, is_standby } = self;
+        let state = ProviderState::new(methods::methods(), store, limits, clock, group, is_standby)?;
         let provider = Provider { state: Arc::clone(&state) };
         for function in &functions {
             state.functions.add(function)?;

@@ -77,7 +77,8 @@ pub(super) fn replace(provider: &ProviderState, function: &Arc<Function>) -> Res
 }
 
 fn register(provider: &ProviderState, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
-    let params = p::RegisterFunctionParams { function, epoch: provider.epoch, group: Some(provider.group.number()) };
+    let (epoch, group, standby) = (provider.epoch, Some(provider.group.number()), provider.is_standby);
+    let params = p::RegisterFunctionParams { function, epoch, group, standby };
     connection.call::<p::RegisterFunction>(&params, Vec::new(), Some(ANSWER_TIMEOUT)).map(drop)
 }
 

@@ -29,6 +29,8 @@ pub(super) struct ProviderState {
     pub(super) group: Arc<Group>,
     /// The number of references to objects so far: a reference's number is unique among all callers.
     references: AtomicU64,
+    /// Whether the functions are used only while no other session provides some of their names.
+    pub(super) is_standby: bool,
     pub(super) methods: Registry<Peer>,
     pub(super) limits: Limits,
     pub(super) functions: Functions,
@@ -58,6 +60,7 @@ impl ProviderState {
         limits: Limits,
         clock: Arc<dyn Clock>,
         group: Option<Arc<Group>>,
+        is_standby: bool,
     ) -> Result<Arc<Self>> {
         // JSON readers keep integers exact up to 2^53.
         let epoch = u64::from_le_bytes(random_bytes()?) >> 11;
@@ -65,6 +68,7 @@ impl ProviderState {
         let state = Arc::new(Self {
             epoch,
             group,
+            is_standby,
             references: AtomicU64::new(0),
             methods,
             functions: Functions::default(),

@@ -67,7 +67,11 @@ fn daemon_lists_tasks_of_all_providers() {
     silent.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
     let function = p::FunctionInfo { name: "silent.f".into(), summary: String::new(), task: false, managed: false };
     silent
-        .call::<p::RegisterFunction>(&p::RegisterFunctionParams { function, epoch: 5, group: None }, Vec::new(), None)
+        .call::<p::RegisterFunction>(
+            &p::RegisterFunctionParams { function, epoch: 5, group: None, standby: false },
+            Vec::new(),
+            None,
+        )
         .unwrap();
     for _ in 0..2 {
         let found = tasks(&store, None);

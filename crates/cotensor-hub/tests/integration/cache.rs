@@ -59,9 +59,9 @@ fn existing_folder_has_precedence_over_a_name() {
     let base = tempfile::tempdir().unwrap();
     fs::create_dir_all(base.path().join(NAME)).unwrap();
     assert_eq!(hub.folder(Path::new(NAME), base.path(), None).unwrap(), base.path().join(NAME));
-    // A path that cannot be a name stays a path: opening it gives the error.
-    let path = Path::new("./missing/bert");
-    assert_eq!(hub.folder(path, base.path(), None).unwrap(), base.path().join(path));
+    // A path that cannot be a name is one of a folder only.
+    let error = hub.folder(Path::new("./missing/bert"), base.path(), None).unwrap_err();
+    assert!(error.kind() == ErrorKind::NotFound && error.message() == "no such folder", "{error}");
     let error = hub.folder(Path::new("missing/bert"), base.path(), None).unwrap_err().to_string();
     assert!(error.contains("there is no folder") && error.contains(base.path().to_str().unwrap()), "{error}");
 }

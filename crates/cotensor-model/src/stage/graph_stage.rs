@@ -198,7 +198,10 @@ impl Stage {
             {
                 let run = before.insert(Box::new(stage.run(&stage.known(inputs), &[input], holder)?));
                 let made = run.outputs.first();
-                given.push((input, made.ok_or_else(|| Error::not_found("the store lost a result").in_field(input))?));
+                given.push((
+                    input,
+                    made.ok_or_else(|| Error::not_found(format!("the store lost the result {input}")).in_field(input))?,
+                ));
                 given = self.known(&given);
             }
             let tensors = given.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<Vec<_>>>()?;

@@ -112,9 +112,16 @@ fn model(models: &LoadedModels, arguments: &NamedArguments<'_>) -> Result<Arc<Lo
 /// The model by the absolute path of its folder, or by its name on the hub. A relative path is refused: processes have different
 /// working directories.
 pub(super) fn get(models: &LoadedModels, name: &str, field: &str, variant: Option<&str>) -> Result<Arc<LoadedModel>> {
-    models.get(name, variant).map_err(|error| match Path::new(name).is_absolute() {
-        true => error,
-        false => error.prefixed(format_args!("{name:?} is no absolute path of a folder; by name")).in_field(field),
+    models.get(name, variant).map_err(|error| {
+        if Path::new(name).is_absolute() {
+            return error;
+        }
+        // No id of a model starts so.
+        if name.starts_with(['.', '~']) {
+            let message = format!("no folder {name:?}: name a folder by its absolute path, or a model on the hub");
+            return Error::not_found(message).in_field(field);
+        }
+        error.prefixed(format_args!("{name:?} is no absolute path of a folder; by name")).in_field(field)
     })
 }
 

@@ -100,7 +100,7 @@ pub(super) fn call_error(error: CallError, what: &str) -> Error {
             let trace =
                 if failure.trace.is_empty() { String::new() } else { format!("\n{}", failure.trace.trim_end()) };
             let kind = kind_named(&failure.kind).unwrap_or(kind);
-            Error::new(kind, format!("{}: {}{trace}", failure.kind, failure.message)).in_field(what)
+            Error::new(kind, format!("{what}: {}: {}{trace}", failure.kind, failure.message))
         }
     }
 }

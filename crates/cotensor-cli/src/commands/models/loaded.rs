@@ -60,7 +60,10 @@ pub(super) fn list(client: &Client) -> Result<()> {
         None => (None, Vec::new()),
         Some(store) => {
             let status = store.request::<GetStatus>(&Empty {})?;
-            (status.models, loaded(&store)?)
+            // Of another process, `serve-models` of a user, the daemon knows no number.
+            let offered = Functions::new(Arc::clone(&store)).list(LIST)?;
+            let offers = |pid: &u32| offered.iter().any(|found| found.provider.client == format!("models[{pid}]"));
+            (status.models.filter(offers), loaded(&store)?)
         }
     };
     if client.json {
@@ -116,8 +119,8 @@ pub(super) fn load(args: &LoadArgs, program: &Program) -> Result<()> {
     if let Some(variant) = &args.variant {
         arguments = arguments.named("variant", variant.as_str());
     }
-    if let Some(seconds) = args.ttl {
-        arguments = arguments.named("ttl_s", i64::from(seconds));
+    if let Some(ttl) = args.ttl {
+        arguments = arguments.named("ttl_s", ttl.as_secs_f64().ceil() as i64);
     }
     if args.pin {
         arguments = arguments.named("pinned", true);

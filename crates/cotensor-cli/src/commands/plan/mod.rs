@@ -71,7 +71,9 @@ fn devices(args: &PlanArgs) -> Result<Vec<Device>> {
         let text = format!("{} values for {count} devices; expected one, or one for each", speeds.len());
         return Err(Error::invalid(text).in_field("--bandwidth"));
     }
-    let device = |(&budget, &speed): (&u64, &u64)| Device::new(budget, speed, u64::from(args.latency) * 1000);
+    // At most a second.
+    let latency_ns = args.latency.as_nanos() as u64;
+    let device = |(&budget, &speed): (&u64, &u64)| Device::new(budget, speed, latency_ns);
     args.budget.iter().zip(speeds.iter().cycle()).map(device).collect()
 }
 

@@ -1,5 +1,6 @@
 //! `top`: a live view of the daemon; prints tables once without a terminal.
 
+mod columns;
 mod snapshot;
 mod view;
 
@@ -69,14 +70,13 @@ fn watch(
     let socket = socket.display().to_string();
     let mut view = View { socket, snapshot, order: Order::Bytes, top: 0, paused: false, rate: 0.0, error: None };
     view.snapshot.sort(view.order);
-    let interval = Duration::from_millis(u64::from(args.interval_ms));
     let mut store = Some(store);
     let mut refreshed = Instant::now();
     loop {
         let drawn = drawing.lock().unwrap_or_else(PoisonError::into_inner);
         terminal.draw(|frame| view.draw(frame))?;
         drop(drawn);
-        let left = interval.saturating_sub(refreshed.elapsed());
+        let left = args.interval.saturating_sub(refreshed.elapsed());
         if poll(left)? {
             if let Event::Key(key) = read()?
                 && key.kind == KeyEventKind::Press

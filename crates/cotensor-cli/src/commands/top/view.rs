@@ -1,6 +1,7 @@
 //! Draws the live view.
 
-use super::snapshot::{Order, SHARE_COLUMNS, Snapshot, leases, share_rows};
+use super::columns::{Column, table};
+use super::snapshot::{Order, Snapshot, leases, share_rows};
 use crate::output::count;
 use crate::table::{duration, elements, plain};
 use cotensor::core::size;
@@ -8,7 +9,29 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table};
+use ratatui::widgets::{Block, Paragraph};
+
+const TENSORS: [Column; 8] = [
+    Column::number("bytes", 8),
+    Column::number("hits", 8).left_out(2),
+    Column::number("leases", 6),
+    Column::number("age", 7).left_out(3),
+    Column::text("state", 10).left_out(4),
+    Column::text("dtype", 8).left_out(1),
+    Column::text("shape", 20).left_out(0),
+    Column::name("name"),
+];
+const HOLDERS: [Column; 4] =
+    [Column::number("tensors", 8), Column::number("leases", 8), Column::number("bytes", 10), Column::name("holder")];
+/// As [`share_rows`] gives them.
+const SHARES: [Column; 6] = [
+    Column::number("share", 10),
+    Column::number("demand", 10).left_out(1),
+    Column::number("capacity", 10).left_out(0),
+    Column::text("state", 14),
+    Column::name("device"),
+    Column::name("program"),
+];
 
 /// The state of the live view.
 pub(super) struct View {
@@ -34,73 +57,63 @@ impl View {
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let holders = self.snapshot.holders();
         let shares = share_rows(&self.snapshot.devices);
-        let [head, tensors, share_area, holder_area, keys] = Layout::vertical([
-            Constraint::Length(3),
+        let head = self.head(frame.area().width);
+        let head_height = u16::try_from(head.len()).unwrap_or(u16::MAX).saturating_add(2);
+        let [head_area, tensors, share_area, holder_area, keys] = Layout::vertical([
+            Constraint::Length(head_height),
             Constraint::Min(4),
             Constraint::Length(if shares.is_empty() { 0 } else { height(shares.len()) }),
             Constraint::Length(height(holders.len())),
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        frame.render_widget(self.head(), head);
+        let title = format!(" cotensor {} ", plain(&self.socket));
+        frame.render_widget(Paragraph::new(head).block(Block::bordered().title(title)), head_area);
         self.tensors(frame, tensors);
         let rows = holders.iter().map(|row| {
-            Row::new([
-                right(row.tensors.to_string()),
-                right(row.leases.to_string()),
-                right(size(row.bytes)),
-                plain(&row.name).into(),
-            ])
+            let cells = [row.tensors.to_string(), row.leases.to_string(), size(row.bytes), plain(&row.name)];
+            (cells.to_vec(), Style::new())
         });
-        let widths = [Constraint::Length(8), Constraint::Length(8), Constraint::Length(10), Constraint::Fill(1)];
-        let header = Row::new([right("tensors"), right("leases"), right("bytes"), "holder".into()]).bold();
-        frame.render_widget(
-            Table::new(rows, widths).header(header).block(Block::bordered().title(" holders ")),
-            holder_area,
-        );
+        table(frame, holder_area, " holders ".to_owned(), &HOLDERS, rows);
         if !shares.is_empty() {
-            let rows = shares.into_iter().map(|[share, demand, capacity, state, device, program]| {
-                Row::new([right(share), right(demand), right(capacity), state.into(), device.into(), program.into()])
-            });
-            let [share, demand, capacity, state, device, program] = SHARE_COLUMNS;
-            let header =
-                Row::new([right(share), right(demand), right(capacity), state.into(), device.into(), program.into()]);
-            let widths = [
-                Constraint::Length(10),
-                Constraint::Length(10),
-                Constraint::Length(10),
-                Constraint::Length(16),
-                Constraint::Fill(1),
-                Constraint::Fill(1),
-            ];
-            let table = Table::new(rows, widths).header(header.bold());
-            frame.render_widget(table.block(Block::bordered().title(" devices ")), share_area);
+            let rows = shares.into_iter().map(|row| (row.to_vec(), Style::new()));
+            table(frame, share_area, " devices ".to_owned(), &SHARES, rows);
         }
         let pause = if self.paused { "p resume" } else { "p pause" };
         let help = format!(" q quit   ↑ ↓ PgUp PgDn move   s order: {}   {pause}", self.order.name());
         frame.render_widget(Line::from(help).dim(), keys);
     }
 
-    fn head(&self) -> Paragraph<'_> {
+    /// The counters, or the error of the last refresh, in lines that fit into `width` with a border.
+    fn head(&self, width: u16) -> Vec<Line<'_>> {
         let stats = &self.snapshot.stats;
-        let title = format!(" cotensor {} ", plain(&self.socket));
-        let line = match &self.error {
-            Some(error) => Line::from(plain(error)).red(),
-            None => Line::from(format!(
-                "{} saved of {} without sharing   {}   {} (peak {}, budget {})   {} holders   {:.0} lookups/s, hit rate {:.1} %   {} evicted",
-                size(stats.saved_bytes),
-                size(stats.unshared_bytes),
-                count(stats.total_tensors, "tensor"),
+        if let Some(error) = &self.error {
+            return vec![Line::from(plain(error)).red()];
+        }
+        let parts = [
+            format!("{} saved of {} without sharing", size(stats.saved_bytes), size(stats.unshared_bytes)),
+            count(stats.total_tensors, "tensor"),
+            format!(
+                "{} (peak {}, budget {})",
                 size(stats.memory_usage_bytes),
                 size(stats.peak_memory_bytes),
-                crate::commands::tensors::budget(stats),
-                stats.total_models,
-                self.rate,
-                100.0 * stats.hit_rate,
-                stats.evictions
-            )),
-        };
-        Paragraph::new(line).block(Block::bordered().title(title))
+                crate::commands::tensors::budget(stats)
+            ),
+            count(stats.total_models, "holder"),
+            format!("{:.0} lookups/s, hit rate {:.1} %", self.rate, 100.0 * stats.hit_rate),
+            format!("{} evicted", stats.evictions),
+        ];
+        let mut lines: Vec<String> = Vec::new();
+        for part in parts {
+            match lines.last_mut() {
+                Some(line) if line.chars().count() + part.chars().count() + 5 <= usize::from(width) => {
+                    line.push_str("   ");
+                    line.push_str(&part);
+                }
+                _ => lines.push(part),
+            }
+        }
+        lines.into_iter().map(Line::from).collect()
     }
 
     fn tensors(&self, frame: &mut Frame<'_>, area: Rect) {
@@ -108,55 +121,31 @@ impl View {
         let rows = self.snapshot.tensors.iter().skip(self.top).take(height).map(|tensor| {
             let [dtype, shape] = elements(&tensor.spec.dtype, &tensor.spec.shape, tensor.member_count);
             let style = if tensor.holders.is_empty() { Style::new().dim() } else { Style::new() };
-            Row::new([
-                right(size(tensor.bytes)),
-                right(tensor.hits.to_string()),
-                right(leases(tensor).to_string()),
-                right(duration(tensor.age_s)),
-                tensor.state.name().into(),
-                dtype.into(),
-                shape.into(),
-                plain(&tensor.spec.name).into(),
-            ])
-            .style(style)
+            let cells = [
+                size(tensor.bytes),
+                tensor.hits.to_string(),
+                leases(tensor).to_string(),
+                duration(tensor.age_s),
+                tensor.state.name().to_owned(),
+                dtype,
+                shape,
+                plain(&tensor.spec.name),
+            ];
+            (cells.to_vec(), style)
         });
-        let header = Row::new([
-            right("bytes"),
-            right("hits"),
-            right("leases"),
-            right("age"),
-            "state".into(),
-            "dtype".into(),
-            "shape".into(),
-            "name".into(),
-        ]);
-        let widths = [
-            Constraint::Length(10),
-            Constraint::Length(8),
-            Constraint::Length(7),
-            Constraint::Length(8),
-            Constraint::Length(10),
-            Constraint::Length(9),
-            Constraint::Length(20),
-            Constraint::Fill(1),
-        ];
         let more = match self.snapshot.left_off {
             0 => String::new(),
             count => format!(" and {count} more "),
         };
         let title = format!(" tensors {} of {}{more} ", self.top + 1, self.snapshot.tensors.len());
         let title = if self.snapshot.tensors.is_empty() { " no tensors ".to_owned() } else { title };
-        frame.render_widget(Table::new(rows, widths).header(header.bold()).block(Block::bordered().title(title)), area);
+        table(frame, area, title, &TENSORS, rows);
     }
 }
 
 /// Lines of a table of `rows`, with its header and borders; of eight rows at most.
 fn height(rows: usize) -> u16 {
     u16::try_from(rows).unwrap_or(u16::MAX).clamp(1, 8) + 3
-}
-
-fn right(text: impl Into<String>) -> Cell<'static> {
-    Line::from(text.into()).right_aligned().into()
 }
 
 #[cfg(test)]
@@ -207,11 +196,16 @@ mod tests {
     }
 
     fn lines(view: &View) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(110, 24)).unwrap();
+        lines_of(view, 110)
+    }
+
+    /// The lines on a terminal with `width` columns.
+    fn lines_of(view: &View, width: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, 24)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let cell = |x, y| buffer.cell((x, y)).map_or(" ", |cell| cell.symbol()).to_owned();
-        (0..24).map(|y| (0..110).map(|x| cell(x, y)).collect()).collect()
+        (0..24).map(|y| (0..width).map(|x| cell(x, y)).collect()).collect()
     }
 
     fn line_with(lines: &[String], word: &str) -> usize {
@@ -227,6 +221,23 @@ mod tests {
         assert!(a < b && shown[a].contains('3'), "{shown:#?}");
         let shown = lines(&view(Order::Hits));
         assert!(line_with(&shown, "small/often") < line_with(&shown, "large"));
+    }
+
+    #[test]
+    fn narrow_terminals_show_names_and_whole_numbers() {
+        let mut view = view(Order::Bytes);
+        view.snapshot.tensors.push(tensor("layers.0.attention.q", 1023 << 10, 1_000_000, &[("c[3]", 1)]));
+        view.snapshot.tensors[0].state = TensorState::Superseded;
+        for width in [80, 60, 40] {
+            let shown = lines_of(&view, width);
+            let line = &shown[line_with(&shown, "layers.0.attention.q")];
+            assert!(line.contains(" 1023 KiB ") || line.contains("│1023 KiB "), "{width}: {line}");
+            assert!(width < 80 || (line.contains("1000000") && line.contains("published")), "{width}: {line}");
+            assert!(width < 80 || shown[line_with(&shown, "5.00 MiB")].contains("superseded"), "{width}");
+            line_with(&shown, "saved of");
+            line_with(&shown, " evicted");
+        }
+        assert!(lines_of(&view, 110)[5].contains("shape"), "{:#?}", lines_of(&view, 110));
     }
 
     #[test]

@@ -118,8 +118,9 @@ impl FunctionCall {
     /// The error of a connection that ended before the answer.
     fn lost(&self, error: &Error) -> Error {
         let kind = if error.kind() == ErrorKind::TimedOut { ErrorKind::TimedOut } else { ErrorKind::Io };
-        let message = format!("the provider {} gave no answer ({})", self.provider.client(), error.message());
-        Error::new(kind, message).in_field(self.function.function.name.as_str())
+        let (function, client) = (&self.function.function.name, self.provider.client());
+        let message = format!("{function}: the provider {client} gave no answer ({})", error.message());
+        Error::new(kind, message)
     }
 }
 

@@ -170,10 +170,7 @@ function show(state) {
   sample(state);
   showChart();
   showTensors(list);
-  table("functions", [
-    ["Name", row => row.function.name, "name"], ["Provider", row => row.provider.client, "long"],
-    ["Answers with", row => row.function.task ? "a task" : row.function.managed ? "a reference" : "the result", "wide"],
-  ], functions.slice(0, LISTED), "No process offers functions.");
+  showFunctions(functions);
   table("sessions", [
     ["Client", row => row.client, "name"], ["By", row => row.transport, "wide"], ["Leases", row => number(row.leases), "number"],
     ["Size", row => bytes(row.bytes), "number"], ["Age", row => ago(row.age_s), "number"],
@@ -184,6 +181,20 @@ function show(state) {
   showTasks(providers);
   const shared = Object.entries(advice.sharing_opportunities);
   table("advice", [["Kind", row => row[0]], ["Held by", row => row[1].join(", "), "name"]], shared, "Nothing more than is shared already.");
+}
+
+// Functions that run models are Cotensor's own; the others are those of users.
+const OF_MODELS = "model.";
+function showFunctions(functions) {
+  const columns = [
+    ["Name", row => row.function.name, "name"], ["Provider", row => row.provider.client, "long"],
+    ["Answers with", row => row.function.task ? "a task" : row.function.managed ? "a reference" : "the result", "wide"],
+  ];
+  const ofModels = functions.filter(row => row.function.name.startsWith(OF_MODELS));
+  const ofUsers = functions.filter(row => !row.function.name.startsWith(OF_MODELS));
+  table("functions", columns, ofUsers.slice(0, LISTED), "No process offers functions.");
+  table("model-functions", columns, ofModels.slice(0, LISTED), "");
+  at("of-models").hidden = !ofModels.length;
 }
 
 // The counters sum up what would be long to list: lines such as cotensor_tensors{device="cpu",kind="weight"} 12.
