@@ -7,6 +7,7 @@ is not in the list.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -27,8 +28,9 @@ from functions_common import environment, until
 
 tomllib = pytest.importorskip("tomllib")
 
-#: The documents whose blocks are executed.
-DOCUMENTS = ["README.md", "python/README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))]
+#: The documents whose blocks are executed: all but the decisions.
+_PAGES = (str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))
+DOCUMENTS = ["README.md", "python/README.md", *sorted(page for page in _PAGES if not page.startswith("docs/decisions/"))]
 #: The longest run of one block, in seconds.
 BLOCK_SECONDS_MAX = 300
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -75,6 +77,14 @@ def blocks(document: str) -> List[Block]:
 def manifest() -> Dict[str, Any]:
     """The contents of documents.toml."""
     return tomllib.loads((Path(__file__).parent / "documents.toml").read_text())
+
+
+def part_of(text: str, file: str) -> bool:
+    """Whether `text` stands in a file of the repository, or in a cell of a notebook."""
+    contents = (REPOSITORY / file).read_text()
+    if file.endswith(".ipynb"):
+        return any(text in "".join(cell["source"]) + "\n" for cell in json.loads(contents)["cells"])
+    return text in contents
 
 
 def commands() -> List[str]:

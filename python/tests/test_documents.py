@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, List
 
 import pytest
-from documents_common import DOCUMENTS, blocks, commands, examples, manifest, workspace
+from documents_common import DOCUMENTS, blocks, commands, examples, manifest, part_of, workspace
 from functions_common import free_port
 
 LISTED: Dict[str, Dict[str, Any]] = {each["file"]: each for each in manifest()["document"]}
@@ -71,6 +71,8 @@ def test_document(document: Dict[str, Any]):
             elif each["run"] == "file":
                 (opened.folder / each["name"]).write_text(text)
                 output = opened.shell(each["then"], block)
+            elif each["run"] == "part":
+                assert part_of(text, each["of"]), f"{block} is not a part of {each['of']}"
             else:
                 # Another check executes it; `by` names that check.
                 assert each["run"] == "elsewhere" and each["by"], f"{block}: {each}"

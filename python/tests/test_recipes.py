@@ -69,18 +69,11 @@ def test_search_prints_the_nearest_vectors(start: str, daemon: Daemon, tmp_path:
     assert [int(word) for word in printed.split()] == list(range(16))
 
 
-def test_pages_show_lines_of_the_programs() -> None:
+def test_every_recipe_has_a_page() -> None:
     index = (RECIPES / "README.md").read_text()
     recipes = sorted(path.parent for path in RECIPES.glob("*/measure.py"))
     assert len(recipes) == 6
+    pages = dict(re.findall(r"^\| \[([a-z-]+)\]\(([^)]+)\)", index, re.MULTILINE))
+    assert sorted(pages) == [recipe.name for recipe in recipes]
     for recipe in recipes:
-        assert f"]({recipe.name}/README.md)" in index
-        page = (recipe / "README.md").read_text()
-        assert f"examples/recipes/{recipe.name}/measure.py" in page
-        shown = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-        programs = [path.read_text() for path in recipe.glob("*.py")]
-        for notebook in recipe.glob("*.ipynb"):
-            programs += ["".join(cell["source"]) + "\n" for cell in json.loads(notebook.read_text())["cells"]]
-        assert shown
-        for block in shown:
-            assert any(block in program for program in programs), f"no program of {recipe.name} has:\n{block}"
+        assert f"examples/recipes/{recipe.name}/measure.py" in (RECIPES / pages[recipe.name]).read_text()
