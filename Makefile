@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -125,6 +125,10 @@ bench-web:
 web-demo:
 	CARGO="$(CARGO)" scripts/build_web.sh
 	node web/demo/serve.mjs $(if $(PORT),--port $(PORT)) $(if $(MODELS),--models $(MODELS))
+
+# The site of the documents, in target/site; fails for a link to a page or a heading that does not exist. `scripts/site.sh serve` shows it.
+docs:
+	scripts/site.sh
 
 # Model-checks every interleaving of the lease count and of the index slots.
 loom:
