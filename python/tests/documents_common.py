@@ -44,6 +44,8 @@ if __name__ == "__main__":
     if inspect.iscoroutine(waiting):
         asyncio.run(waiting)
 """
+#: A number, with the unit of a time or a size: a slow machine prints `2 s` for `615 ms`.
+_NUMBER = re.compile(r"\d+(\.\d*)?( (us|ms|s|min|B|KiB|MiB|GiB)\b)?")
 _INDENTED = re.compile(r"(?:^    \S.*\n(?:^(?:    .*)?\n)*)+", re.MULTILINE)
 
 
@@ -87,6 +89,11 @@ def part_of(text: str, file: str) -> bool:
     return text in contents
 
 
+def shape(output: str) -> List[str]:
+    """The lines of an output, without the values of numbers and the widths of columns."""
+    return [re.sub(r"\s+", " ", _NUMBER.sub("0", line)).strip() for line in output.strip().splitlines()]
+
+
 def commands() -> List[str]:
     """The subcommands that `cotensor --help` lists."""
     text = _printed("--help").split("Commands:", 1)[1].split("Options:", 1)[0]
@@ -110,6 +117,8 @@ class Workspace:
 
     def __init__(self, folder: Path, serve: Optional[List[str]]) -> None:
         self.folder = folder
+        #: Whether a program of the document may have started a daemon.
+        self._autostart = serve is None
         self.daemon = Daemon(folder, *serve) if serve is not None else None
         scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = environment(
@@ -118,6 +127,8 @@ class Workspace:
             COTENSOR_SOCKET=str(folder / "s"),
             COTENSOR_CACHE=str(folder / "cache"),
             COTENSOR_CONFIG="",
+            COTENSOR_AUTOSTART=str(int(self._autostart)),
+            COTENSOR_IDLE_EXIT="60",
             XDG_CONFIG_HOME=str(folder / ".config"),
             PYTHONPATH=str(folder),
         )
@@ -134,7 +145,12 @@ class Workspace:
         """Executes a program to its end, and returns its output."""
         (self.folder / "runner.py").write_text(_RUNNER)
         (self.folder / "block.py").write_text(text)
-        return self._finish([sys.executable, "runner.py", "block.py"], where)
+        try:
+            compile(text, "block.py", "exec")
+            runner = []
+        except SyntaxError:
+            runner = ["runner.py"]
+        return self._finish([sys.executable, *runner, "block.py"], where)
 
     def provider(self, text: str, function: str) -> None:
         """Starts a program that runs until the workspace is closed, and waits until it provides `function`."""
@@ -194,6 +210,9 @@ class Workspace:
             except ProcessLookupError:
                 pass
             running.wait()
+        if self._autostart:
+            stop = [sys.executable, "-m", "cotensor", "stop"]
+            subprocess.run(stop, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
         if self.daemon is not None:
             self.daemon.stop()
 
@@ -284,6 +303,7 @@ FILES: Dict[str, Callable[[Path], None]] = {
     "noise.bin": lambda path: path.write_bytes(bytes(16 * 1024 * 4)) and None,
     "model.safetensors": _safetensors,
     "bert": _model("bert"),
+    "fixtures/tiny/bert": _model("bert"),
     "models/clip-vit-base-patch16": _model("clip"),
     "models/vit-base": _model("vit"),
     "models/bert": _model("bert"),

@@ -19,14 +19,14 @@ from recipes_common import MIB, RECIPES, measured
 @pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["", "preload"])
 def test_workers_of_gunicorn_share_a_model(preload: list[str]) -> None:
     pytest.importorskip("uvicorn_worker")
-    found = measured("gunicorn-fastapi", *preload)
+    found = measured("gunicorn-fastapi", "--model", "tiny", *preload)
     assert len(found["with"]["answers"]) == 2
     assert found["with"]["model_process_bytes"] > 5 * MIB
 
 
 def test_sessions_of_an_mcp_server_share_a_model() -> None:
     pytest.importorskip("mcp")
-    found = measured("mcp-embeddings")
+    found = measured("mcp-embeddings", "--model", "tiny")
     notes = (RECIPES / "mcp-embeddings" / "notes.txt").read_text().splitlines()
     assert len(found["with"]["answers"]) == 3 and set(found["with"]["answers"]) <= set(notes)
     assert found["with"]["model_process_bytes"] > 5 * MIB

@@ -13,9 +13,9 @@ from typing import Any
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 #: The values of `--model` for models of embeddings.
-EMBEDDING_MODELS = "tiny, bert-base (437 MB), or a folder with onnx/model.onnx and tokenizer.json"
+EMBEDDING_MODELS = "bert-base (437 MB), tiny, or a folder with onnx/model.onnx and tokenizer.json"
 #: The values of `--model` for models of transformers.
-TORCH_MODELS = "small, base, or a folder of transformers"
+TORCH_MODELS = "base, small, or a folder of transformers"
 
 
 def embedding_model(name: str, folder: Path) -> Path:
