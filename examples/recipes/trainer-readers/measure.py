@@ -89,7 +89,7 @@ def run(
 
 
 def main() -> None:
-    parser = arguments("Memory of a trainer and its readers, with and without Cotensor.", TORCH_MODELS)
+    parser = arguments("Memory of a trainer and its readers, with and without Cotensor.", f"medium, {TORCH_MODELS}")
     parser.add_argument("--seconds", type=float, default=10.0, help="longest measurement after all have read (default 10)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, own_daemon() as environment:
