@@ -91,6 +91,8 @@ def run(
 def main() -> None:
     parser = arguments("Memory of a trainer and its readers, with and without Cotensor.", f"medium, {TORCH_MODELS}")
     parser.add_argument("--seconds", type=float, default=10.0, help="longest measurement after all have read (default 10)")
+    # Two minutes at most on two cores: each process imports torch and transformers.
+    parser.set_defaults(processes=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, own_daemon() as environment:
         model = encoder(options.model, Path(made))
