@@ -6,7 +6,6 @@ is not in the list.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import wave
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,54 +243,7 @@ def _safetensors(path: Path) -> None:
 
 
 def _model(family: str) -> Callable[[Path], None]:
-    def copy(path: Path) -> None:
-        shutil.copytree(REPOSITORY / "fixtures" / "tiny" / family, path)
-        head = path / "onnx" / "head.onnx"
-        named = path / "onnx" / "head.classifier.onnx"
-        if head.is_file() and not named.exists():
-            # The copy has another name; the graph finds its external weights by their own name.
-            shutil.copy(head, named)
-
-    return copy
-
-
-def _other(path: Path) -> None:
-    """A text model of another space than bert, with a head in its graph."""
-    (path / "onnx").mkdir(parents=True)
-    source = REPOSITORY / "fixtures" / "relatives" / "distilbert"
-    shutil.copy(source / "config.json", path)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(REPOSITORY / "fixtures" / "tiny" / "bert" / file, path)
-    packed = (source / "onnx" / "model.onnx.gz").read_bytes()
-    (path / "onnx" / "model.onnx").write_bytes(gzip.decompress(packed))
-
-
-def _sentences(path: Path) -> None:
-    words = "the harbour wakes before old boats leave small town".split()
-    path.write_text("\n".join(" ".join(words[(i * k) % 9] for k in range(2, 8)) + f" {i}" for i in range(60)))
-
-
-def _transformers(path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=120)
-    BertModel(config).save_pretrained(path)
-
-
-def _sound(path: Path) -> None:
-    with wave.open(str(path), "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(16_000)
-        sound.writeframes(b"\0\1" * 16_000)
-
-
-_FUNCTIONS = """
-from cotensor.provider import SharedTensorProvider
-provider = SharedTensorProvider()
-@provider.share(name="served")
-def served(): return 1
-"""
+    return lambda path: shutil.copytree(REPOSITORY / "fixtures" / "tiny" / family, path) and None
 
 
 #: Functions that create the files of the documents, by file name.
@@ -305,15 +256,5 @@ FILES: Dict[str, Callable[[Path], None]] = {
     "bert": _model("bert"),
     "fixtures": lambda path: path.symlink_to(REPOSITORY / "fixtures"),
     "examples": lambda path: path.symlink_to(REPOSITORY / "examples"),
-    "models/clip-vit-base-patch16": _model("clip"),
-    "models/vit-base": _model("vit"),
     "models/bert": _model("bert"),
-    "models/other": _other,
-    "models/llama-tiny": _model("llama"),
-    "checkpoint": _transformers,
-    "my_functions.py": lambda path: path.write_text(_FUNCTIONS) and None,
-    "cat.png": lambda path: shutil.copy(REPOSITORY / "fixtures" / "tiny" / "images" / "tall.png", path) and None,
-    "photo.jpg": lambda path: shutil.copy(REPOSITORY / "fixtures" / "tiny" / "images" / "tall.png", path) and None,
-    "speech.wav": _sound,
-    "sentences.txt": _sentences,
 }
