@@ -15,6 +15,7 @@ process end with the process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, List, Optional, Union
 
 from ._native import (
@@ -33,6 +34,9 @@ from ._native import (
     content_hash,
     save_file,
 )
+
+# For ``isinstance(store, Mapping)`` and ``match``.
+Mapping.register(Store)
 
 if TYPE_CHECKING:
     import os

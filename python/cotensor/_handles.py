@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any, Dict, Optional, Tuple
 
-from ._native import Store, Tensor
+from ._native import Store, Tensor, TensorBuilder
 from .errors import ConflictError, InvalidError, NotFoundError
 
 _lock = threading.Lock()
@@ -62,6 +62,28 @@ def _connected(socket: str) -> Store:
         if store is None:
             store = _stores[socket] = Store.connect(socket)
         return store
+
+
+def reduce_builder(builder: TensorBuilder) -> Tuple[Any, Tuple[Any, ...]]:
+    """The handle of a builder for a worker of this process's pools: its memory travels as a descriptor."""
+    from multiprocessing.reduction import DupFd
+
+    return open_builder, (DupFd(builder._fileno()), builder.name, str(builder.dtype), builder.shape)
+
+
+def open_builder(memory: Any, name: str, dtype: str, shape: Tuple[int, ...]) -> TensorBuilder:
+    """Opens the handle of a builder.
+
+    Raises :class:`ConflictError` where the process that sent it does not answer, or published it meanwhile.
+    """
+    from multiprocessing import AuthenticationError
+
+    try:
+        fd = memory.detach()
+    except (OSError, EOFError, AuthenticationError) as error:
+        message = f"{name}: the process of the builder does not answer: send builders to workers of its own pools only"
+        raise ConflictError(message, field=name) from error
+    return TensorBuilder._open(fd, name, dtype, shape)
 
 
 def open_client(kind: Any, options: Dict[str, Any]) -> Any:

@@ -50,9 +50,9 @@ class AsyncStore:
         self._waiter: "Optional[Waiter[ChangeQueue]]" = None
         self._closed = False
 
-    async def get(self, name: str, holder: Optional[str] = None) -> Tensor:
+    async def get(self, name: str, *default: Any, holder: Optional[str] = None) -> Any:
         """As :meth:`cotensor.Store.get`."""
-        return await _run(self.store.get, name, holder)
+        return await _run(self.store.get, name, *default, holder=holder)
 
     async def lease(self, id: Tuple[int, int], holder: Optional[str] = None) -> Tensor:  # noqa: A002
         """As :meth:`cotensor.Store.lease`."""
@@ -138,7 +138,7 @@ class AsyncStore:
         if name not in self.store:
             return None
         try:
-            found = self.store.get(name, holder)
+            found = self.store.get(name, holder=holder)
         except NotFoundError:
             return None
         if after is not None and found.id == after.id:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Literal, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, NamedTuple, Optional, Union
 
 from . import _warnings
+from ._embedder_names import OtherNames, Texts, one_of
 from ._native import Functions, LocalModels, Store
 from .errors import (
     ConflictError,
@@ -23,15 +24,11 @@ from .errors import (
     NoDaemonError,
     NotFoundError,
     RemoteError,
-    UnsupportedError,
 )
 from .functions.client import not_called
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    _Rows = npt.NDArray[np.float32]
+    from ._embedder_names import Rows as _Rows
 
 #: The function of the model process.
 FUNCTION = "model.embed"
@@ -39,15 +36,6 @@ FUNCTION = "model.embed"
 CALL_TEXTS_MAX = 256
 #: The most positions of texts in a warning.
 _SHOWN_MAX = 10
-#: Options of sentence-transformers' `encode`, with the values that change nothing here.
-_NEUTRAL = {
-    "prompt": (None,),
-    "output_value": ("sentence_embedding",),
-    "precision": (None, "float32"),
-    "device": (None, "cpu"),
-    "pool": (None,),
-    "chunk_size": (None,),
-}
 
 
 class Embedded(NamedTuple):
@@ -63,7 +51,7 @@ class Embedded(NamedTuple):
     notices: List[str]
 
 
-class Embedder:
+class Embedder(OtherNames):
     """Embeds texts as sentence-transformers does, with no other package than numpy.
 
     ``model`` is a folder, or a name on the hub. The daemon's model process loads it at the first call, once for all programs, and
@@ -142,23 +130,25 @@ class Embedder:
 
     def embed(
         self,
-        texts: Union[str, Iterable[str]],
+        texts: Optional[Texts] = None,
         batch_size: Optional[int] = None,
         parallel: Optional[int] = None,
         *,
         prompt_name: Optional[str] = None,
         truncate: Optional[bool] = None,
+        documents: Optional[Texts] = None,
     ) -> "_Rows":
         """The embeddings: an array of shape [texts, dimensions], float32; of shape [dimensions] for a single text.
 
-        ``batch_size`` and ``parallel``, which fastembed has, have no effect: the model process chooses its batches. ``truncate``
-        replaces that of the embedder for this call.
+        fastembed calls the texts ``documents``. Its ``batch_size`` and ``parallel`` have no effect: the model process chooses
+        its batches. ``truncate`` replaces that of the embedder for this call.
 
         Raises :class:`UnsupportedError` for a model without sentence embeddings, :class:`NotFoundError` for an unknown model,
         :class:`NoDaemonError` without a daemon and without ``fallback``, :class:`TimedOutError` after ``timeout``, and
         :class:`ConflictError` if ``is_local`` in a forked child of a process that had loaded models. The error of a text names
         its position, as ``texts[3]``.
         """
+        texts = one_of("embed", texts=texts, documents=documents)
         embedded = self.embed_with_details(texts, prompt_name=prompt_name, truncate=truncate)
         self._warn(embedded.notices)
         if embedded.truncated:
@@ -172,7 +162,7 @@ class Embedder:
 
     def embed_with_details(
         self,
-        texts: Union[str, Iterable[str]],
+        texts: Texts,
         *,
         prompt_name: Optional[str] = None,
         truncate: Optional[bool] = None,
@@ -262,56 +252,6 @@ class Embedder:
         if is_first:
             _warnings.warn(f"no daemon can be had, so this process loads {self.model}: {error}")
 
-    def query_embed(self, query: Union[str, Iterable[str]], **_: Any) -> Iterator["_Rows"]:
-        """As fastembed: the embedding of each query, with the model's prompt for queries."""
-        yield from self.embed([query] if isinstance(query, str) else query, prompt_name="query")
-
-    def passage_embed(self, texts: Iterable[str], **_: Any) -> Iterator["_Rows"]:
-        """As fastembed: the embedding of each text, with the model's prompt for documents."""
-        yield from self.embed(texts, prompt_name="document")
-
-    def encode(
-        self,
-        inputs: Union[str, Iterable[str]],
-        prompt_name: Optional[str] = None,
-        prompt: Optional[str] = None,
-        batch_size: int = 32,
-        show_progress_bar: Optional[bool] = None,
-        *,
-        convert_to_numpy: bool = True,
-        convert_to_tensor: bool = False,
-        normalize_embeddings: bool = False,
-        truncate_dim: Optional[int] = None,
-        **options: Any,
-    ) -> Any:
-        """As sentence-transformers. ``batch_size`` and ``show_progress_bar`` have no effect.
-
-        Raises :class:`UnsupportedError` for ``prompt`` and for values of other options that change the result.
-        """
-        for name, value in {"prompt": prompt, **options}.items():
-            if value not in _NEUTRAL.get(name, ()):
-                raise UnsupportedError(f"the option {name}={value!r} of sentence-transformers is not supported", field=name)
-        rows = self.embed(inputs, prompt_name=prompt_name)
-        if truncate_dim is not None:
-            if truncate_dim < 1:
-                raise InvalidError("truncate_dim is a number from 1 on", field="truncate_dim")
-            rows = rows[..., :truncate_dim]
-        if normalize_embeddings:
-            rows = _normalized(rows)
-        if convert_to_tensor:
-            import torch
-
-            return torch.from_numpy(rows)
-        return rows if convert_to_numpy else list(rows)
-
-    def encode_query(self, inputs: Union[str, Iterable[str]], prompt_name: Optional[str] = None, **options: Any) -> Any:
-        """As sentence-transformers: :meth:`encode` with the model's prompt for queries."""
-        return self.encode(inputs, prompt_name or "query", **options)
-
-    def encode_document(self, inputs: Union[str, Iterable[str]], prompt_name: Optional[str] = None, **options: Any) -> Any:
-        """As sentence-transformers: :meth:`encode` with the model's prompt for documents."""
-        return self.encode(inputs, prompt_name or "document", **options)
-
     def get_embedding_dimension(self) -> int:
         """As sentence-transformers: the number of dimensions."""
         return int(self.embed_with_details("a").rows.shape[1])
@@ -374,11 +314,3 @@ def _check_unicode(text: str, at: int) -> None:
     except UnicodeEncodeError as error:
         message = f"texts[{at}] has half of a surrogate pair at character {error.start}, which no Unicode text has"
         raise InvalidError(message, field="texts") from None
-
-
-def _normalized(rows: "_Rows") -> "_Rows":
-    import numpy as np
-
-    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
-    scaled: "_Rows" = (rows / np.where(norms > 0, norms, 1)).astype(np.float32, copy=False)
-    return scaled

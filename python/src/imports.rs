@@ -51,6 +51,11 @@ impl Torch {
         kind.is(&self.tensor) || kind.is(&self.parameter)
     }
 
+    /// Whether it is a `Tensor`, also of a subclass.
+    pub(crate) fn is_tensor(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        value.is_instance(self.tensor.bind(value.py()))
+    }
+
     /// Whether it is a `torch.nn.Module`.
     pub(crate) fn is_module(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
         value.is_instance(self.module.bind(value.py()))

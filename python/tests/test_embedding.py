@@ -54,9 +54,50 @@ def test_names_of_other_libraries_work(embedder: cotensor.Embedder) -> None:
     assert np.array_equal(embedder.encode(TEXTS, truncate_dim=4), rows[:, :4])
     assert np.array_equal(embedder.encode_query(TEXTS[0], normalize_embeddings=False), rows[0])
     assert np.array_equal(embedder.encode_document(TEXTS), rows)
+    assert np.array_equal(embedder.encode(sentences=TEXTS), rows) and np.array_equal(embedder.embed(documents=TEXTS), rows)
+    assert np.array_equal(embedder.encode_query(sentences=TEXTS[0]), rows[0])
+    for wrong in ({}, {"inputs": TEXTS, "sentences": TEXTS}):
+        with pytest.raises(TypeError, match="one of the arguments inputs, sentences"):
+            embedder.encode(**wrong)
     for option in ({"precision": "int8"}, {"prompt": "query: "}, {"output_value": "token_embeddings"}, {"other": 1}):
         with pytest.raises(cotensor.UnsupportedError, match=next(iter(option))):
             embedder.encode(TEXTS, **option)
+
+
+def test_generators_take_texts_as_they_are_asked_for(embedder: cotensor.Embedder) -> None:
+    taken = []
+
+    def texts() -> Iterator[str]:
+        for number in range(10_000):
+            taken.append(number)
+            yield TEXTS[number % 3]
+
+    rows = embedder.passage_embed(texts())
+    assert taken == []
+    first = [next(rows) for _ in range(3)]
+    assert np.array_equal(first, embedder.embed(TEXTS)) and len(taken) < 1000
+
+
+def test_similarities_are_those_of_sentence_transformers(embedder: cotensor.Embedder) -> None:
+    rows = embedder.embed(TEXTS)
+    matrix = embedder.similarity(rows, rows[:2])
+    assert matrix.shape == (3, 2) and matrix.dtype == np.float32
+    assert np.allclose(np.diag(matrix), 1, atol=1e-5) and np.allclose(matrix, rows @ rows[:2].T, atol=1e-5)
+    assert embedder.similarity(rows[0], rows).shape == (1, 3)
+    a, b = np.random.default_rng(1).standard_normal((2, 4, 7)).astype(np.float32)
+    wanted = {
+        "cosine": lambda x, y: x @ y / (np.linalg.norm(x) * np.linalg.norm(y)),
+        "dot": lambda x, y: x @ y,
+        "euclidean": lambda x, y: -np.sqrt(((x - y) ** 2).sum()),
+        "manhattan": lambda x, y: -np.abs(x - y).sum(),
+    }
+    for name, of in wanted.items():
+        found = embedder.similarity(a, b, similarity_fn_name=name)
+        assert np.allclose(found, [[of(x, y) for y in b] for x in a], atol=1e-5)
+        assert np.allclose(embedder.similarity_pairwise(a, b, similarity_fn_name=name), np.diag(found), atol=1e-5)
+    for wrong in ({"similarity_fn_name": "other"}, {"embeddings2": b[:, :3]}, {"embeddings2": b[None]}):
+        with pytest.raises(cotensor.InvalidError, match=next(iter(wrong)).rstrip("12")):
+            embedder.similarity(**{"embeddings1": a, "embeddings2": b, **wrong})
 
 
 def test_pooling_is_given_or_that_of_the_name(daemon: Daemon, embedder: cotensor.Embedder, tmp_path: Path) -> None:

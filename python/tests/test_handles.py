@@ -6,6 +6,8 @@ import copy
 import gc
 import multiprocessing
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -152,3 +154,79 @@ def test_embedded_stores_and_tensors_are_not_pickled(daemon: Daemon) -> None:
             tensor.release()
             assert twin.numpy().tolist() == [0, 1, 2]
             tensor = twin
+
+
+def fill(builder: cotensor.TensorBuilder, row: int) -> Any:
+    """Fills a row in a worker."""
+    rows = builder.numpy()
+    rows[row] = row
+    with pytest.raises(cotensor.ConflictError, match="the process that made it publishes"):
+        builder.publish()
+    with pytest.raises(cotensor.ConflictError, match="the process that made it publishes"):
+        builder.discard()
+    return builder.name, builder.shape, builder.dtype == np.float32, repr(builder)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("size", [8, 1 << 16])
+def test_workers_fill_one_builder(daemon: Daemon, method: str, size: int) -> None:
+    with daemon.connect() as store, multiprocessing.get_context(method).Pool(2) as pool:
+        with store.empty("filled", (6, size), "float32") as builder:
+            shown = pool.starmap(fill, [(builder, row) for row in range(6)])
+            assert shown[0][:3] == ("filled", (6, size), True) and "of another process" in shown[0][3]
+        filled = store["filled"].numpy()
+        assert (filled == np.arange(6)[:, None]).all() and filled.shape == (6, size)
+        with pytest.raises(cotensor.ConflictError, match="already published"):
+            pool.starmap(fill, [(builder, 0)])
+
+
+kept: Any = None
+
+
+def keep(builder: cotensor.TensorBuilder) -> None:
+    global kept
+    kept = builder
+    builder.write(np.ones(builder.shape, np.float32))
+
+
+def write_again(value: float) -> float:
+    kept.write(np.full(kept.shape, value, np.float32))
+    return float(kept.numpy()[0])
+
+
+def test_worker_that_keeps_a_builder_does_not_change_the_tensor(daemon: Daemon) -> None:
+    with daemon.connect() as store, multiprocessing.get_context("spawn").Pool(1) as pool:
+        builder = store.empty("kept", (5000,), "float32")
+        pool.apply(keep, (builder,))
+        tensor = builder.publish()
+        assert pool.apply(write_again, (7.0,)) == 7.0
+        assert (tensor.numpy() == 1.0).all() and (store["kept"].numpy() == 1.0).all()
+        other = store.empty("other", (5000,), "float32")
+        pool.apply(keep, (other,))
+        other.discard()
+        again = store.empty("again", (5000,), "float32")
+        again.numpy()[:] = 2.0
+        pool.apply(write_again, (9.0,))
+        assert (again.publish().numpy() == 2.0).all(), "memory that a worker can write is not used again"
+
+
+def start_with(builder: cotensor.TensorBuilder) -> None:
+    builder.numpy()[:] = 3.0
+
+
+def test_process_is_started_with_a_builder(daemon: Daemon) -> None:
+    with daemon.connect() as store, store.empty("started", (4,), "float32") as builder:
+        process = multiprocessing.get_context("spawn").Process(target=start_with, args=(builder,))
+        process.start()
+        process.join()
+    with daemon.connect() as store:
+        assert (store["started"].numpy() == 3.0).all()
+
+
+def test_builder_that_is_not_sent_to_a_worker_is_an_error(daemon: Daemon) -> None:
+    with daemon.connect() as store:
+        builder = store.empty("pickled", (4,), "float32")
+        pickled = pickle.dumps(builder)
+        program = "import pickle, sys; pickle.load(sys.stdin.buffer)"
+        ran = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True)
+        assert ran.returncode == 1 and b"ConflictError" in ran.stderr and b"its own pools" in ran.stderr, ran.stderr

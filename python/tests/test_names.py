@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Iterator, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, Iterator, List, Optional
 
 import pytest
 
@@ -64,6 +65,63 @@ def test_store_is_a_mapping_of_names(store: cotensor.Store, prefix: str) -> None
             missing()
     with pytest.raises(cotensor.InvalidError, match="name"):
         store[1]  # type: ignore[index]
+
+
+def test_store_has_the_methods_of_a_dict(store: cotensor.Store, prefix: str) -> None:
+    a, b = f"{prefix}a", f"{prefix}b"
+    store.update({a: np.zeros(2)}, **{b: np.ones(3)})
+    store.update([(a, np.full(2, 5.0))])
+    assert isinstance(store, Mapping) and {a, b} <= set(store.keys()) and a in store.keys()
+    assert {a, b} - store.keys() == set() and len(store.items()) == len(store.values()) == len(store)
+    found = {name: tensor.numpy().tolist() for name, tensor in store.items() if name.startswith(prefix)}
+    assert found == {a: [5.0, 5.0], b: [1.0, 1.0, 1.0]}
+    assert sorted(found) == sorted(name for name in {**store} if name.startswith(prefix))
+    assert dict(store)[b].shape == (3,) and any(tensor.name == b for tensor in store.values())
+    assert store.get(a).name == a and store.get(a, None).name == a
+    assert store.get(f"{prefix}none", None) is None and store.get(f"{prefix}none", 7) == 7
+    for search in (store.get, store.pop, lambda name: store[name]):
+        with pytest.raises(KeyError):
+            search(f"{prefix}none")
+    with pytest.raises(TypeError, match="at most one default"):
+        store.get(a, None, None)
+    with pytest.raises(TypeError, match="name in store"):
+        store[a] in store.values()  # noqa: B015
+
+    popped = store.pop(a)
+    assert popped.numpy().tolist() == [5.0, 5.0] and a not in store
+    assert store.pop(a, None) is None and store.pop(a, 3) == 3
+    assert store.pop(b, None).shape == (3,) and len(store.names(prefix)) == 0
+
+
+def test_items_leave_out_what_is_removed_meanwhile(store: cotensor.Store, prefix: str) -> None:
+    store.put_many({f"{prefix}{index:03}": np.full(1, index) for index in range(300)})
+    seen = []
+    for name, tensor in store.items():
+        if not name.startswith(prefix):
+            continue
+        seen.append((name, int(tensor)))
+        store.pop(f"{prefix}299", None)
+    assert seen == [(f"{prefix}{index:03}", index) for index in range(299)]
+
+
+def test_one_program_gets_a_name_that_several_pop(prefix: str) -> None:
+    with serving() as daemon:
+        stores = [cotensor.connect(daemon.socket) for _ in range(4)]
+        stores[0].put_many({f"{prefix}{index}": np.full(1, index) for index in range(50)})
+        got: List[int] = []
+
+        def take(store: cotensor.Store) -> None:
+            for name in store.names(prefix):
+                tensor = store.pop(name, None)
+                if tensor is not None:
+                    got.append(int(tensor))
+
+        threads = [threading.Thread(target=take, args=(store,)) for store in stores]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(got) == list(range(50))
 
 
 def test_removed_name_is_not_listed_while_it_is_leased(store: cotensor.Store, prefix: str) -> None:

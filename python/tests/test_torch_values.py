@@ -27,3 +27,19 @@ def test_detached_copy_is_writable_by_torch_alone(store: cotensor.Store) -> None
     own = tensor.detach()
     tensor.torch().fill_(1.0)
     assert torch.equal(own.torch(), torch.zeros(4))
+
+
+def test_operators_beside_a_torch_tensor_are_those_of_torch(store: cotensor.Store) -> None:
+    values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    tensor, other = store.put("x", values), torch.full((2, 3), 2.0)
+    for got, wanted in [
+        (tensor + other, values + other),
+        (other - tensor, other - values),
+        (tensor == other, values == other),
+        (other @ tensor.torch().T, other @ values.T),
+        (tensor[0] @ other.T, values[0] @ other.T),
+        (divmod(tensor, 2)[1], values.numpy() % 2),
+    ]:
+        assert isinstance(got, type(wanted)) and (got == wanted).all()
+    assert torch.tensor(5.0) in tensor and torch.tensor(7.0) not in tensor
+    assert tensor.dtype == torch.float32 == tensor.dtype and tensor.dtype != torch.float64

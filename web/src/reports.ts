@@ -21,6 +21,13 @@ export interface DeviceStats {
   peak_memory_bytes: number;
 }
 
+/** The tensors of one producer that have no lease. */
+export interface KeptTensors {
+  producer: string;
+  tensors: number;
+  bytes: number;
+}
+
 /** Why bytes are copied, as in the reports of Cotensor's other languages. */
 export type CopyReason =
   | "file import"
@@ -54,6 +61,9 @@ export interface Stats {
   ready_bytes: number;
   unshared_bytes: number;
   saved_bytes: number;
+  kept_tensors: number;
+  kept_bytes: number;
+  kept_by: KeptTensors[];
   memory_usage_mb: number;
   peak_memory_bytes: number;
   devices: DeviceStats[];

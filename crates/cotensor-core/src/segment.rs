@@ -153,6 +153,13 @@ pub trait SegmentMut: Send + Sync {
         None
     }
 
+    /// The descriptor by which another process of this user may map the bytes for writing, until they are frozen. `None`
+    /// unless the segment comes from [`reserve_aliased`](Memory::reserve_aliased), and for memory without one.
+    #[cfg(unix)]
+    fn writable_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
     /// Makes the bytes immutable and shareable. Their address does not change.
     ///
     /// # Errors

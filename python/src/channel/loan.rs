@@ -3,6 +3,7 @@
 use super::producer::ended;
 use crate::errors::OrRaise;
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
 use crate::process::ProcessLocal;
 use cotensor::Error;
@@ -109,8 +110,8 @@ impl FrameLoan {
 
     /// The name of the element type.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.layout.dtype().name()
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.layout.dtype())
     }
 
     /// A writable numpy array on the memory. bfloat16 needs ml_dtypes.

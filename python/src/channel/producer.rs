@@ -3,6 +3,7 @@
 use super::loan::FrameLoan;
 use crate::args;
 use crate::errors::{OrRaise, raise};
+use crate::export::dtype::dtype_object;
 use crate::import::dtype;
 use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
@@ -43,8 +44,8 @@ impl Channel {
 
     /// The name of the element type.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.0.spec().dtype.name()
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.0.spec().dtype)
     }
 
     /// Size of a frame in bytes.

@@ -3,6 +3,7 @@
 use super::frame::Frame;
 use crate::args;
 use crate::errors::{OrRaise, raise};
+use crate::export::dtype::dtype_object;
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use crate::store::store::Store;
@@ -68,8 +69,8 @@ impl ChannelReader {
 
     /// The name of the element type.
     #[getter]
-    fn dtype(&self, py: Python<'_>) -> PyResult<&'static str> {
-        Ok(self.end(py)?.0.spec().dtype.name())
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.end(py)?.0.spec().dtype)
     }
 
     /// The producer's name and process.

@@ -7,7 +7,9 @@ use crate::args;
 use crate::dlpack::abi::HOST;
 use crate::errors::OrRaise;
 use crate::export::buffer::DlpackRequest;
+use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
+use crate::export::operators;
 use crate::import::dtype;
 use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
@@ -34,6 +36,8 @@ pub(crate) struct SharedTensor {
     /// What a model knows about a tensor that it made.
     embedding: Option<ProcessLocal<SharedEmbedding>>,
 }
+
+operators::array_operators!(SharedTensor, contains = operators::contains);
 
 impl SharedTensor {
     pub(super) fn over(tensor: cotensor_sharing::SharedTensor) -> Self {
@@ -120,8 +124,8 @@ impl SharedTensor {
 
     /// The element type's name.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.tensor.dtype().name()
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.tensor.dtype())
     }
 
     /// Size of the elements in bytes.
@@ -264,6 +268,11 @@ impl SharedTensor {
     ) -> PyResult<Py<PyAny>> {
         let request = DlpackRequest::new(stream, max_version, dl_device, copy)?;
         self.elements(py)?.dlpack(py, &request)
+    }
+
+    /// Programs test whether they were given one: it is true, also where its elements are zero.
+    fn __bool__(&self) -> bool {
+        true
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {

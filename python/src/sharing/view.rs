@@ -4,7 +4,9 @@ use super::expose::{Elements, HeldView};
 use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::DlpackRequest;
+use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
+use crate::export::operators;
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -19,6 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct SharedTensorView {
     view: Mutex<Option<HeldView>>,
 }
+
+operators::array_operators!(SharedTensorView, contains = operators::contains);
 
 impl SharedTensorView {
     pub(super) fn new(view: cotensor_sharing::SharedTensorView) -> Self {
@@ -59,8 +63,8 @@ impl SharedTensorView {
 
     /// The element type's name.
     #[getter]
-    fn dtype(&self, py: Python<'_>) -> PyResult<&'static str> {
-        Ok(self.view(py)?.layout().dtype().name())
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.view(py)?.layout().dtype())
     }
 
     /// Size of the elements in bytes.
@@ -107,6 +111,11 @@ impl SharedTensorView {
     ) -> PyResult<Py<PyAny>> {
         let request = DlpackRequest::new(stream, max_version, dl_device, copy)?;
         self.elements(py)?.dlpack(py, &request)
+    }
+
+    /// Programs test whether they were given one: it is true, also where its elements are zero.
+    fn __bool__(&self) -> bool {
+        true
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {

@@ -1,15 +1,20 @@
 //! An unpublished tensor.
 
+use super::pickle::Reduced;
 use super::tensor::Tensor;
+use crate::args;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::dtype::dtype_object;
 use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
+use cotensor_memory::ForeignMemfd;
 use cotensor_store::{CopyReason, Reservation};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,12 +23,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// without an exception.
 ///
 /// Arrays of a builder stay valid after publishing. Later writes through them are private to this process.
+///
+/// Workers of a pool of :mod:`multiprocessing` (or joblib) that are given the builder fill parts of the same memory. Only
+/// the process that made it publishes it.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct TensorBuilder {
     name: String,
     layout: Layout,
     memory: Arc<Memory>,
-    store: ProcessLocal<Arc<dyn Store>>,
+    /// `None` in a process that only helps to fill it.
+    store: Option<ProcessLocal<Arc<dyn Store>>>,
 }
 
 /// The memory that the arrays of a builder show.
@@ -40,6 +49,8 @@ enum BuilderState {
     Published(#[allow(dead_code, reason = "an owner")] ProcessLocal<Lease>),
     /// Arrays may still show the memory.
     Discarded(#[allow(dead_code, reason = "an owner")] ProcessLocal<Reservation>),
+    /// Another process publishes it.
+    Foreign,
     /// A thread copies an array into it.
     Writing,
     Failed,
@@ -57,6 +68,7 @@ impl BuilderState {
             BuilderState::Open(_) => "it belongs to the parent process",
             BuilderState::Published(_) => "it is already published",
             BuilderState::Discarded(_) => "it was discarded",
+            BuilderState::Foreign => "the process that made it publishes or discards it",
             BuilderState::Writing => "another thread writes it",
             BuilderState::Failed => "an attempt to publish it failed",
         }
@@ -77,8 +89,16 @@ impl TensorBuilder {
             name,
             layout,
             memory: Arc::new(Memory { address, state, _address }),
-            store: ProcessLocal::new(store),
+            store: Some(ProcessLocal::new(store)),
         })
+    }
+
+    /// Copies an array into memory that another process publishes.
+    fn write_foreign(&self, py: Python<'_>, source: &SourceArray) {
+        // SAFETY: the mapping, which `memory` owns, has the bytes of the layout. Other processes and arrays of this one may
+        // write them at the same time, as they may with any array in shared memory.
+        let target = unsafe { std::slice::from_raw_parts_mut(self.memory.address.as_ptr(), self.layout.size_bytes()) };
+        py.detach(|| source.copy_to(target));
     }
 
     fn state(&self) -> MutexGuard<'_, BuilderState> {
@@ -140,8 +160,8 @@ impl TensorBuilder {
 
     /// The element type's name.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.layout.dtype().name()
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.layout.dtype())
     }
 
     /// Size of the elements in bytes.
@@ -176,6 +196,10 @@ impl TensorBuilder {
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let source = SourceArray::of(array, &"array")?;
         source.fits(&self.name, self.layout.dtype(), self.layout.shape()).or_raise(py)?;
+        if matches!(*self.state(), BuilderState::Foreign) {
+            self.write_foreign(py, &source);
+            return Ok(());
+        }
         // No lock is held while the thread is detached from Python: other threads read the state meanwhile.
         let mut reservation = self.take(py, BuilderState::Writing)?;
         let outcome = source.fill(py, &mut reservation);
@@ -200,7 +224,8 @@ impl TensorBuilder {
         let reservation = self.take_reservation(py)?;
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         self.set_published(&lease).or_raise(py)?;
-        Ok(Tensor::new(lease, Arc::clone(&self.store)))
+        let store = self.store.as_ref().ok_or_else(|| self.conflict(py, BuilderState::Foreign.conflict()))?;
+        Ok(Tensor::new(lease, Arc::clone(store)))
     }
 
     /// Discards the tensor without publishing it.
@@ -249,10 +274,50 @@ impl TensorBuilder {
         crate::dlpack::abi::HOST
     }
 
+    /// The descriptor of the memory, which the builder keeps open until it is published or discarded.
+    fn _fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        let fd = match &*self.state() {
+            BuilderState::Open(reservation) if reservation.is_ours() => {
+                Ok(reservation.writable_fd().map(|fd| fd.as_raw_fd()))
+            }
+            other => Err(other.conflict()),
+        };
+        let message = || format!("{}: memory of an embedded store that processes cannot share", self.name);
+        let fd = fd.map_err(|why| self.conflict(py, why))?;
+        fd.ok_or_else(|| raise(py, &Error::unsupported(message())))
+    }
+
+    /// Opens the memory of a builder of another process, by a descriptor that this call closes.
+    #[staticmethod]
+    fn _open(
+        py: Python<'_>,
+        fd: i32,
+        name: String,
+        #[pyo3(from_py_with = args::dtype)] dtype: String,
+        #[pyo3(from_py_with = args::shape)] shape: Vec<usize>,
+    ) -> PyResult<Self> {
+        // SAFETY: the caller passes a descriptor that it owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let open = || {
+            let layout = Layout::contiguous(dtype.parse()?, &shape)?;
+            let memfd = ForeignMemfd::open(fd, layout.size_bytes())?;
+            let (address, state) = (memfd.start(), Mutex::new(BuilderState::Foreign));
+            let memory = Arc::new(Memory { address, state, _address: Arc::new(Mutex::new(memfd)) as KeepAlive });
+            Ok(Self { name: name.clone(), layout, memory, store: None })
+        };
+        open().map_err(|error: Error| error.in_field(name.as_str())).or_raise(py)
+    }
+
+    /// The handle for a process that helps to fill it.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py>> {
+        slf.py().import("cotensor._handles")?.call_method1("reduce_builder", (slf,))?.extract()
+    }
+
     fn __repr__(&self) -> String {
         let dims = self.layout.shape().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let state = match &*self.state() {
             BuilderState::Open(_) | BuilderState::Writing => "unpublished",
+            BuilderState::Foreign => "of another process",
             BuilderState::Published(_) => "published",
             BuilderState::Discarded(_) | BuilderState::Failed => "discarded",
         };

@@ -8,8 +8,9 @@ use crate::errors::{OrRaise, raise};
 use crate::import::source::SourceArray;
 use cotensor::Error;
 use cotensor_store::{Reservation, Retention, TensorSpec};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyIterator, PyList, PyMapping};
+use pyo3::types::{PyDict, PyIterator, PyList, PyMapping, PyTuple};
 use std::time::Duration;
 
 /// The most tensors that `put_many` publishes in one round trip: as many as the connection sends at once.
@@ -62,6 +63,51 @@ impl Store {
     fn __contains__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<bool> {
         let store = self.store(py)?;
         Ok(py.detach(|| store.find_name(&name)).or_raise(py)?.is_some())
+    }
+
+    /// The names, as ``dict.keys()``.
+    fn keys<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("collections.abc")?.call_method1("KeysView", (slf,))
+    }
+
+    /// The newest version of every name, leased, as ``dict.values()``. An iteration leases them in turn, and leaves out
+    /// a name that is removed before its turn.
+    fn values<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("cotensor._mapping")?.call_method1("Values", (slf,))
+    }
+
+    /// The names and their tensors, as ``dict.items()``. An iteration leases them as that of :meth:`values` does.
+    fn items<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("cotensor._mapping")?.call_method1("Items", (slf,))
+    }
+
+    /// Removes the name; returns the version that was the newest one, leased. If the name does not exist, returns
+    /// ``default``, without which it raises :class:`NotFoundError`. Of several programs that pop a name, one gets it.
+    #[pyo3(signature = (name, *default))]
+    fn pop<'py>(
+        slf: &Bound<'py, Self>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        default: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let store = slf.get().store(py)?;
+        let holder = holder_of(py, &store, None);
+        let popped = py.detach(|| store.get(&name, &holder).and_then(|lease| store.remove(&name).map(|()| lease)));
+        or_default(py, popped.map(|lease| Tensor::new(lease, store)), default)
+    }
+
+    /// Publishes every array of a mapping, or of pairs of name and array, as :meth:`put_many` does.
+    #[pyo3(signature = (arrays=None, /, **named))]
+    fn update(
+        &self,
+        py: Python<'_>,
+        arrays: Option<&Bound<'_, PyAny>>,
+        named: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        let (none, no_names) = (PyDict::new(py), PyDict::new(py));
+        let arguments = (arrays.unwrap_or(&none), named.unwrap_or(&no_names));
+        let all = py.import("cotensor._mapping")?.call_method1("pairs", arguments)?;
+        self.put_many(py, &all).map(drop)
     }
 
     /// The published names that start with ``prefix``, in order.
@@ -128,6 +174,24 @@ impl Store {
             }
         }
         Ok(put)
+    }
+}
+
+/// The tensor, or, if there is none of its name, the first of `default`.
+///
+/// # Errors
+/// The error of `found` without a default, and `TypeError` for more than one.
+pub(super) fn or_default<'py>(
+    py: Python<'py>,
+    found: Result<Tensor, Error>,
+    default: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if default.len() > 1 {
+        return Err(PyTypeError::new_err("pass at most one default"));
+    }
+    match (found, default.get_item(0)) {
+        (Err(error), Ok(default)) if error.kind() == cotensor::ErrorKind::NotFound => Ok(default),
+        (found, _) => Ok(Bound::new(py, found.or_raise(py)?)?.into_any()),
     }
 }
 

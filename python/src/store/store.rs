@@ -5,6 +5,7 @@ use super::builder::TensorBuilder;
 use super::claim::{Claimed, claim};
 use super::group::put_group;
 use super::holder::{holder as holder_of, program};
+use super::mapping::or_default;
 use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
 use super::report::report;
@@ -266,18 +267,20 @@ impl Store {
         }
     }
 
-    /// Leases the newest version of ``name`` for ``holder``, by default this program.
-    #[pyo3(signature = (name, holder=None))]
-    fn get(
+    /// Leases the newest version of ``name`` for ``holder``, by default this program. If the name does not exist,
+    /// returns ``default``, without which it raises :class:`NotFoundError`.
+    #[pyo3(signature = (name, *default, holder=None))]
+    fn get<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         #[pyo3(from_py_with = args::name)] name: String,
+        default: &Bound<'py, PyTuple>,
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
-    ) -> PyResult<Tensor> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let store = self.store(py)?;
         let holder = holder_of(py, &store, holder.as_deref());
-        let lease = py.detach(|| store.get(&name, &holder)).or_raise(py)?;
-        Ok(Tensor::new(lease, store))
+        let found = py.detach(|| store.get(&name, &holder));
+        or_default(py, found.map(|lease| Tensor::new(lease, store)), default)
     }
 
     /// Leases one version by its ``id``.

@@ -7,7 +7,9 @@ use crate::args;
 use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
+use crate::export::operators;
 use crate::export::private_pages::PrivatePages;
 use crate::export::tensor_mapping::TensorMapping;
 use crate::import::gather;
@@ -34,6 +36,16 @@ pub(crate) struct Tensor {
     pub(super) layout: Layout,
     /// `None` after `release()`. A view shares the pages of its tensor: each shows the writes of the other.
     pages: Mutex<Option<Arc<PrivatePages>>>,
+}
+
+operators::array_operators!(Tensor, contains = has);
+
+/// ``value in tensor``: whether a group has the member of that name, or an element has that value.
+fn has(tensor: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match (value.cast::<PyString>(), tensor.cast::<Tensor>()?.get().group(value.py())?) {
+        (Ok(name), Some(members)) => Ok(members.find(&name.to_cow()?).is_ok()),
+        _ => operators::contains(tensor, value),
+    }
 }
 
 impl Tensor {
@@ -171,8 +183,8 @@ impl Tensor {
 
     /// The element type's name, such as ``float32``.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.layout.dtype().name()
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype_object(py, self.layout.dtype())
     }
 
     /// Number of dimensions.
@@ -306,7 +318,7 @@ impl Tensor {
     }
 
     /// A copy of the elements in row-major order.
-    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+    pub(super) fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let copy = self.copied(py)?;
         let len = self.layout.size_bytes();
         // SAFETY: `copied` allocates `len` bytes, and `copy` owns them.

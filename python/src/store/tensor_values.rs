@@ -4,12 +4,13 @@ use super::item::item;
 use super::lease::HeldLease;
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
+use crate::export::operators;
 use crate::export::private_pages::PrivatePages;
 use cotensor::{EmbeddedStore, Error, Store};
 use cotensor_memory::EmbeddedMemory;
 use cotensor_store::{CopyReason, TensorSpec, TensorStore};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use std::sync::Arc;
 
 #[pymethods]
@@ -27,6 +28,40 @@ impl Tensor {
         let dtype = self.layout.dtype();
         let element = bytes.get(start..start + dtype.size_bytes());
         item(py, dtype, element.ok_or_else(|| raise(py, &Error::unsupported("this memory is not host memory")))?)
+    }
+
+    /// numpy's rule: one element is true unless it is zero; several have no truth.
+    fn __bool__(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        operators::truth(slf)
+    }
+
+    /// Iterates over the first dimension: a view for each index.
+    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let builtins = slf.py().import("builtins")?;
+        let indices = builtins.call_method1("range", (slf.len()?,))?;
+        builtins.call_method1("map", (slf.getattr("__getitem__")?, indices))
+    }
+
+    /// Iterates over the first dimension from its end.
+    fn __reversed__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let builtins = slf.py().import("builtins")?;
+        let indices = builtins.call_method1("range", (slf.len()?,))?;
+        builtins.call_method1("map", (slf.getattr("__getitem__")?, builtins.call_method1("reversed", (indices,))?))
+    }
+
+    /// ``bytes(tensor)``: as :meth:`tobytes`.
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.tobytes(py)
+    }
+
+    /// The same published elements with a lease of their own. What this object's arrays wrote in place is not in it.
+    fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self::part(PrivatePages::new(self.held(py)?), self.layout.clone()))
+    }
+
+    /// As ``copy.copy``: published elements do not change, so that no copy is needed.
+    fn __deepcopy__(&self, py: Python<'_>, _memo: &Bound<'_, PyAny>) -> PyResult<Self> {
+        self.__copy__(py)
     }
 
     /// ``tensor.torch().to(…)``: a torch tensor of another device or dtype. torch copies only if it needs to.

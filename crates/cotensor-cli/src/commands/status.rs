@@ -1,11 +1,12 @@
 //! `status`: the daemon itself.
 
 use super::connection::running;
+use super::tensors::kept;
 use crate::args::{DaemonOptions, StatusArgs};
 use crate::output::{count, print, print_json};
 use crate::table::duration;
 use cotensor::core::{Error, ErrorKind, Result, size};
-use cotensor::store::{Stats, StoreReports};
+use cotensor::store::{KeptTensors, Stats, StoreReports};
 use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus};
 use cotensor_client::{ClientStore, default_socket, log_path};
 use serde::Serialize;
@@ -32,6 +33,10 @@ struct Details {
     max_memory_bytes: Option<u64>,
     /// Bytes of the copies that sharing avoids now.
     saved_bytes: u64,
+    /// Tensors without a lease.
+    kept_tensors: usize,
+    kept_bytes: u64,
+    kept_by: Vec<KeptTensors>,
 }
 
 pub(crate) fn status(args: &StatusArgs) -> Result<()> {
@@ -64,6 +69,9 @@ fn details(store: &ClientStore) -> Result<Details> {
     let stats = store.stats();
     let Stats { total_tensors, spilled_now, memory_usage_bytes, max_memory_bytes, saved_bytes, .. } = stats;
     Ok(Details {
+        kept_tensors: stats.kept_tensors,
+        kept_bytes: stats.kept_bytes,
+        kept_by: stats.kept_by,
         status,
         log: Some(log_path(store.socket())).filter(|log| log.exists()),
         tensors: total_tensors + spilled_now,
@@ -74,7 +82,7 @@ fn details(store: &ClientStore) -> Result<Details> {
 }
 
 fn text(socket: &Path, details: &Details) -> String {
-    let Details { status, log, tensors, memory_usage_bytes, max_memory_bytes, saved_bytes } = details;
+    let Details { status, log, tensors, memory_usage_bytes, max_memory_bytes, saved_bytes, .. } = details;
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
         // Writing to a string cannot fail.
@@ -94,6 +102,10 @@ fn text(socket: &Path, details: &Details) -> String {
     }
     let budget = max_memory_bytes.map_or_else(String::new, |max| format!(" of {}", size(max)));
     line("memory", format!("{}{budget} in {}", size(*memory_usage_bytes), count(*tensors, "tensor")));
+    if details.kept_tensors > 0 {
+        let kept = kept(details.kept_tensors, details.kept_bytes, &details.kept_by);
+        line("kept", format!("{kept}; without a holder, until `cotensor rm`, or evicted for others"));
+    }
     line("saved", format!("{} by sharing", size(*saved_bytes)));
     line("clients", status.clients.to_string());
     if let Some(idle) = status.idle_exit_s {

@@ -3,10 +3,10 @@
 use super::connection::connect;
 use crate::args::{LsArgs, StatArgs, TensorOrder, WhoArgs};
 use crate::launch::Program;
-use crate::output::{print, print_json};
+use crate::output::{count, print, print_json};
 use crate::table::{Table, duration, elements, plain, shape};
 use cotensor::core::{Device, Error, ErrorKind, Result, size};
-use cotensor::store::{Stats, StoreReports};
+use cotensor::store::{KeptTensors, Stats, StoreReports};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
     DeviceShares, Empty, GroupMember, Hello, HelloParams, HelloResult, Keep, List, ListDevices, ListHolders, ListOrder,
@@ -330,6 +330,7 @@ fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
     row("memory", size(stats.memory_usage_bytes));
     let unshared = size(stats.unshared_bytes);
     row("saved by sharing", format!("{} ({unshared} with a copy for each holder)", size(stats.saved_bytes)));
+    row("kept without a holder", kept(stats.kept_tensors, stats.kept_bytes, &stats.kept_by));
     row("memory of metadata", size(stats.metadata_bytes));
     row("memory kept ready", format!("{} by producers, beyond the budget", size(stats.ready_bytes)));
     row("memory budget", budget(stats));
@@ -353,6 +354,15 @@ fn stat_daemon(store: &ClientStore, args: &StatArgs) -> Result<()> {
         row(&format!("shared device {}", plain(&device.device)), value);
     }
     print(&table.text())
+}
+
+/// The tensors without leases, and the programs that published them.
+pub(super) fn kept(tensors: usize, bytes: u64, by: &[KeptTensors]) -> String {
+    let producers: Vec<_> = by.iter().map(|kept| format!("{} ({})", kept.producer, size(kept.bytes))).collect();
+    let listed: usize = by.iter().map(|kept| kept.tensors).sum();
+    let others = if listed < tensors { ", others" } else { "" };
+    let by = if producers.is_empty() { String::new() } else { format!(" of {}{others}", producers.join(", ")) };
+    format!("{} in {}{by}", size(bytes), count(tensors, "tensor"))
 }
 
 /// The budget of a store, as text.

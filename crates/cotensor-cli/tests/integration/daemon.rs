@@ -518,6 +518,12 @@ fn tensors_are_listed_in_orders_and_removed_by_patterns() {
     assert_eq!(text(&["ls", "-q", "a/"]), "a/1\na/2\n");
     let long = text(&["ls", "--long"]);
     assert!(long.contains("producer") && long.contains("cotensor put"), "{long}");
+    let status = daemon.json(&["status"]);
+    assert_eq!((&status["kept_tensors"], &status["kept_by"][0]["producer"]), (&json!(3), &json!("cotensor put")));
+    let (status, stat) = (text(&["status"]), text(&["stat"]));
+    for shown in [status, stat] {
+        assert!(shown.contains("kept") && shown.contains("in 3 tensors of cotensor put ("), "{shown}");
+    }
     assert_eq!(daemon.json(&["rm", "a/*"])["removed"], json!(["a/1", "a/2"]));
     daemon.expect_error(&["rm", "a/*"], 2, &["a/*"]);
     assert_eq!(text(&["rm", "--all"]), "removed 1 tensor\n");

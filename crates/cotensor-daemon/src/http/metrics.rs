@@ -55,6 +55,8 @@ fn render(http: &Http) -> String {
     page.gauge("unshared_bytes", "Bytes of the tensors in memory if each holder had a copy.")
         .value(stats.unshared_bytes);
     page.gauge("saved_bytes", "Bytes of the copies that sharing avoids now.").value(stats.saved_bytes);
+    page.gauge("kept_tensors", "Tensors without a lease.").value(stats.kept_tensors);
+    page.gauge("kept_bytes", "Bytes of the tensors without a lease.").value(stats.kept_bytes);
     page.gauge("metadata_bytes", "Bytes of metadata charged to the budget.").value(stats.metadata_bytes);
     page.gauge("ready_bytes", "Bytes that producers keep for their next tensors, beyond the budget.")
         .value(stats.ready_bytes);

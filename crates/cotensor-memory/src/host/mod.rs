@@ -10,7 +10,9 @@ mod slab;
 
 pub(crate) use mapped_file::MappedFileMut;
 pub use mapped_file::{MappedFile, MappedFileMemory};
-pub use memfd::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd, check_no_holes, check_sealed, shared_bytes};
+pub use memfd::{
+    ForeignMemfd, Guarantee, MemfdMemory, MemfdMut, SealedMemfd, check_no_holes, check_sealed, shared_bytes,
+};
 pub(crate) use memfd::{allocate, import, seal};
 pub use parallel_copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
 pub use private_mapping::PrivateMapping;

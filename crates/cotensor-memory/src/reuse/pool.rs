@@ -6,7 +6,7 @@ use crate::host::{MemfdMut, PARALLEL_COPY_BYTES_MIN, import};
 use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::param::page_size;
 use std::any::Any;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Memory in memfds that were prefaulted, or used and abandoned, before. Filling one takes the time of the copy; a new
@@ -163,6 +163,10 @@ impl SegmentMut for PooledMemfd {
 
     fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         self.memfd.as_ref()?.pin_address()
+    }
+
+    fn writable_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.memfd.as_ref()?.writable_fd()
     }
 
     fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {

@@ -52,6 +52,14 @@ impl Reservation {
         self.tensor.segment.pin_address()
     }
 
+    /// The descriptor by which other processes of this user may help to write it, until it is published. `None` unless
+    /// it was reserved by [`TensorStore::reserve_aliased`](crate::TensorStore::reserve_aliased), and for memory without
+    /// one.
+    #[cfg(unix)]
+    pub fn writable_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.tensor.segment.writable_fd()
+    }
+
     /// Copies `bytes` to the start of the tensor, and counts the copy under `reason`.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use crate::budget::Budget;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::candidates;
 use crate::leases::Record;
-use crate::{DeviceStats, Diagnostics, OptimizeReport, Recommendations, Refusal, Stats, TensorInfo};
+use crate::{DeviceStats, Diagnostics, KeptTensors, OptimizeReport, Recommendations, Refusal, Stats, TensorInfo};
 use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Kind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const MIB: f64 = (1 << 20) as f64;
-/// The number of tensors in each list of the recommendations.
+/// The most entries of a list in a report.
 pub const LISTED: usize = 10;
 
 pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
@@ -58,7 +58,14 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
     let used = budget.used();
     let (spilled_now, spilled_now_bytes) = store.spilled_now();
     let (unshared_bytes, saved_bytes) = holder_copies(records);
+    let mut kept_by = kept(records);
+    let (kept_tensors, kept_bytes) =
+        kept_by.iter().fold((0, 0), |(tensors, bytes), kept| (tensors + kept.tensors, bytes + kept.bytes));
+    kept_by.truncate(LISTED);
     Stats {
+        kept_tensors,
+        kept_bytes,
+        kept_by,
         unshared_bytes,
         saved_bytes,
         total_tensors: records.len(),
@@ -100,6 +107,20 @@ fn holder_copies(records: &[Arc<Record>]) -> (u64, u64) {
         let (bytes, holders) = (record.layout().size_bytes() as u64, record.holders().len() as u64);
         (unshared + bytes * holders.max(1), saved + bytes * holders.saturating_sub(1))
     })
+}
+
+/// The tensors without leases by producer, the most bytes first.
+fn kept(records: &[Arc<Record>]) -> Vec<KeptTensors> {
+    let mut producers: BTreeMap<&str, KeptTensors> = BTreeMap::new();
+    for record in records.iter().filter(|record| record.leases.total() == 0) {
+        let kept = producers.entry(record.producer()).or_default();
+        kept.tensors += 1;
+        kept.bytes += record.layout().size_bytes() as u64;
+    }
+    let mut kept: Vec<_> =
+        producers.into_iter().map(|(name, kept)| KeptTensors { producer: name.to_owned(), ..kept }).collect();
+    kept.sort_by_key(|kept| std::cmp::Reverse(kept.bytes));
+    kept
 }
 
 fn device_stats(budget: &Arc<Budget>, records: &[Arc<Record>]) -> DeviceStats {

@@ -18,5 +18,7 @@ pub use holder::Holder;
 pub(crate) use members::member_layout;
 pub use members::{MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, Member, Members};
 pub use names::{ChangePosition, NameChange, NameChanges, NameFilter, NamedVersion};
-pub use report::{Copies, DeviceStats, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
+pub use report::{
+    Copies, DeviceStats, Diagnostics, KeptTensors, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo,
+};
 pub use tensor::{METADATA_BYTES_MAX, NAME_BYTES_MAX, Retention, TensorId, TensorSpec, check_name};

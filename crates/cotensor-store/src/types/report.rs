@@ -54,6 +54,15 @@ pub struct Stats {
     /// `unshared_bytes` less the bytes of these tensors: what sharing saves now.
     #[cfg_attr(feature = "serde", serde(default))]
     pub saved_bytes: u64,
+    /// Tensors in memory without a lease, which stay until they are removed or evicted.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub kept_tensors: usize,
+    /// Bytes of their elements.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub kept_bytes: u64,
+    /// The producers of these tensors: the ten with the most bytes, largest first.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub kept_by: Vec<KeptTensors>,
     /// `memory_usage_bytes` in MiB.
     pub memory_usage_mb: f64,
     /// The most bytes of the host that were taken at a time.
@@ -85,6 +94,18 @@ pub struct Stats {
     pub spilled_bytes: u64,
     /// Tensors that were restored.
     pub restores: u64,
+}
+
+/// The tensors of one producer that have no lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct KeptTensors {
+    /// The producer, which may have ended.
+    pub producer: String,
+    /// Their number.
+    pub tensors: usize,
+    /// Bytes of their elements.
+    pub bytes: u64,
 }
 
 /// The memory of one device.

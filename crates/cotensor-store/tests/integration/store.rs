@@ -275,6 +275,33 @@ fn reports_count_tensors_copies_and_lookups() {
 }
 
 #[test]
+fn reports_name_the_producers_of_tensors_without_leases() {
+    let store = EmbeddedStore::builder().build();
+    let holder = store.holder("m");
+    let by = |name: &str, producer: &str| TensorSpec { producer: producer.to_owned(), ..spec(name, &[2], 1) };
+    let held = put(&store, by("held", "train"), &holder, &[0.0, 0.0]);
+    for (name, producer) in [("a", "train"), ("b", "train"), ("c", "embed")] {
+        drop(put(&store, by(name, producer), &holder, &[0.0, 0.0]));
+    }
+    let stats = store.stats();
+    assert_eq!((stats.kept_tensors, stats.kept_bytes), (3, 24));
+    let kept: Vec<_> = stats.kept_by.iter().map(|kept| (&*kept.producer, kept.tensors, kept.bytes)).collect();
+    assert_eq!(kept, [("train", 2, 16), ("embed", 1, 8)]);
+    let again = store.get("a", &holder).unwrap();
+    assert_eq!(store.stats().kept_tensors, 2);
+    drop((held, again));
+    assert_eq!(store.stats().kept_tensors, 4);
+
+    for number in 0..20u8 {
+        drop(put(&store, by(&format!("x{number}"), &format!("p{number}")), &holder, &[0.0, 0.0]));
+    }
+    let stats = store.stats();
+    assert_eq!((stats.kept_tensors, stats.kept_bytes, stats.kept_by.len()), (24, 192, 10));
+    store.optimize();
+    assert_eq!(store.stats().kept_by, []);
+}
+
+#[test]
 fn private_or_foreign_results_are_refused() {
     let (store, other) = (EmbeddedStore::builder().build(), EmbeddedStore::builder().build());
     let (holder, key) = (store.holder("m"), Key(ContentHash::of(b"key")));

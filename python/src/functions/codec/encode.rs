@@ -4,6 +4,7 @@ use super::codec::Codec;
 use super::markers::{NUMPY_SCALAR, ORDERED_DICT, PICKLE, RESERVED_KEYS, marked};
 use super::path::ValuePath;
 use crate::errors::{OrRaise, raise};
+use crate::export::dtype::is_dtype;
 use crate::functions::managed_object::ManagedObject;
 use crate::functions::remote_object::RemoteObject;
 use crate::import::source::SourceArray;
@@ -107,6 +108,9 @@ impl Codec {
             && Torch::imported(py)?.is_some_and(|torch| torch.is_size(value))
         {
             return Ok(Value::Tuple(self.values(values.iter(), path)?));
+        }
+        if is_dtype(value)? {
+            return Ok(Value::String(value.extract()?));
         }
         let base = [
             (value.is_instance_of::<PyInt>(), "int"),

@@ -1,6 +1,7 @@
 //! Anonymous files (`memfd_create`) that any process can map and no process can write once they are published.
 
 mod allocate;
+mod foreign;
 mod seal;
 mod sealed;
 #[cfg(test)]
@@ -8,6 +9,7 @@ mod tests;
 mod writable;
 
 pub(crate) use allocate::allocate;
+pub use foreign::ForeignMemfd;
 pub(crate) use seal::seal;
 pub use seal::{Guarantee, check_no_holes, check_sealed};
 pub(crate) use sealed::{MemfdSlice, import};

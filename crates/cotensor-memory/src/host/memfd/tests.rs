@@ -1,5 +1,5 @@
 use super::seal::seal_with_retry;
-use super::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd, shared_bytes};
+use super::{ForeignMemfd, Guarantee, MemfdMemory, MemfdMut, SealedMemfd, shared_bytes};
 use crate::mapping::{Access, Mapping};
 use crate::process::{create_memfd, fd_count, mapping_count, range_at};
 use crate::{MemfdPool, PrivateMapping};
@@ -121,6 +121,36 @@ fn aliased_address_stays_mapped_while_its_handle_exists() {
         }
         assert!(memory.reserve(8192).unwrap().pin_address().is_none());
     }
+}
+
+/// Another mapping of the same memfd stands for another process.
+#[test]
+fn foreign_memfd_is_written_until_it_is_published() {
+    for memory in memories_with_aliases() {
+        assert!(memory.reserve(8192).unwrap().writable_fd().is_none());
+        let segment = memory.reserve_aliased(8192).unwrap();
+        let fd = || segment.writable_fd().unwrap().try_clone_to_owned().unwrap();
+        let foreign = ForeignMemfd::open(fd(), 8192).unwrap();
+        assert_eq!(ForeignMemfd::open(fd(), 1 << 30).err().unwrap().kind(), ErrorKind::Refused);
+        let later = fd();
+        // SAFETY: the mapping has 8192 bytes, and no other reference to them exists.
+        let written = unsafe { std::slice::from_raw_parts_mut(foreign.start().as_ptr(), 8192) };
+        written.fill(7);
+        let published = segment.freeze().unwrap();
+        assert_eq!(published.bytes().unwrap(), [7; 8192]);
+        written.fill(8);
+        assert_eq!(published.bytes().unwrap(), [7; 8192], "the publisher copied it");
+        drop(foreign);
+
+        let segment = memory.reserve_aliased(8192).unwrap();
+        let fd = segment.writable_fd().unwrap().try_clone_to_owned().unwrap();
+        drop(ForeignMemfd::open(fd.try_clone().unwrap(), 8192).unwrap());
+        let published = segment.freeze().unwrap();
+        assert_eq!(ForeignMemfd::open(fd, 8192).err().unwrap().kind(), ErrorKind::Conflict);
+        drop((published, later));
+    }
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    assert_eq!(ForeignMemfd::open(file.into(), 1).err().unwrap().kind(), ErrorKind::Refused);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::mapping::{Access, AliasedMapping, Mapping, OnFork};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
 use rustix::fs::ftruncate;
 use std::any::Any;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Memory in memfds, one for each segment.
@@ -178,6 +178,10 @@ impl SegmentMut for MemfdMut {
             Writable::Own(_) => None,
             Writable::Aliased(map) => Some(map.handle()),
         }
+    }
+
+    fn writable_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.is_aliased().then(|| self.fd.as_fd())
     }
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
