@@ -55,12 +55,12 @@ test-python:
 test-torch:
 	scripts/test_python.sh torch
 
-# Offloaded operators, modules and optimizers beside PyTorch's, on the databases of its own tests (docs/labs/offload.md). CONFORMANCE are arguments, such
+# Offloaded operators, modules and optimizers beside PyTorch's, on the databases of its own tests (docs/explanation/conformance.md). CONFORMANCE are arguments, such
 # as `--sample`, `operators --names exp` or, for random programs, `programs --minutes 30 --seed 1`. Not a part of CI, which runs a sample.
 test-conformance:
 	scripts/test_conformance.sh $(CONFORMANCE)
 
-# The tests of other projects with offloaded models, beside the same tests on the simulated device (docs/labs/offload.md). They are downloaded. PROJECTS are
+# The tests of other projects with offloaded models, beside the same tests on the simulated device (docs/explanation/conformance.md). They are downloaded. PROJECTS are
 # arguments, such as `timm --files test_layers.py`. Not a part of CI.
 test-projects:
 	scripts/test_projects.sh $(PROJECTS)
