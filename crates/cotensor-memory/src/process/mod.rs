@@ -34,7 +34,9 @@ pub use mappings::{MappedRange, RangeUsage, mapped_ranges, range_usage};
 pub(crate) use memfd::reopen_to_read;
 pub use memfd::{create_memfd, create_segment_memfd, segment_group};
 pub(crate) use memory_left::left_without_swap_bytes;
-pub use memory_left::{MemoryGroup, PendingMemory, available_bytes, charged_group, check_memory, memory_groups};
+pub use memory_left::{
+    MemoryGroup, PendingMemory, available_bytes, charged_group, check_memory, limit_bytes, memory_groups,
+};
 pub use random::random_bytes;
 pub use signals::{ignore_sigxfsz, is_signal_ignored};
 pub use status::{children, is_alive, is_exiting, parent, state};

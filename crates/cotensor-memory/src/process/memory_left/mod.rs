@@ -37,6 +37,14 @@ pub fn available_bytes() -> Option<u64> {
     Some(system()?.available)
 }
 
+/// The most memory that this process can ever have: the system's, or the smallest limit of a control group that binds
+/// it. `None` where neither is known.
+pub fn limit_bytes() -> Option<u64> {
+    let total = read("/proc/meminfo").ok().and_then(|meminfo| kib_field(&meminfo, "MemTotal:"));
+    let in_groups = memory_groups(None).into_iter().map(|group| group.limit_bytes);
+    total.into_iter().chain(in_groups).min()
+}
+
 /// The control groups with a memory limit that bind process `pid`, this one for `None`: its own group and the
 /// ancestors, as far as they are visible.
 pub fn memory_groups(pid: Option<u32>) -> Vec<MemoryGroup> {
