@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -55,26 +55,26 @@ test-python:
 test-torch:
 	scripts/test_python.sh torch
 
-# Offloaded operators, modules and optimizers beside PyTorch's, on the databases of its own tests (docs/tensorref.md). CONFORMANCE are arguments, such
+# Offloaded operators, modules and optimizers beside PyTorch's, on the databases of its own tests (docs/explanation/conformance.md). CONFORMANCE are arguments, such
 # as `--sample`, `operators --names exp` or, for random programs, `programs --minutes 30 --seed 1`. Not a part of CI, which runs a sample.
 test-conformance:
 	scripts/test_conformance.sh $(CONFORMANCE)
 
-# The tests of other projects with offloaded models, beside the same tests on the simulated device (docs/tensorref.md). They are downloaded. PROJECTS are
+# The tests of other projects with offloaded models, beside the same tests on the simulated device (docs/explanation/conformance.md). They are downloaded. PROJECTS are
 # arguments, such as `timm --files test_layers.py`. Not a part of CI.
 test-projects:
 	scripts/test_projects.sh $(PROJECTS)
 
-# The Python package of this source with that of another commit, clients of one with the daemon of the other: docs/versions.md. COMMIT names the
+# The Python package of this source with that of another commit, clients of one with the daemon of the other: docs/operate/versions.md. COMMIT names the
 # other one. Not a part of CI: it builds the package twice.
 test-versions:
 	scripts/test_versions.sh $(COMMIT)
 
-# Embeddings beside those of sentence-transformers: exporters, variants and engines; writes the tables of docs/parity.md. Fails if a row of float32 is
+# Embeddings beside those of sentence-transformers: exporters, variants and engines; writes the tables of docs/explanation/parity.md. Fails if a row of float32 is
 # above the bound and not refused. MODELS chooses models; FEW measures two layouts of float32 only. Results that exist are kept unless AGAIN is set, so
 # that an interrupted run goes on without it. Takes an hour of two cores.
 parity:
-	scripts/parity.sh --write docs/parity.md $(if $(AGAIN),--again) $(if $(FEW),--few) $(MODELS)
+	scripts/parity.sh --write docs/explanation/parity.md $(if $(AGAIN),--again) $(if $(FEW),--few) $(MODELS)
 
 # What a release needs, in target/dist: tarball, wheel and bill of materials for x86-64 and aarch64, checksums. try-dist installs them in new Debian
 # systems; those for aarch64 run in qemu's emulator. Not a part of CI.
@@ -97,7 +97,7 @@ bench-embeddings:
 bench-peers:
 	scripts/bench_peers.sh
 
-# put, get and calls of 14 sizes beside a copy, shared_memory, a pipe, Ray and iceoryx2. SIZES are arguments, such as `--chart docs/sizes.svg`.
+# put, get and calls of 14 sizes beside a copy, shared_memory, a pipe, Ray and iceoryx2. SIZES are arguments, such as `--chart docs/explanation/sizes.svg`.
 bench-sizes:
 	BENCH=sizes scripts/bench_peers.sh $(SIZES)
 
@@ -125,6 +125,10 @@ bench-web:
 web-demo:
 	CARGO="$(CARGO)" scripts/build_web.sh
 	node web/demo/serve.mjs $(if $(PORT),--port $(PORT)) $(if $(MODELS),--models $(MODELS))
+
+# The site of the documents, in target/site; fails for a link to a page or a heading that does not exist. `scripts/site.sh serve` shows it.
+docs:
+	scripts/site.sh
 
 # Model-checks every interleaving of the lease count and of the index slots.
 loom:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["*.md", "docs/*.md", "docs/decisions/*.md", "attacks/*.md", "python/*.md", "web/*.md", "fixtures/*.md", "examples/**/*.md"]
+DOCUMENTS = ["*.md", "docs/**/*.md", "attacks/*.md", "python/*.md", "web/*.md", "fixtures/*.md", "examples/**/*.md"]
 WITH_PATHS = re.compile(r"ARCHITECTURE|SECURITY|attacks/|docs/decisions/")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 PATH = re.compile(r"`([\w.{},-]+(?:/[\w.{},-]+)*(?:/|\.(?:rs|py|toml|md|json|sh|service)))`")

@@ -6,7 +6,7 @@ from check_paths import LINK, PATH, ROOT, exists, expanded
 
 class Paths(unittest.TestCase):
     def test_finds_links_and_paths_in_backticks(self):
-        self.assertEqual(LINK.findall("[a](docs/rust.md#part) [b](https://example.org) [c](#here)"), ["docs/rust.md"])
+        self.assertEqual(LINK.findall("[a](docs/reference/rust.md#part) [b](https://example.org) [c](#here)"), ["docs/reference/rust.md"])
         self.assertEqual(PATH.findall("`store/{a,b}.rs`, `core/` and `cotensor serve --spill DIR` or `a/b`"), ["store/{a,b}.rs", "core/"])
 
     def test_expands_braces(self):

@@ -1,4 +1,4 @@
-"""A client of the Cotensor daemon in Python's standard library, written from docs/protocol.md.
+"""A client of the Cotensor daemon in Python's standard library, written from docs/reference/protocol.md.
 
 `python3 examples/clients/minimal.py SOCKET` publishes, reads, and calls `double` if a process offers it."""
 

@@ -82,7 +82,7 @@ class Machine:
             block.close()
             tensors = [*self.model.parameters(), *self.model.buffers()]
             if any([not tensor.is_cpu for tensor in tensors]) and self.place.is_offloaded:
-                # A copy of a model may have tensors on the device (docs/tensorref.md).
+                # A copy of a model may have tensors on the device (docs/labs/offload.md).
                 self.model.cpu()
 
     def run(self, number: int, name: str, numbers: Tuple[int, int, int]) -> None:

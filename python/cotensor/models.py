@@ -1,5 +1,6 @@
-"""Models by family, with the calls of the project's documents: a model keeps the tensors of its last input, and takes those of
-other models.
+"""Models by family, with the calls of docs/reference/api-names.md.
+
+A model keeps the tensors of its last input, and takes those of other models.
 
 ::
 
@@ -10,7 +11,7 @@ other models.
     shared = vit.get_shared_tensor("vision_embedding")
     ranked = await clip.process_with_shared_embedding("a photo of a cat", shared)
 
-Each name has the documents' form, too: ``createVitModel``, ``processWithSharedEmbedding``.
+Each name has a form in camelCase, too: ``createVitModel``, ``processWithSharedEmbedding``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .pool import Model, ResourcePoolBridgeIntegration, as_inputs
 
 #: A tensor that a model made: as a shared tensor, or as the result of a call or of a store.
 _Embedding = Union[SharedTensor, Tensor]
-#: The keys of a model's options, with the documents' names.
+#: The keys of a model's options, with the names in docs/reference/api-names.md.
 _OPTIONS = {
     "modelId": "model_id",
     "useOptimizedOps": "use_optimized_ops",
@@ -35,7 +36,7 @@ _OPTIONS = {
     "head": "head",
     "precision": "precision",
 }
-#: The keys of a sharing configuration, with the documents' names, and the arguments of a store.
+#: The keys of a sharing configuration, with the names in docs/reference/api-names.md, and the arguments of a store.
 _SHARING = {
     "enableSharedTensors": "enable_shared_tensors",
     "allowedTypes": "allowed_types",
@@ -304,7 +305,7 @@ class FamilyModel:
         state = "not initialized" if self._model is None else f"on {self._model.device}"
         return f"<FamilyModel {self.model_id!r}, {self.family}, {state}>"
 
-    # The documents' names.
+    # The names in docs/reference/api-names.md.
     tokenize_text = tokenizeText = tokenize
     getSharedTensor = get_shared_tensor
     processWithSharedEmbedding = process_with_shared_embedding
@@ -350,7 +351,7 @@ create_clap_model = _creator("clap", "CLAP")
 create_llava_model = _creator("llava", "LLaVA")
 create_blip_model = _creator("blip", "BLIP")
 
-# The documents' names.
+# The names in docs/reference/api-names.md.
 createWebGPUBackend = create_webgpu_backend
 createWebNNBackend = create_webnn_backend
 createBertModel = create_bert_model

@@ -33,7 +33,7 @@ CHUNK_SECONDS = 0.25
 #: Bytes that are read before the rate of a WAV file is known.
 _HEADER_BYTES = 4096
 
-#: The documents' names of options.
+#: The names of options in docs/reference/api-names.md.
 _OPTIONS = {"audioModel": "audio_model", "textModel": "text_model", "useSharedTensors": "use_shared_tensors"}
 
 _ModelLike = Union["Model", "FamilyModel", str, "os.PathLike[str]"]
@@ -44,7 +44,7 @@ class StreamingProcessor:
     """Transcribes sound in chunks.
 
     ``audio_model`` is a speech model such as Whisper, ``text_model`` a model for the transcript: of :mod:`cotensor.models` or of
-    a pool, a folder, or a name on the hub. The documents' form has them in a dict: ``audioModel``, ``textModel``,
+    a pool, a folder, or a name on the hub. They may also be in a dict: ``audioModel``, ``textModel``,
     ``useSharedTensors``. With ``use_shared_tensors``, weights and results are in the models' store (``store`` for models that are
     given by name); without, each model is a private copy. ``sample_rate`` is that of the chunks, by default the speech model's.
     ``window`` is the number of seconds after which a part is transcribed, by default the model's window: less gives

@@ -1,6 +1,6 @@
 """Compares Cotensor's embeddings with those of sentence-transformers: `make parity`.
 
-    python python/parity --work FOLDER [--write docs/parity.md] [--again] [--few] [MODEL ...]
+    python python/parity --work FOLDER [--write docs/explanation/parity.md] [--again] [--few] [MODEL ...]
 
 Results that were measured before are read from FOLDER/results; --again removes them first, so that a run which was interrupted
 goes on without it. The name `families` stands for the table of families. Fails if a row of float32 is above the bound and not

@@ -1,4 +1,4 @@
-"""The tables of docs/parity.md from the rows."""
+"""The tables of docs/explanation/parity.md from the rows."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ is not in the list.
 
 from __future__ import annotations
 
-import gzip
+import json
 import os
 import re
 import shutil
@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import wave
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,9 @@ from functions_common import environment, until
 
 tomllib = pytest.importorskip("tomllib")
 
-#: The documents whose blocks are executed.
-DOCUMENTS = ["README.md", "python/README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))]
+#: The documents whose blocks are executed: all but the decisions.
+_PAGES = (str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))
+DOCUMENTS = ["README.md", "python/README.md", *sorted(page for page in _PAGES if not page.startswith("docs/decisions/"))]
 #: The longest run of one block, in seconds.
 BLOCK_SECONDS_MAX = 300
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -42,6 +42,8 @@ if __name__ == "__main__":
     if inspect.iscoroutine(waiting):
         asyncio.run(waiting)
 """
+#: A number, with the unit of a time or a size: a slow machine prints `2 s` for `615 ms`.
+_NUMBER = re.compile(r"\d+(\.\d*)?( (us|ms|s|min|B|KiB|MiB|GiB)\b)?")
 _INDENTED = re.compile(r"(?:^    \S.*\n(?:^(?:    .*)?\n)*)+", re.MULTILINE)
 
 
@@ -77,6 +79,19 @@ def manifest() -> Dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / "documents.toml").read_text())
 
 
+def part_of(text: str, file: str) -> bool:
+    """Whether `text` stands in a file of the repository, or in a cell of a notebook."""
+    contents = (REPOSITORY / file).read_text()
+    if file.endswith(".ipynb"):
+        return any(text in "".join(cell["source"]) + "\n" for cell in json.loads(contents)["cells"])
+    return text in contents
+
+
+def shape(output: str) -> List[str]:
+    """The lines of an output, without the values of numbers and the widths of columns."""
+    return [re.sub(r"\s+", " ", _NUMBER.sub("0", line)).strip() for line in output.strip().splitlines()]
+
+
 def commands() -> List[str]:
     """The subcommands that `cotensor --help` lists."""
     text = _printed("--help").split("Commands:", 1)[1].split("Options:", 1)[0]
@@ -100,6 +115,8 @@ class Workspace:
 
     def __init__(self, folder: Path, serve: Optional[List[str]]) -> None:
         self.folder = folder
+        #: Whether a program of the document may have started a daemon.
+        self._autostart = serve is None
         self.daemon = Daemon(folder, *serve) if serve is not None else None
         scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = environment(
@@ -108,6 +125,8 @@ class Workspace:
             COTENSOR_SOCKET=str(folder / "s"),
             COTENSOR_CACHE=str(folder / "cache"),
             COTENSOR_CONFIG="",
+            COTENSOR_AUTOSTART=str(int(self._autostart)),
+            COTENSOR_IDLE_EXIT="60",
             XDG_CONFIG_HOME=str(folder / ".config"),
             PYTHONPATH=str(folder),
         )
@@ -124,7 +143,12 @@ class Workspace:
         """Executes a program to its end, and returns its output."""
         (self.folder / "runner.py").write_text(_RUNNER)
         (self.folder / "block.py").write_text(text)
-        return self._finish([sys.executable, "runner.py", "block.py"], where)
+        try:
+            compile(text, "block.py", "exec")
+            runner = []
+        except SyntaxError:
+            runner = ["runner.py"]
+        return self._finish([sys.executable, *runner, "block.py"], where)
 
     def provider(self, text: str, function: str) -> None:
         """Starts a program that runs until the workspace is closed, and waits until it provides `function`."""
@@ -184,6 +208,9 @@ class Workspace:
             except ProcessLookupError:
                 pass
             running.wait()
+        if self._autostart:
+            stop = [sys.executable, "-m", "cotensor", "stop"]
+            subprocess.run(stop, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
         if self.daemon is not None:
             self.daemon.stop()
 
@@ -216,54 +243,7 @@ def _safetensors(path: Path) -> None:
 
 
 def _model(family: str) -> Callable[[Path], None]:
-    def copy(path: Path) -> None:
-        shutil.copytree(REPOSITORY / "fixtures" / "tiny" / family, path)
-        head = path / "onnx" / "head.onnx"
-        named = path / "onnx" / "head.classifier.onnx"
-        if head.is_file() and not named.exists():
-            # The copy has another name; the graph finds its external weights by their own name.
-            shutil.copy(head, named)
-
-    return copy
-
-
-def _other(path: Path) -> None:
-    """A text model of another space than bert, with a head in its graph."""
-    (path / "onnx").mkdir(parents=True)
-    source = REPOSITORY / "fixtures" / "relatives" / "distilbert"
-    shutil.copy(source / "config.json", path)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(REPOSITORY / "fixtures" / "tiny" / "bert" / file, path)
-    packed = (source / "onnx" / "model.onnx.gz").read_bytes()
-    (path / "onnx" / "model.onnx").write_bytes(gzip.decompress(packed))
-
-
-def _sentences(path: Path) -> None:
-    words = "the harbour wakes before old boats leave small town".split()
-    path.write_text("\n".join(" ".join(words[(i * k) % 9] for k in range(2, 8)) + f" {i}" for i in range(60)))
-
-
-def _transformers(path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=120)
-    BertModel(config).save_pretrained(path)
-
-
-def _sound(path: Path) -> None:
-    with wave.open(str(path), "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(16_000)
-        sound.writeframes(b"\0\1" * 16_000)
-
-
-_FUNCTIONS = """
-from cotensor.provider import SharedTensorProvider
-provider = SharedTensorProvider()
-@provider.share(name="served")
-def served(): return 1
-"""
+    return lambda path: shutil.copytree(REPOSITORY / "fixtures" / "tiny" / family, path) and None
 
 
 #: Functions that create the files of the documents, by file name.
@@ -274,16 +254,7 @@ FILES: Dict[str, Callable[[Path], None]] = {
     "noise.bin": lambda path: path.write_bytes(bytes(16 * 1024 * 4)) and None,
     "model.safetensors": _safetensors,
     "bert": _model("bert"),
-    "models/clip-vit-base-patch16": _model("clip"),
-    "models/vit-base": _model("vit"),
+    "fixtures": lambda path: path.symlink_to(REPOSITORY / "fixtures"),
+    "examples": lambda path: path.symlink_to(REPOSITORY / "examples"),
     "models/bert": _model("bert"),
-    "models/other": _other,
-    "models/llama-tiny": _model("llama"),
-    "models/whisper-base": lambda path: shutil.copytree(REPOSITORY / "fixtures" / "sounds" / "whisper", path) and None,
-    "checkpoint": _transformers,
-    "my_functions.py": lambda path: path.write_text(_FUNCTIONS) and None,
-    "cat.png": lambda path: shutil.copy(REPOSITORY / "fixtures" / "tiny" / "images" / "tall.png", path) and None,
-    "photo.jpg": lambda path: shutil.copy(REPOSITORY / "fixtures" / "tiny" / "images" / "tall.png", path) and None,
-    "speech.wav": _sound,
-    "sentences.txt": _sentences,
 }

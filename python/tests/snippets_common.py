@@ -1,4 +1,4 @@
-"""The manifest of the documents' snippets, for the tests that run them."""
+"""The manifest of the snippets, for the tests that run them."""
 
 from __future__ import annotations
 

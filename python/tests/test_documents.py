@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, List
 
 import pytest
-from documents_common import DOCUMENTS, blocks, commands, examples, manifest, workspace
+from documents_common import DOCUMENTS, blocks, commands, examples, manifest, part_of, shape, workspace
 from functions_common import free_port
 
 LISTED: Dict[str, Dict[str, Any]] = {each["file"]: each for each in manifest()["document"]}
@@ -46,17 +46,21 @@ def _is_installed(name: str) -> bool:
 
 @pytest.mark.parametrize("document", documents())
 def test_document(document: Dict[str, Any]):
-    with workspace(document.get("files", []), document.get("serve", [])) as opened:
+    serve = document.get("serve", [])
+    with workspace(document.get("files", []), None if serve is False else serve) as opened:
         if "before" in document:
             opened.shell(document["before"], f"{document['file']}, before its blocks")
         for program in document.get("providers", []):
             opened.provider(program["text"], program["function"])
-        earlier, port = "", free_port()
+        earlier, port, output = "", free_port(), ""
         for block, each in zip(blocks(document["file"]), document["block"]):
             text = block.text
             for printed, here in each.get("instead", []):
                 assert printed in text, f"{block} does not have {printed!r}"
                 text = text.replace(printed, here.format(port=port, http=opened.http))
+            if each["run"] == "output":
+                assert block.language == "text" and shape(text) == shape(output), f"{block}: the block before printed {output}"
+                continue
             output = ""
             if each["run"] == "shell":
                 output = opened.shell(each.get("before", "") + text + each.get("then", ""), block)
@@ -71,6 +75,8 @@ def test_document(document: Dict[str, Any]):
             elif each["run"] == "file":
                 (opened.folder / each["name"]).write_text(text)
                 output = opened.shell(each["then"], block)
+            elif each["run"] == "part":
+                assert part_of(text, each["of"]), f"{block} is not a part of {each['of']}"
             else:
                 # Another check executes it; `by` names that check.
                 assert each["run"] == "elsewhere" and each["by"], f"{block}: {each}"

@@ -1,4 +1,4 @@
-"""Models by family, with the calls of the documents."""
+"""Models by family, with the calls of docs/reference/api-names.md."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "python" / "README.md"]
+PAGES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "python" / "README.md"]
 DOCUMENTS = "\n".join(page.read_text() for page in PAGES)
 MODULES = "aio async_client async_provider client errors functions models pool provider server sharing streaming torch".split()
 MODULES.append("tensorref")

@@ -1,4 +1,4 @@
-"""The snippets of the documents about functions: each runs, or fails for the reason that the manifest gives."""
+"""The snippets about functions: each runs, or fails for the reason that the manifest gives."""
 
 from __future__ import annotations
 

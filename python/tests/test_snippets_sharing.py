@@ -1,4 +1,4 @@
-"""The snippets of the documents about sharing between models: each runs, or fails for the reason that the manifest gives."""
+"""The snippets about sharing between models: each runs, or fails for the reason that the manifest gives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cotensor.pool import _png  # noqa: E402
 
 TINY = REPOSITORY / "fixtures" / "tiny"
 
-#: The families of the models that the documents name.
+#: The families of the models that the snippets name.
 NAMED = {
     "bert-base-uncased": "bert",
     "bert-base-cased": "bert",
@@ -53,7 +53,7 @@ run(then, "assertions")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with inputs and the models, under the names in the documents."""
+    """A folder with inputs and the models, under the names in the snippets."""
     (tmp_path / "photo.png").symlink_to(TINY / "images" / "tall.png")
     (tmp_path / "speech.flac").symlink_to(TINY / "audio" / "speech.flac")
     models = tmp_path / "models"

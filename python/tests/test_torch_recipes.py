@@ -118,7 +118,8 @@ def test_workers_share_the_base_of_their_adapters(only: str, models: Any, tmp_pa
 @pytest.mark.parametrize("only", ["without", "with"])
 def test_readers_evaluate_the_versions_of_a_trainer(only: str, trained: Path) -> None:
     processes = 2 if only == "with" else 1
-    found = measured("trainer-readers", "--only", only, "--model", str(trained), processes=processes)[only]
+    arguments = ("--only", only, "--model", str(trained), "--seconds", "60")
+    found = measured("trainer-readers", *arguments, processes=processes)[only]
     readers: List[Dict[int, float]] = [{int(version): loss for version, loss in each.items()} for each in found["answers"]]
     newest = max(version for losses in readers for version in losses)
     evaluate = program("trainer-readers/reader.py").evaluate

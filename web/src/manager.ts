@@ -1,4 +1,4 @@
-// The manager of the documents: tensors by name that models register, acquire and release.
+// The manager of docs/reference/api-names.md: tensors by name that models register, acquire and release.
 import { CotensorError } from "./errors.js";
 import type { OptimizeReport, Recommendations, Stats } from "./reports.js";
 import { SharedTensor } from "./shared_tensor.js";

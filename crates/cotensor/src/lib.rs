@@ -93,7 +93,7 @@ impl LocalOptions {
     }
 }
 
-/// The examples of docs/rust.md compile and run.
+/// The examples of docs/reference/rust.md compile and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/rust.md")]
+#[doc = include_str!("../../../docs/reference/rust.md")]
 struct Readme;

@@ -13,9 +13,16 @@ from typing import Any
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 #: The values of `--model` for models of embeddings.
-EMBEDDING_MODELS = "tiny, bert-base (437 MB), or a folder with onnx/model.onnx and tokenizer.json"
+EMBEDDING_MODELS = "bert-base (437 MB), tiny, or a folder with onnx/model.onnx and tokenizer.json"
 #: The values of `--model` for models of transformers.
-TORCH_MODELS = "small, base, or a folder of transformers"
+TORCH_MODELS = "base, small, or a folder of transformers"
+
+#: The sizes of a BERT, as arguments of its configuration.
+_ENCODERS = {
+    "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
+    "medium": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 2048},
+    "base": {},
+}
 
 
 def embedding_model(name: str, folder: Path) -> Path:
@@ -55,13 +62,12 @@ def skeleton(name: str, folder: Path) -> Path:
 
 
 def encoder(name: str, folder: Path) -> Path:
-    """The folder of a BERT of transformers, in float32, with a tokenizer: `small` and `base` are made in `folder`."""
-    if name not in ("small", "base"):
+    """The folder of a BERT of transformers, in float32, with a tokenizer: those of `_ENCODERS` are made in `folder`."""
+    if name not in _ENCODERS:
         return _given(name, "config.json")
     from transformers import BertConfig, BertModel
 
-    small = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    return _made(BertModel, BertConfig(**(small if name == "small" else {})), folder / name)
+    return _made(BertModel, BertConfig(**_ENCODERS[name]), folder / name)
 
 
 def causal_model(name: str, folder: Path) -> Path:

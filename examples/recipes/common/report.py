@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -25,7 +26,7 @@ def arguments(about: str, models: Optional[str] = None) -> argparse.ArgumentPars
     parser.add_argument("--only", choices=VARIANTS, help="run one of the two programs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     if models:
-        parser.add_argument("--model", default=models.split(",")[0], help=f"{models} (default: the first)")
+        parser.add_argument("--model", default=re.split("[ ,]", models)[0], help=f"{models} (default: the first)")
     return parser
 
 

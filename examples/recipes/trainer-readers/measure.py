@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -21,7 +22,7 @@ from common.memory import Memory, measure, own_daemon  # noqa: E402
 from common.models import TORCH_MODELS, encoder, size_of  # noqa: E402
 from common.report import arguments, report, run_variants  # noqa: E402
 
-#: The versions that each reader reads while the memory is measured.
+#: The memory is measured until each reader has read so many versions, or until `--seconds` have passed.
 VERSIONS = 5
 LINE = re.compile(r"(?:step|version) (\d+): loss (\S+)")
 
@@ -58,8 +59,12 @@ class Program:
         self._thread.join()
 
 
-def run(folder: Path, environment: Dict[str, str], model: Path, processes: int) -> Tuple[Memory, List[Dict[int, float]]]:
-    """The largest memory while the readers read, and the losses of each reader by version."""
+def run(
+    folder: Path, environment: Dict[str, str], model: Path, processes: int, seconds: float
+) -> Tuple[Memory, List[Dict[int, float]]]:
+    """The largest memory while the readers read, and the losses of each reader by version. Ends `seconds` after all have read."""
+    # One thread each: the programs together have the cores.
+    environment = {**environment, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as files:
         programs: List[Program] = []
         try:
@@ -67,11 +72,13 @@ def run(folder: Path, environment: Dict[str, str], model: Path, processes: int) 
                 programs.append(Program(folder, name, str(model), cwd=files, env=environment))
             largest = Memory(0)
             readers = programs[1:]
-            while any(len(reader.losses) < VERSIONS for reader in readers) or not largest.total:
+            end = math.inf
+            while (any(len(reader.losses) < VERSIONS for reader in readers) and time.monotonic() < end) or not largest.total:
                 for program in programs:
                     program.check()
                 programs[0].wait(0.1)
                 if all(reader.losses for reader in readers):
+                    end = min(end, time.monotonic() + seconds)
                     pids = [program.process.pid for program in programs]
                     found = measure(pids, environment if folder == HERE else None)
                     largest = max(largest, found, key=lambda memory: memory.total)
@@ -82,10 +89,14 @@ def run(folder: Path, environment: Dict[str, str], model: Path, processes: int) 
 
 
 def main() -> None:
-    options = arguments("Memory of a trainer and its readers, with and without Cotensor.", TORCH_MODELS).parse_args()
+    parser = arguments("Memory of a trainer and its readers, with and without Cotensor.", f"medium, {TORCH_MODELS}")
+    parser.add_argument("--seconds", type=float, default=10.0, help="longest measurement after all have read (default 10)")
+    # Two minutes at most on two cores: each process imports torch and transformers.
+    parser.set_defaults(processes=2)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, own_daemon() as environment:
         model = encoder(options.model, Path(made))
-        runs = run_variants(options, HERE, lambda folder: run(folder, environment, model, options.processes))
+        runs = run_variants(options, HERE, lambda folder: run(folder, environment, model, options.processes, options.seconds))
         what = f"readers and a trainer of a BERT of {size_of(model)} MB"
     report(options, HERE, what, runs, agree)
 

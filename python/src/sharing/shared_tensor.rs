@@ -104,13 +104,13 @@ impl SharedTensor {
         PyTuple::new(py, self.tensor.shape())
     }
 
-    /// The shape, under the name that the project's documents use.
+    /// The shape, under the name in docs/reference/api-names.md.
     #[getter]
     fn dimensions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         self.shape(py)
     }
 
-    /// This object: the documents read ``shared_tensor.tensor.dimensions``.
+    /// This object: programs of the API read ``shared_tensor.tensor.dimensions``.
     #[getter(tensor)]
     fn itself(own: PyRef<'_, Self>) -> PyRef<'_, Self> {
         own

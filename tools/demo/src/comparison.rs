@@ -62,7 +62,7 @@ pub struct Scenario {
     pub checkpoints: Vec<String>,
     /// The variant over which savings are counted: `without`; `mapped` for users of different models.
     pub baseline: &'static str,
-    /// The savings that the project's documents claim for the scenario.
+    /// The savings that the first library with this API claims for the scenario.
     pub claim: Option<Claim>,
     /// The arithmetic of a claim that is not reached.
     pub why_short: Option<String>,

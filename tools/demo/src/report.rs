@@ -71,7 +71,7 @@ fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
         writeln!(text, "  {:36} {:>12} {:>10}{origin}", row.name, row.memory, row.time)?;
     }
     writeln!(text, "  largest difference from the unshared outputs: {}", scenario.max_abs_diff)?;
-    for line in of_documents(scenario).iter().chain(&scenario.arithmetic) {
+    for line in of_scenario(scenario).iter().chain(&scenario.arithmetic) {
         writeln!(text, "  {line}")?;
     }
     for user in &scenario.answers {
@@ -87,14 +87,14 @@ fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
     writeln!(text)
 }
 
-/// The claim of the documents, and the adapters, in sentences.
-fn of_documents(scenario: &Scenario) -> Vec<String> {
+/// The claim of the scenario, and the adapters, in sentences.
+fn of_scenario(scenario: &Scenario) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(claim) = scenario.claim {
         let percent = |claimed: Option<f64>| claimed.map_or("nothing".to_owned(), |percent| format!("{percent:.0} %"));
         let reached = if scenario.why_short.is_none() { "reached" } else { "not reached" };
         lines.push(format!(
-            "the documents claim {} of the memory and {} of the time: {reached}",
+            "claimed by the first library with this API: {} of the memory and {} of the time: {reached}",
             percent(claim.memory_percent),
             percent(claim.time_percent)
         ));
@@ -300,7 +300,7 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
          medians of other runs.</p>"
     )?;
     write!(page, "<ul>")?;
-    for line in of_documents(scenario).iter().chain(&scenario.arithmetic) {
+    for line in of_scenario(scenario).iter().chain(&scenario.arithmetic) {
         write!(page, "<li>{}</li>", escaped(line))?;
     }
     write!(page, "<li>largest difference from the unshared outputs: {}</li></ul>", scenario.max_abs_diff)

@@ -24,7 +24,7 @@ pub struct Scenario {
     pub models: &'static [&'static str],
     /// Whether a demo without names runs it. The others need gigabytes of disk and minutes.
     pub by_default: bool,
-    /// What the project's documents claim, for a scenario of theirs.
+    /// What the first library with this API claims, for a scenario of its examples.
     pub claim: Option<Claim>,
     /// The engine on which its graphs run, if not on all.
     pub(crate) engine: Option<&'static str>,

@@ -1,4 +1,4 @@
-// Makes models and backends, under the documents' names.
+// Makes models and backends, under the names of docs/reference/api-names.md.
 import { Backend, type BackendOptions } from "./backend.js";
 import type { ModelOptions } from "./model.js";
 import type { Device } from "../types.js";

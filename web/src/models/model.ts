@@ -1,4 +1,4 @@
-// Models by family, with the calls of the project's documents.
+// Models by family, with the calls of docs/reference/api-names.md.
 import { CotensorError } from "../errors.js";
 import type { SharedTensor } from "../shared_tensor.js";
 import type { SharedTensorConfig } from "../store.js";
@@ -39,7 +39,7 @@ export interface FamilyModel {
   initialize(): Promise<void>;
   /** The tokens of a text, as the model reads them. */
   tokenize(text: string): Promise<Tokens>;
-  /** The same, under the documents' name for models of several media. */
+  /** The same, under the API's name for models of several media. */
   tokenizeText(text: string): Promise<Tokens>;
   /** Runs the task on an input. The stages whose results exist do not run. */
   process(input: ModelInput): Promise<Result>;

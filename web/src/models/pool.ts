@@ -1,4 +1,4 @@
-// The resource pool of the documents: models by type and name, with bounded concurrency and a list of preferred devices.
+// The resource pool of docs/reference/api-names.md: models by type and name, with bounded concurrency and a list of preferred devices.
 import { CotensorError } from "../errors.js";
 import { TensorSharingManager } from "../manager.js";
 import { SharedTensor } from "../shared_tensor.js";

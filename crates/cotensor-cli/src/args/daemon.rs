@@ -431,7 +431,7 @@ pub(crate) struct EnvArgs {
     pub(crate) clients: Option<EnvClients>,
     #[command(flatten)]
     pub(crate) client: Client,
-    /// Print docs/environment.md.
+    /// Print docs/reference/configuration.md.
     #[arg(long, conflicts_with_all = ["json", "clients"])]
     pub(crate) markdown: bool,
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Args)]
 #[command(after_help = "Example:\n  cotensor plan trace.json --budget 4GiB --bandwidth 12GB/s --report plan.html")]
 pub(crate) struct PlanArgs {
-    /// JSON file with the tensors and the operations of one period of the program; docs/placement.md describes it.
+    /// JSON file with the tensors and the operations of one period of the program; docs/labs/placement.md describes it.
     pub(crate) trace: PathBuf,
     /// Memory of the device for tensors and workspace, such as 4GiB or 4GB. Repeatable: several devices divide
     /// the operations.

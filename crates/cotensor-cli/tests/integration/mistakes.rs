@@ -95,7 +95,7 @@ fn protocol_document_example_works() {
     let daemon = with(&[]);
     fs::write(daemon.path("two.bin"), [1f32, 2.0].map(f32::to_le_bytes).concat()).unwrap();
     daemon.ok(&["put", "query", "two.bin", "--dtype", "float32", "--shape", "2"]);
-    let document = include_str!("../../../../docs/protocol.md");
+    let document = include_str!("../../../../docs/reference/protocol.md");
     let program = document.split_once("```python\n").unwrap().1.split_once("```").unwrap().0;
     let output = Command::new("python3").args(["-c", program]).current_dir(daemon.folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

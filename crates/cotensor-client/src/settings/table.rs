@@ -1,5 +1,5 @@
 //! The table of all settings: arguments, variables and keys of the configuration file have their names from it. `cotensor env`,
-//! `cotensor config` and docs/environment.md show it.
+//! `cotensor config` and docs/reference/configuration.md show it.
 
 /// The variable that names the configuration file.
 pub const CONFIG: &str = "COTENSOR_CONFIG";

@@ -1,4 +1,4 @@
-//! The protocol of docs/protocol.md, for clients in other languages.
+//! The protocol of docs/reference/protocol.md, for clients in other languages.
 
 use crate::support::Running;
 use cotensor_client::protocol::{METHODS, PROTOCOL};
@@ -106,7 +106,7 @@ fn minimal_python_client_works() {
 
 #[test]
 fn reader_of_the_protocol_document_accepts_notifications_and_errors() {
-    let document = std::fs::read_to_string(repository().join("docs/protocol.md")).unwrap();
+    let document = std::fs::read_to_string(repository().join("docs/reference/protocol.md")).unwrap();
     let code = document.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
     let running = Running::start(|_| {});
     let client = running.connect("publisher");

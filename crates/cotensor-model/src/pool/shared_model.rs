@@ -1,4 +1,4 @@
-//! The model API of the project's documents: a model keeps the tensors of its last input for other models, and takes theirs.
+//! The model API of docs/reference/api-names.md: a model keeps the tensors of its last input for other models, and takes theirs.
 
 use super::resource_pool::{PooledModel, PooledResult};
 use crate::pipeline::{Inputs, OnText, SharedEmbedding, User, default_task};

@@ -1,4 +1,4 @@
-//! The model API of the documents: models keep the tensors of their last input, and take those of other models.
+//! The model API of docs/reference/api-names.md: models keep the tensors of their last input, and take those of other models.
 
 use cotensor_core::{ErrorKind, Kind};
 use cotensor_hub::{Hub, Settings};
@@ -55,7 +55,7 @@ fn model_keeps_the_tensors_of_its_last_input() {
         (tensor.space(), holders(tensor)),
         (result.output_tensors["text_embedding"].space(), held(&[("bert", 1)]))
     );
-    // As in the documents: 1, 2, 1, 0.
+    // As in the example of the API: 1, 2, 1, 0.
     t5.use_shared_tensor(tensor).unwrap();
     assert_eq!(holders(tensor), held(&[("bert", 1), ("t5", 1)]));
     t5.release_shared_tensor(tensor).unwrap();
