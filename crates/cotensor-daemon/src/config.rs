@@ -2,6 +2,7 @@
 
 use crate::models::ModelsConfig;
 use cotensor_core::Device;
+use cotensor_memory::process::limit_bytes;
 use cotensor_store::SharingConfig;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -46,6 +47,12 @@ pub struct Config {
     pub idle_exit: Option<Duration>,
     /// The time for `session.hello` after a connection, and for a frame after its first byte.
     pub message_timeout: Duration,
+}
+
+/// A share of the memory that this process can have at most, in bytes: of the machine's, or of the smallest limit of a
+/// control group. `None` where neither is known.
+pub fn share_of_memory(percent: u64) -> Option<u64> {
+    Some(limit_bytes()? / 100 * percent)
 }
 
 impl Default for Config {

@@ -29,7 +29,7 @@ pub mod supervisor;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use config::{Config, METADATA_BYTES, default_socket};
+pub use config::{Config, METADATA_BYTES, default_socket, share_of_memory};
 pub use daemon::Daemon;
 pub use embed::Embedded;
 pub use models::ModelsConfig;

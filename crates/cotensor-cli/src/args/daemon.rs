@@ -1,7 +1,7 @@
 //! Arguments of the daemon's commands.
 
 use super::SharingArgs;
-use super::units::{SIZE, TIME, YEAR, size, time, time_from};
+use super::units::{SIZE, TIME, YEAR, budget, size, time, time_from};
 use crate::environment;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
@@ -46,10 +46,10 @@ pub(crate) struct ServeArgs {
     /// Unix socket to listen on, created with mode 0600 [default: cotensor.sock in /tmp/cotensor-UID].
     #[arg(long, env = settings::SOCKET.variable, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Memory budget of all tensors, such as 4GiB; each tensor counts 1 KiB more than its size [default: none]. When the
-    /// budget is exhausted, unleased tensors are evicted; then publishing fails with an error that lists the
-    /// holders.
-    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = SIZE, value_parser = size)]
+    /// Memory budget of all tensors, such as 4GiB, a share of the machine's memory, such as 75%, or none; each tensor
+    /// counts 1 KiB more than its size [default: 50%]. When the budget is exhausted, unleased tensors are evicted; then
+    /// publishing fails with an error that lists the holders.
+    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = SIZE, value_parser = budget)]
     pub(crate) max_memory: Option<u64>,
     /// Device whose memory clients may share, with its budget, such as cuda:0=40GiB; repeatable [default: host
     /// memory only]. The budget of a device counts the tensors of all clients there.

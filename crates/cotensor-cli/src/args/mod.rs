@@ -112,8 +112,8 @@ pub(crate) struct Common {
     /// Number of engine threads [default: one per core].
     #[arg(long, env = settings::THREADS.variable, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Memory budget of the store, such as 4GiB [default: none].
-    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = units::SIZE, value_parser = units::size)]
+    /// Memory budget of the store, such as 4GiB or 50% of the machine's memory [default: none; 50% for the daemon].
+    #[arg(long, env = settings::MAX_MEMORY.variable, value_name = units::SIZE, value_parser = units::budget)]
     pub(crate) max_memory: Option<u64>,
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]

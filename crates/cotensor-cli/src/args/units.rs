@@ -1,6 +1,7 @@
 //! Parsers of arguments that are sizes, rates and times. `cotensor::core` has the units.
 
 use cotensor::core::{Error, parse_rate, parse_size, parse_time};
+use cotensor_daemon::share_of_memory;
 use std::time::Duration;
 
 /// The value's name of sizes in the help.
@@ -17,6 +18,18 @@ fn reason(error: Error) -> String {
 /// A size with a unit, in bytes.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(reason)
+}
+
+/// A memory budget in bytes: a size, a share of the memory that this machine or control group has, such as `50%`, or `none` for no
+/// limit.
+pub(super) fn budget(text: &str) -> Result<u64, String> {
+    if text.trim().eq_ignore_ascii_case("none") {
+        return Ok(u64::MAX);
+    }
+    let Some(percent) = text.trim().strip_suffix('%') else { return size(text) };
+    let share = percent.trim().parse().ok().filter(|share| (1..=100).contains(share));
+    let share: u64 = share.ok_or("expected a share from 1% to 100%, a size such as 4GiB, or none")?;
+    share_of_memory(share).ok_or_else(|| "the memory of this machine is unknown: give a size, such as 4GiB".to_owned())
 }
 
 /// A rate with a unit, in bytes per second.
@@ -107,5 +120,15 @@ mod tests {
         assert!(!days("7min").unwrap_err().contains("without a unit"));
         assert_eq!((time("10"), time("0.5")), (Ok(Duration::from_secs(10)), Ok(Duration::from_millis(500))));
         assert!(time("0").is_err() && time("never").is_err());
+    }
+
+    #[test]
+    fn budgets_are_sizes_shares_or_none() {
+        assert_eq!((budget("4GiB"), budget("none"), budget(" None ")), (Ok(4 << 30), Ok(u64::MAX), Ok(u64::MAX)));
+        let (half, all) = (budget("50%").unwrap(), budget("100 %").unwrap());
+        assert!(half > 0 && half <= all && all / 2 - half <= 100, "{half} of {all}");
+        for wrong in ["0%", "101%", "5.5%", "%", "4", "nothing", "-1%"] {
+            assert!(budget(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::connect_unix;
 use cotensor_daemon::http::HttpConfig;
 use cotensor_daemon::supervisor::{self, Role};
-use cotensor_daemon::{Config, ModelsConfig, Ready, Service, default_socket};
+use cotensor_daemon::{Config, ModelsConfig, Ready, Service, default_socket, share_of_memory};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,6 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+
+/// The budget of tensors without the option, in percent of the memory that the machine or the control group has.
+const DEFAULT_SHARE: u64 = 50;
 
 /// The time for a daemon in the background to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -52,7 +55,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);
     }
-    if let Some(bytes) = args.max_memory {
+    if let Some(bytes) = args.max_memory.or_else(|| share_of_memory(DEFAULT_SHARE)) {
         config.max_memory_bytes = bytes;
     }
     config.max_device_bytes.extend(args.max_device_memory.iter().copied());

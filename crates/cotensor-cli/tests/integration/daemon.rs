@@ -538,6 +538,10 @@ fn sizes_have_units() {
         let daemon = Daemon::start(&["--max-memory", given]);
         assert_eq!(daemon.json(&["status"])["max_memory_bytes"], bytes as u64);
     }
+    let (half, all) = (Daemon::start(&[]), Daemon::start(&["--max-memory", "100%"]));
+    let budget = |daemon: &Daemon| daemon.json(&["status"])["max_memory_bytes"].as_u64().unwrap();
+    assert_eq!(budget(&half), budget(&all) / 2, "half of the memory is the default");
+    assert!(Daemon::start(&["--max-memory", "none"]).json(&["status"])["max_memory_bytes"].is_null());
     let stopped = Daemon::stopped();
     stopped.expect_error(&["serve", "--max-memory", "4XB"], 2, &["--max-memory", "GiB"]);
     stopped.expect_error(&["serve", "--max-memory", "64"], 2, &["--max-memory", "64 has no unit", "64MiB"]);
