@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from typing import Any, Dict, Optional, Tuple
 
@@ -71,10 +72,21 @@ def reduce_builder(builder: TensorBuilder) -> Tuple[Any, Tuple[Any, ...]]:
     from multiprocessing.reduction import DupFd
 
     # Raises ConflictError where there is nothing to fill any more.
-    fd = builder._fileno()
+    fd = _descriptor(builder)
     # A process that is being started inherits the descriptor.
     memory = BuilderMemory(builder) if get_spawning_popen() is None else DupFd(fd)
     return open_builder, (memory, builder.name, str(builder.dtype), builder.shape)
+
+
+def _descriptor(builder: TensorBuilder) -> int:
+    """The descriptor of its memory. Waits while another thread writes it with ``builder.write``."""
+    while True:
+        try:
+            return builder._fileno()
+        except ConflictError as error:
+            if "another thread writes it" not in str(error):
+                raise
+        time.sleep(0.001)
 
 
 class BuilderMemory:
@@ -109,13 +121,13 @@ def _send_memory(builder: Optional[TensorBuilder], name: str, connection: Any, p
     try:
         if builder is None:
             raise ConflictError(f"{name}: it was dropped without being published", field=name)
-        fd = os.dup(builder._fileno())
+        fd = os.dup(_descriptor(builder))
     except Exception as error:
         connection.send(str(error))
         return
     try:
         # If it was published while it was duplicated, the number may be that of another file.
-        builder._fileno()
+        _descriptor(builder)
     except ConflictError as error:
         os.close(fd)
         connection.send(str(error))
@@ -162,7 +174,8 @@ def open_builder(memory: Any, name: str, dtype: str, shape: Tuple[int, ...]) -> 
     except ConflictError as error:
         return EndedBuilder(name, str(error))
     except (OSError, EOFError, AuthenticationError) as error:
-        message = f"{name}: the process of the builder does not answer: send builders to workers of its own pools only"
+        message = f"{name}: the process of the builder does not answer: send builders to workers of its own pools only, each by a"
+        message += " pickle of its own"
         raise ConflictError(message, field=name) from error
 
 

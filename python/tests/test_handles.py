@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -303,3 +304,25 @@ def test_worker_of_a_pool_survives_a_builder_that_came_too_late(daemon: Daemon) 
         assert late.get(60) != os.getpid()
         with pytest.raises(cotensor.ConflictError, match="late: it is already published"):
             result.get(60)
+
+
+def test_builder_is_sent_and_opened_while_another_thread_writes_it(daemon: Daemon) -> None:
+    with daemon.connect() as store:
+        builder = store.empty("written", (1 << 20,), "float32")
+        values = np.ones(1 << 20, np.float32)
+        done = threading.Event()
+
+        def write() -> None:
+            while not done.is_set():
+                builder.write(values)
+                done.wait(0.01)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            opened = [pickle.loads(pickle.dumps(builder)) for _ in range(50)]
+        finally:
+            done.set()
+            thread.join()
+        assert {type(found) for found in opened} == {cotensor.TensorBuilder}
+        builder.discard()
