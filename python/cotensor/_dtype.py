@@ -28,12 +28,16 @@ class DType(str):
 
     __hash__ = str.__hash__
 
+    @property
+    def kind(self) -> str:
+        """As that of ``numpy.dtype``, which scipy reads: ``b``, ``i``, ``u``, ``f`` or ``c``."""
+        return "f" if self == "bfloat16" else self[0]
+
 
 def _name_of(described: Any) -> Optional[str]:
     """The name of another library's dtype in native byte order; None for other objects."""
     if isinstance(described, type):
-        name = _BUILTIN.get(described, described.__name__)
-        return "bool" if name == "bool_" else name
+        return _name_of_class(described)
     module = type(described).__module__.partition(".")[0]
     if module == "torch":
         return str(described).partition(".")[2]
@@ -42,3 +46,15 @@ def _name_of(described: Any) -> Optional[str]:
     if getattr(described, "byteorder", "") in ("=", "|", "<"):
         return str(getattr(described, "name", "")) or None
     return None
+
+
+def _name_of_class(described: Any) -> Optional[str]:
+    """The name of a scalar type: Python's, or that of a library. Other classes may have the same name."""
+    module = described.__module__.partition(".")[0]
+    if module == "builtins":
+        return next((name for kind, name in _BUILTIN.items() if kind is described), None)
+    if module not in ("numpy", "ml_dtypes", "jax", "jaxlib"):
+        return None
+    name = str(described.__name__)
+    # numpy's names of C types are those of a type of equal size too.
+    return {"bool_": "bool", "longlong": "int64", "ulonglong": "uint64"}.get(name, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Literal, Optional, Union
 
@@ -41,9 +42,10 @@ def one_of(function: str, **given: Any) -> Any:
 
 
 class OtherNames:
-    """The base class of :class:`cotensor.Embedder`, whose method ``embed`` they call."""
+    """The base class of :class:`cotensor.Embedder`, whose methods they call."""
 
     embed: Callable[..., Any]
+    _embed_from: Callable[[int, Texts, Optional[str]], Any]
 
     def query_embed(self, query: Texts, **_: Any) -> "Iterator[Rows]":
         """As fastembed: a generator of the embedding of each query, with the model's prompt for queries. Texts of an iterator
@@ -51,14 +53,16 @@ class OtherNames:
         """
         return self._chunks([query] if isinstance(query, str) else query, "query")
 
-    def passage_embed(self, texts: Iterable[str], **_: Any) -> "Iterator[Rows]":
+    def passage_embed(self, texts: Texts, **_: Any) -> "Iterator[Rows]":
         """As fastembed: as :meth:`query_embed`, with the model's prompt for documents."""
-        return self._chunks(texts, "document")
+        return self._chunks([texts] if isinstance(texts, str) else texts, "document")
 
     def _chunks(self, texts: Iterable[str], prompt_name: str) -> "Iterator[Rows]":
         remaining = iter(texts)
+        first = 0
         while chunk := list(islice(remaining, _CHUNK)):
-            yield from self.embed(chunk, prompt_name=prompt_name)
+            yield from self._embed_from(first, chunk, prompt_name)
+            first += len(chunk)
 
     def encode(
         self,
@@ -94,7 +98,7 @@ class OtherNames:
             import torch
 
             return torch.from_numpy(rows)
-        return rows if convert_to_numpy else list(rows)
+        return rows if convert_to_numpy or rows.ndim == 1 else list(rows)
 
     def encode_query(self, inputs: Optional[Texts] = None, prompt_name: Optional[str] = None, **options: Any) -> Any:
         """As sentence-transformers: :meth:`encode` with the model's prompt for queries."""
@@ -108,9 +112,9 @@ class OtherNames:
         """As sentence-transformers: the similarity of each of the first embeddings to each of the second ones.
 
         Each argument has the shape [n, dimensions], or [dimensions] for one embedding. The result has the shape [n1, n2],
-        float32: an array of numpy, or a tensor of torch if both arguments are tensors of torch. ``similarity_fn_name`` is
-        ``"cosine"``, ``"dot"``, or the negative distance ``"euclidean"`` or ``"manhattan"``; the model's own choice in
-        its files is not read.
+        float32: an array of numpy, or a tensor of torch, without a gradient, if both arguments are tensors of torch.
+        ``similarity_fn_name`` is ``"cosine"``, ``"dot"``, or the negative distance ``"euclidean"`` or ``"manhattan"``; the
+        model's own choice in its files is not read.
         """
         return _similarity(embeddings1, embeddings2, similarity_fn_name, pairwise=False)
 
@@ -130,7 +134,7 @@ def _normalized(rows: "Rows") -> "Rows":
 def _similarity(first: Any, second: Any, function: str, *, pairwise: bool) -> Any:
     import numpy as np
 
-    a, b = (np.atleast_2d(np.asarray(rows, np.float32)) for rows in (first, second))
+    a, b = (np.atleast_2d(np.asarray(_on_host(rows), np.float32)) for rows in (first, second))
     for field, rows in (("embeddings1", a), ("embeddings2", b)):
         if rows.ndim != 2:
             raise InvalidError(f"{field} has {rows.ndim} dimensions: pass one embedding, or one in each row", field=field)
@@ -144,12 +148,24 @@ def _similarity(first: Any, second: Any, function: str, *, pairwise: bool) -> An
     elif function in ("euclidean", "manhattan"):
         order = 2 if function == "euclidean" else 1
         # Row by row: all differences at once have the size of both and of the dimensions.
-        values = -np.array([np.linalg.norm((b[at] if pairwise else b) - row, order, axis=-1) for at, row in enumerate(a)])
+        values = np.empty(len(a) if pairwise else (len(a), len(b)), np.float32)
+        for at, row in enumerate(a):
+            values[at] = -np.linalg.norm((b[at] if pairwise else b) - row, order, axis=-1)
     else:
         message = f"similarity_fn_name: pass 'cosine', 'dot', 'euclidean' or 'manhattan', not {function!r}"
         raise InvalidError(message, field="similarity_fn_name")
-    if all(type(rows).__module__ == "torch" for rows in (first, second)):
+    if _is_torch(first) and _is_torch(second):
         import torch
 
-        return torch.from_numpy(values)
+        return torch.from_numpy(values).to(first.device)
     return values
+
+
+def _is_torch(rows: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(rows, torch.Tensor)
+
+
+def _on_host(rows: Any) -> Any:
+    """numpy takes no tensor of torch with a gradient, of another device or of bfloat16."""
+    return rows.detach().float().cpu() if _is_torch(rows) else rows

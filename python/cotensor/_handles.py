@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+import weakref
 from typing import Any, Dict, Optional, Tuple
 
 from ._native import Store, Tensor, TensorBuilder
@@ -66,24 +68,115 @@ def _connected(socket: str) -> Store:
 
 def reduce_builder(builder: TensorBuilder) -> Tuple[Any, Tuple[Any, ...]]:
     """The handle of a builder for a worker of this process's pools: its memory travels as a descriptor."""
+    from multiprocessing.context import get_spawning_popen
     from multiprocessing.reduction import DupFd
 
-    return open_builder, (DupFd(builder._fileno()), builder.name, str(builder.dtype), builder.shape)
+    # Raises ConflictError where there is nothing to fill any more.
+    fd = _descriptor(builder)
+    # A process that is being started inherits the descriptor.
+    memory = BuilderMemory(builder) if get_spawning_popen() is None else DupFd(fd)
+    return open_builder, (memory, builder.name, str(builder.dtype), builder.shape)
 
 
-def open_builder(memory: Any, name: str, dtype: str, shape: Tuple[int, ...]) -> TensorBuilder:
-    """Opens the handle of a builder.
+def _descriptor(builder: TensorBuilder) -> int:
+    """The descriptor of its memory. Waits while another thread writes it with ``builder.write``."""
+    while True:
+        try:
+            return builder._fileno()
+        except ConflictError as error:
+            if "another thread writes it" not in str(error):
+                raise
+        time.sleep(0.001)
 
-    Raises :class:`ConflictError` where the process that sent it does not answer, or published it meanwhile.
+
+class BuilderMemory:
+    """The memory of an unpublished builder for one process that asks for it.
+
+    A handle that is never opened keeps no descriptor and no memory, unlike multiprocessing's own ``DupFd``.
+    """
+
+    def __init__(self, builder: TensorBuilder) -> None:
+        from multiprocessing import resource_sharer
+
+        name, found = builder.name, weakref.ref(builder)
+        self._id = resource_sharer._resource_sharer.register(  # type: ignore[attr-defined]
+            lambda connection, pid: _send_memory(found(), name, connection, pid), lambda: None
+        )
+
+    def detach(self) -> int:
+        """The descriptor, which the caller closes. Raises ConflictError where the builder is not open any more."""
+        from multiprocessing import reduction, resource_sharer
+
+        with resource_sharer._resource_sharer.get_connection(self._id) as connection:  # type: ignore[attr-defined]
+            conflict = connection.recv()
+            if conflict is not None:
+                raise ConflictError(conflict)
+            return reduction.recv_handle(connection)
+
+
+def _send_memory(builder: Optional[TensorBuilder], name: str, connection: Any, pid: int) -> None:
+    """Answers a process that opens a handle: with the descriptor, or with the reason why there is none."""
+    from multiprocessing import reduction
+
+    try:
+        if builder is None:
+            raise ConflictError(f"{name}: it was dropped without being published", field=name)
+        fd = os.dup(_descriptor(builder))
+    except Exception as error:
+        connection.send(str(error))
+        return
+    try:
+        # If it was published while it was duplicated, the number may be that of another file.
+        _descriptor(builder)
+    except ConflictError as error:
+        os.close(fd)
+        connection.send(str(error))
+        return
+    try:
+        connection.send(None)
+        reduction.send_handle(connection, fd, pid)
+    finally:
+        os.close(fd)
+
+
+class EndedBuilder:
+    """In place of a builder that was published or discarded before a worker opened its handle: every use of it raises
+    :class:`ConflictError`. An error at opening would end the worker, and the caller of the pool would wait for ever.
+    """
+
+    def __init__(self, name: str, conflict: str) -> None:
+        self.name = name
+        self._conflict = conflict
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ConflictError(self._conflict, field=self.name)
+
+    __array__ = __dlpack__ = __dlpack_device__ = __enter__ = __exit__ = _refuse
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        return self._refuse()
+
+    def __repr__(self) -> str:
+        return f"<TensorBuilder {self.name!r}: {self._conflict}>"
+
+
+def open_builder(memory: Any, name: str, dtype: str, shape: Tuple[int, ...]) -> Any:
+    """Opens the handle of a builder: a builder, or an :class:`EndedBuilder`.
+
+    Raises :class:`ConflictError` where the process that sent it does not answer.
     """
     from multiprocessing import AuthenticationError
 
     try:
-        fd = memory.detach()
+        return TensorBuilder._open(memory.detach(), name, dtype, shape)
+    except ConflictError as error:
+        return EndedBuilder(name, str(error))
     except (OSError, EOFError, AuthenticationError) as error:
-        message = f"{name}: the process of the builder does not answer: send builders to workers of its own pools only"
+        message = f"{name}: the process of the builder does not answer: send builders to workers of its own pools only, each by a"
+        message += " pickle of its own"
         raise ConflictError(message, field=name) from error
-    return TensorBuilder._open(fd, name, dtype, shape)
 
 
 def open_client(kind: Any, options: Dict[str, Any]) -> Any:

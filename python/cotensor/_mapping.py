@@ -40,5 +40,5 @@ class Values(ValuesView[Tensor]):
 
 
 def pairs(arrays: Any, named: Mapping[str, Any]) -> "dict[str, Any]":
-    """The arguments of ``store.update`` as one dict."""
-    return dict(arrays, **named)
+    """The arguments of ``store.update`` as one dict. A store's names may be removed meanwhile."""
+    return dict(arrays.items() if isinstance(arrays, Store) else arrays, **named)

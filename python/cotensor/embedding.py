@@ -148,8 +148,11 @@ class Embedder(OtherNames):
         :class:`ConflictError` if ``is_local`` in a forked child of a process that had loaded models. The error of a text names
         its position, as ``texts[3]``.
         """
-        texts = one_of("embed", texts=texts, documents=documents)
-        embedded = self.embed_with_details(texts, prompt_name=prompt_name, truncate=truncate)
+        return self._embed_from(0, one_of("embed", texts=texts, documents=documents), prompt_name, truncate)
+
+    def _embed_from(self, first: int, texts: Texts, prompt_name: Optional[str], truncate: Optional[bool] = None) -> "_Rows":
+        """As :meth:`embed`; errors and warnings count the texts from ``first``."""
+        embedded = self._details(first, texts, prompt_name, truncate)
         self._warn(embedded.notices)
         if embedded.truncated:
             shown = ", ".join(map(str, embedded.truncated[:_SHOWN_MAX]))
@@ -170,10 +173,13 @@ class Embedder(OtherNames):
         """As :meth:`embed`, with the tokens of each text and the positions of those that were cut, and without warnings. A single
         text has one row.
         """
+        return self._details(0, texts, prompt_name, truncate)
+
+    def _details(self, first: int, texts: Texts, prompt_name: Optional[str], truncate: Optional[bool]) -> Embedded:
         import numpy as np
 
         given: List[str] = [texts] if isinstance(texts, str) else list(texts)
-        for at, text in enumerate(given):
+        for at, text in enumerate(given, first):
             if not isinstance(text, str):
                 raise InvalidError(f"texts[{at}] is no str but a {type(text).__name__}", field="texts")
             if not text.isascii():
@@ -184,10 +190,10 @@ class Embedder(OtherNames):
         truncated: List[int] = []
         notices: List[str] = []
         for at in range(0, len(given), CALL_TEXTS_MAX):
-            part = self._call(given[at : at + CALL_TEXTS_MAX], prompt_name, cuts, at)
+            part = self._call(given[at : at + CALL_TEXTS_MAX], prompt_name, cuts, first + at)
             parts.append(part.rows)
             tokens += part.tokens
-            truncated += [at + position for position in part.truncated]
+            truncated += [first + at + position for position in part.truncated]
             notices += [notice for notice in part.notices if notice not in notices]
         # A copy, which callers may change in place, as that of other libraries. The results of calls are read-only.
         rows: "_Rows" = np.concatenate(parts) if parts else np.empty((0, 0), np.float32)

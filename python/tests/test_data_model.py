@@ -231,3 +231,19 @@ def test_a_dtype_equals_the_dtypes_of_numpy(store: Store) -> None:
     assert np.zeros(2, tensor.dtype).dtype == np.float64
     for other in (SharedTensor("dtype", (2,), "int16"), store.empty("e", (2,), "int16")):
         assert other.dtype == np.int16 and type(other.dtype) is DType
+
+
+def test_a_dtype_equals_scalar_types_and_no_other_classes() -> None:
+    kinds = {"int64": (np.longlong, np.intp, np.int64, int), "uint64": (np.ulonglong, np.uintp), "bool": (np.bool_, bool)}
+    for name, equal in kinds.items():
+        assert [kind for kind in equal if np.dtype(name) == kind and DType(name) != kind] == []
+    unrelated: Any = type("float32", (), {})
+    assert DType("float32") != unrelated and DType("float32") != np.floating
+    unhashable = type("unhashable", (type,), {"__eq__": lambda *_: NotImplemented, "__hash__": None})
+    assert DType("float32") != unhashable("float32", (), {})
+
+
+def test_kind_of_a_dtype_is_that_of_numpy(store: Store) -> None:
+    for name in "bool uint8 int8 int64 float16 float64 complex64".split():
+        assert store.empty(name, (2,), name).dtype.kind == np.dtype(name).kind
+    assert [DType(name).kind for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")] == ["f"] * 3

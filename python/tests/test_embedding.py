@@ -14,6 +14,7 @@ import pytest
 from conftest import REPOSITORY, Daemon, serving
 
 import cotensor
+from cotensor._embedder_names import OtherNames
 
 BERT = REPOSITORY / "fixtures" / "tiny" / "bert"
 TEXTS = ["gulls", "a crane lifts grain", "nets dry on the quay"]
@@ -98,6 +99,35 @@ def test_similarities_are_those_of_sentence_transformers(embedder: cotensor.Embe
     for wrong in ({"similarity_fn_name": "other"}, {"embeddings2": b[:, :3]}, {"embeddings2": b[None]}):
         with pytest.raises(cotensor.InvalidError, match=next(iter(wrong)).rstrip("12")):
             embedder.similarity(**{"embeddings1": a, "embeddings2": b, **wrong})
+
+
+def test_one_text_is_not_its_letters(embedder: cotensor.Embedder) -> None:
+    rows = embedder.embed(TEXTS)
+    for take in (embedder.passage_embed, embedder.query_embed):
+        assert [row.shape for row in take(TEXTS[1])] == [rows[1].shape]
+    assert np.array_equal(embedder.encode(TEXTS[1], convert_to_numpy=False), rows[1])
+
+
+def test_generators_name_the_position_of_a_wrong_text(embedder: cotensor.Embedder) -> None:
+    with pytest.raises(cotensor.InvalidError, match=r"texts\[300\] is no str but a int"):
+        list(embedder.passage_embed([*TEXTS * 100, 5]))  # type: ignore[list-item]
+
+
+def test_similarities_without_rows_have_their_shape() -> None:
+    none, some = np.ones((0, 4), np.float32), np.ones((3, 4), np.float32)
+    for name in ("cosine", "dot", "euclidean", "manhattan"):
+        found = OtherNames().similarity(none, some, name), OtherNames().similarity(some, none, name)
+        assert [(values.shape, values.dtype) for values in found] == [((0, 3), np.float32), ((3, 0), np.float32)]
+        assert OtherNames().similarity_pairwise(none, none, name).shape == (0,)
+
+
+def test_similarities_take_all_tensors_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    rows = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    for given in (rows, torch.nn.Parameter(rows), rows.to(torch.bfloat16), rows.double()):
+        found = OtherNames().similarity(given, rows)
+        assert type(found) is torch.Tensor and torch.allclose(found, torch.tensor([[1, 0.6], [0.6, 1]]))
+    assert type(OtherNames().similarity(torch.nn.Parameter(rows), rows.numpy())) is np.ndarray
 
 
 def test_pooling_is_given_or_that_of_the_name(daemon: Daemon, embedder: cotensor.Embedder, tmp_path: Path) -> None:

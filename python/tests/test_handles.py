@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -230,3 +232,97 @@ def test_builder_that_is_not_sent_to_a_worker_is_an_error(daemon: Daemon) -> Non
         program = "import pickle, sys; pickle.load(sys.stdin.buffer)"
         ran = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True)
         assert ran.returncode == 1 and b"ConflictError" in ran.stderr and b"its own pools" in ran.stderr, ran.stderr
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors by /proc")
+def test_handles_of_builders_that_are_not_opened_keep_no_memory(daemon: Daemon) -> None:
+    with daemon.connect() as store:
+        # The first one starts the thread that answers workers.
+        with store.empty("first", (4,), "float32") as builder:
+            pickle.dumps(builder)
+        before = open_files()
+        for _ in range(20):
+            builder = store.empty("unopened", (4,), "float32")
+            for _ in range(5):
+                pickle.dumps(builder)
+            builder.discard()
+            del builder
+        gc.collect()
+        assert open_files() <= before
+
+
+def wait_at(barrier: Any) -> None:
+    barrier.wait(30)
+
+
+def open_and(function: Any, handle: bytes) -> Any:
+    return function(pickle.loads(handle))
+
+
+def put_in(builder: cotensor.TensorBuilder) -> None:
+    np.asarray(builder)[:] = 1
+
+
+@pytest.mark.parametrize("how", ["publish", "discard", "drop"])
+@pytest.mark.parametrize("function", [keep, put_in])
+def test_worker_gets_a_builder_too_late(daemon: Daemon, how: str, function: Any) -> None:
+    """A handle that cannot be opened must not end the worker: the pool would wait for its result for ever."""
+    context = multiprocessing.get_context("spawn")
+    with daemon.connect() as store, context.Manager() as manager, context.Pool(1) as pool:
+        barrier = manager.Barrier(2)
+        pool.apply_async(wait_at, (barrier,))
+        builder = store.empty("late", (4,), "float32")
+        handle = pickle.dumps(builder)
+        result = pool.apply_async(open_and, (function, handle))
+        if how == "drop":
+            del builder
+            gc.collect()
+        else:
+            getattr(builder, how)()
+        barrier.wait(30)
+        with pytest.raises(cotensor.ConflictError, match=f"^late: .*{how}"):
+            result.get(60)
+
+
+def test_worker_of_a_pool_survives_a_builder_that_came_too_late(daemon: Daemon) -> None:
+    context = multiprocessing.get_context("spawn")
+    with daemon.connect() as store, context.Manager() as manager, context.Pool(1) as pool:
+        barrier = manager.Barrier(2)
+        pool.apply_async(wait_at, (barrier,))
+        builder = store.empty("late", (4,), "float32")
+        result = pool.apply_async(keep, (builder,))
+        late = pool.apply_async(os.getpid)
+        # The pool pickles its tasks in order, in a thread: those before this one are in the pipe then.
+        while pool._taskqueue.qsize():  # type: ignore[attr-defined]
+            pass
+        builder.publish()
+        barrier.wait(30)
+        assert late.get(60) != os.getpid()
+        with pytest.raises(cotensor.ConflictError, match="late: it is already published"):
+            result.get(60)
+
+
+def test_builder_is_sent_and_opened_while_another_thread_writes_it(daemon: Daemon) -> None:
+    with daemon.connect() as store:
+        builder = store.empty("written", (1 << 20,), "float32")
+        values = np.ones(1 << 20, np.float32)
+        done = threading.Event()
+
+        def write() -> None:
+            while not done.is_set():
+                builder.write(values)
+                done.wait(0.01)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            opened = [pickle.loads(pickle.dumps(builder)) for _ in range(50)]
+        finally:
+            done.set()
+            thread.join()
+        assert {type(found) for found in opened} == {cotensor.TensorBuilder}
+        builder.discard()

@@ -93,6 +93,27 @@ def test_store_has_the_methods_of_a_dict(store: cotensor.Store, prefix: str) -> 
     assert store.pop(b, None).shape == (3,) and len(store.names(prefix)) == 0
 
 
+def test_update_from_a_store_leaves_out_what_is_removed_meanwhile(store: cotensor.Store, prefix: str) -> None:
+    with cotensor.Store() as source:
+        source.update({f"{prefix}{index}": np.full(1, index) for index in range(100)})
+        done = threading.Event()
+
+        def remove_and_publish() -> None:
+            while not done.is_set():
+                source.pop(f"{prefix}50", None)
+                source[f"{prefix}50"] = np.full(1, 50)
+
+        thread = threading.Thread(target=remove_and_publish)
+        thread.start()
+        try:
+            for _ in range(100):
+                store.update(source)
+        finally:
+            done.set()
+            thread.join()
+    assert int(store[f"{prefix}99"]) == 99
+
+
 def test_items_leave_out_what_is_removed_meanwhile(store: cotensor.Store, prefix: str) -> None:
     store.put_many({f"{prefix}{index:03}": np.full(1, index) for index in range(300)})
     seen = []
