@@ -174,6 +174,14 @@ def test_a_tensor_is_no_index_and_no_number_of_bytes(store: Store) -> None:
     np.testing.assert_array_equal(np.array([5, 6, 7])[store.put("i", np.array([2, 0]))], [7, 5])
 
 
+def test_a_power_with_a_modulo_is_refused(store: Store) -> None:
+    tensor = store.put("x", np.array(2.5))
+    for arguments in [(tensor, 2, 5), (2, tensor, 5)]:
+        with pytest.raises(TypeError):
+            pow(*arguments)
+    assert pow(tensor, 2) == 6.25 and 2**tensor == 2**2.5
+
+
 def test_hashes_are_of_the_object(store: Store) -> None:
     a, b = store.put("a", np.ones(3)), store.put("b", np.ones(3))
     assert {a, b, a} == {a, b} and len({a, b}) == 2

@@ -200,8 +200,10 @@ def test_worker_that_keeps_a_builder_does_not_change_the_tensor(daemon: Daemon) 
     with daemon.connect() as store, multiprocessing.get_context("spawn").Pool(1) as pool:
         builder = store.empty("kept", (5000,), "float32")
         pool.apply(keep, (builder,))
+        mine = builder.numpy()
         tensor = builder.publish()
         assert pool.apply(write_again, (7.0,)) == 7.0
+        assert (mine == 1.0).all(), "nor the arrays of the process that published it"
         assert (tensor.numpy() == 1.0).all() and (store["kept"].numpy() == 1.0).all()
         other = store.empty("other", (5000,), "float32")
         pool.apply(keep, (other,))

@@ -82,8 +82,10 @@ def test_store_has_the_methods_of_a_dict(store: cotensor.Store, prefix: str) -> 
     for search in (store.get, store.pop, lambda name: store[name]):
         with pytest.raises(KeyError):
             search(f"{prefix}none")
-    with pytest.raises(TypeError, match="at most one default"):
-        store.get(a, None, None)
+    for search in (store.get, store.pop):
+        with pytest.raises(TypeError, match="at most one default"):
+            search(a, None, None)
+    assert 1 not in store and None not in store and a in store
     with pytest.raises(TypeError, match="name in store"):
         store[a] in store.values()  # noqa: B015
 
@@ -143,6 +145,34 @@ def test_one_program_gets_a_name_that_several_pop(prefix: str) -> None:
         for thread in threads:
             thread.join()
         assert sorted(got) == list(range(50))
+
+
+def test_a_popped_version_is_popped_once(prefix: str) -> None:
+    name = f"{prefix}job"
+    with serving() as daemon:
+        stores = [cotensor.connect(daemon.socket) for _ in range(5)]
+        got: List[int] = []
+        published, ended = 0, threading.Event()
+
+        def consume(store: cotensor.Store) -> None:
+            while not ended.is_set():
+                tensor = store.pop(name, None)
+                if tensor is not None:
+                    got.append(int(tensor))
+
+        threads = [threading.Thread(target=consume, args=(store,)) for store in stores[1:]]
+        for thread in threads:
+            thread.start()
+        while published < 1000:
+            if name not in stores[0]:
+                stores[0][name] = np.full(1, published)
+                published += 1
+        while name in stores[0]:
+            pass
+        ended.set()
+        for thread in threads:
+            thread.join()
+        assert sorted(got) == list(range(1000))
 
 
 def test_removed_name_is_not_listed_while_it_is_leased(store: cotensor.Store, prefix: str) -> None:

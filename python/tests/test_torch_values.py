@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from conftest import embedded_store  # noqa: E402
 
 import cotensor  # noqa: E402
+from cotensor.sharing import SharedTensor  # noqa: E402
 
 store = embedded_store()
 
@@ -41,5 +42,9 @@ def test_operators_beside_a_torch_tensor_are_those_of_torch(store: cotensor.Stor
         (divmod(tensor, 2)[1], values.numpy() % 2),
     ]:
         assert isinstance(got, type(wanted)) and (got == wanted).all()
+    shared = SharedTensor("beside torch", (2, 3), "float32")
+    shared.write(values.numpy())
+    shared += other
+    assert (shared.numpy() == (values + other).numpy()).all()
     assert torch.tensor(5.0) in tensor and torch.tensor(7.0) not in tensor
     assert tensor.dtype == torch.float32 == tensor.dtype and tensor.dtype != torch.float64

@@ -73,9 +73,19 @@ fn read_only() -> PyErr {
     PyTypeError::new_err(format!("a published tensor is read-only: {way}"))
 }
 
+/// A power without a modulo; arrays have none with one.
+pub(crate) fn power<'py>(
+    object: &Bound<'py, PyAny>,
+    modulo: &Bound<'py, PyAny>,
+    compute: impl FnOnce() -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if modulo.is_none() { compute() } else { Ok(object.py().NotImplemented().into_bound(object.py())) }
+}
+
 /// `object` operator`=` `other`, in the memory of `object`.
 pub(crate) fn in_place(object: &Bound<'_, PyAny>, other: &Bound<'_, PyAny>, name: &str) -> PyResult<()> {
-    apply(name, &writable(object)?, other).map(drop)
+    writable(object)?;
+    apply(name, &beside(object, other)?, other).map(drop)
 }
 
 pub(crate) fn set_item(object: &Bound<'_, PyAny>, index: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -223,12 +233,20 @@ macro_rules! array_operators {
                     operators::reflected(slf, other, "divmod")
                 }
 
-                fn __pow__<'py>(slf: &Bound<'py, Self>, other: Object<'_, 'py>, _modulo: Object<'_, 'py>) -> Computed<'py> {
-                    operators::binary(slf, other, "pow")
+                fn __pow__<'py>(
+                    slf: &Bound<'py, Self>,
+                    other: Object<'_, 'py>,
+                    modulo: Object<'_, 'py>,
+                ) -> Computed<'py> {
+                    operators::power(slf, modulo, || operators::binary(slf, other, "pow"))
                 }
 
-                fn __rpow__<'py>(slf: &Bound<'py, Self>, other: Object<'_, 'py>, _modulo: Object<'_, 'py>) -> Computed<'py> {
-                    operators::reflected(slf, other, "pow")
+                fn __rpow__<'py>(
+                    slf: &Bound<'py, Self>,
+                    other: Object<'_, 'py>,
+                    modulo: Object<'_, 'py>,
+                ) -> Computed<'py> {
+                    operators::power(slf, modulo, || operators::reflected(slf, other, "pow"))
                 }
 
                 fn __ipow__(slf: &Bound<'_, Self>, other: Object<'_, '_>, _modulo: Object<'_, '_>) -> PyResult<()> {

@@ -60,7 +60,9 @@ impl Store {
         PyList::new(py, self.names(py, None)?)?.try_iter()
     }
 
-    fn __contains__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<bool> {
+    /// Whether the name exists. Other values than strings are no names.
+    fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Ok(name) = name.extract::<String>() else { return Ok(false) };
         let store = self.store(py)?;
         Ok(py.detach(|| store.find_name(&name)).or_raise(py)?.is_some())
     }
@@ -90,9 +92,18 @@ impl Store {
         default: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
+        check_default(default)?;
         let store = slf.get().store(py)?;
         let holder = holder_of(py, &store, None);
-        let popped = py.detach(|| store.get(&name, &holder).and_then(|lease| store.remove(&name).map(|()| lease)));
+        let pop = || loop {
+            let lease = store.get(&name, &holder)?;
+            match store.remove_version(&name, Some(lease.id())) {
+                // Another program removed or replaced this version meanwhile.
+                Err(error) if error.kind() == cotensor::ErrorKind::NotFound => {}
+                removed => return removed.map(|()| lease),
+            }
+        };
+        let popped = py.detach(pop);
         or_default(py, popped.map(|lease| Tensor::new(lease, store)), default)
     }
 
@@ -177,18 +188,21 @@ impl Store {
     }
 }
 
+/// # Errors
+/// `TypeError` for more than one default.
+pub(super) fn check_default(default: &Bound<'_, PyTuple>) -> PyResult<()> {
+    if default.len() > 1 { Err(PyTypeError::new_err("pass at most one default")) } else { Ok(()) }
+}
+
 /// The tensor, or, if there is none of its name, the first of `default`.
 ///
 /// # Errors
-/// The error of `found` without a default, and `TypeError` for more than one.
+/// The error of `found` without a default.
 pub(super) fn or_default<'py>(
     py: Python<'py>,
     found: Result<Tensor, Error>,
     default: &Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    if default.len() > 1 {
-        return Err(PyTypeError::new_err("pass at most one default"));
-    }
     match (found, default.get_item(0)) {
         (Err(error), Ok(default)) if error.kind() == cotensor::ErrorKind::NotFound => Ok(default),
         (found, _) => Ok(Bound::new(py, found.or_raise(py)?)?.into_any()),

@@ -5,7 +5,7 @@ use super::builder::TensorBuilder;
 use super::claim::{Claimed, claim};
 use super::group::put_group;
 use super::holder::{holder as holder_of, program};
-use super::mapping::or_default;
+use super::mapping::{check_default, or_default};
 use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
 use super::report::report;
@@ -277,6 +277,7 @@ impl Store {
         default: &Bound<'py, PyTuple>,
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        check_default(default)?;
         let store = self.store(py)?;
         let holder = holder_of(py, &store, holder.as_deref());
         let found = py.detach(|| store.get(&name, &holder));

@@ -224,6 +224,15 @@ message! {
         name: String,
     }
 
+    /// A name to remove.
+    RemoveParams {
+        /// The name.
+        name: String,
+        /// The version that has to be the newest one of the name. Without it, any is removed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        id: Option<Id>,
+    }
+
     /// Names to list.
     ListParams {
         /// The start of each name.

@@ -62,7 +62,7 @@ methods! { METHODS:
     /// Checks whether a version exists.
     Has "tensor.has": IdParams => Present;
     /// Removes a name. Its memory is freed with the last lease.
-    Remove "tensor.remove": NameParams => Empty;
+    Remove "tensor.remove": RemoveParams => Empty;
     /// Finds the newest version of a name, without a lease.
     FindName "name.find": NameParams => FoundName;
     /// Lists names that start with a prefix, with their newest versions. The answer is bounded: the next call continues.

@@ -145,8 +145,8 @@ impl TensorStore for ClientStore {
         self.reserve_in_private(spec, layout, segment, holder)
     }
 
-    fn remove(&self, name: &str) -> Result<()> {
-        let (params, mut again) = (p::NameParams { name: name.to_owned() }, false);
+    fn remove_version(&self, name: &str, id: Option<TensorId>) -> Result<()> {
+        let (params, mut again) = (p::RemoveParams { name: name.to_owned(), id: id.map(Into::into) }, false);
         self.daemon.retry(|session| match session.call::<p::Remove>(&params, Vec::new()) {
             // The first attempt removed it, and its answer was lost.
             Err(error) if again && error.kind() == ErrorKind::NotFound => Ok(()),

@@ -6,9 +6,9 @@ use crate::dispatch::{Caller, Reply};
 use crate::segment::{Inode, Part, SlabOwner, inode, own_segment};
 use crate::session::{Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
-    CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams,
-    PublishSlabParams, Published, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams,
-    SlabParams, SlabResult,
+    CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams, PublishSlabParams,
+    Published, ReleaseParams, RemoveParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,
+    SlabResult,
 };
 use cotensor_core::{Device, Error, ErrorKind, Result};
 use cotensor_memory::{BLOCK_BYTES_MAX, BlockLimits};
@@ -166,7 +166,7 @@ pub(super) async fn has(caller: Caller, params: IdParams) -> Answer<Present> {
     Ok(Present { present: caller.daemon.store.has(params.id.into()) }.into())
 }
 
-pub(super) async fn remove(caller: Caller, params: NameParams) -> Answer<Empty> {
-    caller.daemon.store.remove(&params.name)?;
+pub(super) async fn remove(caller: Caller, params: RemoveParams) -> Answer<Empty> {
+    caller.daemon.store.remove_version(&params.name, params.id.map(Into::into))?;
     Ok(NOTHING.into())
 }

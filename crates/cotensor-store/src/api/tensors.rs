@@ -72,5 +72,14 @@ pub trait TensorStore: Send + Sync {
     ///
     /// # Errors
     /// `NotFound` when there is no such name.
-    fn remove(&self, name: &str) -> Result<()>;
+    fn remove(&self, name: &str) -> Result<()> {
+        self.remove_version(name, None)
+    }
+
+    /// As [`remove`](Self::remove), with `id` only if that is the newest version of `name`: of several callers that
+    /// lease it and then remove it, one succeeds.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such name, and when its newest version is another one.
+    fn remove_version(&self, name: &str, id: Option<TensorId>) -> Result<()>;
 }

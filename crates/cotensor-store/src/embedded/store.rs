@@ -220,8 +220,8 @@ impl TensorStore for EmbeddedStore {
         self.reserve_as(spec, holder, true, |memory, len| memory.reserve(len))
     }
 
-    fn remove(&self, name: &str) -> Result<()> {
-        let removed = self.names.remove(name, |in_memory| {
+    fn remove_version(&self, name: &str, id: Option<TensorId>) -> Result<()> {
+        let removed = self.names.remove(name, id, |in_memory| {
             self.changes.record(name, None);
             if let Some(record) = in_memory {
                 self.notify(|observer| observer.on_unlist(record));

@@ -288,13 +288,21 @@ impl Names {
         names.entries.find(hash, |entry| entry.is_named(name))?.current.as_ref().map(|record| record.id)
     }
 
-    /// Removes `name`; returns its newest version. Calls `on_unlist` while the name is locked, with the version unless it
-    /// is spilled.
-    pub(crate) fn remove(&self, name: &str, on_unlist: impl FnOnce(Option<&Record>)) -> Option<Superseded> {
+    /// Removes `name`; returns its newest version. With `only`, does nothing unless that is the newest version. Calls
+    /// `on_unlist` while the name is locked, with the version unless it is spilled.
+    pub(crate) fn remove(
+        &self,
+        name: &str,
+        only: Option<TensorId>,
+        on_unlist: impl FnOnce(Option<&Record>),
+    ) -> Option<Superseded> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
         let mut found = names.entries.find_entry(hash, |entry| entry.is_named(name)).ok()?;
         let entry = found.get_mut();
+        if only.is_some_and(|id| entry.current.as_ref().is_none_or(|current| current.id != id)) {
+            return None;
+        }
         if let Some(spilled) = entry.spilled.take() {
             on_unlist(None);
             if entry.old.is_empty() {

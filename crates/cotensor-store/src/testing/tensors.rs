@@ -115,9 +115,14 @@ pub(super) fn unleased_tensor_is_freed_unless_cached(make: &dyn Fn(u64) -> OpenS
 pub(super) fn removed_name_keeps_its_leases(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
+    let superseded = put(&*one, cached("x", LARGE, 1), 0);
     let kept = put(&*one, cached("x", LARGE, 1), 1);
-    other.remove("x").expect("remove");
     let kind = |outcome: cotensor_core::Result<()>| outcome.err().map(|error| error.kind());
+    assert_eq!(kind(other.remove_version("x", Some(superseded.id()))), Some(ErrorKind::NotFound));
+    assert_eq!(kind(other.remove_version("none", Some(kept.id()))), Some(ErrorKind::NotFound));
+    drop(superseded);
+    other.remove_version("x", Some(kept.id())).expect("remove");
+    assert_eq!(kind(one.remove_version("x", Some(kept.id()))), Some(ErrorKind::NotFound));
     assert_eq!(kind(other.remove("x")), Some(ErrorKind::NotFound));
     for store in [&one, &other] {
         assert_eq!(kind(store.get("x", &store.holder("")).map(drop)), Some(ErrorKind::NotFound));

@@ -150,8 +150,8 @@ impl TensorStore for Client {
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         self.reserve_as(spec, holder, true)
     }
-    fn remove(&self, name: &str) -> Result<()> {
-        self.daemon.remove(name)
+    fn remove_version(&self, name: &str, id: Option<TensorId>) -> Result<()> {
+        self.daemon.remove_version(name, id)
     }
 }
 

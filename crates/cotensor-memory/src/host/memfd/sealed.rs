@@ -20,7 +20,7 @@ pub struct SealedMemfd {
     map: Mapping,
     /// See [`shared_bytes`].
     shared: OnceLock<Mapping>,
-    fd: OwnedFd,
+    pub(super) fd: OwnedFd,
     guarantee: Guarantee,
     mapping_cache: Arc<MappingCache>,
     /// For readers of parts, if it is a slab.

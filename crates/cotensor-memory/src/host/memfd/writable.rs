@@ -140,7 +140,10 @@ fn seal_aliased(aliased: AliasedMapping, fd: OwnedFd, len: usize) -> Result<Seal
         Err(error) if error.kind() == ErrorKind::Conflict => {
             let mut copy = MemfdMut::create(len)?;
             copy.write_at(0, aliased.mapping().map_or(&[], Mapping::bytes))?;
-            copy.seal()?
+            let sealed = copy.seal()?;
+            // The address shows the copy from now on: the process that can write the first memfd does not change it.
+            let aliased = aliased.remap_copy_on_write(sealed.fd.as_fd(), len)?;
+            return Ok(sealed.with_aliased(aliased));
         }
         Err(error) => return Err(error),
     };
