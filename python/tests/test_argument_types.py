@@ -31,7 +31,6 @@ A = np.ones(2, "float32")
         (lambda s: s.claim(3), "key"),
         (lambda s: s.claim("0" * 64, timeout="soon"), "timeout"),
         (lambda s: s.remove(["x"]), "name"),
-        (lambda s: 5 in s, "name"),
         (lambda s: s.prefault(-1), "nbytes"),
         (lambda s: s.limit_memory("all"), "max_memory_mb"),
         (lambda s: s.put("x", A).view("0", "float32", [1]), "offset"),

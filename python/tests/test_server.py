@@ -447,7 +447,7 @@ def test_command_reports_errors(folder):
         (["missing.py"], 2, "no file"),
         (["no_such_module"], 2, "no module"),
         (["--port", "99999"], 2, "port"),
-        (["--workers", "0"], 2, "max_workers"),
+        (["--workers", "0"], 2, "--workers: pass an integer from 1"),
         (["--frobnicate"], 2, "unrecognized"),
         (["--host", "no.such.host"], 2, "host"),
     ):

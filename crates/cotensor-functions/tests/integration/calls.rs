@@ -360,6 +360,9 @@ fn objects_stay_with_their_provider_and_are_released_once() {
     let stale = functions.call("counter", &none()).unwrap();
     drop(provider);
     until("objects are dropped with their provider", || live.load(Ordering::SeqCst) == 0);
+    until("the daemon forgets the provider", || {
+        functions.call("counter", &none()).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    });
     let _again = counting(&running, &live);
     until("the next provider is found", || functions.call("counter", &none()).is_ok());
     let error = functions.call("read", &none().arg(stale.clone())).unwrap_err();
