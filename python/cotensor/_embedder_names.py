@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: A text, or several.
 Texts = Union[str, Iterable[str]]
-#: The texts that a generator of embeddings takes at once.
-_CHUNK = 256
+#: The most texts of one call. The texts of concurrent calls run together.
+CALL_TEXTS_MAX = 256
 #: Options of sentence-transformers' `encode`, with the values that change nothing here.
 _NEUTRAL = {
     "prompt": (None,),
@@ -30,7 +30,7 @@ _NEUTRAL = {
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
-def one_of(function: str, **given: Any) -> Any:
+def only_given(function: str, **given: Any) -> Any:
     """The one argument that was given, of several names for it.
 
     Raises TypeError if none was given, or more than one.
@@ -60,7 +60,7 @@ class OtherNames:
     def _chunks(self, texts: Iterable[str], prompt_name: str) -> "Iterator[Rows]":
         remaining = iter(texts)
         first = 0
-        while chunk := list(islice(remaining, _CHUNK)):
+        while chunk := list(islice(remaining, CALL_TEXTS_MAX)):
             yield from self._embed_from(first, chunk, prompt_name)
             first += len(chunk)
 
@@ -87,7 +87,7 @@ class OtherNames:
         for name, value in {"prompt": prompt, **options}.items():
             if value not in _NEUTRAL.get(name, ()):
                 raise UnsupportedError(f"the option {name}={value!r} of sentence-transformers is not supported", field=name)
-        rows = self.embed(one_of("encode", inputs=inputs, sentences=sentences), prompt_name=prompt_name)
+        rows = self.embed(only_given("encode", inputs=inputs, sentences=sentences), prompt_name=prompt_name)
         if truncate_dim is not None:
             if truncate_dim < 1:
                 raise InvalidError("truncate_dim is a number from 1 on", field="truncate_dim")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from typing import Any, Dict, Optional, Tuple
 
@@ -72,21 +71,10 @@ def reduce_builder(builder: TensorBuilder) -> Tuple[Any, Tuple[Any, ...]]:
     from multiprocessing.reduction import DupFd
 
     # Raises ConflictError where there is nothing to fill any more.
-    fd = _descriptor(builder)
+    fd = builder._fileno()
     # A process that is being started inherits the descriptor.
     memory = BuilderMemory(builder) if get_spawning_popen() is None else DupFd(fd)
     return open_builder, (memory, builder.name, str(builder.dtype), builder.shape)
-
-
-def _descriptor(builder: TensorBuilder) -> int:
-    """The descriptor of its memory. Waits while another thread writes it with ``builder.write``."""
-    while True:
-        try:
-            return builder._fileno()
-        except ConflictError as error:
-            if "another thread writes it" not in str(error):
-                raise
-        time.sleep(0.001)
 
 
 class BuilderMemory:
@@ -121,13 +109,13 @@ def _send_memory(builder: Optional[TensorBuilder], name: str, connection: Any, p
     try:
         if builder is None:
             raise ConflictError(f"{name}: it was dropped without being published", field=name)
-        fd = os.dup(_descriptor(builder))
+        fd = os.dup(builder._fileno())
     except Exception as error:
         connection.send(str(error))
         return
     try:
         # If it was published while it was duplicated, the number may be that of another file.
-        _descriptor(builder)
+        builder._fileno()
     except ConflictError as error:
         os.close(fd)
         connection.send(str(error))

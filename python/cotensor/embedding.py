@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, NamedTuple, Optional, Union
 
 from . import _warnings
-from ._embedder_names import OtherNames, Texts, one_of
+from ._embedder_names import CALL_TEXTS_MAX, OtherNames, Texts, only_given
 from ._native import Functions, LocalModels, Store
 from .errors import (
     ConflictError,
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 #: The function of the model process.
 FUNCTION = "model.embed"
-#: The most texts of one call. The texts of concurrent calls run together.
-CALL_TEXTS_MAX = 256
 #: The most positions of texts in a warning.
 _SHOWN_MAX = 10
 
@@ -148,7 +146,7 @@ class Embedder(OtherNames):
         :class:`ConflictError` if ``is_local`` in a forked child of a process that had loaded models. The error of a text names
         its position, as ``texts[3]``.
         """
-        return self._embed_from(0, one_of("embed", texts=texts, documents=documents), prompt_name, truncate)
+        return self._embed_from(0, only_given("embed", texts=texts, documents=documents), prompt_name, truncate)
 
     def _embed_from(self, first: int, texts: Texts, prompt_name: Optional[str], truncate: Optional[bool] = None) -> "_Rows":
         """As :meth:`embed`; errors and warnings count the texts from ``first``."""

@@ -157,6 +157,22 @@ pub(crate) fn format<'py>(object: &Bound<'py, PyAny>, specification: &str) -> Py
 /// the function for `in`.
 macro_rules! array_operators {
     ($class:ty, contains = $contains:path) => {
+        $crate::export::operators::array_operators!(@with $class, $contains:
+            __add__ __radd__ __iadd__ "add" "iadd",
+            __sub__ __rsub__ __isub__ "sub" "isub",
+            __mul__ __rmul__ __imul__ "mul" "imul",
+            __matmul__ __rmatmul__ __imatmul__ "matmul" "imatmul",
+            __truediv__ __rtruediv__ __itruediv__ "truediv" "itruediv",
+            __floordiv__ __rfloordiv__ __ifloordiv__ "floordiv" "ifloordiv",
+            __mod__ __rmod__ __imod__ "mod" "imod",
+            __lshift__ __rlshift__ __ilshift__ "lshift" "ilshift",
+            __rshift__ __rrshift__ __irshift__ "rshift" "irshift",
+            __and__ __rand__ __iand__ "and_" "iand",
+            __xor__ __rxor__ __ixor__ "xor" "ixor",
+            __or__ __ror__ __ior__ "or_" "ior"
+        );
+    };
+    (@with $class:ty, $contains:path: $($left:ident $right:ident $into:ident $name:literal $in_place:literal),*) => {
         const _: () = {
             use pyo3::basic::CompareOp;
             use pyo3::prelude::*;
@@ -252,38 +268,13 @@ macro_rules! array_operators {
                 fn __ipow__(slf: &Bound<'_, Self>, other: Object<'_, '_>, _modulo: Object<'_, '_>) -> PyResult<()> {
                     operators::in_place(slf, other, "ipow")
                 }
-            }
-        };
-        $crate::export::operators::array_operators!(@binary $class:
-            __add__ __radd__ __iadd__ "add" "iadd",
-            __sub__ __rsub__ __isub__ "sub" "isub",
-            __mul__ __rmul__ __imul__ "mul" "imul",
-            __matmul__ __rmatmul__ __imatmul__ "matmul" "imatmul",
-            __truediv__ __rtruediv__ __itruediv__ "truediv" "itruediv",
-            __floordiv__ __rfloordiv__ __ifloordiv__ "floordiv" "ifloordiv",
-            __mod__ __rmod__ __imod__ "mod" "imod",
-            __lshift__ __rlshift__ __ilshift__ "lshift" "ilshift",
-            __rshift__ __rrshift__ __irshift__ "rshift" "irshift",
-            __and__ __rand__ __iand__ "and_" "iand",
-            __xor__ __rxor__ __ixor__ "xor" "ixor",
-            __or__ __ror__ __ior__ "or_" "ior"
-        );
-    };
-    (@binary $class:ty: $($left:ident $right:ident $into:ident $name:literal $in_place:literal),*) => {
-        const _: () = {
-            use pyo3::prelude::*;
-            use $crate::export::operators;
 
-            type Object<'a, 'py> = &'a Bound<'py, PyAny>;
-
-            #[pymethods]
-            impl $class {
                 $(
-                    fn $left<'py>(slf: &Bound<'py, Self>, other: Object<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+                    fn $left<'py>(slf: &Bound<'py, Self>, other: Object<'_, 'py>) -> Computed<'py> {
                         operators::binary(slf, other, $name)
                     }
 
-                    fn $right<'py>(slf: &Bound<'py, Self>, other: Object<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+                    fn $right<'py>(slf: &Bound<'py, Self>, other: Object<'_, 'py>) -> Computed<'py> {
                         operators::reflected(slf, other, $name)
                     }
 

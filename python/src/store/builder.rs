@@ -14,7 +14,7 @@ use cotensor_memory::ForeignMemfd;
 use cotensor_store::{CopyReason, Reservation};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -51,8 +51,8 @@ enum BuilderState {
     Discarded(#[allow(dead_code, reason = "an owner")] ProcessLocal<Reservation>),
     /// Another process publishes it.
     Foreign,
-    /// A thread copies an array into it.
-    Writing,
+    /// A thread copies an array into it. The number of the memory's descriptor, which stays open.
+    Writing(Option<RawFd>),
     Failed,
 }
 
@@ -69,7 +69,7 @@ impl BuilderState {
             BuilderState::Published(_) => "it is already published",
             BuilderState::Discarded(_) => "it was discarded",
             BuilderState::Foreign => "the process that made it publishes or discards it",
-            BuilderState::Writing => "another thread writes it",
+            BuilderState::Writing(_) => "another thread writes it",
             BuilderState::Failed => "an attempt to publish it failed",
         }
     }
@@ -139,6 +139,18 @@ impl TensorBuilder {
         Ok(())
     }
 
+    /// The descriptor of the memory, if it has one.
+    fn fileno(&self, py: Python<'_>) -> PyResult<Option<RawFd>> {
+        let fd = match &*self.state() {
+            BuilderState::Open(reservation) if reservation.is_ours() => {
+                Ok(reservation.writable_fd().map(|fd| fd.as_raw_fd()))
+            }
+            BuilderState::Writing(fd) => Ok(*fd),
+            other => Err(other.conflict()),
+        };
+        fd.map_err(|why| self.conflict(py, why))
+    }
+
     fn buffer(&self) -> Buffer {
         Buffer::writable(self.memory.address, self.layout.clone(), Arc::clone(&self.memory) as KeepAlive)
     }
@@ -201,7 +213,8 @@ impl TensorBuilder {
             return Ok(());
         }
         // No lock is held while the thread is detached from Python: other threads read the state meanwhile.
-        let mut reservation = self.take(py, BuilderState::Writing)?;
+        let fd = self.fileno(py)?;
+        let mut reservation = self.take(py, BuilderState::Writing(fd))?;
         let outcome = source.fill(py, &mut reservation);
         *self.state() = BuilderState::Open(reservation);
         outcome
@@ -275,23 +288,16 @@ impl TensorBuilder {
     }
 
     /// The descriptor of the memory, which the builder keeps open until it is published or discarded.
-    fn _fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        let fd = match &*self.state() {
-            BuilderState::Open(reservation) if reservation.is_ours() => {
-                Ok(reservation.writable_fd().map(|fd| fd.as_raw_fd()))
-            }
-            other => Err(other.conflict()),
-        };
+    fn _fileno(&self, py: Python<'_>) -> PyResult<RawFd> {
         let message = || format!("{}: memory of an embedded store that processes cannot share", self.name);
-        let fd = fd.map_err(|why| self.conflict(py, why))?;
-        fd.ok_or_else(|| raise(py, &Error::unsupported(message())))
+        self.fileno(py)?.ok_or_else(|| raise(py, &Error::unsupported(message())))
     }
 
     /// Opens the memory of a builder of another process, by a descriptor that this call closes.
     #[staticmethod]
     fn _open(
         py: Python<'_>,
-        fd: i32,
+        fd: RawFd,
         name: String,
         #[pyo3(from_py_with = args::dtype)] dtype: String,
         #[pyo3(from_py_with = args::shape)] shape: Vec<usize>,
@@ -319,7 +325,7 @@ impl TensorBuilder {
     fn __repr__(&self) -> String {
         let dims = self.layout.shape().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let state = match &*self.state() {
-            BuilderState::Open(_) | BuilderState::Writing => "unpublished",
+            BuilderState::Open(_) | BuilderState::Writing(_) => "unpublished",
             BuilderState::Foreign => "of another process",
             BuilderState::Published(_) => "published",
             BuilderState::Discarded(_) | BuilderState::Failed => "discarded",

@@ -151,7 +151,7 @@ fn served_model_is_run_by_other_processes() {
     daemon.expect_error(&["call", "model.run"], 2, &["not found"]);
 }
 
-/// Who offers `model.embed`.
+/// The name of the client that provides `model.embed`.
 fn provider(daemon: &Daemon) -> String {
     let listed = daemon.json(&["call", "--list", "model.embed"]);
     assert_eq!(listed["functions"].as_array().unwrap().len(), 1, "{listed}");

@@ -1,7 +1,7 @@
 //! Draws the live view.
 
 use super::columns::{Column, table};
-use super::snapshot::{Order, Snapshot, leases, share_rows};
+use super::snapshot::{Order, SHARE_COLUMNS, Snapshot, leases, share_rows};
 use crate::output::count;
 use crate::table::{duration, elements, plain};
 use cotensor::core::size;
@@ -25,12 +25,12 @@ const HOLDERS: [Column; 4] =
     [Column::number("tensors", 8), Column::number("leases", 8), Column::number("bytes", 10), Column::name("holder")];
 /// As [`share_rows`] gives them.
 const SHARES: [Column; 6] = [
-    Column::number("share", 10),
-    Column::number("demand", 10).left_out(1),
-    Column::number("capacity", 10).left_out(0),
-    Column::text("state", 14),
-    Column::name("device"),
-    Column::name("program"),
+    Column::number(SHARE_COLUMNS[0], 10),
+    Column::number(SHARE_COLUMNS[1], 10).left_out(1),
+    Column::number(SHARE_COLUMNS[2], 10).left_out(0),
+    Column::text(SHARE_COLUMNS[3], 14),
+    Column::name(SHARE_COLUMNS[4]),
+    Column::name(SHARE_COLUMNS[5]),
 ];
 
 /// The state of the live view.
