@@ -171,7 +171,7 @@ read -r inode resident proportional < <(mapped producer)
 read -r other _ _ < <(mapped consumer)
 check "both map one memfd (inode $inode)" [ "$inode" = "$other" ]
 check "its pages are shared: $resident KiB resident, $proportional KiB proportional in each" [ $((proportional * 10)) -le $((resident * 6)) ]
-check "the daemon counts the memory once" grep -q '^memory *32.0 MiB in 1 tensor$' <(answers consumer)
+check "the daemon counts the memory once" grep -q "\"memory_usage_bytes\": $bytes," <(inside consumer /cotensor status --json)
 check "each has a lease" has_leases 2
 
 server=$(inside daemon cat /proc/1/task/1/children)
