@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from unittest import mock
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .outcomes import Outcome, difference, outcome_of
@@ -52,7 +55,24 @@ class Case:
         variant = self.variants[name]
 
         def program(outcome: Outcome) -> Any:
-            with sdpa_kernel(SDPBackend.MATH):
+            with same_algorithms():
                 variant(place, outcome)
 
         return outcome_of(program)
+
+
+@contextlib.contextmanager
+def same_algorithms() -> Iterator[None]:
+    """All devices have the algorithms of the CPU, where PyTorch chooses by the type of the device: others round differently."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        options: Any = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+        if options is not None:
+            # The size of chunks, and the dtype in which they are added.
+            adjust = options._adjust
+
+            def as_on_host(self: Any, *args: Any, **kwargs: Any) -> Any:
+                return adjust(self, *args, **{**kwargs, "device": torch.device("cpu")})
+
+            stack.enter_context(mock.patch.object(options, "_adjust", as_on_host))
+        yield

@@ -55,6 +55,25 @@ def test_writes_to_results_stay(write, strategy, room):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+FIRST_USES = {
+    "add_": lambda x, p: x.add_(p),
+    "out": lambda x, p: torch.add(x, p, out=x),
+    "foreach": lambda x, p: torch._foreach_add_([x], [p]),
+}
+
+
+@pytest.mark.parametrize(("strategy", "room"), PLACES)
+@pytest.mark.parametrize("use", sorted(FIRST_USES))
+def test_a_parameter_is_a_weight_from_a_first_use_that_writes_another_tensor(use, strategy, room):
+    with offload(mlp(2), "simulated", strategy=strategy, memory=room) as session:
+        new = torch.nn.Parameter(torch.ones(16))
+        with torch.no_grad():
+            FIRST_USES[use](X.to("simulated") * 1.0, new)
+        assert new.device == session.target
+        (gradient,) = torch.autograd.grad((new * 2).sum(), [new])
+        assert gradient.device == session.target
+
+
 CHANGES = {
     "result": lambda x: (z := x.exp(), z.mul_(2))[0],
     "argument": lambda x: (y := x * 2, y.sin(), y.mul_(3))[1],

@@ -55,9 +55,21 @@ class Computing(Execution):
         if not (on_device or self.results_on_host) and in_backward():
             # The gradient of what ran on the host.
             return self.call(func, args, kwargs)
+        weights = self._weights_of(uses)
         out = tensors(kwargs["out"]) if kwargs and kwargs.get("out") is not None else ()
         if any([tensor.is_cpu for tensor in out]):
             return self._write(func, args, kwargs, out)
+        if not weights and not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
+            return self._factory(func, args, kwargs)
+        for tensor, part in uses.values():
+            # One without dimensions may be on the host in any program.
+            if part is None and tensor.dim() and tensor not in self.marks:
+                self.read.add(tensor)
+        with self.lock:
+            return self.run(func, args, kwargs, uses, weights)
+
+    def _weights_of(self, uses: Uses) -> List[Weight]:
+        """The weights among the tensors of the host that an operation uses, which get their parts in ``uses``."""
         weights: List[Weight] = []
         for key, (tensor, part) in uses.items():
             if part is None:
@@ -67,14 +79,7 @@ class Computing(Execution):
                 uses[key] = tensor, part
             if part.weight not in weights:
                 weights.append(part.weight)
-        if not weights and not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
-            return self._factory(func, args, kwargs)
-        for tensor, part in uses.values():
-            # One without dimensions may be on the host in any program.
-            if part is None and tensor.dim() and tensor not in self.marks:
-                self.read.add(tensor)
-        with self.lock:
-            return self.run(func, args, kwargs, uses, weights)
+        return weights
 
     def refresh(self, tensor: torch.Tensor) -> None:
         """Manages a tensor of the host with the memory that it has now, if it is a weight."""
@@ -206,6 +211,8 @@ class Computing(Execution):
         on_device = gather([*args, *kwargs.values()], self.weights.owners, uses)
         if not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
             return self.call(func, args, kwargs)
+        # A parameter is a weight from its first use on, also by an operation that runs here.
+        self._weights_of(uses)
         return self._write(func, args, kwargs, targets)
 
     def _write(self, func: Any, args: Args, kwargs: Kwargs, targets: Sequence[torch.Tensor]) -> Any:
