@@ -86,7 +86,7 @@ impl Channels {
         };
         // It counts once.
         drop(replaced);
-        let bytes = size.memory_bytes()? as u64;
+        let bytes = size.total_bytes()? as u64;
         let _own = session.charge(bytes)?;
         // This may spill tensors, which takes long. Nothing is locked meanwhile.
         let _share = store.charge_segment(Device::Cpu, bytes)?;
@@ -179,7 +179,7 @@ impl Channel {
         let is_taken = |page: &u32| is_page_taken(&self.files.ring, *page);
         ChannelInfo {
             opened: self.params.clone(),
-            bytes: self.size.memory_bytes().map_or(0, |bytes| bytes as u64),
+            bytes: self.size.total_bytes().map_or(0, |bytes| bytes as u64),
             client: self.client.clone(),
             open_readers: (0..self.size.readers).filter(is_taken).count() as u32,
             frames: frame_count(&self.files.ring).unwrap_or(0),

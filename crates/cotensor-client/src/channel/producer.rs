@@ -2,10 +2,11 @@
 
 use crate::protocol as p;
 use crate::store::{ClientStore, Reopened, Session};
+use cotensor_core::sync::lock;
 use cotensor_core::{DType, Error, Layout, Result};
 use cotensor_memory::{ChannelFiles, ChannelSize, ChannelWriter, Loan};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A channel to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +65,8 @@ struct Opened {
     spec: ChannelSpec,
     writer: Arc<ChannelWriter>,
     store: Arc<ClientStore>,
+    /// Why the daemon has not opened it in the present session.
+    refusal: Mutex<Option<Error>>,
 }
 
 /// Memory for the next frame, which only this process can read.
@@ -81,7 +84,7 @@ impl ClientStore {
     pub fn channel(self: &Arc<Self>, spec: ChannelSpec) -> Result<Channel> {
         let size = spec.size()?;
         let writer = ChannelWriter::create(size)?;
-        let channel = Channel(Arc::new(Opened { spec, writer, store: Arc::clone(self) }));
+        let channel = Channel(Arc::new(Opened { spec, writer, store: Arc::clone(self), refusal: Mutex::default() }));
         // First: another thread may reconnect as soon as the channel is open.
         self.reconnector().reopened.add(&channel.0);
         self.reconnector().retry(|session| channel.0.open_in(session))?;
@@ -103,6 +106,16 @@ impl Reopened for Opened {
     }
 
     fn open_in(&self, session: &Session) -> Result<()> {
+        let opened = self.send_to(session);
+        if !session.is_closed() {
+            *lock(&self.refusal) = opened.clone().err();
+        }
+        opened
+    }
+}
+
+impl Opened {
+    fn send_to(&self, session: &Session) -> Result<()> {
         let ChannelFiles { memory, ring, pages } = self.writer.files()?;
         let fds: Vec<OwnedFd> = [memory, ring].into_iter().chain(pages).collect();
         session.call_long::<p::OpenChannel>(&self.spec.params(), fds)?;
@@ -112,9 +125,7 @@ impl Reopened for Opened {
         }
         Ok(())
     }
-}
 
-impl Opened {
     fn name(&self) -> p::ChannelNameParams {
         p::ChannelNameParams { name: self.spec.name.clone() }
     }
@@ -141,8 +152,13 @@ impl Channel {
     /// Takes memory for the next frame, which has bytes of earlier frames.
     ///
     /// # Errors
-    /// `Conflict` after the channel was closed, while three loans exist, and in a forked child.
+    /// `Conflict` after the channel was closed, while three loans exist, and in a forked child. After a lost connection, the daemon's
+    /// error if it does not open the channel again: `Conflict` when another producer has the name by now, `OverBudget`.
     pub fn loan(&self) -> Result<FrameLoan> {
+        if let Some(error) = &*lock(&self.0.refusal) {
+            let message = format!("the daemon has not opened channel {:?} again: {error}", self.0.spec.name);
+            return Err(Error::new(error.kind(), message));
+        }
         Ok(FrameLoan { loan: self.0.writer.loan()?, opened: Arc::clone(&self.0) })
     }
 

@@ -32,7 +32,7 @@ message! {
         /// What its producer has opened.
         #[serde(flatten)]
         opened: OpenChannelParams,
-        /// Bytes of its memory.
+        /// Bytes of its memory, of its ring and of the pages of its readers.
         bytes: u64,
         /// The producer's name and process, for display.
         client: String,

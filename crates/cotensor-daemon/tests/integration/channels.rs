@@ -19,6 +19,8 @@ const BYTES: usize = 100_000;
 /// Far longer than any frame takes.
 const LONG: Duration = Duration::from_secs(60);
 const NOW: Duration = Duration::ZERO;
+/// The exit status of a producer whose name has become another's.
+const TOLD: i32 = 7;
 const SOCKET: &str = "COTENSOR_TEST_CHANNEL_SOCKET";
 
 fn spec(name: &str) -> ChannelSpec {
@@ -122,7 +124,7 @@ fn name_has_one_producer_and_the_memory_counts_in_the_budget() {
     let running = Running::start(|config| config.max_memory_bytes = 2 << 20);
     let (producer, other) = (running.connect("producer"), running.connect("other"));
     let channel = open(&producer);
-    let bytes = channel.spec().size().unwrap().memory_bytes().unwrap() as u64;
+    let bytes = channel.spec().size().unwrap().total_bytes().unwrap() as u64;
     assert_eq!(other.stats().memory_usage_bytes, bytes);
     let error = other.channel(spec("camera")).err().unwrap();
     assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("producer"), "{error}");
@@ -160,7 +162,7 @@ fn name_stays_with_its_channel_and_can_be_opened_again() {
     put(&again, 2);
     assert!(reader.next(LONG).unwrap().is_none(), "a reader of the first one");
     assert_eq!(byte(&next(&read(&other, ChannelPolicy::Queue))), 2);
-    let bytes = again.spec().size().unwrap().memory_bytes().unwrap() as u64;
+    let bytes = again.spec().size().unwrap().total_bytes().unwrap() as u64;
     running.settles_at(bytes);
     // A loan does not keep its channel open.
     let loan = again.loan().unwrap();
@@ -261,7 +263,7 @@ fn channel_outlives_the_server_and_takes_new_readers() {
         until("the channel is open again", || other.channels().is_ok_and(|channels| channels.len() == 1));
         assert_eq!(byte(&next(&read(&other, ChannelPolicy::Newest))), round);
     }
-    let bytes = channel.spec().size().unwrap().memory_bytes().unwrap() as u64;
+    let bytes = channel.spec().size().unwrap().total_bytes().unwrap() as u64;
     assert_eq!(other.stats().memory_usage_bytes, bytes, "it counts once");
 }
 
@@ -278,6 +280,25 @@ fn channel_outlives_lost_connections() {
     }
     let again = other.read_channel("camera", ChannelPolicy::Newest, LONG).unwrap();
     assert_eq!(byte(&next(&again)), 9);
+}
+
+#[test]
+fn producer_is_told_that_another_one_has_the_name_by_now() {
+    let running = Running::start(|_| {});
+    let other = running.connect("other");
+    let mut child = start(&running.socket, "producer");
+    // Stopped, it cannot open its channel again.
+    signal(child.id(), Signal::STOP);
+    running.shut_down("child");
+    let mut again = other.channel(spec("camera"));
+    until("the name is free", || {
+        again = other.channel(spec("camera"));
+        again.is_ok()
+    });
+    signal(child.id(), Signal::CONT);
+    assert_eq!(child.wait().unwrap().code(), Some(TOLD));
+    put(again.as_ref().unwrap(), 3);
+    assert_eq!(byte(&next(&read(&other, ChannelPolicy::Newest))), 3);
 }
 
 #[test]
@@ -320,7 +341,9 @@ fn child() {
             let mut number = 0u8;
             loop {
                 number = number.wrapping_add(1);
-                put(&channel, number);
+                if let Err(error) = channel.put(&[number; BYTES]) {
+                    std::process::exit(if error.kind() == ErrorKind::Conflict { TOLD } else { 1 });
+                }
             }
         }
         "thief" => {

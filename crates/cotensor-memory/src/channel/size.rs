@@ -3,6 +3,7 @@
 use super::{page_words, ring_words};
 use crate::host::WORD_BYTES;
 use cotensor_core::{Error, Result, padded};
+use rustix::param::page_size;
 
 /// Frames that a producer can write at a time.
 pub(super) const LOANS: usize = 3;
@@ -68,6 +69,18 @@ impl ChannelSize {
         let too_many = || Error::invalid("more bytes than this machine can address");
         let bytes = padded(self.frame_bytes).and_then(|stride| stride.checked_mul(self.frames()).ok_or_else(too_many));
         bytes.and_then(padded).map_err(|error| error.in_field("shape"))
+    }
+
+    /// Bytes that the channel takes: frames, and the ring and the readers' pages in whole pages of memory.
+    ///
+    /// # Errors
+    /// Those of [`memory_bytes`](Self::memory_bytes).
+    pub fn total_bytes(&self) -> Result<usize> {
+        let [ring, page] = [self.ring_bytes(), self.page_bytes()].map(|bytes| bytes.next_multiple_of(page_size()));
+        let files = ring + self.readers as usize * page;
+        self.memory_bytes()?
+            .checked_add(files)
+            .ok_or_else(|| Error::invalid("more bytes than this machine can address"))
     }
 
     pub(super) fn ring_word_count(&self) -> usize {
