@@ -100,7 +100,7 @@ impl Daemon {
     /// The statistics of the store, with the memory that producers keep ready.
     pub(crate) fn stats(&self) -> Stats {
         let sessions: Vec<_> = self.lock().values().cloned().collect();
-        let ready_bytes = sessions.iter().map(|session| session.lock().ready_bytes()).sum();
+        let ready_bytes = sessions.iter().map(|session| session.lock().ready_bytes()).fold(0, u64::saturating_add);
         Stats { ready_bytes, ..self.store.stats() }
     }
 

@@ -1,5 +1,6 @@
 //! Parameters and results.
 
+use super::reports::CopyParams;
 use super::tensor::{Descriptor, Id, Spec, TensorState};
 use cotensor_core::Device;
 use schemars::JsonSchema;
@@ -437,30 +438,6 @@ message! {
         key: String,
         /// Hexadecimal.
         note: String,
-    }
-
-    /// A report of the store.
-    Report {
-        /// Fields as in the store's documentation.
-        #[serde(flatten)]
-        fields: serde_json::Map<String, serde_json::Value>,
-    }
-
-    /// A copy.
-    CopyParams {
-        /// The tensor's name, if the copy is of one.
-        #[serde(default)]
-        tensor: String,
-        /// The reason, such as `put`.
-        reason: String,
-        /// The length in bytes.
-        bytes: u64,
-    }
-
-    /// Copies.
-    CopiesParams {
-        /// At most 64.
-        copies: Vec<CopyParams>,
     }
 
     /// Ranges of a slab without leases.

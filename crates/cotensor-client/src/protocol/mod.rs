@@ -8,6 +8,7 @@ mod messages;
 mod names;
 mod openrpc;
 pub mod provider;
+mod reports;
 mod service;
 mod tensor;
 
@@ -18,6 +19,7 @@ pub use functions::*;
 pub use messages::*;
 pub use names::*;
 pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
+pub use reports::*;
 pub use service::*;
 pub use tensor::{Descriptor, GroupMember, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState};
 
@@ -138,6 +140,8 @@ methods! { METHODS:
     Optimize "store.optimize": Empty => Report;
     /// Counts copies that a client made, by reason.
     RecordCopies "store.record_copies": CopiesParams => Empty;
+    /// Records the memory of calls that a client keeps ready.
+    RecordReady "store.record_ready": ReadyParams => Empty;
 
     /// Lists the open sessions with their leases.
     Sessions "session.list": Empty => SessionList;

@@ -162,6 +162,7 @@ impl ClientStoreBuilder {
             slabs,
             tickets: Tickets::default(),
             reopened: Reopenings::default(),
+            ready: Default::default(),
             starter,
         };
         let kinds =

@@ -3,6 +3,7 @@
 use super::connection::DaemonConnection;
 use super::lease_table::LeaseTable;
 use super::memories::Memories;
+use super::ready::ReadyBytes;
 use super::reopened::Reopenings;
 use super::session::{ANSWER_TIMEOUT, Session};
 use super::slabs::Slabs;
@@ -35,6 +36,7 @@ pub(crate) struct Reconnector {
     pub(super) slabs: Slabs,
     pub(super) tickets: Tickets,
     pub(crate) reopened: Reopenings,
+    pub(super) ready: ReadyBytes,
     /// Starts the next daemon for a call, after all processes of one have ended.
     pub(super) starter: Option<Starter>,
 }
@@ -162,6 +164,7 @@ impl Reconnector {
         let session = Arc::new(greeted.into_session(generation));
         self.slabs.reopen(&session)?;
         self.reopened.reopen(&session)?;
+        self.ready.reopen(&session);
         let abandoned = self.tickets.renew(&claimed, &tickets);
         self.leases.renew(&session, &held, &resumed);
         for ticket in abandoned {

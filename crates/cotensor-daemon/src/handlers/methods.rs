@@ -55,6 +55,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Recommendations, _>(report::recommendations)
         .add::<p::Optimize, _>(report::optimize)
         .add::<p::RecordCopies, _>(report::record_copies)
+        .add::<p::RecordReady, _>(report::record_ready)
         .add::<p::Sessions, _>(service::sessions)
         .add::<p::GetStatus, _>(service::status)
         .add::<p::Stop, _>(service::stop)

@@ -4,8 +4,8 @@ use super::answer::{Answer, NOTHING};
 use crate::daemon::Daemon;
 use crate::dispatch::Caller;
 use cotensor_client::protocol::{
-    CopiesParams, CopyParams, Empty, HoldersResult, ListOrder, ListParams, ListResult, NameParams, Report, Spec,
-    TensorInfo, TensorState,
+    CopiesParams, CopyParams, Empty, HoldersResult, ListOrder, ListParams, ListResult, NameParams, ReadyParams, Report,
+    Spec, TensorInfo, TensorState,
 };
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::segment_group;
@@ -117,6 +117,11 @@ pub(super) async fn optimize(caller: Caller, _: Empty) -> Answer<Report> {
 
 pub(super) async fn record_copies(caller: Caller, params: CopiesParams) -> Answer<Empty> {
     count_copies(&caller.daemon, &params.copies)?;
+    Ok(NOTHING.into())
+}
+
+pub(super) async fn record_ready(caller: Caller, params: ReadyParams) -> Answer<Empty> {
+    caller.session.lock().ready_for_calls = params.bytes;
     Ok(NOTHING.into())
 }
 

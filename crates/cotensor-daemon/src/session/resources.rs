@@ -22,6 +22,8 @@ pub(crate) struct Resources {
     pub(crate) tickets: HandleTable<Ticket>,
     /// Slabs by the numbers of their segments.
     pub(crate) slabs: HashMap<u64, SlabEntry>,
+    /// Bytes that the client keeps ready for calls, as it reports them.
+    pub(crate) ready_for_calls: u64,
 }
 
 /// A lease, and how often the client took it.
@@ -89,9 +91,10 @@ impl Resources {
         matches!(self.slabs.get(&number), Some(SlabEntry::Shared { .. }))
     }
 
-    /// The bytes of blocks without a tensor.
+    /// The bytes of blocks without a tensor, and those that are ready for calls.
     pub(crate) fn ready_bytes(&self) -> u64 {
-        self.blocks().filter(|block| block.is_empty()).map(|block| block.len() as u64).sum()
+        let blocks: u64 = self.blocks().filter(|block| block.is_empty()).map(|block| block.len() as u64).sum();
+        blocks.saturating_add(self.ready_for_calls)
     }
 
     /// The blocks.

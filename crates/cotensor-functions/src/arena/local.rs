@@ -64,9 +64,19 @@ impl LocalSlabs {
         self.shared.iter().find_map(|(_, slab)| slab.reserve_unzeroed(len).ok())
     }
 
+    fn shared_bytes(&self) -> usize {
+        self.shared.iter().map(|(_, slab)| slab.len()).sum()
+    }
+
+    /// The bytes of all slabs.
+    pub(super) fn bytes(&self) -> u64 {
+        let blocks: usize = self.blocks.iter().map(|(_, slab)| slab.len()).sum();
+        (self.shared_bytes() + blocks) as u64
+    }
+
     /// The length of a new shared slab for `len` bytes; `None` when the limit leaves no room.
     pub(super) fn room_for_shared(&self, len: usize) -> Option<usize> {
-        let all: usize = self.shared.iter().map(|(_, slab)| slab.len()).sum();
+        let all = self.shared_bytes();
         let bytes = all.max(SHARED_BYTES_MIN).max((2 * len).next_multiple_of(page_size()));
         (all + bytes <= SHARED_BYTES_MAX).then_some(bytes)
     }

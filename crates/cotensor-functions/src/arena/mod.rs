@@ -18,9 +18,9 @@ mod remote;
 mod tests;
 
 use crate::sender::Sender;
-use cotensor_client::ClientStore;
 use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider as p;
+use cotensor_client::{ClientStore, ReadyMemory};
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Error, ErrorKind, Result, Segment, SegmentMut, range_within};
 use cotensor_memory::{BLOCK_BYTES_MAX, GiveBack, Slab};
@@ -63,20 +63,22 @@ pub(crate) struct ConnectionArena {
     released: Mutex<Vec<p::ArenaRange>>,
     /// The thread of the caller.
     gives_back: GiveBack,
+    /// The bytes of the slabs that this end writes, as the daemon shows them.
+    ready: ReadyMemory,
 }
 
 impl ConnectionArena {
     /// The arena of a provider's connection. The provider's timer calls [`give_back`](Self::give_back).
-    pub(crate) fn of_provider(idle_max: Duration) -> Arc<Self> {
-        Arc::new(Self::new(false, idle_max))
+    pub(crate) fn of_provider(store: &Arc<ClientStore>, idle_max: Duration) -> Arc<Self> {
+        Arc::new(Self::new(false, store, idle_max))
     }
 
     /// The arena of a caller's connection.
-    pub(crate) fn of_caller(idle_max: Duration) -> Arc<Self> {
-        Arc::new(Self::new(true, idle_max))
+    pub(crate) fn of_caller(store: &Arc<ClientStore>, idle_max: Duration) -> Arc<Self> {
+        Arc::new(Self::new(true, store, idle_max))
     }
 
-    fn new(is_caller: bool, idle_max: Duration) -> Self {
+    fn new(is_caller: bool, store: &Arc<ClientStore>, idle_max: Duration) -> Self {
         Self {
             is_caller,
             idle_max,
@@ -87,6 +89,7 @@ impl ConnectionArena {
             remote: Mutex::default(),
             released: Mutex::default(),
             gives_back: GiveBack::default(),
+            ready: ReadyMemory::new(store),
         }
     }
 
@@ -136,6 +139,7 @@ impl ConnectionArena {
         let number = self.open(&mut local, &slab, false)?;
         let segment = slab.reserve_unzeroed(len)?;
         local.shared.push((number, slab));
+        self.ready.set(local.bytes());
         Ok(Some(segment))
     }
 
@@ -160,6 +164,7 @@ impl ConnectionArena {
         self.close(&in_the_way)?;
         let number = self.open(&mut local, &block, true)?;
         let segment = local.blocks.add(number, block, len)?;
+        self.ready.set(local.bytes());
         self.start_giving_back();
         Ok(Some(segment))
     }
@@ -193,6 +198,7 @@ impl ConnectionArena {
         let idle = local.blocks.take_idle(now);
         // A connection that has ended has no reader of the blocks.
         drop(self.close(&idle));
+        self.ready.set(local.bytes());
         let remote = lock(&self.remote);
         let is_left = !local.blocks.is_empty() || remote.has_blocks();
         if !is_left {
@@ -224,6 +230,7 @@ impl ConnectionArena {
         let local = std::mem::replace(&mut *lock(&self.local), LocalSlabs::new(self.idle_max));
         let remote = std::mem::take(&mut *lock(&self.remote));
         drop((local, remote));
+        self.ready.set(0);
     }
 
     /// A reference to a tensor of this arena, for a message. The range stays reserved until the other end releases it.

@@ -57,7 +57,9 @@ impl Ends {
         let running = Running::start(|_| {});
         // Longer than the test: the thread of the caller's end does nothing.
         let idle = 10 * IDLE_MAX;
-        let (caller, provider) = (ConnectionArena::of_caller(idle), ConnectionArena::of_provider(IDLE_MAX));
+        let store = running.connect("test");
+        let (caller, provider) =
+            (ConnectionArena::of_caller(&store, idle), ConnectionArena::of_provider(&store, IDLE_MAX));
         let link = |other: &Arc<ConnectionArena>, unknown| {
             Arc::new(Link { other: OnceLock::from(Arc::downgrade(other)), unknown, sent: Mutex::default() })
         };
@@ -65,7 +67,7 @@ impl Ends {
         let senders = links.each_ref().map(|link| Arc::clone(link) as Arc<dyn Sender>);
         provider.set_sender(Arc::downgrade(&senders[1]));
         caller.set_sender(Arc::downgrade(&senders[0]));
-        Self { caller, provider: Some(provider), store: running.connect("test"), links, _running: running }
+        Self { caller, provider: Some(provider), store, links, _running: running }
     }
 
     fn provider(&self) -> &Arc<ConnectionArena> {

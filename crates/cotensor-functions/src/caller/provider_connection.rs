@@ -67,7 +67,7 @@ impl ProviderConnection {
         timeout: Option<Duration>,
         memory_idle: Duration,
     ) -> Arc<Self> {
-        let arena = ConnectionArena::of_caller(memory_idle);
+        let arena = ConnectionArena::of_caller(&store, memory_idle);
         let receiver = Arc::clone(&arena);
         let on_notification = Box::new(move |method: &str, params: &RawValue, fds| {
             receiver.on_notification(method, params.get(), fds);

@@ -65,7 +65,7 @@ impl Peer {
         let socket = Arc::new(socket);
         let holder = store.holder(&format!("provider for {client}"));
         let out = Arc::new(Outbox::new(Arc::clone(&socket)));
-        let arena = ConnectionArena::of_provider(provider.limits.memory_idle);
+        let arena = ConnectionArena::of_provider(&store, provider.limits.memory_idle);
         let sender: Arc<dyn Sender> = Arc::clone(&out) as _;
         arena.set_sender(Arc::downgrade(&sender));
         Arc::new(Self {

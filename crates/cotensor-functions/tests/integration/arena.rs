@@ -125,6 +125,7 @@ fn concurrent_callers_of_mixed_sizes_get_their_own_bytes() {
 fn idle_memory_is_given_back_by_both_ends() {
     let running = Running::start(|_| {});
     let idle = Duration::from_millis(100);
+    let watcher = running.connect("watcher");
     let provider = next_within(&running, Limits { memory_idle: idle, ..Limits::default() });
     let functions = Functions::new(running.connect("caller")).with_memory_idle(idle);
     let allocator = functions.allocator("next", &None.into()).unwrap();
@@ -132,10 +133,13 @@ fn idle_memory_is_given_back_by_both_ends() {
     for round in 0..2 {
         let result = functions.call("next", &none().arg(made(&allocator, 3 << 20, 1))).unwrap();
         assert!(memory_files(3 << 20) >= 4, "an argument and a result, each at both ends");
+        until("the daemon shows both", || watcher.stats().ready_bytes >= 6 << 20);
         until("the block of the argument is given back", || memory_files(3 << 20) == 2);
         assert!(is_all(&result, 2), "{round}");
         drop(result);
         until("the block of the result is given back", || memory_files(3 << 20) == 0);
+        // The small slabs of both ends are left.
+        until("the daemon shows neither", || watcher.stats().ready_bytes < 1 << 20);
     }
     // Blocks of a connection end with it.
     let kept = functions.call("next", &none().arg(made(&allocator, 3 << 20, 5))).unwrap();
@@ -143,6 +147,7 @@ fn idle_memory_is_given_back_by_both_ends() {
     assert!(is_all(&kept, 6));
     drop((kept, functions));
     until("all blocks have gone", || memory_files(3 << 20) == 0);
+    until("the daemon shows no memory", || watcher.stats().ready_bytes == 0);
     assert_eq!(most_published(&running), 0);
 }
 

@@ -45,7 +45,8 @@ pub struct Stats {
     /// `memory_usage_bytes` and this together are at most `max_memory_bytes`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub metadata_bytes: u64,
-    /// Bytes of memory that producers keep for their next tensors. No budget counts it, and it is given back within ten seconds.
+    /// Bytes of memory that producers keep for their next tensors, and both ends of connections for calls. No budget counts it, and it is
+    /// given back within ten seconds, but for slabs of small tensors of open connections.
     #[cfg_attr(feature = "serde", serde(default))]
     pub ready_bytes: u64,
     /// The bytes that the published tensors in memory would take if each holder had a copy of its own.
