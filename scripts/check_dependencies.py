@@ -25,6 +25,7 @@ ALLOWED = {
         "cotensor-preprocess"
     },
     "cotensor-placement": {"cotensor-core"},
+    "cotensor-quant": {"cotensor-core"},
     "cotensor-rpc": {"cotensor-core"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc"},
     "cotensor-formats": {"cotensor-core", "cotensor-store"},

@@ -1,0 +1,78 @@
+//! Loops that the compiler makes vectors of, for the widest instructions of the processor.
+
+use rten_simd::{Isa, SimdOp};
+
+/// Partial results of a reduction. It is the same for all instruction sets, so that they add in the same order.
+pub(crate) const LANES: usize = 16;
+
+/// Runs `function`, compiled for the widest vector instructions that this processor has. All that it calls must be inlined.
+pub(crate) fn vectorized<R>(function: impl FnOnce() -> R) -> R {
+    struct Op<F>(F);
+
+    impl<R, F: FnOnce() -> R> SimdOp for Op<F> {
+        type Output = R;
+
+        #[inline(always)]
+        fn eval<I: Isa>(self, _: I) -> R {
+            (self.0)()
+        }
+    }
+
+    Op(function).dispatch()
+}
+
+/// The smallest and the largest of `values`, whose number is a multiple of [`LANES`].
+#[inline(always)]
+pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
+    let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    for part in values.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            low[lane] = if part[lane] < low[lane] { part[lane] } else { low[lane] };
+            high[lane] = if part[lane] > high[lane] { part[lane] } else { high[lane] };
+        }
+    }
+    (low.into_iter().fold(f32::INFINITY, f32::min), high.into_iter().fold(f32::NEG_INFINITY, f32::max))
+}
+
+/// Sums of `N` terms for each index below `count`, a multiple of [`LANES`].
+#[inline(always)]
+pub(crate) fn sums<const N: usize>(count: usize, terms: impl Fn(usize) -> [f32; N]) -> [f32; N] {
+    let mut partial = [[0.0f32; LANES]; N];
+    for start in (0..count).step_by(LANES) {
+        for lane in 0..LANES {
+            let terms = terms(start + lane);
+            for (sum, term) in partial.iter_mut().zip(terms) {
+                sum[lane] += term;
+            }
+        }
+    }
+    partial.map(|lanes| lanes.into_iter().sum())
+}
+
+/// The nearest whole number, the even one of two, for magnitudes below 2^22.
+#[inline(always)]
+pub(crate) fn nearest(value: f32) -> f32 {
+    // Floats of this size have no fraction. An instruction for it is not in every set.
+    const WHOLE: f32 = 12_582_912.0;
+    (value + WHOLE) - WHOLE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_is_the_even_one_of_two() {
+        for value in [-2.5f32, -1.5, -0.5, -0.2, 0.0, 0.49, 0.5, 1.5, 2.5, 1e6 + 0.5] {
+            assert_eq!(nearest(value), value.round_ties_even(), "{value}");
+        }
+    }
+
+    #[test]
+    fn reductions_see_every_element() {
+        let values: Vec<f32> = (0..64).map(|number| ((number * 37) % 64) as f32 - 20.0).collect();
+        assert_eq!(extremes(&values), (-20.0, 43.0));
+        assert_eq!(sums(64, |at| [values[at], 1.0]), [64.0 * 11.5, 64.0]);
+        assert_eq!(vectorized(|| extremes(&values)), (-20.0, 43.0));
+    }
+}

@@ -1,0 +1,126 @@
+//! A quantized matrix as tensors: the members of one group of the store.
+
+use crate::scales::{Parts, Scales};
+use crate::spec::{QuantSpec, SUPER_GROUP};
+use crate::tensor::QuantTensor;
+use cotensor_core::{ContentHash, DType, Error, Result};
+use rten_simd::f16;
+use std::borrow::Cow;
+
+/// A tensor of a quantized matrix. Its bytes are little-endian.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member<'a> {
+    /// `codes`, `scales`, `zero_points`, `minimums` or `multiples`.
+    pub name: &'static str,
+    /// `uint8` or `float16`.
+    pub dtype: DType,
+    /// The dimensions, in elements.
+    pub shape: Vec<usize>,
+    /// The elements.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+impl QuantTensor {
+    /// The tensors of which the matrix consists, `codes` first.
+    pub fn members(&self) -> Vec<Member<'_>> {
+        let spec = self.spec();
+        let (rows, groups) = (self.rows(), self.columns() / spec.group());
+        let halves = |name, values: &[f16], shape: &[usize]| Member {
+            name,
+            dtype: DType::F16,
+            shape: shape.to_vec(),
+            bytes: values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect::<Vec<_>>().into(),
+        };
+        let bytes = |name, bytes, shape: &[usize]| Member {
+            name,
+            dtype: DType::U8,
+            shape: shape.to_vec(),
+            bytes: Cow::Borrowed(bytes),
+        };
+        let codes = bytes("codes", self.codes(), &[rows, groups, spec.width().bytes(spec.group())]);
+        let mut members = vec![codes];
+        match self.scales() {
+            Scales::Flat { scales, zeros } => {
+                members.push(halves("scales", scales, &[rows, groups]));
+                members.extend(zeros.as_ref().map(|zeros| halves("zero_points", zeros, &[rows, groups])));
+            }
+            Scales::TwoLevel { scales, minimums, parts } => {
+                let supers = self.columns() / SUPER_GROUP;
+                members.push(halves("scales", scales, &[rows, supers]));
+                members.extend(minimums.as_ref().map(|minimums| halves("minimums", minimums, &[rows, supers])));
+                members.push(bytes("multiples", parts, &[rows, supers, Parts::of(spec).bytes()]));
+            }
+        }
+        members
+    }
+
+    /// The matrix of these tensors, in any order.
+    ///
+    /// # Errors
+    /// `Invalid`, with the tensor's name as the field, for one that is missing, unknown, twice there, of another dtype, shape or length, and
+    /// for scales that are not finite.
+    pub fn from_members(spec: &QuantSpec, rows: usize, columns: usize, members: &[Member<'_>]) -> Result<Self> {
+        let mut tensor = Self::zeros(rows, columns, spec)?;
+        let wanted: Vec<_> = tensor.members().into_iter().map(|one| (one.name, one.dtype, one.shape)).collect();
+        for member in members {
+            let Some((_, dtype, shape)) = wanted.iter().find(|(name, ..)| *name == member.name) else {
+                return Err(Error::invalid("not a tensor of this matrix").in_field(member.name));
+            };
+            let is_wanted = member.dtype == *dtype && member.shape == *shape;
+            let len = shape.iter().product::<usize>() * dtype.size_bytes();
+            if !is_wanted || member.bytes.len() != len {
+                let message = format!(
+                    "{} {:?} of {} bytes instead of {dtype} {shape:?} of {len}",
+                    member.dtype,
+                    member.shape,
+                    member.bytes.len()
+                );
+                return Err(Error::invalid(message).in_field(member.name));
+            }
+        }
+        for (name, ..) in &wanted {
+            let mut found = members.iter().filter(|member| member.name == *name);
+            let (Some(member), None) = (found.next(), found.next()) else {
+                return Err(Error::invalid("expected once").in_field(*name));
+            };
+            tensor.fill(member)?;
+        }
+        Ok(tensor)
+    }
+
+    fn fill(&mut self, member: &Member<'_>) -> Result<()> {
+        let (codes, scales) = self.parts_mut();
+        let halves = match (member.name, scales) {
+            ("codes", _) => {
+                codes.copy_from_slice(&member.bytes);
+                return Ok(());
+            }
+            ("multiples", Scales::TwoLevel { parts, .. }) => {
+                parts.copy_from_slice(&member.bytes);
+                return Ok(());
+            }
+            ("scales", Scales::Flat { scales, .. } | Scales::TwoLevel { scales, .. }) => Some(scales),
+            ("zero_points", Scales::Flat { zeros: values, .. })
+            | ("minimums", Scales::TwoLevel { minimums: values, .. }) => values.as_mut(),
+            _ => None,
+        };
+        for (half, bytes) in halves.into_iter().flatten().zip(member.bytes.as_chunks().0) {
+            *half = f16::from_bits(u16::from_le_bytes(*bytes));
+            if !half.to_f32().is_finite() {
+                return Err(Error::invalid(format!("{half:?} is not finite")).in_field(member.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// The hash of width, group, scheme, shape and all bytes.
+    pub fn hash(&self) -> ContentHash {
+        let spec = self.spec();
+        let text =
+            format!("{} {} {} {}×{}\n", spec.width().bits(), spec.group(), spec.scheme(), self.rows(), self.columns());
+        let members = self.members();
+        let parts = std::iter::once(text.as_bytes()).chain(members.iter().map(|member| &*member.bytes));
+        let hashes: Vec<u8> = parts.flat_map(|bytes| *ContentHash::of(bytes).as_bytes()).collect();
+        ContentHash::of(&hashes)
+    }
+}
