@@ -21,6 +21,5 @@ mod tickets;
 pub use builder::ClientStoreBuilder;
 pub use change_queue::ChangeQueue;
 pub use client_store::ClientStore;
-pub use ready::ReadyMemory;
 pub(crate) use reopened::Reopened;
 pub(crate) use session::Session;

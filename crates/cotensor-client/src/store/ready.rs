@@ -1,6 +1,5 @@
 //! Memory of calls that this process keeps ready, as the daemon shows it.
 
-use super::client_store::ClientStore;
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
@@ -11,43 +10,23 @@ use std::sync::{Arc, Mutex};
 pub(super) struct ReadyBytes(Mutex<u64>);
 
 impl ReadyBytes {
+    /// A part that had `before` bytes has `now`. Reports all in the present session.
+    pub(super) fn change(&self, before: u64, now: u64, session: impl FnOnce() -> Arc<Session>) {
+        let mut all = lock(&self.0);
+        *all = all.saturating_sub(before).saturating_add(now);
+        // Under the lock: the daemon gets the totals in their order.
+        report(&session(), *all);
+    }
+
     /// Reports it in a new session.
     pub(super) fn reopen(&self, session: &Session) {
-        let bytes = *lock(&self.0);
-        if bytes > 0 {
-            session.notify::<p::RecordReady>(&p::ReadyParams { bytes });
+        let all = *lock(&self.0);
+        if all > 0 {
+            report(session, all);
         }
     }
 }
 
-/// The memory of one connection. It counts until this value is dropped.
-pub struct ReadyMemory {
-    store: Arc<ClientStore>,
-    bytes: Mutex<u64>,
-}
-
-impl ReadyMemory {
-    /// No memory yet.
-    pub fn new(store: &Arc<ClientStore>) -> Self {
-        Self { store: Arc::clone(store), bytes: Mutex::default() }
-    }
-
-    /// The memory is `bytes` long now.
-    pub fn set(&self, bytes: u64) {
-        let mut before = lock(&self.bytes);
-        if *before == bytes {
-            return;
-        }
-        let mut all = lock(&self.store.reconnector().ready.0);
-        *all = *all - *before + bytes;
-        *before = bytes;
-        // Under the lock: the daemon gets the totals in their order.
-        self.store.notify::<p::RecordReady>(&p::ReadyParams { bytes: *all });
-    }
-}
-
-impl Drop for ReadyMemory {
-    fn drop(&mut self) {
-        self.set(0);
-    }
+fn report(session: &Session, bytes: u64) {
+    session.notify::<p::RecordReady>(&p::ReadyParams { bytes });
 }

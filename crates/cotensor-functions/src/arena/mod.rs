@@ -13,20 +13,22 @@
 //! memory; other tensors are published.
 
 mod local;
+mod ready;
 mod remote;
 #[cfg(test)]
 mod tests;
 
 use crate::sender::Sender;
+use cotensor_client::ClientStore;
 use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider as p;
-use cotensor_client::{ClientStore, ReadyMemory};
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Error, ErrorKind, Result, Segment, SegmentMut, range_within};
 use cotensor_memory::{BLOCK_BYTES_MAX, GiveBack, Slab};
 use cotensor_rpc as rpc;
 use cotensor_store::{Holder, Lease, TensorSpec};
 use local::{LocalSlabs, block_len};
+use ready::ReadyMemory;
 use remote::{Release, RemoteRange, RemoteSlabs};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};

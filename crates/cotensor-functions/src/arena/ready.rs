@@ -1,0 +1,33 @@
+//! The memory of an arena, as the daemon shows it.
+
+use cotensor_client::ClientStore;
+use cotensor_core::sync::lock;
+use std::sync::{Arc, Mutex};
+
+/// It counts until this value is dropped.
+pub(super) struct ReadyMemory {
+    store: Arc<ClientStore>,
+    bytes: Mutex<u64>,
+}
+
+impl ReadyMemory {
+    /// No memory yet.
+    pub(super) fn new(store: &Arc<ClientStore>) -> Self {
+        Self { store: Arc::clone(store), bytes: Mutex::default() }
+    }
+
+    /// The memory is `bytes` long now.
+    pub(super) fn set(&self, bytes: u64) {
+        let mut before = lock(&self.bytes);
+        if *before != bytes {
+            self.store.change_ready(*before, bytes);
+            *before = bytes;
+        }
+    }
+}
+
+impl Drop for ReadyMemory {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
