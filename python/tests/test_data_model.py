@@ -206,6 +206,7 @@ def test_iteration_gives_views_of_the_first_dimension(store: Store) -> None:
 def test_names_are_in_a_group(store: Store) -> None:
     group = store.put_group("g", {"a": np.zeros(2), "b": np.ones(2)})
     assert "a" in group and "c" not in group
+    assert 0 not in group and 1.0 not in group and None not in group
 
 
 def test_format_is_that_of_the_number(store: Store) -> None:

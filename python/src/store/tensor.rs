@@ -40,12 +40,14 @@ pub(crate) struct Tensor {
 
 operators::array_operators!(Tensor, contains = has);
 
-/// ``value in tensor``: whether a group has the member of that name, or an element has that value.
+/// ``value in tensor``: whether a group has the member of that name, or another tensor an element of that value.
 fn has(tensor: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    match (value.cast::<PyString>(), tensor.cast::<Tensor>()?.get().group(value.py())?) {
-        (Ok(name), Some(members)) => Ok(members.find(&name.to_cow()?).is_ok()),
-        _ => operators::contains(tensor, value),
-    }
+    let Some(members) = tensor.cast::<Tensor>()?.get().group(value.py())? else {
+        return operators::contains(tensor, value);
+    };
+    // Its bytes are those of the members, and no elements.
+    let Ok(name) = value.cast::<PyString>() else { return Ok(false) };
+    Ok(members.find(&name.to_cow()?).is_ok())
 }
 
 impl Tensor {
