@@ -19,6 +19,7 @@ mod greedy_decoding;
 mod image_texts;
 mod logit_ranking;
 mod long_speech;
+mod low_bit;
 mod object_detection;
 mod pipeline;
 mod pipeline_inputs;
