@@ -62,15 +62,20 @@ def main() -> int:
     report, begun = Report(Known("sample" if options.sample else "whole")), set()
     # What is here stays; collections in the processes would copy its pages.
     gc.freeze()
-    printed = started
-    for result in run.results(tasks, started + 60 * options.minutes):
-        report.add(result)
-        begun.add(result.task)
-        if time.monotonic() - printed > 30:
-            printed = time.monotonic()
-            print(f"{len(begun)} of {len(tasks)} names, {printed - started:.0f} s", file=sys.stderr, flush=True)
+    printed, interrupted = started, False
+    try:
+        for result in run.results(tasks, started + 60 * options.minutes):
+            report.add(result)
+            begun.add(result.task)
+            if time.monotonic() - printed > 30:
+                printed = time.monotonic()
+                print(f"{len(begun)} of {len(tasks)} names, {printed - started:.0f} s", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
     print("\n".join(report.lines()))
     failures = _failures(report)
+    if interrupted:
+        failures.append(f"interrupted after {len(begun)} of {len(tasks)} names")
     if time.monotonic() - started > 60 * options.minutes:
         failures.append(f"the run was cut short after {options.minutes} minutes")
     if options.json is not None:
