@@ -31,7 +31,23 @@ pub(crate) fn extremes(values: &[f32]) -> (f32, f32) {
             high[lane] = if part[lane] > high[lane] { part[lane] } else { high[lane] };
         }
     }
-    (low.into_iter().fold(f32::INFINITY, f32::min), high.into_iter().fold(f32::NEG_INFINITY, f32::max))
+    (
+        folded(low, |one, other| if other < one { other } else { one }),
+        folded(high, |one, other| if other > one { other } else { one }),
+    )
+}
+
+/// Combines the halves of the partial results, then their halves.
+#[inline(always)]
+fn folded(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = combine(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 /// Sums of `N` terms for each index below `count`, a multiple of [`LANES`].
@@ -46,7 +62,7 @@ pub(crate) fn sums<const N: usize>(count: usize, terms: impl Fn(usize) -> [f32; 
             }
         }
     }
-    partial.map(|lanes| lanes.into_iter().sum())
+    partial.map(|lanes| folded(lanes, |one, other| one + other))
 }
 
 /// The nearest whole number, the even one of two, for magnitudes below 2^22.

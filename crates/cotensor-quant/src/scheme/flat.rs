@@ -34,16 +34,24 @@ pub(super) struct Line {
     pub(super) zero: f32,
 }
 
-/// Fits all groups of a matrix of zeros.
+/// Fits the groups of a row.
 #[inline(always)]
-pub(super) fn quantize(width: Width, weights: &[f32], tensor: &mut QuantTensor, fit: impl Fn(Width, &[f32]) -> Line) {
+pub(super) fn quantize(
+    width: Width,
+    row: usize,
+    weights: &[f32],
+    tensor: &mut QuantTensor,
+    fit: impl Fn(Width, &[f32]) -> Line,
+) {
     let group = tensor.spec().group();
+    let first = row * weights.len() / group;
     let (codes, scales) = tensor.parts_mut();
     let Scales::Flat { scales, zeros } = scales else { return };
     let mut unpacked = [0; GROUP_MAX];
     let unpacked = &mut unpacked[..group];
+    let codes = &mut codes[width.bytes(first * group)..];
     let parts = weights.chunks_exact(group).zip(codes.chunks_exact_mut(width.bytes(group)));
-    for (number, (values, bytes)) in parts.enumerate() {
+    for (number, (values, bytes)) in (first..).zip(parts) {
         let line = fit(width, values);
         let scale = f16::from_f32(line.scale);
         scales[number] = scale;

@@ -19,53 +19,48 @@ pub fn quantize(weights: &[f32], rows: usize, columns: usize, spec: &QuantSpec) 
         let message = format!("{} weights for {rows} rows of {columns}", weights.len());
         return Err(Error::invalid(message).in_field("weights"));
     }
-    vectorized(
-        #[inline(always)]
-        || check(weights),
-    )
-    .map_err(|at| {
-        let (row, column) = (at / columns, at % columns);
-        let message = format!("row {row}, column {column} is {}; finite numbers up to {MAX} are possible", weights[at]);
-        Error::invalid(message).in_field("weights")
-    })?;
-    match spec.width() {
+    let wrong = match spec.width() {
         Width::Two => of_width::<2>(weights, &mut tensor),
         Width::Three => of_width::<3>(weights, &mut tensor),
         Width::Four => of_width::<4>(weights, &mut tensor),
         Width::Eight => of_width::<8>(weights, &mut tensor),
-    }
-    Ok(tensor)
+    };
+    let Some(at) = wrong else { return Ok(tensor) };
+    let (row, column) = (at / columns, at % columns);
+    let message = format!("row {row}, column {column} is {}; finite numbers up to {MAX} are possible", weights[at]);
+    Err(Error::invalid(message).in_field("weights"))
 }
 
 /// The largest float16.
 const MAX: f32 = 65_504.0;
 
-/// The first weight that is not possible is the error.
+/// Whether all weights are possible.
 #[inline(always)]
-fn check(weights: &[f32]) -> Result<(), usize> {
-    let is_wrong = |weight: &f32| weight.is_nan() || weight.abs() > MAX;
-    for (number, part) in weights.chunks(1024).enumerate() {
-        // All of a part, without a branch for each.
-        let wrong = part.iter().fold(false, |wrong, weight| wrong | weight.is_nan() | (weight.abs() > MAX));
-        if wrong && let Some(at) = part.iter().position(is_wrong) {
-            return Err(number * 1024 + at);
-        }
-    }
-    Ok(())
+fn are_possible(weights: &[f32]) -> bool {
+    // Without a branch for each.
+    !weights.iter().fold(false, |wrong, weight| wrong | weight.is_nan() | (weight.abs() > MAX))
 }
 
-/// Loops for one width, which they know when they are compiled.
-fn of_width<const BITS: u32>(weights: &[f32], tensor: &mut QuantTensor) {
+/// Quantizes row by row, with loops that know the width when they are compiled. Returns the first weight that is not possible.
+fn of_width<const BITS: u32>(weights: &[f32], tensor: &mut QuantTensor) -> Option<usize> {
     vectorized(
         #[inline(always)]
         || {
             let width = const { Width::of_const(BITS) };
-            match tensor.spec().scheme() {
-                Scheme::Round => flat::quantize(width, weights, tensor, flat::rounded),
-                Scheme::Search => flat::quantize(width, weights, tensor, flat::search),
-                Scheme::Affine => flat::quantize(width, weights, tensor, flat::affine),
-                Scheme::TwoLevel => two_level::quantize(width, weights, tensor),
+            let (scheme, columns) = (tensor.spec().scheme(), tensor.columns());
+            for (row, values) in weights.chunks_exact(columns).enumerate() {
+                if !are_possible(values) {
+                    let column = values.iter().position(|weight| weight.is_nan() || weight.abs() > MAX)?;
+                    return Some(row * columns + column);
+                }
+                match scheme {
+                    Scheme::Round => flat::quantize(width, row, values, tensor, flat::rounded),
+                    Scheme::Search => flat::quantize(width, row, values, tensor, flat::search),
+                    Scheme::Affine => flat::quantize(width, row, values, tensor, flat::affine),
+                    Scheme::TwoLevel => two_level::quantize(width, row, values, tensor),
+                }
             }
+            None
         },
-    );
+    )
 }

@@ -27,14 +27,15 @@ struct Super {
     codes: [u8; SUPER_GROUP],
 }
 
-/// Fits all super-groups of a matrix of zeros.
+/// Fits the super-groups of a row.
 #[inline(always)]
-pub(super) fn quantize(width: Width, weights: &[f32], tensor: &mut QuantTensor) {
+pub(super) fn quantize(width: Width, row: usize, weights: &[f32], tensor: &mut QuantTensor) {
     let spec = *tensor.spec();
     let (group, kind) = (spec.group(), Parts::of(&spec));
     let (codes, scales) = tensor.parts_mut();
     let Scales::TwoLevel { scales, minimums, parts } = scales else { return };
-    for (number, values) in weights.chunks_exact(SUPER_GROUP).enumerate() {
+    let first = row * weights.len() / SUPER_GROUP;
+    for (number, values) in (first..).zip(weights.chunks_exact(SUPER_GROUP)) {
         let mut fitted = Super::new(&spec);
         fitted.start(values);
         for _ in 0..ROUNDS {
