@@ -84,7 +84,8 @@ impl EmbeddedStore {
             if let Some(charge) = take() {
                 return Ok(charge);
             }
-            if !budget.will_fit(bytes, 0) && !self.evict(budget, bytes, want)? {
+            // Readers of every version lose queued versions before a program gets no memory.
+            if !budget.will_fit(bytes, 0) && !self.evict(budget, bytes, want)? && !self.queues.give_up() {
                 break;
             }
             if round > 0 {
