@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import os
 import signal
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Iterator, List, Tuple
+from typing import Callable, Iterator, List, Tuple
 
 import pytest
 
@@ -135,7 +134,7 @@ def test_closed_watch_releases_its_versions(store: cotensor.Store, writer: coten
         wait_for(lambda: int(writer.get_stats()["total_tensors"]) == before)
 
 
-def wait_for(holds: "functools.partial[bool]") -> None:
+def wait_for(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
@@ -152,7 +151,14 @@ def test_reader_gives_memory_up_before_a_program_gets_none() -> None:
 
 
 def test_killed_reader_leaves_no_memory() -> None:
-    program = "import cotensor, sys; watch = cotensor.connect(sys.argv[1]).watch(name='x', every=True); watch.get(); print(1, flush=True); watch.get(); input()"
+    program = """
+import cotensor, sys
+watch = cotensor.connect(sys.argv[1]).watch(name="x", every=True)
+watch.get()
+print(1, flush=True)
+watch.get()
+input()
+"""
     with serving() as daemon, daemon.connect() as writer:
         command = [sys.executable, "-c", program, str(daemon.socket)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
