@@ -6,6 +6,7 @@ lines_max=12
 mkdir first-hour
 cd first-hour
 ln -s ../cotensor-*.whl ../packages ../encoder .
+trap '[ ! -x env/bin/cotensor ] || env/bin/cotensor stop' EXIT
 
 # The lines that the user types.
 cat >typed.sh <<'TYPED'
@@ -14,7 +15,8 @@ env/bin/pip install --quiet --no-index --find-links packages "$(echo cotensor-*.
 cat >embed.py <<'END'
 import sys, cotensor
 encoder = cotensor.Embedder("encoder")
-print(encoder.embed(sys.argv[1]).shape, round(float(encoder.embed(sys.argv[1]) @ encoder.embed("a boat"))))
+vector, boat = encoder.embed([sys.argv[1], "a boat"])
+print(f"{sys.argv[1]}, {vector.size} numbers, near a boat: {vector @ boat:.2f}")
 END
 for text in "a ferry" "a ship" "a train" "a tune"; do env/bin/python embed.py "$text" & done; wait
 env/bin/cotensor models ps
@@ -26,7 +28,9 @@ start=$(date +%s%N)
 PS4='> ' bash -euo pipefail -x typed.sh | tee printed
 milliseconds=$((($(date +%s%N) - start) / 1000000))
 
-[ "$(grep --count '^(384,)' printed)" = 4 ] || { echo "first_hour_as_user.sh: not four answers" >&2; exit 1; }
+[ "$(grep --count '384 numbers' printed)" = 4 ] || { echo "first_hour_as_user.sh: not four answers" >&2; exit 1; }
+nearest=$(grep '384 numbers' printed | sort --field-separator : --key 2 --numeric-sort | tail -n 1)
+[[ $nearest == "a ship"* ]] || { echo "first_hour_as_user.sh: nearest to a boat is: $nearest" >&2; exit 1; }
 [ "$lines" -le $lines_max ] || { echo "first_hour_as_user.sh: $lines lines, $lines_max at most" >&2; exit 1; }
 processes=0
 for process in /proc/[0-9]*; do
@@ -35,6 +39,5 @@ for process in /proc/[0-9]*; do
     processes=$((processes + 1))
   fi
 done
-env/bin/cotensor stop
 [ "$processes" = 1 ] || { echo "first_hour_as_user.sh: $processes model processes, not one" >&2; exit 1; }
 printf 'first hour: %d lines, four processes with one model process, %d.%d s from the wheel\n' "$lines" $((milliseconds / 1000)) $((milliseconds % 1000 / 100))

@@ -33,7 +33,7 @@ impl EmbeddedStore {
         if queue.every().existing {
             // A queue drops what it has no room for.
             let mut unqueued = Unqueued::default();
-            self.names.each_newest(&queue.every().filter, &mut |name, id, record| {
+            self.names.each_newest(&queue.every().filter, |name, id, record| {
                 queue.add_existing(name, id, record, &mut unqueued);
             });
         }

@@ -283,7 +283,7 @@ impl Names {
 
     /// Calls `each` with every name that `filter` selects, its newest version, and the version's record unless it is spilled, in no order. A
     /// part of the names is locked meanwhile.
-    pub(crate) fn each_newest(&self, filter: &NameFilter, each: &mut dyn FnMut(&str, TensorId, Option<&Arc<Record>>)) {
+    pub(crate) fn each_newest(&self, filter: &NameFilter, mut each: impl FnMut(&str, TensorId, Option<&Arc<Record>>)) {
         let shards = match filter {
             NameFilter::Name(name) => {
                 let index = self.locate(name).0;

@@ -82,7 +82,7 @@ pub(super) fn slow_reader_of_every_version_counts_drops(make: &dyn Fn(u64) -> Op
     assert_eq!((unleased.changes.len(), unleased.dropped), (30, 0));
     assert!(reader.lease(published[0], &reader.holder("reader")).is_err());
 
-    [first, bounded, unleased].map(|changes| reader.end_versions(changes.position));
+    [first, bounded, unleased].iter().for_each(|changes| reader.end_versions(changes.position));
     eventually("old versions are freed", || writer.diagnostics().tensors.len() == 1);
     for versions_max in [1, EveryVersion::VERSIONS_MAX + 1] {
         let wrong = limited("x", versions_max, 1);
