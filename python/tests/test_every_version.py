@@ -150,6 +150,21 @@ def test_reader_gives_memory_up_before_a_program_gets_none() -> None:
             assert len(seen) + watch.dropped == 100 and watch.dropped >= 84
 
 
+def test_queue_is_a_part_of_what_a_program_may_lease() -> None:
+    with serving("--max-client-memory", "8MiB") as daemon, daemon.connect() as store, daemon.connect() as writer:
+        with store.watch(name="x", every=True) as watch:
+            for number in range(20):
+                writer["x"] = np.full(MIB, number, np.uint8)
+            assert read_until(watch, 19) == list(range(12, 20)) and watch.dropped == 12
+            for number in range(20, 40):
+                writer["x"] = np.full(MIB, number, np.uint8)
+            # The program's own tensors come first.
+            kept = [store.put(f"kept {number}", np.zeros(MIB, np.uint8)) for number in range(6)]
+            seen = read_until(watch, 39)
+            assert set(seen) >= {38, 39} and 8 + len(seen) + watch.dropped == 40
+            assert len(kept) == 6
+
+
 def test_killed_reader_leaves_no_memory() -> None:
     program = """
 import cotensor, sys

@@ -4,9 +4,7 @@ use super::handles::HandleTable;
 use super::segments::SegmentTable;
 use crate::segment::Slab;
 use cotensor_store::backend::{Charge, TensorCharge};
-use cotensor_store::{
-    BlobPack, ChangePosition, EmbeddedStore, Holder, Lease, NameStore, SegmentCharge, TensorId, TensorSpec, Ticket,
-};
+use cotensor_store::{BlobPack, Holder, Lease, SegmentCharge, TensorId, TensorSpec, Ticket};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -22,8 +20,6 @@ pub(crate) struct Resources {
     pub(crate) reservations: HandleTable<Reserved>,
     pub(crate) packs: HandleTable<(BlobPack, Arc<Charge>)>,
     pub(crate) tickets: HandleTable<Ticket>,
-    /// Queues of every version, by their numbers.
-    pub(super) queues: HashMap<u64, OpenQueue>,
     /// Slabs by the numbers of their segments.
     pub(crate) slabs: HashMap<u64, SlabEntry>,
 }
@@ -34,18 +30,6 @@ pub(super) struct LeaseEntry {
     pub(super) count: u32,
     /// Its part of the session's budget. `None` for a tensor in a slab of this session, which is charged already.
     pub(super) _charge: Option<Arc<Charge>>,
-}
-
-/// A queue of every version, which ends when this is dropped.
-pub(super) struct OpenQueue {
-    pub(super) store: Arc<EmbeddedStore>,
-    pub(super) start: ChangePosition,
-}
-
-impl Drop for OpenQueue {
-    fn drop(&mut self) {
-        self.store.end_versions(self.start);
-    }
 }
 
 /// A tensor whose memory the client makes. It is charged already.

@@ -3,8 +3,8 @@
 use crate::backend::Budget;
 use crate::names::{ChangesFuture, Unqueued};
 use crate::{
-    ChangePosition, EmbeddedStore, EveryVersion, Holder, NameChanges, NameFilter, NameStore, NamedVersion, TensorId,
-    TensorStore,
+    ChangePosition, EmbeddedStore, EveryVersion, Holder, Lease, NameChanges, NameFilter, NameStore, NamedVersion,
+    TensorId, TensorStore,
 };
 use cotensor_core::Result;
 use std::sync::Arc;
@@ -38,6 +38,11 @@ impl EmbeddedStore {
             });
         }
         Ok(queue.start())
+    }
+
+    /// The oldest lease of the queue of these positions, which gives it up: its reader needs the bytes for another lease.
+    pub fn give_up_version(&self, position: ChangePosition) -> Option<Lease> {
+        self.queues.give_up_oldest(position.log)
     }
 
     /// The changes of a queue after `since`, as soon as there is one. Ready at once, and incomplete, when the queue has ended.

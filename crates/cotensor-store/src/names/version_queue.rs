@@ -118,8 +118,13 @@ impl VersionQueues {
     pub(crate) fn give_up(&self) -> bool {
         let queues: Vec<_> = read(&self.queues).values().cloned().collect();
         let mut given = Unqueued::default();
-        queues.iter().for_each(|queue| queue.give_up(&mut given));
+        queues.iter().for_each(|queue| given.0.extend(queue.give_up(|pinned| pinned.div_ceil(2))));
         !given.0.is_empty()
+    }
+
+    /// Gives the oldest lease of one queue up.
+    pub(crate) fn give_up_oldest(&self, id: u64) -> Option<Lease> {
+        self.find(id)?.give_up(|pinned| pinned.min(1)).pop()
     }
 }
 
@@ -180,12 +185,13 @@ impl VersionQueue {
         }
     }
 
-    fn give_up(&self, given: &mut Unqueued) {
+    /// Takes the oldest leases, as many of them as `count` says. The caller drops them, without a lock.
+    fn give_up(&self, count: impl FnOnce(usize) -> usize) -> Vec<Lease> {
         let mut state = lock(&self.state);
-        let pinned = state.entries.iter().filter(|queued| queued.pin.is_some()).count();
+        let count = count(state.entries.iter().filter(|queued| queued.pin.is_some()).count());
         let State { entries, bytes, .. } = &mut *state;
-        let pins = entries.iter_mut().filter_map(|queued| queued.pin.take());
-        given.0.extend(pins.take(pinned.div_ceil(2)).map(|pin| unpin(pin, bytes)));
+        let pinned = entries.iter_mut().filter(|queued| queued.pin.is_some()).take(count);
+        pinned.filter_map(|queued| queued.pin.take()).map(|pin| unpin(pin, bytes)).collect()
     }
 
     /// The changes after `since`. Releases those up to `since`, which the reader has read.
