@@ -25,8 +25,8 @@ def nearest(vector):
 
 def serve():
     provider = SharedTensorProvider()
-    provider.share(remember)
     provider.share(nearest)
+    provider.share(remember)
     provider.serve()
 
 

@@ -122,16 +122,18 @@ def test_tensors_that_are_not_kept_wait_for_the_reader(store: cotensor.Store, wr
 
 
 def test_closed_watch_releases_its_versions(store: cotensor.Store, writer: cotensor.Store, name: str) -> None:
-    before = int(writer.get_stats()["total_tensors"])
+    def versions() -> int:
+        return sum(tensor["name"] == name for tensor in writer.get_diagnostics()["tensors"])
+
     for end in (cotensor.Watch.close, lambda watch: None):
         watch = store.watch(name=name, every=True)
         put_numbers(writer, name, range(20))
-        assert int(writer.get_stats()["total_tensors"]) == before + 20
+        wait_for(lambda: versions() == 20)
         watch.get(60)
         end(watch)
         del watch
         del writer[name]
-        wait_for(lambda: int(writer.get_stats()["total_tensors"]) == before)
+        wait_for(lambda: versions() == 0)
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
