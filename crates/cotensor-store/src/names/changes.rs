@@ -128,8 +128,13 @@ enum Wait {
         /// The number under which the log knows this wait.
         waiter: Option<u64>,
     },
-    /// A queue, and the number of the last change that its reader has read.
-    Queue(Arc<VersionQueue>, u64),
+    Queue {
+        queue: Arc<VersionQueue>,
+        /// The number of the last change that the reader has read.
+        since: u64,
+        /// The number under which the queue knows this wait.
+        waiter: Option<u64>,
+    },
     /// The answer is known.
     Known(NameChanges),
 }
@@ -137,7 +142,7 @@ enum Wait {
 impl ChangesFuture {
     /// The next changes of a queue.
     pub(super) fn of_queue(queue: Arc<VersionQueue>, since: u64) -> Self {
-        Self(Wait::Queue(queue, since))
+        Self(Wait::Queue { queue, since, waiter: None })
     }
 
     /// No change: the position of a new queue, or with `incomplete` of one that has ended.
@@ -150,7 +155,7 @@ impl ChangesFuture {
     pub fn nothing(&self) -> NameChanges {
         let position = match &self.0 {
             Wait::Log { log, since, .. } => since.unwrap_or_else(|| lock(&log.state).position(log.id)),
-            Wait::Queue(queue, since) => ChangePosition { number: *since, ..queue.start() },
+            Wait::Queue { queue, since, .. } => ChangePosition { number: *since, ..queue.start() },
             Wait::Known(changes) => changes.position,
         };
         NameChanges { position, changes: Vec::new(), incomplete: false, dropped: 0 }
@@ -176,7 +181,7 @@ impl Future for ChangesFuture {
                 state.waiters.insert(number, (filter.clone(), context.waker().clone()));
                 Poll::Pending
             }
-            Wait::Queue(queue, since) => match queue.poll(*since, context.waker()) {
+            Wait::Queue { queue, since, waiter } => match queue.poll(*since, waiter, context.waker()) {
                 Polled::Changes(changes) => Poll::Ready(changes),
                 Polled::Nothing => Poll::Pending,
                 Polled::Ended => {
@@ -191,8 +196,10 @@ impl Future for ChangesFuture {
 
 impl Drop for ChangesFuture {
     fn drop(&mut self) {
-        if let Wait::Log { log, waiter: Some(number), .. } = &self.0 {
-            lock(&log.state).waiters.remove(number);
+        match &self.0 {
+            Wait::Log { log, waiter: Some(number), .. } => drop(lock(&log.state).waiters.remove(number)),
+            Wait::Queue { queue, waiter: Some(number), .. } => queue.end_wait(*number),
+            _ => {}
         }
     }
 }

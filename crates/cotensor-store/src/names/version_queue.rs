@@ -48,7 +48,9 @@ struct State {
     bytes: u64,
     /// Bytes of the names.
     name_bytes: usize,
-    waker: Option<Waker>,
+    /// The reader's waits: usually one, and more while calls end that it does not wait for any more.
+    waiters: HashMap<u64, Waker, foldhash::fast::RandomState>,
+    next_waiter: u64,
     ended: bool,
 }
 
@@ -96,9 +98,9 @@ impl VersionQueues {
         let Some(queue) = write(&self.queues).remove(&id) else { return };
         let mut state = lock(&queue.state);
         state.ended = true;
-        let (waker, entries) = (state.waker.take(), std::mem::take(&mut state.entries));
+        let (waiters, entries) = (std::mem::take(&mut state.waiters), std::mem::take(&mut state.entries));
         drop(state);
-        waker.into_iter().for_each(Waker::wake);
+        waiters.into_values().for_each(Waker::wake);
         drop(entries);
     }
 
@@ -159,9 +161,9 @@ impl VersionQueue {
         }
         let mut pin = record.and_then(|record| self.pin(&mut state, record, unqueued));
         state.entries.back_mut().into_iter().for_each(|queued| queued.pin = pin.take());
-        let waker = state.waker.take();
+        let waiters = std::mem::take(&mut state.waiters);
         drop(state);
-        waker.into_iter().for_each(Waker::wake);
+        waiters.into_values().for_each(Waker::wake);
     }
 
     /// Leases a version for the reader. Older ones are dropped for it.
@@ -195,7 +197,8 @@ impl VersionQueue {
     }
 
     /// The changes after `since`. Releases those up to `since`, which the reader has read.
-    pub(crate) fn poll(&self, since: u64, waker: &Waker) -> Polled {
+    /// `waiter` is the number of this wait from its first poll on.
+    pub(crate) fn poll(&self, since: u64, waiter: &mut Option<u64>, waker: &Waker) -> Polled {
         let mut released = Unqueued::default();
         let mut state = lock(&self.state);
         while state.entries.front().is_some_and(|queued| queued.number <= since) {
@@ -208,7 +211,11 @@ impl VersionQueue {
         let most = ANSWER_MAX.min(self.every.versions_max / 2).max(1);
         let changes: Vec<_> = state.entries.iter().take(most).map(|queued| queued.change.clone()).collect();
         let Some(last) = state.entries.get(changes.len().wrapping_sub(1)).map(|queued| queued.number) else {
-            state.waker = Some(waker.clone());
+            let number = *waiter.get_or_insert_with(|| {
+                state.next_waiter += 1;
+                state.next_waiter
+            });
+            state.waiters.insert(number, waker.clone());
             return Polled::Nothing;
         };
         state.delivered = state.delivered.max(last);
@@ -216,6 +223,11 @@ impl VersionQueue {
         let dropped = state.dropped;
         drop(state);
         Polled::Changes(NameChanges { position, changes, incomplete: false, dropped })
+    }
+
+    /// Ends a wait.
+    pub(crate) fn end_wait(&self, waiter: u64) {
+        lock(&self.state).waiters.remove(&waiter);
     }
 }
 
@@ -242,4 +254,50 @@ impl State {
 fn unpin(pin: Pin, bytes: &mut u64) -> Lease {
     *bytes -= pin.lease.record.layout.size_bytes() as u64;
     pin.lease
+}
+
+#[cfg(all(test, not(target_family = "wasm")))]
+mod tests {
+    use super::*;
+    use crate::{EmbeddedStore, NameFilter, NameStore, Retention, TensorSpec, TensorStore};
+    use cotensor_core::DType;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Context, Wake};
+    use std::time::Duration;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A call that its client has abandoned ends by its timeout, which polls it once more.
+    #[test]
+    fn ending_wait_leaves_the_wakers_of_others() {
+        let store = EmbeddedStore::builder().build();
+        let holder = store.holder("h");
+        let every = EveryVersion::new(NameFilter::Name("x".to_owned()));
+        let start = store.open_versions(every, &holder, None).unwrap();
+        let (abandoned, waiting) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+        let (mut first, mut second) = (store.await_versions(start), store.await_versions(start));
+        let poll = |future: &mut crate::ChangesFuture, woken: &Arc<Woken>| {
+            Pin::new(future).poll(&mut Context::from_waker(&Arc::clone(woken).into())).is_ready()
+        };
+        assert!(!poll(&mut first, &abandoned) && !poll(&mut second, &waiting) && !poll(&mut first, &abandoned));
+        drop(first);
+        let retention = Retention::Cached { recompute: Duration::ZERO };
+        let spec = TensorSpec { retention, ..TensorSpec::new("x", DType::U8, &[1]) };
+        store.reserve(spec, &holder).unwrap().publish().unwrap();
+        assert_eq!([&abandoned, &waiting].map(|woken| woken.0.load(Ordering::SeqCst)), [0, 1]);
+        assert!(poll(&mut second, &waiting));
+        let queue = store.queues.find(start.log).unwrap();
+        drop(second);
+        assert!(lock(&queue.state).waiters.is_empty());
+        store.end_versions(start);
+    }
 }
