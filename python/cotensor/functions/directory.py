@@ -9,8 +9,8 @@ from ..errors import InvalidError, NotFoundError
 
 
 class Directory:
-    """Looks functions up and calls them, for attributes and items. With ``waits``, a function is looked up by its call, which waits
-    for a provider."""
+    """Looks functions up and calls them, for attributes and items. With ``waits``, a function is looked up by its call, which
+    waits for a provider."""
 
     __slots__ = ("call", "provides", "list", "waits")
 
