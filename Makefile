@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -83,6 +83,10 @@ dist:
 
 try-dist:
 	scripts/try_dist.sh
+
+# What a new user types in the first hour, from the wheel of target/dist (or WHEEL) to an encoder that four processes share. A part of try-dist, too.
+first-hour:
+	scripts/first_hour.sh $(WHEEL)
 
 # Containers that share the daemon's socket only, as in dist/compose.yaml, made of namespaces: needs no container engine.
 try-containers:

@@ -16,7 +16,7 @@ run_tests() { python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --
 case $kind in
   numpy)
     ruff check .
-    ruff check --config pyproject.toml ../examples/recipes ../tests/versions
+    ruff check --config pyproject.toml ../examples/recipes ../examples/first_week ../tests/versions
     tests=(--ignore-glob='*test_torch*')
     ;;
   torch)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# try_dist.sh: installs the files of target/dist in a new Debian system, as a user does, and uses them (try_dist_as_user.sh): the
-# command, and the wheel without torch. On x86-64, qemu's emulator of processes runs the files for aarch64 in a second system.
+# try_dist.sh: installs the files of target/dist in a new Debian system, as a user does, and uses them: the command, and the wheel without
+# torch (try_dist_as_user.sh), and what a new user does with a real encoder (first_hour_as_user.sh). On x86-64, qemu's emulator of processes
+# runs the files for aarch64 in a second system, without the encoder.
 # Needs user namespaces, and on x86-64 binfmt_misc in them (Linux 6.7).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +22,7 @@ if [ -n "$emulator" ]; then
   echo "$emulator" >/proc/sys/fs/binfmt_misc/register
 fi
 exec timeout --foreground "${minutes}m" unshare --user --map-user=1000 --map-group=1000 --root="$root" --wd=/home/user \
-  env -i HOME=/home/user PATH=/usr/local/bin:/usr/bin:/bin bash ./try_dist_as_user.sh'
+  env -i HOME=/home/user PATH=/usr/local/bin:/usr/bin:/bin bash -c "set -e; for script in *_as_user.sh; do bash ./\$script; done"'
 
 # try PROCESSOR DEBIAN MINUTES EMULATOR: DEBIAN is the name that Debian has for the processor.
 try() {
@@ -34,6 +35,10 @@ try() {
   rm -rf "${home:?}"/* "${root:?}"/tmp/*
   cp scripts/try_dist_as_user.sh "$out"/cotensor-*-"$processor"-*.tar.gz "$out"/*_"$processor".whl "$home/"
   cp -r fixtures/tiny/bert "$home/model"
+  if [ -z "$emulator" ]; then
+    scripts/encoder.sh "${CARGO_TARGET_DIR:-target}/first-hour/encoder" "${CARGO_TARGET_DIR:-target}/first-hour/wheels"
+    cp -r scripts/first_hour_as_user.sh "${CARGO_TARGET_DIR:-target}/first-hour/encoder" "$home/"
+  fi
   # What the wheel's extras name, for the system's Python, downloaded before the time is taken.
   wheel=$(basename "$home"/*.whl .whl)
   wheel=${wheel##*-}

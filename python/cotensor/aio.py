@@ -15,6 +15,7 @@ Short calls run in asyncio's threads. All waits of a store together have one thr
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from types import TracebackType
 from typing import Any, Awaitable, Callable, Dict, Generator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
@@ -102,9 +103,20 @@ class AsyncStore:
                     return found
                 await watch.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
-    def watch(self, prefix: Optional[str] = None, *, name: Optional[str] = None, existing: bool = False) -> AsyncWatch:
+    def watch(
+        self,
+        prefix: Optional[str] = None,
+        *,
+        name: Optional[str] = None,
+        existing: bool = False,
+        every: bool = False,
+        versions_max: Optional[int] = None,
+        bytes_max: Optional[int] = None,
+    ) -> AsyncWatch:
         """As :meth:`cotensor.Store.watch`, from ``async with`` or the first ``async for`` on."""
-        return AsyncWatch(self, lambda: self.store.watch(prefix, name=name, existing=existing))
+        options: Dict[str, Any] = {"versions_max": versions_max, "bytes_max": bytes_max}
+        open_watch = functools.partial(self.store.watch, prefix, name=name, existing=existing, every=every, **options)
+        return AsyncWatch(self, open_watch, every)
 
     async def channel(self, name: str, shape: Any, dtype: Any = None, **options: Any) -> Channel:
         """As :meth:`cotensor.Store.channel`."""
@@ -166,8 +178,10 @@ class AsyncStore:
 class AsyncWatch:
     """Iterates over changes of names, as :class:`cotensor.Watch` does. :meth:`AsyncStore.watch` makes it."""
 
-    def __init__(self, store: AsyncStore, open_watch: Callable[[], Watch]) -> None:
+    def __init__(self, store: AsyncStore, open_watch: Callable[[], Watch], every: bool = False) -> None:
         self._store = store
+        # Leasing a version can be a call of the daemon.
+        self._leases = every
         self._open_watch = open_watch
         self._watch: Optional[Watch] = None
 
@@ -179,13 +193,18 @@ class AsyncWatch:
         while True:
             if watch.closed:
                 raise ConflictError("this watch is closed")
-            change = watch._take()
+            change = await _run(watch._take) if self._leases else watch._take()
             if change is not None:
                 return change
             if deadline is not None and left == 0.0:
                 raise TimedOutError("no watched name changed in time")
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             await self._store._changed(watch, left)
+
+    @property
+    def dropped(self) -> int:
+        """As :attr:`cotensor.Watch.dropped`."""
+        return 0 if self._watch is None else self._watch.dropped
 
     def close(self) -> None:
         """Ends the iteration after the change that is waited for."""

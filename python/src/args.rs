@@ -33,11 +33,12 @@ macro_rules! arguments {
 arguments! {
     "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
         prefix, view_name, model_type, task, text_task, user, text, head, prompt_name, dtype, engine, precision, model, policy;
-    "True or False": keep, from_device, sealed, enable_shared_tensors, verbose, do_sample, chat, missing_ok, existing;
+    "True or False": keep, from_device, sealed, enable_shared_tensors, verbose, do_sample, chat, missing_ok, existing,
+        every;
     "a number of seconds": recompute_seconds, timeout;
-    "a non-negative number of bytes": offset;
+    "a non-negative number of bytes": offset, bytes_max;
     "a non-negative integer": max_memory_mb, max_shared_tensor_size, nbytes, count, max_connections, threads, max_new_tokens,
-        min_new_tokens, top_k, seed, sample_rate, slots, readers, holds;
+        min_new_tokens, top_k, seed, sample_rate, slots, readers, holds, versions_max;
     "a number": threshold, temperature, top_p, window;
     "a list of strings": allowed_types, consumer_models, priority_list, texts, names;
     "a list of non-negative integers": offsets "offset", size, shape, strides;

@@ -267,6 +267,26 @@ def test_call_waits_for_a_provider(daemon, monkeypatch, kind, of_call):
             SharedTensorClient(socket=daemon.socket).call_function(f"{name}x")
 
 
+def test_attributes_of_a_waiting_client_wait_when_they_are_called(daemon, monkeypatch):
+    retried, next_pause = threading.Event(), Retries.next_pause
+
+    def observed(self, error):
+        retried.set()
+        return next_pause(self, error)
+
+    monkeypatch.setattr(Retries, "next_pause", observed)
+    client = SharedTensorClient(socket=daemon.socket, retry_count=0, wait=60)
+    with SharedTensorProvider(socket=daemon.socket) as provider, client, ThreadPoolExecutor(3) as threads:
+        calls = [lambda: client.later(4), lambda: client.functions.later.dotted(5), lambda: client.functions["later"](6)]
+        found = [threads.submit(call) for call in calls]
+        assert retried.wait(60) and not any(one.done() for one in found)
+        provider.share(name="later.dotted")(int)
+        provider.share(name="later")(int)
+        assert [one.result(60) for one in found] == [4, 5, 6]
+    with pytest.raises(AttributeError, match="later"):
+        SharedTensorClient(socket=daemon.socket, retry_count=0).later  # noqa: B018
+
+
 def test_wait_ends_at_the_timeout(daemon):
     with SharedTensorClient(socket=daemon.socket, retry_count=0, wait=600, timeout=0.3) as client:
         with pytest.raises(NotFoundError):

@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from first_week_common import check_pair  # noqa: E402
+
 import cotensor  # noqa: E402
 
 
@@ -33,3 +35,7 @@ def test_dataset_of_a_store_in_workers(daemon: Any, method: str) -> None:
         batches = list(loader)
         assert torch.equal(torch.cat([rows for rows, _ in batches]), want)
         assert not any(written.any() for _, written in batches)
+
+
+def test_data_loader_of_the_first_week_prints_the_same(daemon: Any) -> None:
+    check_pair("data_loader.py", 4, daemon)

@@ -36,4 +36,4 @@ pub use socket_path::{
 };
 pub use start::{DaemonProgram, autostart_allowed, log_path, serve_arguments};
 pub use state_folder::{kept_path, make_kept_folder, path_beside, state_folder};
-pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder};
+pub use store::{ChangeQueue, ClientStore, ClientStoreBuilder, Watched};

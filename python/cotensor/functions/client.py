@@ -42,7 +42,8 @@ class SharedTensorClient(Tasks):
     limit. After it the provider stops the call, and the caller gets a :class:`~cotensor.errors.TimedOutError` that names the
     provider, even if the provider does not answer. ``retry_count`` is the number of retries while there is no daemon or no
     provider of the function; the pauses between them are 0.1, 0.2, 0.4, … s. With ``wait``, a call is tried for that many seconds
-    at least, for example while a server restarts. The client never repeats a call that may have run.
+    at least, for example while a server starts; a function by attribute is then looked up by its call. The client never repeats a
+    call that may have run.
 
     ``tensors`` is the type of tensors in results: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's if torch is imported,
     else numpy's if numpy is installed). For ``allow_pickle`` see :class:`~cotensor.provider.SharedTensorProvider`.
@@ -81,7 +82,7 @@ class SharedTensorClient(Tasks):
         self._native: Optional[_native.Functions] = None
         self._closed = False
         #: The functions of all providers: ``client.functions.add(1, 2)``, ``client.functions["model.run"](…)``.
-        self.functions = Functions(Directory(self._by_attribute, self.has_function, self.list_functions))
+        self.functions = Functions(Directory(self._by_attribute, self.has_function, self.list_functions, bool(self.wait)))
         if verbose_debug:
             logging.basicConfig()
             logging.getLogger("cotensor").setLevel(logging.DEBUG)

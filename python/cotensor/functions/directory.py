@@ -9,19 +9,22 @@ from ..errors import InvalidError, NotFoundError
 
 
 class Directory:
-    """Looks functions up and calls them, for attributes and items."""
+    """Looks functions up and calls them, for attributes and items. With ``waits``, a function is looked up by its call, which
+    waits for a provider."""
 
-    __slots__ = ("call", "provides", "list")
+    __slots__ = ("call", "provides", "list", "waits")
 
     def __init__(
         self,
         call: Callable[..., Any],
         provides: Callable[[str], bool],
         list: Callable[[str], "List[Dict[str, Any]]"],
+        waits: bool = False,
     ) -> None:
         self.call = call
         self.provides = provides
         self.list = list
+        self.waits = waits
 
     def names(self, prefix: str = "") -> "List[str]":
         """The sorted names that start with ``prefix``."""
@@ -38,9 +41,9 @@ class Directory:
     def function(self, name: str) -> "RemoteFunction":
         """The function ``name``, or the functions whose names start with ``name`` and a dot.
 
-        Raises :class:`~cotensor.errors.NotFoundError` without any.
+        Raises :class:`~cotensor.errors.NotFoundError` without any, unless the call waits for one.
         """
-        if not self.provides(name) and not self.names(name + "."):
+        if not self.waits and not self.provides(name) and not self.names(name + "."):
             raise NotFoundError(f"no process provides a function {name!r}{self.suggestion(name)}", field="name")
         return RemoteFunction(self, name)
 

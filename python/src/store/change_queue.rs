@@ -7,6 +7,7 @@ use crate::errors::raise;
 use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use cotensor::{EmbeddedStore, Error};
+use cotensor_client::Watched;
 use cotensor_store::{ChangesFuture, NameChanges};
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -66,7 +67,11 @@ impl Wake for WakeOne {
 
 impl EmbeddedWaits {
     fn add(&self, number: u64, inner: &WatchInner, wait: Duration) {
-        let future = self.store.watch_names(inner.filter().clone(), Some(inner.position()));
+        let (watched, since) = (inner.watched(), inner.position());
+        let future = match watched.every {
+            Some(_) => self.store.await_versions(since),
+            None => self.store.watch_names(watched.filter.clone(), Some(since)),
+        };
         lock(&self.state).insert(number, EmbeddedWait { future, end: Instant::now().checked_add(wait) });
         // The waiting thread polls it for the first time.
         Arc::new(WakeOne { number, woken: Arc::clone(&self.woken) }).wake();
@@ -137,7 +142,13 @@ impl ChangeQueue {
         py.detach(|| {
             lock(&self.watches).insert(number, Arc::clone(&inner));
             match waits {
-                Waits::Client(queue) => queue.add(number, inner.filter().clone(), inner.position(), wait),
+                Waits::Client(queue) => {
+                    let watched = match (&inner.watched().every, &inner.watched().filter) {
+                        (Some(every), _) => Watched::Every(every.clone()),
+                        (None, filter) => Watched::Newest(filter.clone()),
+                    };
+                    queue.add(number, watched, inner.position(), wait);
+                }
                 Waits::Embedded(waits) => waits.add(number, &inner, wait),
             }
         });

@@ -26,3 +26,4 @@ mod tensor_buffer;
 mod tensor_values;
 pub(crate) mod ticket;
 pub(crate) mod watch;
+mod watch_state;

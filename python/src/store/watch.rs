@@ -3,15 +3,15 @@
 use super::holder::holder as holder_of;
 use super::store::Store;
 use super::tensor::Tensor;
+use super::watch_state::{Next, WatchState, Watched};
 use crate::args;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
-use cotensor_store::{ChangePosition, Lease, NameChange, NameChanges, NameFilter, TensorId};
+use cotensor_store::{ChangePosition, EveryVersion, Lease, NameChange, NameChanges, NameFilter, TensorId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -21,7 +21,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A new version of a name, or its removal.
 #[pyclass(frozen, eq, module = "cotensor", name = "NameChange")]
-#[derive(PartialEq)]
 pub(crate) struct Change {
     /// The name.
     #[pyo3(get)]
@@ -32,11 +31,22 @@ pub(crate) struct Change {
     /// The newest version, for :meth:`Store.lease`; ``None`` as for ``version``.
     #[pyo3(get)]
     id: Option<(u64, u64)>,
+    /// The version, leased, if the watch is one of every version; otherwise ``None``.
+    #[pyo3(get)]
+    tensor: Option<Py<Tensor>>,
 }
 
-impl From<NameChange> for Change {
-    fn from(NameChange { name, id }: NameChange) -> Self {
-        Self { name, version: id.map(|id| id.version), id: id.map(|id| (id.name_id, id.version)) }
+impl PartialEq for Change {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.name, self.id) == (&other.name, other.id)
+    }
+}
+
+impl Change {
+    fn new(py: Python<'_>, next: Next, store: &Arc<dyn cotensor::Store>) -> PyResult<Self> {
+        let Next { change: NameChange { name, id }, lease } = next;
+        let tensor = lease.map(|lease| Py::new(py, Tensor::new(lease, Arc::clone(store)))).transpose()?;
+        Ok(Self { name, version: id.map(|id| id.version), id: id.map(|id| (id.name_id, id.version)), tensor })
     }
 }
 
@@ -58,104 +68,24 @@ impl Change {
 
 /// Iterates over changes of names: new versions and removals. :meth:`Store.watch` makes it.
 ///
-/// A reader that is slow gets the newest version of each name once: versions in between are left out. The iterator waits
-/// for the next change, and ends after ``close()``.
+/// A reader that is slow gets the newest version of each name once: versions in between are left out, and :attr:`dropped` stays 0. With
+/// ``every``, it gets each version; the store queues them, and :attr:`dropped` counts those that the queue had no room for. The iterator
+/// waits for the next change, and ends after ``close()``.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Watch(ProcessLocal<Arc<WatchInner>>);
 
 /// A watch, which also the queue of an asyncio program holds.
 pub(super) struct WatchInner {
-    store: Arc<dyn cotensor::Store>,
-    filter: NameFilter,
+    watched: Watched,
     state: Mutex<WatchState>,
     closed: AtomicBool,
-}
-
-/// What the reader has seen.
-struct WatchState {
-    position: ChangePosition,
-    /// The newest version of each selected name.
-    known: HashMap<String, TensorId>,
-    pending: VecDeque<NameChange>,
-}
-
-impl WatchState {
-    /// The names that exist now. With `existing`, they are the first changes.
-    ///
-    /// # Errors
-    /// As [`NameStore`](cotensor_store::NameStore).
-    fn new(store: &dyn cotensor::Store, filter: &NameFilter, existing: bool) -> Result<Self, Error> {
-        // The position comes first: a change that follows is seen in the list, or after it.
-        let position = store.changes(filter, None, Duration::ZERO, &|| true)?.position;
-        let mut state = Self { position, known: HashMap::new(), pending: VecDeque::new() };
-        state.list(store, filter)?;
-        if !existing {
-            state.pending.clear();
-        }
-        Ok(state)
-    }
-
-    /// Compares the names that exist with those that are known.
-    fn list(&mut self, store: &dyn cotensor::Store, filter: &NameFilter) -> Result<(), Error> {
-        let named: Vec<(String, TensorId)> = match filter {
-            NameFilter::Name(name) => store.find_name(name)?.map(|id| (name.clone(), id)).into_iter().collect(),
-            NameFilter::Prefix(prefix) => {
-                store.names(prefix)?.into_iter().map(|named| (named.name, named.id)).collect()
-            }
-        };
-        let found: HashMap<&str, TensorId> = named.iter().map(|(name, id)| (name.as_str(), *id)).collect();
-        let mut gone: Vec<String> =
-            self.known.keys().filter(|name| !found.contains_key(name.as_str())).cloned().collect();
-        gone.sort_unstable();
-        gone.into_iter().for_each(|name| self.add(NameChange { name, id: None }));
-        named.into_iter().for_each(|(name, id)| self.add(NameChange { name, id: Some(id) }));
-        Ok(())
-    }
-
-    /// Adds a change unless it is known. It replaces a change of the same name that is not read yet.
-    fn add(&mut self, change: NameChange) {
-        let before = match change.id {
-            Some(id) => self.known.insert(change.name.clone(), id),
-            None => self.known.remove(&change.name),
-        };
-        if before != change.id {
-            self.pending.retain(|unread| unread.name != change.name);
-            self.pending.push_back(change);
-        }
-    }
-
-    /// Applies an answer of the store.
-    fn apply(&mut self, store: &dyn cotensor::Store, filter: &NameFilter, changes: NameChanges) -> Result<(), Error> {
-        self.position = changes.position;
-        changes.changes.into_iter().for_each(|change| self.add(change));
-        if changes.incomplete { self.list(store, filter) } else { Ok(()) }
-    }
-
-    /// The next change; waits for one until `end` and while `keep_waiting` is true.
-    fn next(
-        &mut self,
-        store: &dyn cotensor::Store,
-        filter: &NameFilter,
-        end: Option<Instant>,
-        keep_waiting: &dyn Fn() -> bool,
-    ) -> Result<Option<NameChange>, Error> {
-        loop {
-            if let Some(change) = self.pending.pop_front() {
-                return Ok(Some(change));
-            }
-            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-            let changes = store.changes(filter, Some(self.position), left, keep_waiting)?;
-            self.apply(store, filter, changes)?;
-            if self.pending.is_empty() && (left.is_zero() || !keep_waiting()) {
-                return Ok(None);
-            }
-        }
-    }
+    /// Whether the queue of every version has ended.
+    ended: AtomicBool,
 }
 
 impl WatchInner {
-    pub(super) fn filter(&self) -> &NameFilter {
-        &self.filter
+    pub(super) fn watched(&self) -> &Watched {
+        &self.watched
     }
 
     /// The position of the reader.
@@ -169,7 +99,13 @@ impl WatchInner {
     /// As [`NameStore`](cotensor_store::NameStore).
     pub(super) fn apply(&self, changes: NameChanges) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.apply(&*self.store, &self.filter, changes)
+        let applied = state.apply(&self.watched, changes, self.is_closed());
+        self.end_if_closed(&state);
+        applied
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// The lock of the reader.
@@ -186,6 +122,27 @@ impl WatchInner {
             }
         }
     }
+
+    /// Ends the queue of every version of a closed watch.
+    fn end_if_closed(&self, state: &WatchState) {
+        if self.watched.every.is_some() && self.is_closed() && !self.ended.swap(true, Ordering::SeqCst) {
+            self.watched.store.end_versions(state.position);
+        }
+    }
+
+    /// Ends the iteration. A thread that reads ends the queue.
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if let Ok(state) = self.lock() {
+            self.end_if_closed(&state);
+        }
+    }
+}
+
+impl Drop for WatchInner {
+    fn drop(&mut self) {
+        self.close();
+    }
 }
 
 impl Watch {
@@ -198,17 +155,18 @@ impl Watch {
         let inner = Arc::clone(self.0.get(py, "watch")?);
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let signals = SignalCheck::default();
-        let is_closed = || inner.closed.load(Ordering::SeqCst);
-        let keep_waiting = || !is_closed() && signals.none_raised();
+        let keep_waiting = || !inner.is_closed() && signals.none_raised();
         let next = py.detach(|| {
             let mut state = inner.lock()?;
-            match is_closed() {
+            let next = match inner.is_closed() {
                 true => Ok(None),
-                false => state.next(&*inner.store, &inner.filter, end, &keep_waiting),
-            }
+                false => state.next(&inner.watched, end, &keep_waiting),
+            };
+            inner.end_if_closed(&state);
+            next
         });
         signals.result()?;
-        Ok(next.or_raise(py)?.map(Change::from))
+        next.or_raise(py)?.map(|next| Change::new(py, next, &inner.watched.store)).transpose()
     }
 }
 
@@ -218,29 +176,36 @@ impl Watch {
     #[pyo3(signature = (timeout=None))]
     fn get(&self, py: Python<'_>, #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>) -> PyResult<Change> {
         let timeout = seconds(py, timeout)?;
-        let missing = || match self.0.closed.load(Ordering::SeqCst) {
+        let missing = || match self.0.is_closed() {
             true => Error::new(ErrorKind::Conflict, "this watch is closed"),
             false => Error::new(ErrorKind::TimedOut, "no watched name changed in time"),
         };
         self.read(py, timeout)?.ok_or_else(|| raise(py, &missing()))
     }
 
-    /// A change that has arrived, without waiting and without asking the store; ``None`` without one.
+    /// A change that has arrived, without waiting for one; ``None`` without one. A watch of every version leases the version.
     fn _take(&self, py: Python<'_>) -> PyResult<Option<Change>> {
         let inner = self.0.get(py, "watch")?;
-        let taken: Result<_, Error> = py.detach(|| Ok(inner.lock()?.pending.pop_front()));
-        Ok(taken.or_raise(py)?.map(Change::from))
+        let taken = py.detach(|| inner.lock()?.take(&inner.watched));
+        taken.or_raise(py)?.map(|next| Change::new(py, next, &inner.watched.store)).transpose()
+    }
+
+    /// The number of changes so far that a watch of every version did not return: the queue had no room for them, the store needed their
+    /// memory, or the daemon's server was replaced. Always 0 without ``every``.
+    #[getter]
+    fn dropped(&self) -> u64 {
+        self.0.watched.dropped.load(Ordering::SeqCst)
     }
 
     /// Ends the iteration, also of a thread that waits.
-    fn close(&self) {
-        self.0.closed.store(true, Ordering::SeqCst);
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.0.close());
     }
 
     /// Whether ``close()`` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.0.closed.load(Ordering::SeqCst)
+        self.0.is_closed()
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -256,12 +221,12 @@ impl Watch {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
     }
 
     fn __repr__(&self) -> String {
-        let (kind, text) = match &self.0.filter {
+        let (kind, text) = match &self.0.watched.filter {
             NameFilter::Name(name) => ("name", name),
             NameFilter::Prefix(prefix) => ("prefix", prefix),
         };
@@ -324,19 +289,38 @@ impl Store {
 
     /// Watches the names that start with ``prefix``, or the one ``name``: an iterator over :class:`NameChange`, one for each
     /// new version and each removal from now on. With ``existing``, the names that exist are the first changes.
-    #[pyo3(signature = (prefix=None, *, name=None, existing=false))]
+    ///
+    /// A slow reader gets only the newest version of each name. With ``every``, the store queues each version, and leases it until it is read:
+    /// :attr:`NameChange.tensor` has it. The queue has at most ``versions_max`` changes (256, up to 4096), and leases at most ``bytes_max``
+    /// bytes (1 GiB), which count as leases of this program. The oldest are dropped, and counted in :attr:`Watch.dropped`.
+    #[pyo3(signature = (prefix=None, *, name=None, existing=false, every=false, versions_max=None, bytes_max=None))]
+    #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn watch(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = args::prefix)] prefix: Option<String>,
         #[pyo3(from_py_with = args::name)] name: Option<String>,
         #[pyo3(from_py_with = args::existing)] existing: bool,
+        #[pyo3(from_py_with = args::every)] every: bool,
+        #[pyo3(from_py_with = args::versions_max)] versions_max: Option<usize>,
+        #[pyo3(from_py_with = args::bytes_max)] bytes_max: Option<u64>,
     ) -> PyResult<Watch> {
         let filter = name_filter(py, prefix, name)?;
         let store = self.store(py)?;
-        let state = py.detach(|| WatchState::new(&*store, &filter, existing)).or_raise(py)?;
-        let inner = WatchInner { store, filter, state: Mutex::new(state), closed: AtomicBool::new(false) };
-        Ok(Watch(ProcessLocal::new(Arc::new(inner))))
+        if !every && (versions_max.is_some() || bytes_max.is_some()) {
+            let field = if versions_max.is_some() { "versions_max" } else { "bytes_max" };
+            return Err(raise(py, &Error::invalid("only a watch with every=True has a queue").in_field(field)));
+        }
+        let every = every.then(|| {
+            let default = EveryVersion::new(filter.clone());
+            let versions_max = versions_max.unwrap_or(default.versions_max);
+            EveryVersion { versions_max, bytes_max: bytes_max.unwrap_or(default.bytes_max), existing, ..default }
+        });
+        let holder = holder_of(py, &store, None);
+        let watched = Watched { store, filter, every, holder, dropped: Default::default() };
+        let state = py.detach(|| WatchState::new(&watched, existing)).or_raise(py)?;
+        let (closed, ended) = Default::default();
+        Ok(Watch(ProcessLocal::new(Arc::new(WatchInner { watched, state: Mutex::new(state), closed, ended }))))
     }
 }
 

@@ -71,6 +71,11 @@ methods! { METHODS:
     ListNames "name.list": ListNamesParams => NameList;
     /// Waits for changes of names: new versions and removals. Each name is listed once, with its newest version.
     AwaitChanges "name.changes": ChangesParams => Changes;
+    /// Waits for every change of names, in order. The daemon queues the changes for the caller, and leases each new version to the session
+    /// until the caller has read it: until the next call names its position. When memory is needed, such a lease can end earlier.
+    AwaitVersions "name.versions": VersionsParams => Changes;
+    /// Ends a queue of every version.
+    EndVersions "name.end_versions": EndVersionsParams => Empty;
     /// Lists the tensors whose names start with a prefix.
     List "tensor.list": ListParams => ListResult;
     /// Lists the versions of a name with their holders.

@@ -60,10 +60,35 @@ message! {
         timeout_ms: u64,
     }
 
+    /// Every version to wait for.
+    VersionsParams {
+        /// The names.
+        filter: Filter,
+        /// The most changes that the daemon queues for the caller: 2 to 4096. It drops the oldest, and counts them.
+        versions_max: usize,
+        /// The most bytes of the queued versions that the daemon leases to the session.
+        bytes_max: u64,
+        /// Whether the newest version of each existing name is the first change.
+        #[serde(default)]
+        existing: bool,
+        /// The position up to which the caller has read the changes of its queue. Without it, a queue is opened, and the answer is its position.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since: Option<Position>,
+        /// The longest wait in milliseconds; at most 30 seconds. Without changes in this time, the answer has none.
+        #[serde(default)]
+        timeout_ms: u64,
+    }
+
+    /// A queue of every version.
+    EndVersionsParams {
+        /// The number of the queue: the field `log` of its positions.
+        log: u64,
+    }
+
     /// A position in the changes of a store.
     #[derive(Copy, PartialEq, Eq)]
     Position {
-        /// The identity of the log of changes: another one for every daemon, also after a restart.
+        /// The identity of the log of changes: another one for every daemon, also after a restart, and for every queue.
         log: u64,
         /// The number of the latest change.
         number: u64,
@@ -73,11 +98,14 @@ message! {
     Changes {
         /// The position after them.
         position: Position,
-        /// The latest change of each name.
+        /// The latest change of each name; of a queue, every change in order.
         changes: Vec<ChangedName>,
-        /// Whether earlier changes are forgotten. The caller lists the names then.
+        /// Whether earlier changes are forgotten. The caller lists the names then, and opens another queue instead of one that has ended.
         #[serde(default)]
         incomplete: bool,
+        /// The number of changes so far that the queue has dropped.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        dropped: u64,
     }
 
     /// A change of a name.
@@ -88,6 +116,11 @@ message! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         id: Option<Id>,
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 fn names_max() -> usize {

@@ -1,13 +1,13 @@
 //! `ChangeQueue`: one thread waits for the changes of many callers.
 
 use super::client_store::ClientStore;
-use super::names::{changes_of, changes_params};
+use super::names::{changes_of, changes_params, versions_params};
 use super::session::Session;
-use crate::protocol as p;
+use crate::protocol::{self as p, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::{ErrorKind, Result};
 use cotensor_rpc::{CallGroup, WaitLimit};
-use cotensor_store::{ChangePosition, NameChanges, NameFilter};
+use cotensor_store::{ChangePosition, EveryVersion, NameChanges, NameFilter};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,8 +32,17 @@ struct State {
     group: Arc<CallGroup>,
 }
 
+/// What a wait is for.
+#[derive(Clone, Debug)]
+pub enum Watched {
+    /// The newest versions of these names.
+    Newest(NameFilter),
+    /// Every version, by a queue that is open.
+    Every(EveryVersion),
+}
+
 struct Wait {
-    filter: NameFilter,
+    watched: Watched,
     since: ChangePosition,
     end: Option<Instant>,
 }
@@ -49,12 +58,12 @@ impl ChangeQueue {
         lock(&self.state).waits.len()
     }
 
-    /// Waits for changes of the names that `filter` selects after `since`, at most `wait`.
-    pub fn add(&self, number: u64, filter: NameFilter, since: ChangePosition, wait: Duration) {
+    /// Waits for changes that are `watched` after `since`, at most `wait`.
+    pub fn add(&self, number: u64, watched: Watched, since: ChangePosition, wait: Duration) {
         let mut state = lock(&self.state);
         // Under the lock: `renew` for a newer session sends this wait, too.
         let session = self.store.session();
-        state.waits.insert(number, Wait { filter, since, end: Instant::now().checked_add(wait) });
+        state.waits.insert(number, Wait { watched, since, end: Instant::now().checked_add(wait) });
         state.send(&session, number);
     }
 
@@ -85,7 +94,7 @@ impl ChangeQueue {
             for (call, answer) in answers {
                 let Some(number) = state.calls.remove(&call) else { continue };
                 let Some(wait) = state.waits.get_mut(&number) else { continue };
-                match changes_of(answer.response) {
+                match changes_of(wait.watched.method(), answer.response) {
                     Ok(changes) if changes.changes.is_empty() && !changes.incomplete && !wait.has_ended() => {
                         wait.since = changes.position;
                         state.send(&session, number);
@@ -104,6 +113,15 @@ impl ChangeQueue {
     }
 }
 
+impl Watched {
+    fn method(&self) -> &'static str {
+        match self {
+            Watched::Newest(_) => p::AwaitChanges::NAME,
+            Watched::Every(_) => p::AwaitVersions::NAME,
+        }
+    }
+}
+
 impl Wait {
     fn has_ended(&self) -> bool {
         self.end.is_some_and(|end| Instant::now() >= end)
@@ -118,9 +136,17 @@ impl State {
         }
         let Some(wait) = self.waits.get(&number) else { return };
         let left = wait.end.map_or(CALL_WAIT_MAX, |end| end.saturating_duration_since(Instant::now()));
-        let params = changes_params(&wait.filter, Some(wait.since), left.min(CALL_WAIT_MAX));
+        let (since, left) = (Some(wait.since), left.min(CALL_WAIT_MAX));
         // A connection that has ended is replaced by the thread in `wait`.
-        let sent = session.connection.send_grouped::<p::AwaitChanges>(&params, &self.group, &WaitLimit::default());
+        let (connection, limit) = (&session.connection, WaitLimit::default());
+        let sent = match &wait.watched {
+            Watched::Newest(filter) => {
+                connection.send_grouped::<p::AwaitChanges>(&changes_params(filter, since, left), &self.group, &limit)
+            }
+            Watched::Every(every) => {
+                connection.send_grouped::<p::AwaitVersions>(&versions_params(every, since, left), &self.group, &limit)
+            }
+        };
         if let Ok(call) = sent {
             self.calls.insert(call, number);
         }

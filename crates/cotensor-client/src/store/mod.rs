@@ -19,7 +19,7 @@ mod tensors;
 mod tickets;
 
 pub use builder::ClientStoreBuilder;
-pub use change_queue::ChangeQueue;
+pub use change_queue::{ChangeQueue, Watched};
 pub use client_store::ClientStore;
 pub(crate) use reopened::Reopened;
 pub(crate) use session::Session;

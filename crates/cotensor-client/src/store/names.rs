@@ -4,7 +4,9 @@ use super::client_store::ClientStore;
 use crate::protocol::{self as p, Method};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::{CallGroup, WaitLimit, Waited};
-use cotensor_store::{ChangePosition, NameChange, NameChanges, NameFilter, NameStore, NamedVersion, TensorId};
+use cotensor_store::{
+    ChangePosition, EveryVersion, NameChange, NameChanges, NameFilter, NameStore, NamedVersion, TensorId,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,25 +49,24 @@ impl NameStore for ClientStore {
         wait: Duration,
         keep_waiting: &dyn Fn() -> bool,
     ) -> Result<NameChanges> {
-        let end = Instant::now().checked_add(wait);
-        let mut since = since;
-        loop {
-            let left = end.map_or(CALL_WAIT_MAX, |end| end.saturating_duration_since(Instant::now()));
-            let changes = match self.changes_once(filter, since, left.min(CALL_WAIT_MAX), keep_waiting) {
-                Ok(changes) => changes,
-                Err(error) => match (since, error.kind()) {
-                    (Some(position), ErrorKind::Conflict) if !keep_waiting() => {
-                        return Ok(NameChanges { position, changes: Vec::new(), incomplete: false });
-                    }
-                    _ => return Err(error),
-                },
-            };
-            let passed = end.is_some_and(|end| Instant::now() >= end);
-            if since.is_none() || changes.incomplete || !changes.changes.is_empty() || passed || !keep_waiting() {
-                return Ok(changes);
-            }
-            since = Some(changes.position);
-        }
+        let params = |since, wait| changes_params(filter, since, wait);
+        self.await_changes::<p::AwaitChanges>(&params, since, wait, keep_waiting)
+    }
+
+    fn versions(
+        &self,
+        every: &EveryVersion,
+        since: Option<ChangePosition>,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges> {
+        let params = |since, wait| versions_params(every, since, wait);
+        self.await_changes::<p::AwaitVersions>(&params, since, wait, keep_waiting)
+    }
+
+    fn end_versions(&self, position: ChangePosition) {
+        // A queue ends with its session, too.
+        self.session().notify::<p::EndVersions>(&p::EndVersionsParams { log: position.log });
     }
 }
 
@@ -80,21 +81,49 @@ impl ClientStore {
         index.wait(slot.slot, slot.generation, timeout)
     }
 
-    /// One call, again in the next session when the daemon is replaced meanwhile.
-    fn changes_once(
+    /// Repeats a call until there is a change or the wait ends.
+    fn await_changes<M: Method<Result = p::Changes>>(
         &self,
-        filter: &NameFilter,
+        params: &dyn Fn(Option<ChangePosition>, Duration) -> M::Params,
         since: Option<ChangePosition>,
         wait: Duration,
         keep_waiting: &dyn Fn() -> bool,
     ) -> Result<NameChanges> {
-        let params = changes_params(filter, since, wait);
+        let end = Instant::now().checked_add(wait);
+        let mut since = since;
+        loop {
+            let left = end.map_or(CALL_WAIT_MAX, |end| end.saturating_duration_since(Instant::now()));
+            let left = left.min(CALL_WAIT_MAX);
+            let changes = match self.changes_once::<M>(&params(since, left), left, keep_waiting) {
+                Ok(changes) => changes,
+                Err(error) => match (since, error.kind()) {
+                    (Some(position), ErrorKind::Conflict) if !keep_waiting() => {
+                        return Ok(NameChanges { position, changes: Vec::new(), incomplete: false, dropped: 0 });
+                    }
+                    _ => return Err(error),
+                },
+            };
+            let passed = end.is_some_and(|end| Instant::now() >= end);
+            if since.is_none() || changes.incomplete || !changes.changes.is_empty() || passed || !keep_waiting() {
+                return Ok(changes);
+            }
+            since = Some(changes.position);
+        }
+    }
+
+    /// One call, again in the next session when the daemon is replaced meanwhile.
+    fn changes_once<M: Method<Result = p::Changes>>(
+        &self,
+        params: &M::Params,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges> {
         let deadline = Instant::now().checked_add(wait + ANSWER_MARGIN);
         // Without a report: the caller waits for an event.
         let limit = WaitLimit { deadline, keep_waiting: Some(keep_waiting), waiting: None };
         self.daemon.retry(|session| {
-            match session.connection.send_call::<p::AwaitChanges>(&params, Vec::new(), &limit)?.wait(&limit)? {
-                Waited::Answer(answer) => changes_of(answer.response),
+            match session.connection.send_call::<M>(params, Vec::new(), &limit)?.wait(&limit)? {
+                Waited::Answer(answer) => changes_of(M::NAME, answer.response),
                 Waited::LimitPassed(call) => {
                     // The answer has no lease, so it can be dropped.
                     session.connection.abandon(call, &Arc::new(CallGroup::default()));
@@ -114,12 +143,31 @@ pub(super) fn changes_params(filter: &NameFilter, since: Option<ChangePosition>,
     p::ChangesParams { filter: filter.into(), since: since.map(Into::into), timeout_ms }
 }
 
-/// The changes of an answer.
-pub(super) fn changes_of(response: cotensor_rpc::Response) -> Result<NameChanges> {
+/// The parameters of a wait for every version.
+pub(super) fn versions_params(
+    every: &EveryVersion,
+    since: Option<ChangePosition>,
+    wait: Duration,
+) -> p::VersionsParams {
+    let timeout_ms = wait.as_millis().try_into().unwrap_or(u64::MAX);
+    let EveryVersion { filter, versions_max, bytes_max, existing } = every;
+    let (filter, since) = (filter.into(), since.map(Into::into));
+    p::VersionsParams {
+        filter,
+        versions_max: *versions_max,
+        bytes_max: *bytes_max,
+        existing: *existing,
+        since,
+        timeout_ms,
+    }
+}
+
+/// The changes of an answer to `method`.
+pub(super) fn changes_of(method: &str, response: cotensor_rpc::Response) -> Result<NameChanges> {
     let value = response.outcome()?;
-    let changes: p::Changes = serde_json::from_str(value.get())
-        .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", p::AwaitChanges::NAME)))?;
-    let changed = changes.changes.into_iter();
-    let changed = changed.map(|change| NameChange { name: change.name, id: change.id.map(Into::into) }).collect();
-    Ok(NameChanges { position: changes.position.into(), changes: changed, incomplete: changes.incomplete })
+    let p::Changes { position, changes, incomplete, dropped } = serde_json::from_str(value.get())
+        .map_err(|error| Error::corrupt(format!("the answer to {method}: {error}")))?;
+    let each = changes.into_iter();
+    let changes = each.map(|change| NameChange { name: change.name, id: change.id.map(Into::into) }).collect();
+    Ok(NameChanges { position: position.into(), changes, incomplete, dropped })
 }

@@ -25,6 +25,8 @@ pub(crate) fn methods() -> Methods {
         .add::<p::FindName, _>(names::find)
         .add::<p::ListNames, _>(names::list)
         .add::<p::AwaitChanges, _>(names::changes)
+        .add::<p::AwaitVersions, _>(names::versions)
+        .add::<p::EndVersions, _>(names::end_versions)
         .add::<p::List, _>(report::list)
         .add::<p::ListHolders, _>(report::holders)
         .add::<p::Claim, _>(claim::begin)

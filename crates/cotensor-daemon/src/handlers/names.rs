@@ -1,12 +1,12 @@
 //! Listing names, and waiting for their changes.
 
-use super::answer::Answer;
+use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
 use cotensor_client::protocol::{
-    ChangedName, Changes, ChangesParams, FoundName, ListNamesParams, ListedName, NAMES_BYTES_MAX, NAMES_MAX, NameList,
-    NameParams,
+    ChangedName, Changes, ChangesParams, Empty, EndVersionsParams, FoundName, ListNamesParams, ListedName,
+    NAMES_BYTES_MAX, NAMES_MAX, NameList, NameParams, VersionsParams,
 };
-use cotensor_store::{NameFilter, NameStore, NamedVersion, check_name};
+use cotensor_store::{ChangesFuture, EveryVersion, NameChanges, NameFilter, NameStore, NamedVersion, check_name};
 use std::time::Duration;
 
 /// The longest wait of one call. The client repeats it.
@@ -38,12 +38,35 @@ pub(super) async fn list(caller: Caller, params: ListNamesParams) -> Answer<Name
 pub(super) async fn changes(caller: Caller, params: ChangesParams) -> Answer<Changes> {
     let filter = NameFilter::from(params.filter);
     check_name(filter.text(), "filter")?;
-    let wait = Duration::from_millis(params.timeout_ms).min(WAIT_MAX);
-    let mut future = caller.daemon.store.watch_names(filter, params.since.map(Into::into));
+    let future = caller.daemon.store.watch_names(filter, params.since.map(Into::into));
+    Ok(ready(future, params.timeout_ms).await.into())
+}
+
+pub(super) async fn versions(caller: Caller, params: VersionsParams) -> Answer<Changes> {
+    let VersionsParams { filter, versions_max, bytes_max, existing, since, timeout_ms } = params;
+    let filter = NameFilter::from(filter);
+    check_name(filter.text(), "filter")?;
+    let since = match since {
+        Some(since) => since.into(),
+        None => {
+            let position = caller.open_versions(EveryVersion { filter, versions_max, bytes_max, existing })?;
+            return Ok(Changes { position: position.into(), changes: Vec::new(), incomplete: false, dropped: 0 }.into());
+        }
+    };
+    Ok(ready(caller.await_versions(since), timeout_ms).await.into())
+}
+
+pub(super) async fn end_versions(caller: Caller, params: EndVersionsParams) -> Answer<Empty> {
+    caller.end_versions(params.log);
+    Ok(NOTHING.into())
+}
+
+/// The changes when there are some, or none after the limit of time.
+async fn ready(mut future: ChangesFuture, timeout_ms: u64) -> Changes {
+    let wait = Duration::from_millis(timeout_ms).min(WAIT_MAX);
     let ready = tokio::time::timeout(wait, &mut future).await;
-    let changes = ready.unwrap_or_else(|_| future.nothing());
-    let each = changes.changes.into_iter();
-    let changed = each.map(|change| ChangedName { name: change.name, id: change.id.map(Into::into) }).collect();
-    let (position, incomplete) = (changes.position.into(), changes.incomplete);
-    Ok(Changes { position, changes: changed, incomplete }.into())
+    let NameChanges { position, changes, incomplete, dropped } = ready.unwrap_or_else(|_| future.nothing());
+    let each = changes.into_iter();
+    let changes = each.map(|change| ChangedName { name: change.name, id: change.id.map(Into::into) }).collect();
+    Changes { position: position.into(), changes, incomplete, dropped }
 }

@@ -66,6 +66,8 @@ impl Session {
     ) -> Result<(Published, u64)> {
         let fd = fd_of(lease.segment())?;
         let index = self.outbox().and_then(|_| self.events.slots.slot_of(&self.store, &lease));
+        // Dropped after the lock.
+        let mut given = Vec::new();
         let mut resources = self.lock();
         let key = (lease.id(), holder.clone());
         let is_leased = resources.leases.contains_key(&key);
@@ -73,7 +75,10 @@ impl Session {
             || resources.segments.get(fd.as_raw_fd()).is_some_and(|known| resources.is_shared_slab(known.id));
         let charge = match is_leased || in_own_slab() {
             true => None,
-            false => Some(own.map_or_else(|| self.charge(lease.layout().size_bytes() as u64), Ok)?),
+            false => {
+                let charge = || self.charge_giving_up(lease.layout().size_bytes() as u64, &mut given);
+                Some(own.map_or_else(charge, Ok)?)
+            }
         };
         let known = resources.segments.add_use(fd, file_bytes(lease.segment()));
         let (segment, bytes) = (known.id, known.bytes);

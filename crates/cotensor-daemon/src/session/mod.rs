@@ -5,6 +5,7 @@ mod free_ranges;
 mod handles;
 mod leases;
 mod locks;
+mod queues;
 mod resources;
 mod segments;
 #[allow(clippy::module_inception, reason = "the file of the type that the folder is about")]

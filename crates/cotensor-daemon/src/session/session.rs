@@ -2,6 +2,7 @@
 
 use super::disconnected::LeftLeases;
 use super::free_ranges::FreeRanges;
+use super::queues::Queues;
 use super::resources::Resources;
 use crate::broker::DeviceProgram;
 use crate::functions::{FunctionProvider, Slots};
@@ -13,7 +14,7 @@ use cotensor_core::{Error, ErrorKind, Result, size};
 use cotensor_rpc::server::Outbox;
 use cotensor_rpc::{Frame, encode_call};
 use cotensor_store::backend::{Budget, Charge};
-use cotensor_store::{EmbeddedStore, Holder, Key, TensorStore, Ticket, check_name};
+use cotensor_store::{EmbeddedStore, Holder, Key, Lease, TensorStore, Ticket, check_name};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -40,6 +41,7 @@ pub(crate) struct Session {
     /// For leases and reservations.
     pub(super) budget: Arc<Budget>,
     resources: Mutex<Resources>,
+    pub(super) queues: Queues,
     free_ranges: FreeRanges,
     /// The slots of calls over HTTP of its functions.
     slots: Slots,
@@ -66,6 +68,7 @@ impl Session {
             outbox,
             budget: Budget::new(max_bytes),
             resources: Mutex::default(),
+            queues: Queues::default(),
             free_ranges: FreeRanges::default(),
             slots: Slots::of_provider(),
         }
@@ -150,11 +153,30 @@ impl Session {
         Ok(known)
     }
 
-    /// Charges `bytes` to the session's budget.
+    /// Charges `bytes` to the session's budget. The session's queues give versions up for them.
     ///
     /// # Errors
     /// `OverBudget` when they exceed it.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
+        let mut given = Vec::new();
+        let charge = self.charge_giving_up(bytes, &mut given);
+        drop(given);
+        charge
+    }
+
+    /// As [`charge`](Self::charge). `given` are the leases that the queues give up, to be dropped without a lock.
+    pub(super) fn charge_giving_up(&self, bytes: u64, given: &mut Vec<Lease>) -> Result<Arc<Charge>> {
+        loop {
+            if let Some(charge) = self.budget.take(bytes) {
+                return Ok(charge);
+            }
+            // The version that the client leases is the oldest of its queue: the queue's lease is not needed any more.
+            let more = self.queues.give_up();
+            if more.is_empty() {
+                break;
+            }
+            given.extend(more);
+        }
         self.budget.take(bytes).ok_or_else(|| {
             let (used, max) = (self.budget.used(), self.budget.max());
             let message = format!(
@@ -200,6 +222,7 @@ impl Session {
 
     /// Releases everything but leases that a client with a lock may resume.
     pub(crate) fn end(&self) -> Option<LeftLeases> {
+        self.queues.end();
         let mut resources = std::mem::take(&mut *self.lock());
         // Other threads may have this session for some time. The client opens its slabs in the next one meanwhile.
         resources.slabs.values().for_each(|entry| entry.slab().disown(self));

@@ -4,7 +4,9 @@ use crate::support::Running;
 use crate::support::processes::{PROGRAM, Processes, content, put};
 use cotensor_client::ClientStore;
 use cotensor_core::ErrorKind;
-use cotensor_store::{CopyReason, Retention, StoreReports, TensorSpec, TensorStore};
+use cotensor_store::{
+    CopyReason, EveryVersion, NameFilter, NameStore, Retention, StoreReports, TensorSpec, TensorStore,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;
 
@@ -34,6 +36,29 @@ fn descriptor_limit_spills_tensors_instead_of_losing_them() {
     }
     // Other clients can still connect.
     assert_eq!(running.connect("two").stats().evictions, 0);
+    setrlimit(Resource::Nofile, before).unwrap();
+}
+
+/// A reader that does not read keeps no program from publishing.
+#[test]
+fn descriptor_limit_takes_the_versions_of_queues() {
+    let running = Running::start(|config| config.small_bytes_max = 0);
+    let (store, reader) = (running.connect("one"), running.connect("reader"));
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(512), maximum: before.maximum }).unwrap();
+    let limits = EveryVersion::new(NameFilter::Name("x".to_owned()));
+    let every = EveryVersion { versions_max: 2000, ..limits };
+    let opened = reader.versions(&every, None, Duration::ZERO, &|| true).unwrap();
+    let kept = Retention::Cached { recompute: Duration::ZERO };
+    let ids: Vec<_> = (0..600).map(|number| put(&store, "x", &content(number, 100), kept).id()).collect();
+    let (mut position, mut seen) = (opened.position, Vec::new());
+    while seen.len() < ids.len() {
+        let changes = reader.versions(&every, Some(position), Duration::from_secs(60), &|| true).unwrap();
+        seen.extend(changes.changes.into_iter().filter_map(|change| change.id));
+        position = changes.position;
+    }
+    assert_eq!(seen, ids);
+    assert!(reader.lease(ids[599], &reader.holder("")).is_ok() && reader.lease(ids[0], &reader.holder("")).is_err());
     setrlimit(Resource::Nofile, before).unwrap();
 }
 

@@ -1,6 +1,6 @@
 //! Names: listing and watching them.
 
-use crate::{ChangePosition, NameChanges, NameFilter, NamedVersion, TensorId};
+use crate::{ChangePosition, EveryVersion, NameChanges, NameFilter, NamedVersion, TensorId};
 use cotensor_core::Result;
 use std::time::Duration;
 
@@ -39,4 +39,23 @@ pub trait NameStore: Send + Sync {
         wait: Duration,
         keep_waiting: &dyn Fn() -> bool,
     ) -> Result<NameChanges>;
+
+    /// As [`changes`](NameStore::changes), with every version: opens a queue, without `since`, and returns its position. With a position, the
+    /// caller has read the changes up to it, whose leases end; the answer has the next ones in order. With
+    /// [`incomplete`](NameChanges::incomplete) the queue has ended, also because the daemon's server was replaced: open another one.
+    ///
+    /// When memory is needed, the store gives the leases of queues up: lease each version, and count those that are not found as dropped.
+    ///
+    /// # Errors
+    /// `Invalid` for limits out of their ranges, `Conflict` when too many queues are open, `Io` when the store cannot be reached.
+    fn versions(
+        &self,
+        every: &EveryVersion,
+        since: Option<ChangePosition>,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges>;
+
+    /// Ends a queue of every version and releases its leases.
+    fn end_versions(&self, position: ChangePosition);
 }

@@ -132,6 +132,7 @@ impl EmbeddedStoreBuilder {
         Arc::new_cyclic(|me| EmbeddedStore {
             names: Names::new(self.shards, seed),
             changes: Arc::default(),
+            queues: Default::default(),
             claims: Claims::new(self.claim_wait_max),
             devices: Devices::new(memories, self.device_limits, host),
             cache: self.cache,

@@ -4,7 +4,7 @@ use crate::blobs::Notes;
 use crate::budget::Devices;
 use crate::computations::Claims;
 use crate::eviction::LastUses;
-use crate::names::{ChangeLog, Names};
+use crate::names::{ChangeLog, Names, VersionQueues};
 use crate::reports::CopyLog;
 use crate::spill::SpillState;
 use crate::{Clock, Refusal, SharingConfig, StoreObserver};
@@ -17,6 +17,7 @@ use std::time::Duration;
 pub struct EmbeddedStore {
     pub(crate) names: Names,
     pub(crate) changes: Arc<ChangeLog>,
+    pub(crate) queues: VersionQueues,
     pub(crate) claims: Claims,
     pub(crate) devices: Devices,
     pub(crate) cache: Option<Arc<dyn BlobCache>>,

@@ -5,7 +5,7 @@ use crate::budget::TensorCharge;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::Want;
 use crate::leases::Record;
-use crate::names::Superseded;
+use crate::names::{Superseded, Unqueued};
 use crate::spill::Location;
 use crate::{
     BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
@@ -23,12 +23,14 @@ impl EmbeddedStore {
     pub(crate) fn free_closed(&self, records: &[Arc<Record>]) {
         crate::log::log_freed(records);
         for record in records {
+            let mut unqueued = Unqueued::default();
             self.names.forget(record, |record, was_newest| {
                 if was_newest {
-                    self.changes.record(record.name(), None);
+                    unqueued = self.record_change(record.name(), None);
                 }
                 self.notify(|observer| observer.on_free(record));
             });
+            drop(unqueued);
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
                 if let Some(state) = &self.spill {
@@ -36,6 +38,12 @@ impl EmbeddedStore {
                 }
             }
         }
+    }
+
+    /// Reports a new version of a name, or without one its removal, to the callers that watch it. Called while the name is locked.
+    pub(crate) fn record_change(&self, name: &str, version: Option<&Arc<Record>>) -> Unqueued {
+        self.changes.record(name, version.map(|record| record.id));
+        self.queues.add(name, version)
     }
 
     /// The answer of the cache. The store works without it, so its errors are only counted for the diagnostics.
@@ -80,6 +88,7 @@ impl EmbeddedStore {
         let name = spec.name.clone();
         let created = self.clock.now();
         let backend: Weak<dyn StoreBackend> = self.me.clone();
+        let mut unqueued = Unqueued::default();
         let (record, superseded) = self.names.publish(&name, |id| {
             let retained = matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, retained, private: None, key, created };
@@ -87,9 +96,10 @@ impl EmbeddedStore {
             // Leased before it can be found: else a tensor that is not retained could be freed before its first lease.
             record.leases.acquire(holder);
             self.notify(|observer| observer.on_publish(&record));
-            self.changes.record(&name, Some(id));
+            unqueued = self.record_change(&name, Some(&record));
             record
         });
+        drop(unqueued);
         if let Some(superseded) = superseded {
             self.supersede(superseded);
         }
@@ -221,12 +231,14 @@ impl TensorStore for EmbeddedStore {
     }
 
     fn remove_version(&self, name: &str, id: Option<TensorId>) -> Result<()> {
+        let mut unqueued = Unqueued::default();
         let removed = self.names.remove(name, id, |in_memory| {
-            self.changes.record(name, None);
+            unqueued = self.record_change(name, None);
             if let Some(record) = in_memory {
                 self.notify(|observer| observer.on_unlist(record));
             }
         });
+        drop(unqueued);
         self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
         Ok(())
     }

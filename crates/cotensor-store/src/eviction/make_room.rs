@@ -84,7 +84,8 @@ impl EmbeddedStore {
             if let Some(charge) = take() {
                 return Ok(charge);
             }
-            if !budget.will_fit(bytes, 0) && !self.evict(budget, bytes, want)? {
+            // Readers of every version lose queued versions before a program gets no memory.
+            if !budget.will_fit(bytes, 0) && !self.evict(budget, bytes, want)? && !self.queues.give_up() {
                 break;
             }
             if round > 0 {
@@ -137,15 +138,19 @@ impl EmbeddedStore {
         memory + if is_spilled || !budget.device().is_host() { 0 } else { candidate.metadata }
     }
 
-    /// Evicts or spills unleased segments one by one, in the order of eviction, until `enough` returns true. Returns
-    /// whether it did.
+    /// Evicts or spills unleased segments one by one, in the order of eviction, until `enough` returns true. Without others,
+    /// queues of versions give theirs up. Returns whether there is enough.
     ///
     /// # Errors
     /// The first error of spilling, when there is not enough without that segment.
     pub fn shed_until(&self, enough: &mut dyn FnMut() -> bool) -> Result<bool> {
-        let mut outcome = Ok(false);
-        self.with_unleased(&mut |candidates| outcome = self.shed(candidates, enough, true));
-        outcome
+        loop {
+            let mut outcome = Ok(false);
+            self.with_unleased(&mut |candidates| outcome = self.shed(candidates, enough, true));
+            if !matches!(outcome, Ok(false)) || !self.queues.give_up() {
+                return outcome;
+            }
+        }
     }
 
     /// Calls `work` with the unleased candidates in the order of eviction, while no other thread makes room.

@@ -1,5 +1,6 @@
 //! The log of changes of names, for callers that wait for them. It keeps the latest change of each name, up to a limit.
 
+use super::version_queue::{Polled, VersionQueue};
 use crate::{ChangePosition, NameChange, NameChanges, NameFilter, TensorId};
 use cotensor_core::sync::lock;
 use std::collections::{BTreeMap, HashMap};
@@ -64,7 +65,7 @@ impl ChangeLog {
     /// The changes after `since`, as soon as there is one. Ready at once without `since`.
     pub(crate) fn wait(self: &Arc<Self>, filter: NameFilter, since: Option<ChangePosition>) -> ChangesFuture {
         self.watched.store(true, Ordering::SeqCst);
-        ChangesFuture { log: Arc::clone(self), filter, since, waiter: None }
+        ChangesFuture(Wait::Log { log: Arc::clone(self), filter, since, waiter: None })
     }
 }
 
@@ -90,7 +91,7 @@ impl State {
     /// The changes after `since`; `None` when there are none.
     fn after(&self, log: u64, filter: &NameFilter, since: Option<ChangePosition>) -> Option<NameChanges> {
         let position = ChangePosition { log, number: self.latest };
-        let none = |incomplete| NameChanges { position, changes: Vec::new(), incomplete };
+        let none = |incomplete| NameChanges { position, changes: Vec::new(), incomplete, dropped: 0 };
         let Some(since) = since else { return Some(none(false)) };
         if since.log != log || since.number < self.forgotten || since.number > self.latest {
             return Some(none(true));
@@ -107,7 +108,7 @@ impl State {
             }
         }
         let position = ChangePosition { log, number };
-        (!changes.is_empty()).then_some(NameChanges { position, changes, incomplete: false })
+        (!changes.is_empty()).then_some(NameChanges { position, changes, incomplete: false, dropped: 0 })
     }
 
     fn position(&self, log: u64) -> ChangePosition {
@@ -117,20 +118,47 @@ impl State {
 
 /// A wait for changes of names.
 #[must_use]
-pub struct ChangesFuture {
-    log: Arc<ChangeLog>,
-    filter: NameFilter,
-    since: Option<ChangePosition>,
-    /// The number under which the log knows this wait.
-    waiter: Option<u64>,
+pub struct ChangesFuture(Wait);
+
+enum Wait {
+    Log {
+        log: Arc<ChangeLog>,
+        filter: NameFilter,
+        since: Option<ChangePosition>,
+        /// The number under which the log knows this wait.
+        waiter: Option<u64>,
+    },
+    Queue {
+        queue: Arc<VersionQueue>,
+        /// The number of the last change that the reader has read.
+        since: u64,
+        /// The number under which the queue knows this wait.
+        waiter: Option<u64>,
+    },
+    /// The answer is known.
+    Known(NameChanges),
 }
 
 impl ChangesFuture {
+    /// The next changes of a queue.
+    pub(super) fn of_queue(queue: Arc<VersionQueue>, since: u64) -> Self {
+        Self(Wait::Queue { queue, since, waiter: None })
+    }
+
+    /// No change: the position of a new queue, or with `incomplete` of one that has ended.
+    pub fn known(position: ChangePosition, incomplete: bool) -> Self {
+        Self(Wait::Known(NameChanges { position, changes: Vec::new(), incomplete, dropped: 0 }))
+    }
+
     /// No change, and the current position: the answer when the wait ends first.
     #[must_use]
     pub fn nothing(&self) -> NameChanges {
-        let position = self.since.unwrap_or_else(|| lock(&self.log.state).position(self.log.id));
-        NameChanges { position, changes: Vec::new(), incomplete: false }
+        let position = match &self.0 {
+            Wait::Log { log, since, .. } => since.unwrap_or_else(|| lock(&log.state).position(log.id)),
+            Wait::Queue { queue, since, .. } => ChangePosition { number: *since, ..queue.start() },
+            Wait::Known(changes) => changes.position,
+        };
+        NameChanges { position, changes: Vec::new(), incomplete: false, dropped: 0 }
     }
 }
 
@@ -138,26 +166,40 @@ impl Future for ChangesFuture {
     type Output = NameChanges;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<NameChanges> {
-        let this = &mut *self;
-        let mut state = lock(&this.log.state);
-        if let Some(changes) = state.after(this.log.id, &this.filter, this.since) {
-            return Poll::Ready(changes);
+        match &mut self.0 {
+            Wait::Log { log, filter, since, waiter } => {
+                let mut state = lock(&log.state);
+                if let Some(changes) = state.after(log.id, filter, *since) {
+                    return Poll::Ready(changes);
+                }
+                // None of the changes so far is selected, so the log may forget them.
+                *since = Some(state.position(log.id));
+                let number = *waiter.get_or_insert_with(|| {
+                    state.next_waiter += 1;
+                    state.next_waiter
+                });
+                state.waiters.insert(number, (filter.clone(), context.waker().clone()));
+                Poll::Pending
+            }
+            Wait::Queue { queue, since, waiter } => match queue.poll(*since, waiter, context.waker()) {
+                Polled::Changes(changes) => Poll::Ready(changes),
+                Polled::Nothing => Poll::Pending,
+                Polled::Ended => {
+                    let position = ChangePosition { number: *since, ..queue.start() };
+                    Poll::Ready(NameChanges { position, changes: Vec::new(), incomplete: true, dropped: 0 })
+                }
+            },
+            Wait::Known(changes) => Poll::Ready(changes.clone()),
         }
-        // None of the changes so far is selected, so the log may forget them.
-        this.since = Some(state.position(this.log.id));
-        let number = *this.waiter.get_or_insert_with(|| {
-            state.next_waiter += 1;
-            state.next_waiter
-        });
-        state.waiters.insert(number, (this.filter.clone(), context.waker().clone()));
-        Poll::Pending
     }
 }
 
 impl Drop for ChangesFuture {
     fn drop(&mut self) {
-        if let Some(number) = self.waiter {
-            lock(&self.log.state).waiters.remove(&number);
+        match &self.0 {
+            Wait::Log { log, waiter: Some(number), .. } => drop(lock(&log.state).waiters.remove(number)),
+            Wait::Queue { queue, waiter: Some(number), .. } => queue.end_wait(*number),
+            _ => {}
         }
     }
 }

@@ -1,8 +1,13 @@
 //! Listing and watching names in a store of this process.
 
-use crate::names::ChangesFuture;
-use crate::{ChangePosition, EmbeddedStore, NameChanges, NameFilter, NameStore, NamedVersion, TensorId};
+use crate::backend::Budget;
+use crate::names::{ChangesFuture, Unqueued};
+use crate::{
+    ChangePosition, EmbeddedStore, EveryVersion, Holder, Lease, NameChanges, NameFilter, NameStore, NamedVersion,
+    TensorId, TensorStore,
+};
 use cotensor_core::Result;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl EmbeddedStore {
@@ -10,6 +15,42 @@ impl EmbeddedStore {
     /// `since`, with the current position.
     pub fn watch_names(&self, filter: NameFilter, since: Option<ChangePosition>) -> ChangesFuture {
         self.changes.wait(filter, since)
+    }
+
+    /// Opens a queue of every version, whose leases are those of `holder` and charged to `own`. Returns the position before its first change.
+    /// [`end_versions`](NameStore::end_versions) ends it.
+    ///
+    /// # Errors
+    /// `Invalid` for limits out of their ranges.
+    pub fn open_versions(
+        &self,
+        every: EveryVersion,
+        holder: &Holder,
+        own: Option<Arc<Budget>>,
+    ) -> Result<ChangePosition> {
+        every.check()?;
+        let queue = self.queues.open(every, holder.clone(), own);
+        if queue.every().existing {
+            // A queue drops what it has no room for.
+            let mut unqueued = Unqueued::default();
+            self.names.each_newest(&queue.every().filter, |name, id, record| {
+                queue.add_existing(name, id, record, &mut unqueued);
+            });
+        }
+        Ok(queue.start())
+    }
+
+    /// The oldest lease of the queue of these positions, which gives it up: its reader needs the bytes for another lease.
+    pub fn give_up_version(&self, position: ChangePosition) -> Option<Lease> {
+        self.queues.give_up_oldest(position.log)
+    }
+
+    /// The changes of a queue after `since`, as soon as there is one. Ready at once, and incomplete, when the queue has ended.
+    pub fn await_versions(&self, since: ChangePosition) -> ChangesFuture {
+        match self.queues.find(since.log) {
+            Some(queue) => ChangesFuture::of_queue(queue, since.number),
+            None => ChangesFuture::known(since, true),
+        }
     }
 }
 
@@ -39,6 +80,24 @@ impl NameStore for EmbeddedStore {
         keep_waiting: &dyn Fn() -> bool,
     ) -> Result<NameChanges> {
         Ok(block_on(self.watch_names(filter.clone(), since), wait, keep_waiting))
+    }
+
+    fn versions(
+        &self,
+        every: &EveryVersion,
+        since: Option<ChangePosition>,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges> {
+        let future = match since {
+            Some(since) => self.await_versions(since),
+            None => ChangesFuture::known(self.open_versions(every.clone(), &self.holder("watch"), None)?, false),
+        };
+        Ok(block_on(future, wait, keep_waiting))
+    }
+
+    fn end_versions(&self, position: ChangePosition) {
+        self.queues.end(position.log);
     }
 }
 

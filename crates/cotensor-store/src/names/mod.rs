@@ -4,10 +4,12 @@ mod changes;
 mod listing;
 mod spilled;
 mod table;
+mod version_queue;
 mod version_words;
 
 pub(crate) use changes::ChangeLog;
 pub use changes::ChangesFuture;
 pub(crate) use spilled::SpillOutcome;
 pub(crate) use table::{Names, RestoredVersion, SHARDS, Superseded};
+pub(crate) use version_queue::{Unqueued, VersionQueues};
 pub use version_words::{VersionWord, VersionWords, WordTable};

@@ -1,8 +1,8 @@
 //! The table of names. Every lookup comes here, so it is sharded: no lock and no counter is common to all names.
 
-use crate::TensorId;
 use crate::leases::{Record, VersionState};
 use crate::spill::{Location, SpilledSet};
+use crate::{NameFilter, TensorId};
 use cotensor_core::sync;
 use cotensor_core::{Error, ErrorKind, Result};
 use hashbrown::HashTable;
@@ -276,6 +276,25 @@ impl Names {
             for entry in self.lock(index).entries.iter().filter(|entry| entry.name.starts_with(prefix)) {
                 if let Some(id) = entry.newest() {
                     each(&entry.name, id);
+                }
+            }
+        }
+    }
+
+    /// Calls `each` with every name that `filter` selects, its newest version, and the version's record unless it is spilled, in no order. A
+    /// part of the names is locked meanwhile.
+    pub(crate) fn each_newest(&self, filter: &NameFilter, mut each: impl FnMut(&str, TensorId, Option<&Arc<Record>>)) {
+        let shards = match filter {
+            NameFilter::Name(name) => {
+                let index = self.locate(name).0;
+                index..index + 1
+            }
+            NameFilter::Prefix(_) => 0..self.shards.len(),
+        };
+        for index in shards {
+            for entry in self.lock(index).entries.iter().filter(|entry| filter.selects(&entry.name)) {
+                if let Some(id) = entry.newest() {
+                    each(&entry.name, id, entry.current.as_ref());
                 }
             }
         }

@@ -5,7 +5,7 @@ use crate::EmbeddedStore;
 use crate::backend::LeaseBackend;
 use crate::budget::SpilledCharge;
 use crate::eviction::Candidate;
-use crate::names::SpillOutcome;
+use crate::names::{SpillOutcome, Unqueued};
 use crate::types::CopyReason;
 use cotensor_core::{HeapMemory, Memory, Result, Segment};
 use std::sync::Arc;
@@ -64,11 +64,12 @@ impl EmbeddedStore {
             {
                 state.results().insert(*key, results);
             }
+            let mut unqueued = Unqueued::default();
             self.names.spill(record, &spilled_set, |outcome| match outcome {
                 SpillOutcome::Spilled => self.notify(|observer| observer.on_spill(record, &*spilled)),
                 SpillOutcome::Removed { was_newest } => {
                     if was_newest {
-                        self.changes.record(record.name(), None);
+                        unqueued = self.record_change(record.name(), None);
                     }
                     if let Some(key) = &record.key() {
                         state.results().remove(key);
@@ -76,6 +77,7 @@ impl EmbeddedStore {
                     self.notify(|observer| observer.on_free(record));
                 }
             });
+            drop(unqueued);
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
             }

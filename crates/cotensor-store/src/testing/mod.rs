@@ -9,6 +9,7 @@ mod names;
 mod room;
 mod suite;
 mod tensors;
+mod versions;
 mod work;
 
 pub use devices::device_conformance;

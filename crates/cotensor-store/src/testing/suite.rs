@@ -1,7 +1,7 @@
 //! The conformance suite of stores.
 
 use super::fixtures::OpenStore;
-use super::{groups, names, room, tensors, work};
+use super::{groups, names, room, tensors, versions, work};
 
 type Check = fn(&dyn Fn(u64) -> OpenStore);
 
@@ -12,7 +12,7 @@ type Check = fn(&dyn Fn(u64) -> OpenStore);
 /// # Panics
 /// When the store breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
-    let all: [(&str, Check); 24] = [
+    let all: [(&str, Check); 28] = [
         ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
         ("many tensors are published and leased together", tensors::many_tensors_are_published_and_leased_together),
         ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),
@@ -27,6 +27,10 @@ pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
         ("names are listed in order", names::names_are_listed_in_order),
         ("changes of names reach waiting callers", names::changes_of_names_reach_waiting_callers),
         ("changes are filtered and coalesced", names::changes_are_filtered_and_coalesced),
+        ("every version is seen in order", versions::every_version_is_seen_in_order),
+        ("slow reader of every version counts drops", versions::slow_reader_of_every_version_counts_drops),
+        ("existing versions and removals are queued", versions::existing_versions_and_removals_are_queued),
+        ("queued versions are given up for memory", versions::queued_versions_are_given_up_for_memory),
         ("budget is enforced and error names holders", room::budget_is_enforced_and_error_names_holders),
         ("cheapest tensor is evicted first", room::cheapest_tensor_is_evicted_first),
         ("reports count tensors copies and lookups", room::reports_count_tensors_copies_and_lookups),

@@ -17,7 +17,7 @@ pub use copy_reason::CopyReason;
 pub use holder::Holder;
 pub(crate) use members::member_layout;
 pub use members::{MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, Member, Members};
-pub use names::{ChangePosition, NameChange, NameChanges, NameFilter, NamedVersion};
+pub use names::{ChangePosition, EveryVersion, NameChange, NameChanges, NameFilter, NamedVersion};
 pub use report::{
     Copies, DeviceStats, Diagnostics, KeptTensors, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo,
 };

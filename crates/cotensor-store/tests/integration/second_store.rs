@@ -174,6 +174,18 @@ impl NameStore for Client {
     ) -> Result<NameChanges> {
         self.daemon.changes(filter, since, wait, keep_waiting)
     }
+    fn versions(
+        &self,
+        every: &EveryVersion,
+        since: Option<ChangePosition>,
+        wait: Duration,
+        keep_waiting: &dyn Fn() -> bool,
+    ) -> Result<NameChanges> {
+        self.daemon.versions(every, since, wait, keep_waiting)
+    }
+    fn end_versions(&self, position: ChangePosition) {
+        self.daemon.end_versions(position);
+    }
 }
 
 impl ComputationStore for Client {
