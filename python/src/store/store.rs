@@ -245,6 +245,15 @@ impl Store {
         Ok((endpoint.socket, endpoint.pid))
     }
 
+    /// Lets the daemon's process that runs models use onnxruntime of this installation, if this installation has it. Once for each session
+    /// with a daemon; does nothing otherwise.
+    fn offer_library(&self, py: Python<'_>) -> PyResult<()> {
+        if let (Backend::Client(store), Some(library)) = (self.backend(py)?, cotensor::model::engine::installed_library()) {
+            py.detach(|| store.offer_library(library));
+        }
+        Ok(())
+    }
+
     /// Turns the daemon's HTTP on, at ``port`` of 127.0.0.1, unless it is on already. Returns its address and the file of its
     /// token. Without a port it is 2537 + ``RANK``, or a free one if another program has that one; 0 means a free one.
     #[pyo3(signature = (port=None))]
