@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator, Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -175,7 +176,7 @@ class Store:
         holder: Optional[str] = None,
         kind: Optional[str] = None,
         producer: Optional[str] = None,
-        keep: bool = True,
+        keep: Union[bool, float, timedelta] = True,
         recompute_seconds: float = 0.0,
         provenance: Optional[str] = None,
         metadata: Optional[dict[str, Any]] = None,
@@ -190,7 +191,7 @@ class Store:
         holder: Optional[str] = None,
         kind: Optional[str] = None,
         producer: Optional[str] = None,
-        keep: bool = True,
+        keep: Union[bool, float, timedelta] = True,
         recompute_seconds: float = 0.0,
         provenance: Optional[str] = None,
         metadata: Optional[dict[str, Any]] = None,
@@ -205,7 +206,7 @@ class Store:
         holder: Optional[str] = None,
         kind: Optional[str] = None,
         producer: Optional[str] = None,
-        keep: bool = True,
+        keep: Union[bool, float, timedelta] = True,
         recompute_seconds: float = 0.0,
         provenance: Optional[str] = None,
         metadata: Optional[dict[str, Any]] = None,

@@ -10,7 +10,7 @@ use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
 use super::report::report;
 use super::tensor::Tensor;
-use crate::args;
+use crate::args::{self, Kept};
 use crate::command::daemon;
 use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
@@ -248,7 +248,9 @@ impl Store {
     /// Lets the daemon's process that runs models use onnxruntime of this installation, if this installation has it. Once for each session
     /// with a daemon; does nothing otherwise.
     fn offer_library(&self, py: Python<'_>) -> PyResult<()> {
-        if let (Backend::Client(store), Some(library)) = (self.backend(py)?, cotensor::model::engine::installed_library()) {
+        if let (Backend::Client(store), Some(library)) =
+            (self.backend(py)?, cotensor::model::engine::installed_library())
+        {
             py.detach(|| store.offer_library(library));
         }
         Ok(())
@@ -312,11 +314,12 @@ impl Store {
     /// leases of the earlier version stay valid.
     ///
     /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of
-    /// few ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease.
+    /// few ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease. A number of seconds, or a
+    /// ``datetime.timedelta``, keeps it for that long after its last lease at most; each new lease ends the time.
     /// ``metadata`` is a small dict with values of JSON, which readers find in :attr:`Tensor.metadata`. ``from_device``
     /// permits an array on a device, which is copied to the host first. With ``sealed``, and for weights, this process cannot
     /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again.
-    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false))]
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
         &self,
@@ -326,7 +329,7 @@ impl Store {
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
         #[pyo3(from_py_with = args::kind)] kind: Option<String>,
         #[pyo3(from_py_with = args::producer)] producer: Option<String>,
-        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::kept)] keep: Kept,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,
@@ -349,7 +352,7 @@ impl Store {
     /// Publishes ``arrays``, a mapping of names to arrays, under the one ``name``, with one counted copy of each. They
     /// are leased, versioned and freed together: ``tensor["codes"]`` is a view of a member, and
     /// :meth:`Tensor.members` returns all. Options as for :meth:`put`.
-    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false))]
+    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put_group(
         &self,
@@ -359,7 +362,7 @@ impl Store {
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
         #[pyo3(from_py_with = args::kind)] kind: Option<String>,
         #[pyo3(from_py_with = args::producer)] producer: Option<String>,
-        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::kept)] keep: Kept,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,
@@ -370,7 +373,7 @@ impl Store {
     }
 
     /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.
-    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None))]
+    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn empty(
         &self,
@@ -381,7 +384,7 @@ impl Store {
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
         #[pyo3(from_py_with = args::kind)] kind: Option<String>,
         #[pyo3(from_py_with = args::producer)] producer: Option<String>,
-        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::kept)] keep: Kept,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,

@@ -78,6 +78,7 @@ impl EmbeddedStore {
         holder: &Holder,
     ) -> Result<Lease> {
         let name = spec.name.clone();
+        self.free_due();
         let created = self.clock.now();
         let backend: Weak<dyn StoreBackend> = self.me.clone();
         let (record, superseded) = self.names.publish(&name, |id| {
@@ -159,6 +160,10 @@ impl LeaseBackend for EmbeddedStore {
         if record.close() {
             self.free_closed(std::slice::from_ref(record));
         }
+    }
+
+    fn left(&self, record: &Arc<Record>) {
+        self.count_age(record);
     }
 
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
