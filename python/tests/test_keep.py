@@ -34,7 +34,7 @@ def test_store_in_the_process_frees_kept_tensors_when_it_publishes() -> None:
     until(lambda: store.put("other", np.zeros(4)).version > 1 and "moment" not in store)
 
 
-@pytest.mark.parametrize("keep", [0, -1, float("nan"), float("inf"), datetime.timedelta(0), datetime.timedelta(-1), "10min", None])
+@pytest.mark.parametrize("keep", [0, -1, float("nan"), float("inf"), datetime.timedelta(-1), "10min", None])
 def test_times_that_are_none_are_refused(store: cotensor.Store, keep: Any) -> None:
     with pytest.raises(cotensor.InvalidError, match="keep.*timedelta"):
         store.put("x", np.zeros(4), keep=keep)

@@ -245,14 +245,10 @@ impl Store {
         Ok((endpoint.socket, endpoint.pid))
     }
 
-    /// Lets the daemon's process that runs models use onnxruntime of this installation, if this installation has it. Once for each session
-    /// with a daemon; does nothing otherwise.
+    /// Lets the daemon's process that runs models use onnxruntime of this installation, if it has that. Does something once for each session.
     fn offer_library(&self, py: Python<'_>) -> PyResult<()> {
-        if let (Backend::Client(store), Some(library)) =
-            (self.backend(py)?, cotensor::model::engine::installed_library())
-        {
-            py.detach(|| store.offer_library(library));
-        }
+        let backend = self.backend(py)?;
+        py.detach(|| backend.offer_library());
         Ok(())
     }
 
@@ -313,9 +309,9 @@ impl Store {
     /// Publishes an array under ``name``, with one counted copy for any strides. Publishing again makes a new version;
     /// leases of the earlier version stay valid.
     ///
-    /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of
-    /// few ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease. A number of seconds, or a
-    /// ``datetime.timedelta``, keeps it for that long after its last lease at most; each new lease ends the time.
+    /// With ``keep``, the tensor stays without leases until it is removed or evicted; with a number of seconds or a ``datetime.timedelta``,
+    /// for that long after its last lease at most. Without ``keep``, it is freed with its last lease. Eviction starts with tensors of few
+    /// ``recompute_seconds`` per byte.
     /// ``metadata`` is a small dict with values of JSON, which readers find in :attr:`Tensor.metadata`. ``from_device``
     /// permits an array on a device, which is copied to the host first. With ``sealed``, and for weights, this process cannot
     /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again.

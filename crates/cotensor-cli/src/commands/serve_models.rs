@@ -5,7 +5,7 @@ use super::connection::connect;
 use super::local::client_cache;
 use crate::args::ServeModelsArgs;
 use crate::launch::Program;
-use crate::output::{json_line, report, write_out};
+use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
@@ -32,9 +32,9 @@ const GROWTH_MAX_BYTES: u64 = 256 << 20;
 #[derive(Serialize)]
 struct Started {
     pid: u32,
-    functions: Vec<String>,
     /// The daemon shows it to its clients.
     engine: EngineInfo,
+    functions: Vec<String>,
 }
 
 pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<()> {
@@ -68,8 +68,7 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     let own = offered.into_iter().filter(|found| found.provider.epoch == provider.epoch());
     let functions: Vec<String> = own.map(|found| found.function.name).collect();
     if args.client.json {
-        // One line, which the daemon reads.
-        write_out(&json_line(&Started { pid: std::process::id(), functions, engine })?)?;
+        print_json(&Started { pid: std::process::id(), engine, functions })?;
     } else {
         report(&format!(
             "offering {} on {} {}; SIGTERM or Ctrl-C ends it",

@@ -21,13 +21,13 @@ const PATH: &str = "/engine";
 const TIMEOUT: Duration = Duration::from_secs(15);
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// The engine in the line that the process prints when it is ready. None for a process that does not state it.
-pub(super) fn of_ready_line(line: &[u8]) -> Option<ModelEngine> {
+/// The engine in the JSON object that the process prints when it is ready. None for a process that does not state it.
+pub(super) fn of_ready_text(text: &[u8]) -> Option<ModelEngine> {
     #[derive(Deserialize)]
     struct Ready {
         engine: ModelEngine,
     }
-    serde_json::from_slice::<Ready>(line).ok().map(|ready| ready.engine)
+    serde_json::from_slice::<Ready>(text).ok().map(|ready| ready.engine)
 }
 
 /// Names libraries to the process, which loads the best one if it has no fast engine. Returns the engine.

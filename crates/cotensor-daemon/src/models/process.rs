@@ -1,7 +1,7 @@
 //! One model process: its start, its end and the connections to it.
 
 use super::config::ModelsConfig;
-use super::engine::of_ready_line;
+use super::engine::of_ready_text;
 use crate::supervisor::Image;
 use cotensor_client::protocol::ModelEngine;
 use cotensor_core::sync::lock;
@@ -20,7 +20,7 @@ use tokio::sync::watch;
 pub(super) const V1_FLAG: &str = "--v1";
 /// The argument before the path of a library of the fast engine.
 const LIBRARY_FLAG: &str = "--library";
-/// The most bytes of the line of a process that is ready.
+/// The most bytes of the text of a process that is ready.
 const READY_BYTES_MAX: usize = 64 << 10;
 /// The time for the process to end after SIGTERM when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
@@ -70,8 +70,8 @@ impl ModelProcess {
             ready = tokio::time::timeout(config.start_timeout, is_ready(&mut stdout)) => ready,
             _ = stop.wait_for(|&stop| stop) => return Err(stopping()),
         };
-        let line = match ready {
-            Ok(Ok(Some(line))) => line,
+        let text = match ready {
+            Ok(Ok(Some(text))) => text,
             Ok(Ok(None)) => {
                 let status = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await;
                 let status = status.ok().and_then(std::result::Result::ok);
@@ -90,7 +90,7 @@ impl ModelProcess {
         };
         tracing::info!("the model process {pid} is ready");
         let (end, ended) = watch::channel(None);
-        let engine = Mutex::new(of_ready_line(&line));
+        let engine = Mutex::new(of_ready_text(&text));
         let process = Self { pid, path, engine, since: Instant::now(), ended };
         let file = process.path.clone();
         let stopped = stays_stopped(pid, config.stopped_timeout);
@@ -138,23 +138,26 @@ pub(super) fn stopping() -> Error {
     Error::new(ErrorKind::Unreachable, "the daemon is stopping")
 }
 
-/// Waits until the process writes a line to its standard output. None when it closes it before. A line that is too long is cut off.
+/// Waits until the process writes a line to its standard output, or all lines of a JSON object. None when it closes it before. A text that
+/// is too long is cut off.
 async fn is_ready(stdout: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Option<Vec<u8>>> {
-    let (mut line, mut part) = (Vec::new(), [0; 4096]);
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
     loop {
         let bytes = stdout.read(&mut part).await?;
-        line.extend_from_slice(&part[..bytes]);
-        if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
-            line.truncate(end);
-            return Ok(Some(line));
+        text.extend_from_slice(&part[..bytes]);
+        let is_object = text.starts_with(b"{");
+        let is_whole = if is_object { is_json(&text) } else { text.contains(&b'\n') };
+        if is_whole || text.len() > READY_BYTES_MAX {
+            return Ok(Some(text));
         }
         if bytes == 0 {
             return Ok(None);
         }
-        if line.len() > READY_BYTES_MAX {
-            return Ok(Some(line));
-        }
     }
+}
+
+fn is_json(text: &[u8]) -> bool {
+    serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 /// Returns when a process has been stopped for `timeout`. The process is observed, not a clock: if this process is stopped as well, the
