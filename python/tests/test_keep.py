@@ -28,10 +28,8 @@ def test_tensor_that_is_kept_for_a_time_is_freed_by_the_daemon(daemon: Daemon, t
 
 def test_store_in_the_process_frees_kept_tensors_when_it_publishes() -> None:
     store = cotensor.Store()
-    with store.empty("moment", 4, keep=datetime.timedelta(microseconds=1)) as builder:
-        tensor = builder.publish()
-    tensor.release()
-    until(lambda: store.put("other", np.zeros(4)).version > 1 and "moment" not in store)
+    store.put("moment", np.zeros(4), keep=datetime.timedelta(microseconds=1)).release()
+    until(lambda: store.put("other", np.zeros(4)).version > 0 and "moment" not in store)
 
 
 @pytest.mark.parametrize("keep", [0, -1, float("nan"), float("inf"), datetime.timedelta(-1), "10min", None])

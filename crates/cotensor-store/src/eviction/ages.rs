@@ -106,7 +106,7 @@ impl EmbeddedStore {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use crate::{EmbeddedStore, Lease, ManualClock, Retention, TensorSpec, TensorStore};
+    use crate::{EmbeddedStore, ManualClock, Retention, TensorSpec, TensorStore};
     use cotensor_core::DType;
     use std::sync::Arc;
     use std::time::Duration;
@@ -114,22 +114,22 @@ mod tests {
     const AGE: Duration = Duration::from_secs(600);
     const MOMENT: Duration = Duration::from_nanos(1);
 
-    fn put(store: &EmbeddedStore, name: &str, age: Option<Duration>) -> Lease {
+    fn spec(name: &str, age: Option<Duration>) -> TensorSpec {
         let retention = Retention::Cached { recompute: Duration::ZERO };
-        let spec = TensorSpec { retention, keep_for: age, ..TensorSpec::new(name, DType::U8, &[4]) };
-        store.reserve(spec, &store.holder("h")).unwrap().publish().unwrap()
+        TensorSpec { retention, keep_for: age, ..TensorSpec::new(name, DType::U8, &[4]) }
     }
 
     #[test]
     fn tensor_is_freed_when_it_had_no_lease_for_its_time() {
         let clock = Arc::new(ManualClock::default());
         let store = EmbeddedStore::builder().clock(Arc::clone(&clock) as Arc<_>).build();
+        let put = |name: &str, age| store.reserve(spec(name, age), &store.holder("h")).unwrap().publish().unwrap();
         let (aged, id) = {
-            let lease = put(&store, "aged", Some(AGE));
+            let lease = put("aged", Some(AGE));
             let id = lease.id();
             (lease, id)
         };
-        let other = put(&store, "kept", None).id();
+        let other = put("kept", None).id();
         clock.advance(10 * AGE);
         assert_eq!((store.free_due(), store.freed_in(id)), (None, None), "it is leased");
         drop(aged);
@@ -154,14 +154,15 @@ mod tests {
     fn publishing_frees_what_is_due_and_a_new_version_has_a_time_of_its_own() {
         let clock = Arc::new(ManualClock::default());
         let store = EmbeddedStore::builder().clock(Arc::clone(&clock) as Arc<_>).build();
-        let first = put(&store, "x", Some(AGE)).id();
+        let put = |name: &str, age| store.reserve(spec(name, age), &store.holder("h")).unwrap().publish().unwrap();
+        let first = put("x", Some(AGE)).id();
         clock.advance(AGE / 2);
-        let second = put(&store, "x", Some(AGE)).id();
+        let second = put("x", Some(AGE)).id();
         clock.advance(AGE / 2);
         store.free_due();
         assert!(!store.has(first) && store.has(second));
         clock.advance(AGE);
-        drop(put(&store, "y", None));
+        drop(put("y", None));
         assert!(!store.has(second));
     }
 }
