@@ -315,7 +315,7 @@ impl Store {
     /// ``metadata`` is a small dict with values of JSON, which readers find in :attr:`Tensor.metadata`. ``from_device``
     /// permits an array on a device, which is copied to the host first. With ``sealed``, and for weights, this process cannot
     /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again.
-    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false))]
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false), text_signature = "($self, name, array, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, from_device=False, sealed=False)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
         &self,
@@ -348,7 +348,7 @@ impl Store {
     /// Publishes ``arrays``, a mapping of names to arrays, under the one ``name``, with one counted copy of each. They
     /// are leased, versioned and freed together: ``tensor["codes"]`` is a view of a member, and
     /// :meth:`Tensor.members` returns all. Options as for :meth:`put`.
-    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false))]
+    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false), text_signature = "($self, name, arrays, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, from_device=False)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put_group(
         &self,
@@ -369,7 +369,7 @@ impl Store {
     }
 
     /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.
-    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None))]
+    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None), text_signature = "($self, name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn empty(
         &self,
