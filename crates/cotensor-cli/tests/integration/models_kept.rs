@@ -53,7 +53,7 @@ fn weights_have_the_names_of_their_parameters() {
 /// A daemon of an installation without onnxruntime.
 fn without_onnxruntime() -> Daemon {
     let mut daemon = Daemon::stopped();
-    daemon.serve_with(&[], |command| without_library(command));
+    daemon.serve_with(&[], without_library);
     daemon
 }
 
