@@ -1,40 +1,38 @@
-//! Tensors that stay for a time after their last lease.
+//! The times of tensors that stay for a time after their last lease.
 
-use crate::embedded::EmbeddedStore;
-use crate::leases::Record;
-use crate::{TensorId, TensorSpec, TensorStore};
+use crate::TensorId;
 use cotensor_core::sync::lock;
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// When tensors without leases are freed. A tensor that has leases again may be listed: it is looked at when its time has passed, and its
 /// last lease counts anew.
 #[derive(Default)]
 pub(crate) struct Ages {
-    due: Mutex<BTreeMap<TensorId, Due>>,
+    pub(super) due: Mutex<BTreeMap<TensorId, Due>>,
     /// The number of tensors in `due`.
     count: AtomicU64,
     /// Since when restored tensors had no lease in the store before.
-    restored: Mutex<BTreeMap<TensorId, Duration>>,
+    pub(super) restored: Mutex<BTreeMap<TensorId, Duration>>,
 }
 
-struct Due {
-    at: Duration,
+pub(super) struct Due {
+    pub(super) at: Duration,
     /// The name, for a tensor that was spilled meanwhile.
-    name: Box<str>,
+    pub(super) name: Box<str>,
 }
 
 impl Ages {
-    fn set(&self, id: TensorId, at: Duration, name: &str) {
+    pub(super) fn set(&self, id: TensorId, at: Duration, name: &str) {
         let mut due = lock(&self.due);
         due.insert(id, Due { at, name: name.into() });
         self.count.store(due.len() as u64, Ordering::Relaxed);
     }
 
     /// Removes the tensors that are due, and returns them with the time of the next one.
-    fn take(&self, now: Duration) -> (Vec<(TensorId, Due)>, Option<Duration>) {
+    pub(super) fn take(&self, now: Duration) -> (Vec<(TensorId, Due)>, Option<Duration>) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return (Vec::new(), None);
         }
@@ -42,127 +40,5 @@ impl Ages {
         let taken = due.extract_if(.., |_, due| due.at <= now).collect();
         self.count.store(due.len() as u64, Ordering::Relaxed);
         (taken, due.values().map(|due| due.at).min())
-    }
-}
-
-impl EmbeddedStore {
-    /// Frees the tensors that have been without leases for the time of their [`keep_for`](crate::TensorSpec::keep_for), and returns the time
-    /// until the next one. Publishing does so too; a store whose tensors have to be freed at their time calls this then.
-    pub fn free_due(&self) -> Option<Duration> {
-        let now = self.clock.now();
-        let (due, next) = self.ages.take(now);
-        for (id, Due { name, .. }) in due {
-            match self.names.by_id(id, |record| Some(Arc::clone(record))) {
-                // Leased again: the end of the last lease counts.
-                Some(record) if !record.close() => {}
-                Some(record) => self.free_closed(&[record]),
-                // Spilled, or freed before.
-                None => drop(self.remove_version(&name, Some(id))),
-            }
-        }
-        next.map(|at| at.saturating_sub(now))
-    }
-
-    /// The time after which a tensor is freed; `None` while it has leases, and without such a time.
-    pub fn freed_in(&self, id: TensorId) -> Option<Duration> {
-        let at = lock(&self.ages.due).get(&id).map(|due| due.at)?;
-        let is_leased = self.names.by_id(id, |record| Some(!record.leases.is_empty()));
-        (is_leased != Some(true)).then(|| at.saturating_sub(self.clock.now()))
-    }
-
-    /// The time of a tensor begins: its last lease has ended. That of a restored tensor goes on, if no caller has used it since.
-    pub(crate) fn count_age(&self, record: &Record) {
-        let Some(time) = record.keep_for() else { return };
-        let restored = lock(&self.ages.restored).remove(&record.id());
-        let since = restored.filter(|_| record.last_used() == record.created()).unwrap_or_else(|| self.clock.now());
-        self.ages.set(record.id(), since.saturating_add(time), record.name());
-        self.notify(|observer| observer.on_left(record, since));
-    }
-
-    /// A tensor that is being restored had no lease since `since`, by a clock that both stores share.
-    pub(crate) fn restore_age(&self, id: TensorId, since: Option<Duration>) {
-        if let Some(since) = since {
-            lock(&self.ages.restored).insert(id, since.min(self.clock.now()));
-        }
-    }
-
-    /// A spilled tensor comes back: its time goes on, unless it is used.
-    pub(crate) fn continue_age(&self, id: TensorId, spec: &TensorSpec) {
-        let at = lock(&self.ages.due).get(&id).map(|due| due.at);
-        if let (Some(at), Some(time)) = (at, spec.keep_for) {
-            self.restore_age(id, Some(at.saturating_sub(time)));
-        }
-    }
-
-    /// The time of a spilled tensor of a former store goes on, or begins again.
-    pub(crate) fn count_age_of_spilled(&self, id: TensorId, spec: &TensorSpec) {
-        if let Some(time) = spec.keep_for {
-            let now = self.clock.now();
-            let since = lock(&self.ages.restored).remove(&id).unwrap_or(now);
-            self.ages.set(id, since.saturating_add(time), &spec.name);
-        }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use crate::{EmbeddedStore, ManualClock, Retention, TensorSpec, TensorStore};
-    use cotensor_core::DType;
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    const AGE: Duration = Duration::from_secs(600);
-    const MOMENT: Duration = Duration::from_nanos(1);
-
-    fn spec(name: &str, age: Option<Duration>) -> TensorSpec {
-        let retention = Retention::Cached { recompute: Duration::ZERO };
-        TensorSpec { retention, keep_for: age, ..TensorSpec::new(name, DType::U8, &[4]) }
-    }
-
-    #[test]
-    fn tensor_is_freed_when_it_had_no_lease_for_its_time() {
-        let clock = Arc::new(ManualClock::default());
-        let store = EmbeddedStore::builder().clock(Arc::clone(&clock) as Arc<_>).build();
-        let put = |name: &str, age| store.reserve(spec(name, age), &store.holder("h")).unwrap().publish().unwrap();
-        let (aged, id) = {
-            let lease = put("aged", Some(AGE));
-            let id = lease.id();
-            (lease, id)
-        };
-        let other = put("kept", None).id();
-        clock.advance(10 * AGE);
-        assert_eq!((store.free_due(), store.freed_in(id)), (None, None), "it is leased");
-        drop(aged);
-        assert_eq!(store.freed_in(id), Some(AGE));
-        clock.advance(AGE - MOMENT);
-        assert_eq!(store.free_due(), Some(MOMENT));
-        // A new lease ends the time, and the next one begins with its end.
-        let again = store.get("aged", &store.holder("h")).unwrap();
-        assert_eq!(store.freed_in(id), None);
-        clock.advance(AGE);
-        assert_eq!(store.free_due(), None);
-        drop(again);
-        clock.advance(AGE - MOMENT);
-        store.free_due();
-        assert!(store.has(id));
-        clock.advance(MOMENT);
-        assert_eq!((store.free_due(), store.has(id), store.has(other)), (None, false, true));
-        assert!(store.get("aged", &store.holder("h")).is_err());
-    }
-
-    #[test]
-    fn publishing_frees_what_is_due_and_a_new_version_has_a_time_of_its_own() {
-        let clock = Arc::new(ManualClock::default());
-        let store = EmbeddedStore::builder().clock(Arc::clone(&clock) as Arc<_>).build();
-        let put = |name: &str, age| store.reserve(spec(name, age), &store.holder("h")).unwrap().publish().unwrap();
-        let first = put("x", Some(AGE)).id();
-        clock.advance(AGE / 2);
-        let second = put("x", Some(AGE)).id();
-        clock.advance(AGE / 2);
-        store.free_due();
-        assert!(!store.has(first) && store.has(second));
-        clock.advance(AGE);
-        drop(put("y", None));
-        assert!(!store.has(second));
     }
 }

@@ -1,8 +1,9 @@
 //! Eviction. `candidates.rs` decides the order of tensors, `make_room.rs` evicts or spills them, `refusal.rs`
-//! names the holders of the others. `ages.rs` frees tensors whose time without leases has passed.
+//! names the holders of the others. `due.rs` frees tensors whose time without leases has passed.
 
 mod ages;
 mod candidates;
+mod due;
 mod make_room;
 mod refusal;
 
