@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator, Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -161,6 +162,7 @@ class Store:
     def epoch(self) -> Optional[int]: ...
     def listen_http(self, port: Optional[int] = None) -> tuple[str, Path]: ...
     def start_models(self) -> tuple[Path, int]: ...
+    def offer_library(self) -> None: ...
     @overload
     def get(self, name: str, *, holder: Optional[str] = None) -> Tensor: ...
     @overload
@@ -174,7 +176,7 @@ class Store:
         holder: Optional[str] = None,
         kind: Optional[str] = None,
         producer: Optional[str] = None,
-        keep: bool = True,
+        keep: Union[bool, float, timedelta] = True,
         recompute_seconds: float = 0.0,
         provenance: Optional[str] = None,
         metadata: Optional[dict[str, Any]] = None,
@@ -189,7 +191,7 @@ class Store:
         holder: Optional[str] = None,
         kind: Optional[str] = None,
         producer: Optional[str] = None,
-        keep: bool = True,
+        keep: Union[bool, float, timedelta] = True,
         recompute_seconds: float = 0.0,
         provenance: Optional[str] = None,
         metadata: Optional[dict[str, Any]] = None,
@@ -204,7 +206,7 @@ class Store:
         holder: Optional[str] = None,
         kind: Optional[str] = None,
         producer: Optional[str] = None,
-        keep: bool = True,
+        keep: Union[bool, float, timedelta] = True,
         recompute_seconds: float = 0.0,
         provenance: Optional[str] = None,
         metadata: Optional[dict[str, Any]] = None,

@@ -232,6 +232,8 @@ class Embedder(OtherNames):
             arguments["truncate"] = False
         if first:
             arguments["first_index"] = first
+        # The model process may have been started by an installation without the fast engine.
+        store.offer_library()
         try:
             result = self._functions.call(FUNCTION, kwargs=arguments)
         except (NotFoundError, IoError) as error:

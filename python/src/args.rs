@@ -4,6 +4,8 @@ use crate::errors::raise;
 use cotensor::Error;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
+use pyo3::types::PyDelta;
+use std::time::Duration;
 
 /// The longest `repr` that an error quotes.
 const QUOTED_CHARS_MAX: usize = 40;
@@ -28,6 +30,35 @@ macro_rules! arguments {
             }
         )*)*
     };
+}
+
+/// How long a tensor stays without holders: the argument `keep` of new tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Kept {
+    /// Until it is removed or evicted, or not at all.
+    Always(bool),
+    /// For this time at most.
+    For(Duration),
+}
+
+impl Kept {
+    /// The argument's default.
+    pub(crate) const DEFAULT: Self = Self::Always(true);
+}
+
+/// True or False, a number of seconds, or a `datetime.timedelta`.
+pub(crate) fn kept(value: &Bound<'_, PyAny>) -> PyResult<Kept> {
+    const NAME: &str = "keep";
+    const EXPECTED: &str = "True, False, or the time without holders: seconds above 0, or a timedelta";
+    if let Ok(keep) = value.extract::<bool>() {
+        return Ok(Kept::Always(keep));
+    }
+    let time = match value.cast::<PyDelta>() {
+        Ok(delta) => delta.extract::<Duration>().ok(),
+        Err(_) => Duration::try_from_secs_f64(convert(value, NAME, EXPECTED)?).ok(),
+    };
+    let wrong = || raise(value.py(), &Error::invalid(format!("pass {EXPECTED}")).in_field(NAME));
+    time.filter(|time| !time.is_zero()).map(Kept::For).ok_or_else(wrong)
 }
 
 arguments! {

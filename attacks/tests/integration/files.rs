@@ -40,6 +40,7 @@ fn put_as(name: &str) -> PublishOptions<'_> {
         kind: Kind::Other,
         producer: "attack",
         retention: Retention::Cached { recompute: Duration::ZERO },
+        keep_for: None,
     }
 }
 

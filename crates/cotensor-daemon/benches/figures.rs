@@ -216,6 +216,7 @@ fn put(store: &Arc<ClientStore>, name: &str, bytes: &[u8]) -> cotensor_store::Le
         producer: "bench".to_owned(),
         retention: Retention::WhileLeased,
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     };

@@ -24,6 +24,8 @@ const MODELS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 /// A daemon that clients cannot find, and that has no client, ends after it has found another daemon at its socket this
 /// many times in a row. A single check may find a daemon that is being refused.
 const MISPLACED_CHECKS: u32 = 3;
+/// The interval between two checks for tensors that were kept for their time.
+const DUE_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause after a connection could not be accepted.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -41,6 +43,8 @@ impl Daemon {
         // daemon.
         let (mut misplaced, mut conflicts) = (String::new(), 0);
         let mut outcome = Ok(());
+        let mut due = tokio::time::interval(DUE_INTERVAL);
+        due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut idle = IdleTimer::new(self.config.idle_exit);
         // Each connection's thread holds a permit.
         let open = Arc::new(Semaphore::new(self.config.connections_max));
@@ -78,6 +82,7 @@ impl Daemon {
                         }
                     }
                 }},
+                _ = due.tick() => drop(self.store.free_due()),
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         if let Err(error) = self.accept(stream, &open)

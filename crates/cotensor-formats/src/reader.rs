@@ -7,6 +7,7 @@ use crate::{column_major, npy, safetensors};
 use cotensor_core::{Error, Kind, Result};
 use cotensor_store::{CopyReason, Holder, Lease, Retention, Store, TensorSpec};
 use std::io::Read;
+use std::time::Duration;
 
 /// Reads the tensors of one file in order.
 pub struct TensorReader<R> {
@@ -100,6 +101,7 @@ impl<R: Read> TensorReader<R> {
             kind: options.kind,
             producer: options.producer.to_owned(),
             retention: options.retention,
+            keep_for: options.keep_for,
             ..TensorSpec::new(options.name, entry.dtype, &entry.shape)
         };
         let mut reservation = store.reserve(spec, holder)?;
@@ -124,4 +126,6 @@ pub struct PublishOptions<'a> {
     pub producer: &'a str,
     /// Whether the store keeps the tensor after its last lease.
     pub retention: Retention,
+    /// The longest time that the store keeps it then; `None` without a limit.
+    pub keep_for: Option<Duration>,
 }

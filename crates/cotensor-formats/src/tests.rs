@@ -11,6 +11,7 @@ fn put(name: &str) -> PublishOptions<'_> {
         kind: Kind::Other,
         producer: "test",
         retention: Retention::Cached { recompute: Duration::ZERO },
+        keep_for: None,
     }
 }
 

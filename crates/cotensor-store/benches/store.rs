@@ -26,6 +26,7 @@ fn spec(name: String) -> TensorSpec {
         producer: "bench".to_owned(),
         retention: Retention::Cached { recompute: Duration::from_millis(10) },
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     }

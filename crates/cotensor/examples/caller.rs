@@ -58,6 +58,7 @@ fn publish(store: &ClientStore, name: &str, numbers: &[f32]) -> cotensor::Result
         producer: "caller".to_owned(),
         retention: Retention::WhileLeased,
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     };

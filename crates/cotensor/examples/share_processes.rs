@@ -37,6 +37,7 @@ fn main() -> Result<()> {
         producer: "first".to_owned(),
         retention: Retention::WhileLeased,
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     };

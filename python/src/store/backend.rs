@@ -21,6 +21,13 @@ impl Backend {
         }
     }
 
+    /// Names onnxruntime of this installation to the daemon.
+    pub(super) fn offer_library(&self) {
+        if let (Self::Client(store), Some(library)) = (self, cotensor::model::engine::installed_library()) {
+            store.offer_library(library);
+        }
+    }
+
     pub(super) fn store(&self) -> Arc<dyn cotensor::Store> {
         match self {
             Backend::Embedded(store) => Arc::clone(store) as Arc<dyn cotensor::Store>,

@@ -1,6 +1,7 @@
 //! The options of a new tensor, common to `put` and `empty`.
 
 use super::holder::program;
+use crate::args::Kept;
 use crate::errors::{OrRaise, raise};
 use cotensor::{DType, Error, Kind};
 use cotensor_core::ContentHash;
@@ -15,7 +16,7 @@ pub(super) struct TensorOptions {
     pub(super) holder: Option<String>,
     pub(super) kind: Option<String>,
     pub(super) producer: Option<String>,
-    pub(super) keep: bool,
+    pub(super) keep: Kept,
     pub(super) recompute_seconds: f64,
     pub(super) provenance: Option<String>,
     pub(super) metadata: Option<Py<PyAny>>,
@@ -60,7 +61,14 @@ impl TensorOptions {
         Ok(TensorSpec {
             kind,
             producer: self.producer.clone().or_else(|| self.holder.clone()).unwrap_or_else(|| program(py)),
-            retention: if self.keep { Retention::Cached { recompute } } else { Retention::WhileLeased },
+            retention: match self.keep {
+                Kept::Always(false) => Retention::WhileLeased,
+                Kept::Always(true) | Kept::For(_) => Retention::Cached { recompute },
+            },
+            keep_for: match self.keep {
+                Kept::For(time) => Some(time),
+                Kept::Always(_) => None,
+            },
             provenance,
             metadata: self.metadata.as_ref().map(|metadata| encoded(metadata.bind(py))).transpose()?,
             ..TensorSpec::new(name, dtype, shape)

@@ -10,7 +10,7 @@ use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
 use super::report::report;
 use super::tensor::Tensor;
-use crate::args;
+use crate::args::{self, Kept};
 use crate::command::daemon;
 use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
@@ -245,6 +245,13 @@ impl Store {
         Ok((endpoint.socket, endpoint.pid))
     }
 
+    /// Lets the daemon's process that runs models use onnxruntime of this installation, if it has that. Does something once for each session.
+    fn offer_library(&self, py: Python<'_>) -> PyResult<()> {
+        let backend = self.backend(py)?;
+        py.detach(|| backend.offer_library());
+        Ok(())
+    }
+
     /// Turns the daemon's HTTP on, at ``port`` of 127.0.0.1, unless it is on already. Returns its address and the file of its
     /// token. Without a port it is 2537 + ``RANK``, or a free one if another program has that one; 0 means a free one.
     #[pyo3(signature = (port=None))]
@@ -302,12 +309,13 @@ impl Store {
     /// Publishes an array under ``name``, with one counted copy for any strides. Publishing again makes a new version;
     /// leases of the earlier version stay valid.
     ///
-    /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of
-    /// few ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease.
+    /// With ``keep``, the tensor stays without leases until it is removed or evicted; with a number of seconds or a ``datetime.timedelta``,
+    /// for that long after its last lease at most. Without ``keep``, it is freed with its last lease. Eviction starts with tensors of few
+    /// ``recompute_seconds`` per byte.
     /// ``metadata`` is a small dict with values of JSON, which readers find in :attr:`Tensor.metadata`. ``from_device``
     /// permits an array on a device, which is copied to the host first. With ``sealed``, and for weights, this process cannot
     /// write the bytes after publishing; otherwise tensors of up to 64 MiB lie in memory that it uses again.
-    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false))]
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false, sealed=false), text_signature = "($self, name, array, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, from_device=False, sealed=False)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put(
         &self,
@@ -317,7 +325,7 @@ impl Store {
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
         #[pyo3(from_py_with = args::kind)] kind: Option<String>,
         #[pyo3(from_py_with = args::producer)] producer: Option<String>,
-        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::kept)] keep: Kept,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,
@@ -340,7 +348,7 @@ impl Store {
     /// Publishes ``arrays``, a mapping of names to arrays, under the one ``name``, with one counted copy of each. They
     /// are leased, versioned and freed together: ``tensor["codes"]`` is a view of a member, and
     /// :meth:`Tensor.members` returns all. Options as for :meth:`put`.
-    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false))]
+    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None, from_device=false), text_signature = "($self, name, arrays, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None, from_device=False)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn put_group(
         &self,
@@ -350,7 +358,7 @@ impl Store {
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
         #[pyo3(from_py_with = args::kind)] kind: Option<String>,
         #[pyo3(from_py_with = args::producer)] producer: Option<String>,
-        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::kept)] keep: Kept,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,
@@ -361,7 +369,7 @@ impl Store {
     }
 
     /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.
-    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, metadata=None))]
+    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None), text_signature = "($self, name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn empty(
         &self,
@@ -372,7 +380,7 @@ impl Store {
         #[pyo3(from_py_with = args::holder)] holder: Option<String>,
         #[pyo3(from_py_with = args::kind)] kind: Option<String>,
         #[pyo3(from_py_with = args::producer)] producer: Option<String>,
-        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::kept)] keep: Kept,
         #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
         #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
         metadata: Option<Py<PyAny>>,

@@ -105,6 +105,10 @@ pub(crate) struct ServeModelsArgs {
     /// standard input if that is a pipe.
     #[arg(long, value_name = "PATH")]
     pub(crate) v1: Option<PathBuf>,
+    /// File of onnxruntime to try, beside the one that this installation has; repeatable. The newest that can be loaded is used. The daemon
+    /// names those of its clients.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) library: Vec<PathBuf>,
     /// Unload a model after this time without requests; 0 for never.
     #[arg(long, default_value = "10min", value_name = TIME, value_parser = time_from(Duration::ZERO, YEAR, "of at most 365d"))]
     pub(crate) model_ttl: Duration,

@@ -210,6 +210,10 @@ pub(crate) struct PutArgs {
     /// Time to compute the tensor again. Eviction starts with the tensor whose time per byte is lowest.
     #[arg(long, default_value = "1h", value_name = TIME, value_parser = time_from(Duration::ZERO, 30 * YEAR, "of at most 30 years, such as 10min"))]
     pub(crate) recompute: Duration,
+    /// Longest time to keep the tensor while no program holds it, such as 10min; it is freed then. Each holder ends the time [default: until
+    /// the tensor is removed or evicted].
+    #[arg(long, value_name = TIME, value_parser = time_from(Duration::from_millis(1), 30 * YEAR, "from 1ms to 30 years, such as 10min"))]
+    pub(crate) keep: Option<Duration>,
 }
 
 /// Write a tensor to a file.

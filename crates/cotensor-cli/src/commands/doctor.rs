@@ -2,12 +2,14 @@ use crate::args::DoctorArgs;
 use crate::output::{print, print_json};
 use crate::table::plain;
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor_inspect::doctor::{Diagnosis, Severity, diagnose};
+use cotensor::model::engine::{EngineInfo, Engines};
+use cotensor_inspect::doctor::{Diagnosis, Finding, Severity, diagnose};
 use std::fmt::Write;
 
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
     let socket = args.client.socket.clone().unwrap_or_else(cotensor_client::default_socket);
-    let diagnosis = diagnose(&socket);
+    let mut diagnosis = diagnose(&socket);
+    diagnosis.findings.push(own_engine());
     if args.client.json {
         print_json(&diagnosis)?;
     } else {
@@ -17,6 +19,23 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
         true => Err(Error::new(ErrorKind::Io, "a check failed; see the findings marked BROKEN")),
         false => Ok(()),
     }
+}
+
+/// The engine with which this installation runs models: that of a model process that it starts.
+fn own_engine() -> Finding {
+    let name = "engine";
+    let EngineInfo { name: engine, version, library, absent } = match Engines::of_environment(None) {
+        Ok(engines) => engines.describe(),
+        Err(error) => {
+            let advice = "models of this installation cannot run; COTENSOR_ENGINE names their engine".to_owned();
+            return Finding { name, severity: Severity::Slow, value: error.to_string(), advice };
+        }
+    };
+    let library = library.map_or_else(|| "part of cotensor".to_owned(), |library| library.display().to_string());
+    let severity = if absent.is_empty() { Severity::Ok } else { Severity::Note };
+    let advice =
+        absent.iter().map(|reason| format!("the fast engine cannot be used: {reason}")).collect::<Vec<_>>().join("; ");
+    Finding { name, severity, value: format!("{engine} {version} ({library}), of this installation"), advice }
 }
 
 fn text(diagnosis: &Diagnosis) -> String {

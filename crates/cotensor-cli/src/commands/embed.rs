@@ -7,6 +7,7 @@ use crate::launch::Program;
 use crate::output::{Steps, json_line, print_json, report as warn, write_out};
 use cotensor::core::{DType, Error, Result};
 use cotensor::hub::{ModelId, no_folder};
+use cotensor::model::engine::installed_library;
 use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_demo::Progress;
@@ -135,8 +136,16 @@ impl ModelFunctions {
     /// # Errors
     /// As `models.start` of the daemon; the function's.
     pub(super) fn call(&self, name: &str, arguments: &Arguments) -> Result<Value> {
+        offer_library(&self.store);
         let start = || self.store.start_models().map(drop);
         self.functions.call_starting(name, arguments, &start).map_err(|error| model_error(error, name))
+    }
+}
+
+/// Lets the model process use the fast engine of this installation, if it has one.
+pub(super) fn offer_library(store: &ClientStore) {
+    if let Some(library) = installed_library() {
+        store.offer_library(library);
     }
 }
 

@@ -1,4 +1,5 @@
 use super::connection::connect;
+use super::embed::offer_library;
 use super::endpoint::Endpoint;
 use crate::args::{EnvArgs, EnvClients};
 use crate::environment::markdown;
@@ -48,7 +49,10 @@ pub(crate) fn env(args: &EnvArgs, program: &Program) -> Result<()> {
 /// Prints the variables of clients of OpenAI's API. The address is received over the Unix socket, so that another program that
 /// listens on the port gets no key.
 fn openai(args: &EnvArgs, program: &Program) -> Result<()> {
-    let http = connect(&args.client, program, "cotensor env")?.request::<HttpListen>(&HttpListenParams::default())?;
+    let store = connect(&args.client, program, "cotensor env")?;
+    // Clients of HTTP have no installation that could have a library.
+    offer_library(&store);
+    let http = store.request::<HttpListen>(&HttpListenParams::default())?;
     let file = http.v1_token_file.ok_or_else(|| {
         Error::unsupported("this daemon serves no models; end it, and this command starts one that does")
     })?;

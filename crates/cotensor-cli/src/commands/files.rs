@@ -99,7 +99,7 @@ pub(crate) fn put(args: &PutArgs, program: &Program) -> Result<()> {
     let retention = Retention::Cached { recompute: args.recompute };
     let mut tensors = Vec::new();
     for (index, name) in chosen {
-        let options = PublishOptions { name: &name, kind, producer: "cotensor put", retention };
+        let options = PublishOptions { name: &name, kind, producer: "cotensor put", retention, keep_for: args.keep };
         let lease = reader.put(index, &*store, &holder, &options).map_err(|error| match error.kind() {
             ErrorKind::Corrupt | ErrorKind::Unsupported => in_file(error),
             _ => error,

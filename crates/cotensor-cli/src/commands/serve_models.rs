@@ -10,6 +10,7 @@ use crate::signals;
 use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
 use cotensor::memory::process::{allow_heap_growth, return_memory, use_one_heap};
+use cotensor::model::engine::{EngineInfo, add_libraries};
 use cotensor_client::bind_unix;
 use cotensor_functions::{Functions, Limits, Provider};
 use cotensor_serving::{LoadedModels, ServingOptions, model_functions, v1};
@@ -31,6 +32,8 @@ const GROWTH_MAX_BYTES: u64 = 256 << 20;
 #[derive(Serialize)]
 struct Started {
     pid: u32,
+    /// The daemon shows it to its clients.
+    engine: EngineInfo,
     functions: Vec<String>,
 }
 
@@ -40,6 +43,7 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     allow_heap_growth(GROWTH_MAX_BYTES);
     let mut stop = signals::bytes(&[SIGTERM, SIGINT])?;
     let store = connect(&args.client, program, "models")?;
+    add_libraries(&args.library);
     let options = LocalOptions {
         cache: client_cache(args.cache.as_deref()),
         threads: args.threads.map(usize::from),
@@ -55,6 +59,7 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
         on_idle: Some(return_memory),
     };
     let models = LoadedModels::new(runtime, options)?;
+    let engine = models.engine();
     let endpoints = args.v1.as_deref().map(|path| Endpoints::start(path, Arc::clone(&models))).transpose()?;
     // The daemon's own process gives way to one that a user starts.
     let builder = Provider::builder(Arc::clone(&store)).standby(args.v1.is_some());
@@ -63,9 +68,14 @@ pub(crate) fn serve_models(args: &ServeModelsArgs, program: &Program) -> Result<
     let own = offered.into_iter().filter(|found| found.provider.epoch == provider.epoch());
     let functions: Vec<String> = own.map(|found| found.function.name).collect();
     if args.client.json {
-        print_json(&Started { pid: std::process::id(), functions })?;
+        print_json(&Started { pid: std::process::id(), engine, functions })?;
     } else {
-        report(&format!("offering {}; SIGTERM or Ctrl-C ends it", functions.join(", ")));
+        report(&format!(
+            "offering {} on {} {}; SIGTERM or Ctrl-C ends it",
+            functions.join(", "),
+            engine.name,
+            engine.version
+        ));
     }
     if args.v1.is_some() {
         end_with_standard_input()?;

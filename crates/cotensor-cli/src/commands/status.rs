@@ -1,6 +1,7 @@
 //! `status`: the daemon itself.
 
 use super::connection::running;
+use super::engine_text::engine_text;
 use super::tensors::kept;
 use crate::args::{DaemonOptions, StatusArgs};
 use crate::output::{count, print, print_json};
@@ -99,6 +100,9 @@ fn text(socket: &Path, details: &Details) -> String {
     }
     if let Some(pid) = status.models {
         line("models", format!("process {pid}"));
+    }
+    if let Some(engine) = &status.engine {
+        line("engine", engine_text(engine));
     }
     let budget = max_memory_bytes.map_or_else(String::new, |max| format!(" of {}", size(max)));
     line("memory", format!("{}{budget} in {}", size(*memory_usage_bytes), count(*tensors, "tensor")));

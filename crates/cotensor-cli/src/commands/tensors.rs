@@ -29,6 +29,12 @@ struct Tensor {
     device: String,
     /// Whether the tensor stays when its last lease ends.
     cached: bool,
+    /// The longest time that it stays then, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keep_s: Option<f64>,
+    /// The time after which it is freed, in seconds; none while it has holders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    freed_in_s: Option<f64>,
     age_s: f64,
     hits: u64,
     /// Leases by holder.
@@ -68,8 +74,22 @@ impl Tensor {
 
 impl From<TensorInfo> for Tensor {
     fn from(info: TensorInfo) -> Self {
-        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state, lost, member_count, charged_to } = info;
-        let Spec { name, dtype, shape, kind, producer, keep, members, metadata, .. } = spec;
+        let TensorInfo {
+            id,
+            spec,
+            bytes,
+            device,
+            age_s,
+            hits,
+            holders,
+            state,
+            lost,
+            member_count,
+            charged_to,
+            freed_in_s,
+        } = info;
+        let Spec { name, dtype, shape, kind, producer, keep, keep_ms, members, metadata, .. } = spec;
+        let keep_s = keep_ms.map(|milliseconds| milliseconds as f64 / 1000.0);
         let cached = keep != Keep::WhileLeased;
         let version = id.version;
         Self {
@@ -82,6 +102,8 @@ impl From<TensorInfo> for Tensor {
             producer,
             device,
             cached,
+            keep_s,
+            freed_in_s,
             age_s,
             hits,
             holders,
@@ -238,8 +260,8 @@ fn holders(found: &Named) -> String {
         if tensor.holders.is_empty() {
             let kept = match (&tensor.lost, tensor.state) {
                 (Some(why), _) => format!("no lease; lost: {}", plain(why)),
-                (None, TensorState::Published) => "no lease; kept until it is evicted".to_owned(),
-                (None, TensorState::Spilled) => "no lease; spilled to disk".to_owned(),
+                (None, TensorState::Published) => format!("no lease; {}", kept_until(tensor)),
+                (None, TensorState::Spilled) => format!("no lease; spilled to disk{}", freed(tensor)),
                 (None, TensorState::Superseded | TensorState::Removed) => "no lease; about to be freed".to_owned(),
             };
             row(kept, 0);
@@ -277,6 +299,20 @@ fn described(found: &Named) -> String {
     text
 }
 
+/// Until when a tensor stays without a lease.
+fn kept_until(tensor: &Tensor) -> String {
+    match (tensor.freed_in_s, tensor.keep_s) {
+        (Some(left), _) => format!("freed in {}", duration(left)),
+        (None, Some(time)) => format!("freed {} after its last lease", duration(time)),
+        (None, None) => "kept until it is evicted".to_owned(),
+    }
+}
+
+/// When a spilled tensor is freed.
+fn freed(tensor: &Tensor) -> String {
+    tensor.freed_in_s.map_or_else(String::new, |left| format!("; freed in {}", duration(left)))
+}
+
 fn describe(tensor: &Tensor, text: &mut String) {
     let [dtype, dims] = tensor.elements();
     let _ = writeln!(
@@ -296,8 +332,8 @@ fn describe(tensor: &Tensor, text: &mut String) {
         tensor.holders.values().sum::<u32>(),
         match (&tensor.lost, tensor.state, tensor.cached) {
             (Some(why), ..) => format!("lost ({}); publish it again", plain(why)),
-            (None, TensorState::Spilled, _) => "spilled to disk until the next lookup".to_owned(),
-            (None, TensorState::Published, true) => "kept until it is evicted".to_owned(),
+            (None, TensorState::Spilled, _) => format!("spilled to disk until the next lookup{}", freed(tensor)),
+            (None, TensorState::Published, true) => kept_until(tensor),
             _ => "freed with its last lease".to_owned(),
         },
     );

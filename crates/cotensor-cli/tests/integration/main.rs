@@ -17,6 +17,7 @@ mod embedded;
 mod engines;
 mod hostile;
 mod hub;
+mod keep;
 mod messages;
 mod mistakes;
 mod models;

@@ -30,7 +30,9 @@ impl Serving {
         }
         let started: Value = serde_json::from_str(&answer).unwrap();
         let functions = ["embed", "list", "load", "open", "run", "stage", "unload"].map(|name| format!("model.{name}"));
-        assert_eq!(started, json!({"pid": child.id(), "functions": functions}));
+        let engine = &started["engine"];
+        assert!(engine["name"].is_string() && engine["version"].is_string(), "{started}");
+        assert_eq!(started, json!({"pid": child.id(), "engine": engine, "functions": functions}));
         Self(child)
     }
 

@@ -284,6 +284,9 @@ message! {
         /// tensors in memory.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         charged_to: Option<String>,
+        /// The time after which it is freed, in seconds, if it stays for a limited time and has no lease.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        freed_in_s: Option<f64>,
     }
 
     /// The holders of a name.

@@ -161,6 +161,9 @@ methods! { METHODS:
     HttpListen "http.listen": HttpListenParams => HttpEndpoint;
     /// Starts the process that runs models, unless it runs, and returns its address.
     StartModels "models.start": Empty => ModelEndpoint;
+    /// Names a library of the fast engine, onnxruntime, which the client's installation has. The model process that runs, and those that are
+    /// started later, use the best library that clients named. Refused for clients that may see other files than the daemon.
+    OfferLibrary "models.library": LibraryParams => OfferedLibrary;
     /// Creates a file that opens the daemon's page in a browser.
     HttpDashboard "http.dashboard": Empty => DashboardFile;
     /// Returns the OpenRPC description of every method.

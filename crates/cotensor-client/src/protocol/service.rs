@@ -58,6 +58,37 @@ pub struct DaemonStatus {
     pub http: Option<String>,
     /// The process that runs models, if it runs.
     pub models: Option<u32>,
+    /// The engine that models get in that process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<ModelEngine>,
+}
+
+/// The engine of the model process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelEngine {
+    /// Its name, such as `ort`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The file of its library. None for an engine that is a part of the program.
+    pub library: Option<PathBuf>,
+    /// Why a better engine cannot be used: its name and the reason.
+    #[serde(default)]
+    pub absent: Vec<String>,
+}
+
+/// A library of onnxruntime.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct LibraryParams {
+    /// Its absolute path, of at most 4095 bytes.
+    pub library: PathBuf,
+}
+
+/// What became of a library.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct OfferedLibrary {
+    /// The engine of the model process. None while none runs: the next one tries the library.
+    pub engine: Option<ModelEngine>,
 }
 
 /// The HTTP that a client wants.

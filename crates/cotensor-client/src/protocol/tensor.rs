@@ -57,6 +57,9 @@ pub struct Spec {
     /// How long it stays without leases.
     #[serde(default)]
     pub keep: Keep,
+    /// The longest time that it stays without leases, in milliseconds, unless `keep` is `while_leased`; none without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_ms: Option<u64>,
     /// The hash of its computation, 64 hexadecimal digits. Tensors of equal provenance have equal bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provenance: Option<String>,
@@ -122,6 +125,8 @@ impl From<&TensorSpec> for Spec {
             space: spec.space.map(|space| space.0.to_string()),
             producer: spec.producer.clone(),
             keep: spec.retention.into(),
+            // Not less than the time: zero would free it at once.
+            keep_ms: spec.keep_for.map(|time| u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)),
             provenance: spec.provenance.map(|hash| hash.to_string()),
             metadata: spec.metadata.as_deref().map(str::to_owned),
             members: spec.members.as_deref().map(described).unwrap_or_default(),
@@ -168,6 +173,7 @@ impl Spec {
             retention: micros.map_or(Retention::WhileLeased, |micros| Retention::Cached {
                 recompute: Duration::from_micros(micros),
             }),
+            keep_for: self.keep_ms.filter(|_| self.keep != Keep::WhileLeased).map(Duration::from_millis),
             provenance: self.provenance.as_deref().map(|hex| hash(hex, "provenance")).transpose()?,
             metadata: self.metadata.as_deref().map(Arc::from),
             members: self.to_members()?,

@@ -18,7 +18,7 @@ use cotensor_memory::process::raise_fd_limit;
 use cotensor_store::SharingConfig;
 use cotensor_store::backend::Budget;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The most attempts to connect, while daemons end before they answer.
@@ -182,6 +182,7 @@ impl ClientStoreBuilder {
             copies: UnreportedCopies::default(),
             private: Budget::new(u64::MAX),
             me: me.clone(),
+            offered: Mutex::default(),
         });
         reconnect::watch(&store.daemon.connection, store.me.clone(), |store| &store.daemon)?;
         Ok(store)

@@ -6,6 +6,7 @@ use super::publication::{self, FrozenTensor};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method};
+use cotensor_core::sync::lock;
 use cotensor_core::waiting::WaitReport;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Result, Segment, SegmentMut};
 use cotensor_rpc::Deadline;
@@ -19,7 +20,7 @@ use cotensor_store::{
 };
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// A client of the daemon. Made by [`ClientStore::connect`]; shared behind `Arc`.
@@ -38,6 +39,8 @@ pub struct ClientStore {
     /// The budget of private tensors. The daemon's budget does not count them.
     pub(super) private: Arc<Budget>,
     pub(super) me: Weak<ClientStore>,
+    /// The session whose daemon knows this installation's library of the fast engine.
+    pub(super) offered: Mutex<Weak<Session>>,
 }
 
 /// The file and the offset of a segment's memory. `None` on a device, where the descriptors of two segments may name
@@ -129,6 +132,22 @@ impl ClientStore {
     /// `Unsupported` for a daemon without one; `Unreachable` when the process ends at its start; those of [`request`](Self::request).
     pub fn start_models(&self) -> Result<p::ModelEndpoint> {
         Ok(self.daemon.call::<p::StartModels>(&p::Empty {})?.0)
+    }
+
+    /// Names this installation's library of the fast engine to the daemon, once for each session: the model process uses the best one that
+    /// any client has. Call this before functions of models. Does nothing without a connection, and for a daemon that takes no libraries.
+    pub fn offer_library(&self, library: &Path) {
+        let session = self.session();
+        let mut offered = lock(&self.offered);
+        if std::ptr::eq(offered.as_ptr(), Arc::as_ptr(&session)) {
+            return;
+        }
+        let params = p::LibraryParams { library: library.to_path_buf() };
+        // An answer, also an error, is final; the next call of a function finds out that a connection has ended.
+        match session.call_if_open::<p::OfferLibrary>(&params) {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => *offered = Arc::downgrade(&session),
+        }
     }
 
     /// Calls an idempotent method whose answer has no lease. A late answer is dropped.

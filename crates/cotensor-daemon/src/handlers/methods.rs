@@ -64,6 +64,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::HttpAddress, _>(service::http_address)
         .add::<p::HttpListen, _>(service::listen)
         .add::<p::StartModels, _>(service::start_models)
+        .add::<p::OfferLibrary, _>(service::offer_library)
         .add::<p::HttpDashboard, _>(service::open_dashboard)
         .add::<p::Discover, _>(service::discover);
     methods

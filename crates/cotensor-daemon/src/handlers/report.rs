@@ -10,7 +10,7 @@ use cotensor_client::protocol::{
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::segment_group;
 use cotensor_store::backend::Record;
-use cotensor_store::{CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name};
+use cotensor_store::{CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, TensorId, check_name};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -32,11 +32,17 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
         state: record.state().into(),
         lost: None,
         charged_to: None,
+        freed_in_s: freed_in_s(store, record.id()),
         member_count: record.members().map_or(0, |members| members.len()),
     }
 }
 
-fn describe_spilled(SpilledTensorInfo { tensor, age, lost }: &SpilledTensorInfo) -> TensorInfo {
+fn freed_in_s(store: &EmbeddedStore, id: TensorId) -> Option<f64> {
+    store.freed_in(id).map(|time| time.as_secs_f64())
+}
+
+fn describe_spilled(store: &EmbeddedStore, spilled: &SpilledTensorInfo) -> TensorInfo {
+    let SpilledTensorInfo { tensor, age, lost } = spilled;
     TensorInfo {
         id: tensor.id.into(),
         spec: Spec::from(&tensor.spec),
@@ -48,6 +54,7 @@ fn describe_spilled(SpilledTensorInfo { tensor, age, lost }: &SpilledTensorInfo)
         state: TensorState::Spilled,
         lost: lost.clone(),
         charged_to: None,
+        freed_in_s: freed_in_s(store, tensor.id),
         member_count: tensor.spec.members.as_ref().map_or(0, |members| members.len()),
     }
 }
@@ -62,7 +69,8 @@ pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResul
         spilled.sort_by_key(|spilled| Reverse(spilled.tensor.layout.size_bytes()));
     }
     let listed = all.iter().take(limit).map(|record| describe(store, record));
-    let mut tensors: Vec<_> = listed.chain(spilled.iter().take(limit).map(describe_spilled)).collect();
+    let mut tensors: Vec<_> =
+        listed.chain(spilled.iter().take(limit).map(|spilled| describe_spilled(store, spilled))).collect();
     tensors.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
     if params.order == ListOrder::Size {
         tensors.sort_by_key(|tensor| Reverse(tensor.bytes));
@@ -80,7 +88,8 @@ pub(super) async fn holders(caller: Caller, params: NameParams) -> Answer<Holder
     let all = store.records(&params.name);
     let named = all.iter().rev().filter(|record| record.name() == params.name);
     let spilled = store.spilled(&params.name);
-    let spilled = spilled.iter().filter(|spilled| spilled.tensor.spec.name == params.name).map(describe_spilled);
+    let of_name = spilled.iter().filter(|spilled| spilled.tensor.spec.name == params.name);
+    let spilled = of_name.map(|spilled| describe_spilled(store, spilled));
     let in_memory = named.map(|record| {
         let charged_to = record.segment().fd().and_then(segment_group);
         TensorInfo { charged_to, ..describe(store, record) }

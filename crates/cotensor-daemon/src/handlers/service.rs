@@ -2,10 +2,11 @@
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
+use crate::models::checked;
 use crate::supervisor::stop_this_process;
 use cotensor_client::protocol::{
-    DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, HttpListenParams, ModelEndpoint, SessionList,
-    openrpc_with,
+    DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, HttpListenParams, LibraryParams, ModelEndpoint,
+    OfferedLibrary, SessionList, openrpc_with,
 };
 use cotensor_core::{Error, ErrorKind};
 use cotensor_store::StoreReports;
@@ -16,6 +17,7 @@ pub(super) async fn sessions(caller: Caller, _: Empty) -> Answer<SessionList> {
 
 pub(super) async fn status(caller: Caller, _: Empty) -> Answer<DaemonStatus> {
     let daemon = &caller.daemon;
+    let models = daemon.models.running();
     let status = DaemonStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         server: std::process::id(),
@@ -24,7 +26,8 @@ pub(super) async fn status(caller: Caller, _: Empty) -> Answer<DaemonStatus> {
         uptime_s: daemon.store.stats().counted_seconds,
         idle_exit_s: daemon.config.idle_exit.map(|idle| idle.as_secs_f64()),
         http: daemon.dashboard().ok().map(|dashboard| dashboard.address.to_string()),
-        models: daemon.models.running().map(|process| process.pid),
+        engine: models.as_ref().and_then(|process| process.engine()),
+        models: models.map(|process| process.pid),
     };
     Ok(status.into())
 }
@@ -63,6 +66,14 @@ pub(super) async fn listen(caller: Caller, params: HttpListenParams) -> Answer<H
 pub(super) async fn start_models(caller: Caller, _: Empty) -> Answer<ModelEndpoint> {
     let process = caller.daemon.models.ensure().await?;
     Ok(ModelEndpoint { socket: process.path.clone(), pid: process.pid }.into())
+}
+
+pub(super) async fn offer_library(caller: Caller, params: LibraryParams) -> Answer<OfferedLibrary> {
+    if !caller.daemon.models.is_configured() {
+        return Err(Error::unsupported("this daemon serves no models"));
+    }
+    let library = checked(&params.library, caller.pid)?;
+    Ok(OfferedLibrary { engine: caller.daemon.models.offer(library).await }.into())
 }
 
 pub(super) async fn open_dashboard(caller: Caller, _: Empty) -> Answer<DashboardFile> {

@@ -132,6 +132,7 @@ pub(super) struct PutQuery {
     producer: String,
     #[serde(default)]
     keep: Keep,
+    keep_ms: Option<u64>,
 }
 
 /// The answer to a publication.
@@ -210,6 +211,7 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
         space: query.space,
         producer: query.producer,
         keep: query.keep,
+        keep_ms: query.keep_ms,
         provenance: None,
         metadata: None,
         members: Vec::new(),

@@ -6,8 +6,9 @@ use std::time::Duration;
 /// How the daemon starts the process that runs models.
 #[derive(Clone, Debug)]
 pub struct ModelsConfig {
-    /// The program and its first arguments. The daemon adds `--socket SOCKET --json --v1 PATH`. The process serves HTTP/1.1 on
-    /// a Unix socket at `PATH`, writes to its standard output when it is ready, and ends with its standard input or by SIGTERM.
+    /// The program and its first arguments. The daemon adds `--socket SOCKET --json --v1 PATH`, and `--library PATH` for each library of the fast
+    /// engine that clients named. The process serves HTTP/1.1 on
+    /// a Unix socket at `PATH`, writes a line, or a JSON object, to its standard output when it is ready, and ends with its standard input or by SIGTERM.
     pub launch: Launch,
     /// The time in which it has to become ready.
     pub start_timeout: Duration,

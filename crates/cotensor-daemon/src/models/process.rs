@@ -1,12 +1,16 @@
 //! One model process: its start, its end and the connections to it.
 
 use super::config::ModelsConfig;
+use super::engine::of_ready_text;
 use crate::supervisor::Image;
+use cotensor_client::protocol::ModelEngine;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::{is_exiting, state};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -14,6 +18,10 @@ use tokio::sync::watch;
 
 /// The argument before the path of the process's socket.
 pub(super) const V1_FLAG: &str = "--v1";
+/// The argument before the path of a library of the fast engine.
+const LIBRARY_FLAG: &str = "--library";
+/// The most bytes of the text of a process that is ready.
+const READY_BYTES_MAX: usize = 64 << 10;
 /// The time for the process to end after SIGTERM when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 /// The time for a process that closed its standard output, or was killed, to end.
@@ -26,13 +34,15 @@ pub(crate) struct ModelProcess {
     pub(crate) pid: u32,
     /// The path of its Unix socket.
     pub(crate) path: PathBuf,
+    /// The engine that models get, as the process says; none from a process that does not say it.
+    engine: Mutex<Option<ModelEngine>>,
     since: Instant,
     /// The time of its end.
     ended: watch::Receiver<Option<Instant>>,
 }
 
 impl ModelProcess {
-    /// Starts the process and waits until it is ready. When `stop` is set, the process is ended.
+    /// Starts the process with `libraries` of the fast engine, and waits until it is ready. When `stop` is set, the process is ended.
     ///
     /// # Errors
     /// `Unreachable` when it ends at its start, or the daemon stops; `TimedOut`; `Io`.
@@ -40,11 +50,15 @@ impl ModelProcess {
         config: &ModelsConfig,
         daemon: &Path,
         path: PathBuf,
+        libraries: &[PathBuf],
         mut stop: watch::Receiver<bool>,
     ) -> Result<Self> {
         let io = |error| Error::io("starting the model process", &error);
         let mut command = Command::from(config.launch.command(Image::Installed));
         command.arg("--socket").arg(daemon).arg("--json").arg(V1_FLAG).arg(&path);
+        for library in libraries {
+            command.arg(LIBRARY_FLAG).arg(library);
+        }
         // Its standard input ends when this process ends, also by SIGKILL.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().map_err(io)?;
@@ -56,9 +70,9 @@ impl ModelProcess {
             ready = tokio::time::timeout(config.start_timeout, is_ready(&mut stdout)) => ready,
             _ = stop.wait_for(|&stop| stop) => return Err(stopping()),
         };
-        match ready {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => {
+        let text = match ready {
+            Ok(Ok(Some(text))) => text,
+            Ok(Ok(None)) => {
                 let status = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await;
                 let status = status.ok().and_then(std::result::Result::ok);
                 let status =
@@ -73,10 +87,11 @@ impl ModelProcess {
                 let message = format!("the model process was not ready after {seconds} s and was killed");
                 return Err(Error::new(ErrorKind::TimedOut, message));
             }
-        }
+        };
         tracing::info!("the model process {pid} is ready");
         let (end, ended) = watch::channel(None);
-        let process = Self { pid, path, since: Instant::now(), ended };
+        let engine = Mutex::new(of_ready_text(&text));
+        let process = Self { pid, path, engine, since: Instant::now(), ended };
         let file = process.path.clone();
         let stopped = stays_stopped(pid, config.stopped_timeout);
         tokio::spawn(async move {
@@ -97,6 +112,15 @@ impl ModelProcess {
         self.ended.borrow().is_none() && self.ended.has_changed().is_ok() && !is_exiting(self.pid)
     }
 
+    /// The engine that models get, if the process says it.
+    pub(crate) fn engine(&self) -> Option<ModelEngine> {
+        lock(&self.engine).clone()
+    }
+
+    pub(super) fn set_engine(&self, engine: ModelEngine) {
+        *lock(&self.engine) = Some(engine);
+    }
+
     /// Waits for its end.
     pub(crate) async fn ended(&self) {
         // Without its task, nobody would see the end.
@@ -114,9 +138,26 @@ pub(super) fn stopping() -> Error {
     Error::new(ErrorKind::Unreachable, "the daemon is stopping")
 }
 
-/// Waits until the process writes to its standard output. False when it closes it before.
-async fn is_ready(stdout: &mut (impl AsyncRead + Unpin)) -> std::io::Result<bool> {
-    Ok(stdout.read(&mut [0; 4096]).await? > 0)
+/// Waits until the process writes a line to its standard output, or all lines of a JSON object. None when it closes it before. A text that
+/// is too long is cut off.
+async fn is_ready(stdout: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Option<Vec<u8>>> {
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        let bytes = stdout.read(&mut part).await?;
+        text.extend_from_slice(&part[..bytes]);
+        let is_object = text.starts_with(b"{");
+        let is_whole = if is_object { is_json(&text) } else { text.contains(&b'\n') };
+        if is_whole || text.len() > READY_BYTES_MAX {
+            return Ok(Some(text));
+        }
+        if bytes == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+fn is_json(text: &[u8]) -> bool {
+    serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 /// Returns when a process has been stopped for `timeout`. The process is observed, not a clock: if this process is stopped as well, the

@@ -2,9 +2,12 @@
 
 use super::attempts::Attempts;
 use super::config::ModelsConfig;
+use super::engine::add_libraries;
 use super::former::end_former;
+use super::libraries::{Libraries, Library};
 use super::process::{EXIT_TIMEOUT, ModelProcess, stopping};
 use cotensor_client::path_beside;
+use cotensor_client::protocol::ModelEngine;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -22,6 +25,7 @@ pub(crate) struct Models {
     /// Locked while a process is started.
     attempts: tokio::sync::Mutex<Attempts>,
     stop: watch::Sender<bool>,
+    libraries: Mutex<Libraries>,
     requests: AtomicU64,
 }
 
@@ -35,6 +39,7 @@ impl Models {
             current: Mutex::default(),
             attempts: tokio::sync::Mutex::default(),
             stop: watch::Sender::new(false),
+            libraries: Mutex::default(),
             requests: AtomicU64::new(0),
         })
     }
@@ -69,6 +74,40 @@ impl Models {
         tokio::spawn(async move { models.start().await }).await.map_err(|_| stopping())?
     }
 
+    /// Adds a [checked](super::checked) library of the fast engine. A process that runs without a fast engine loads it now; the next
+    /// processes try it. Returns the engine of the process that runs.
+    pub(crate) async fn offer(self: &Arc<Self>, library: Library) -> Option<ModelEngine> {
+        let before = {
+            let mut libraries = lock(&self.libraries);
+            let before = libraries.added;
+            libraries.add(library);
+            before
+        };
+        // A process that is being started may not have this library.
+        let _starting = self.attempts.lock().await;
+        let process = self.running()?;
+        let (libraries, added) = {
+            let libraries = lock(&self.libraries);
+            (libraries.list(), libraries.added)
+        };
+        let lacks_one = process.engine().is_some_and(|engine| !engine.absent.is_empty());
+        if added != before && lacks_one {
+            match add_libraries(&process, &libraries).await {
+                Ok(engine) => {
+                    tracing::info!(
+                        "the engine of the model process {} is {} {}",
+                        process.pid,
+                        engine.name,
+                        engine.version
+                    );
+                    process.set_engine(engine);
+                }
+                Err(reason) => tracing::warn!("the model process {} loads no library: {reason}", process.pid),
+            }
+        }
+        process.engine()
+    }
+
     async fn start(&self) -> Result<Arc<ModelProcess>> {
         let config = self.config.as_ref().ok_or_else(not_configured)?;
         let mut attempts = self.attempts.lock().await;
@@ -87,7 +126,8 @@ impl Models {
         attempts.check(Instant::now())?;
         let path = path_beside(&self.daemon, ".v1");
         end_former(&path).await?;
-        match ModelProcess::start(config, &self.daemon, path, self.stop.subscribe()).await {
+        let libraries = lock(&self.libraries).list();
+        match ModelProcess::start(config, &self.daemon, path, &libraries, self.stop.subscribe()).await {
             Ok(process) => {
                 let process = Arc::new(process);
                 *lock(&self.current) = Some(Arc::clone(&process));

@@ -111,6 +111,7 @@ impl SupervisorLink {
             removed: false,
             spilled: None,
             created_ns: u64::try_from(record.created().as_nanos()).ok(),
+            left_ns: None,
         });
         state.record(Event::Published { entry, segment: info }, file)?;
         state.numbers.insert(fd.as_raw_fd(), number);

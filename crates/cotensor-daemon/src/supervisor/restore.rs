@@ -226,7 +226,10 @@ fn spilled_tensor(entry: Entry) -> Result<(SpilledTensor, u64)> {
     let spec = entry.spec.to_domain()?;
     let layout = spec.layout()?.moved(entry.offset)?;
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
-    Ok((SpilledTensor { id: entry.id.into(), spec, layout, key, created: entry.created() }, entry.versions))
+    Ok((
+        SpilledTensor { id: entry.id.into(), spec, layout, key, created: entry.created(), left: entry.left() },
+        entry.versions,
+    ))
 }
 
 fn restore_tensor(
@@ -246,7 +249,8 @@ fn restore_tensor(
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
     let (id, created, charge) = (entry.id.into(), entry.created(), Arc::clone(charge));
     let (versions, state) = (entry.versions, entry.state());
-    store.restore(RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created }, holder)
+    let left = entry.left();
+    store.restore(RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created, left }, holder)
 }
 
 /// The claim of `key`, unless another session has it or its results exist.

@@ -9,7 +9,7 @@ use cotensor_core::sync::lock;
 use cotensor_store::backend::Record;
 use cotensor_store::{Key, SpilledSegment, StoreObserver, TensorId};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The store's observer.
 pub(crate) struct StoreEvents {
@@ -37,6 +37,12 @@ impl StoreObserver for StoreEvents {
         self.slots.on_free(record);
         if let Some(link) = &self.link {
             link.record_freed(record);
+        }
+    }
+
+    fn on_left(&self, record: &Record, since: Duration) {
+        if let Ok(at_ns) = u64::try_from(since.as_nanos()) {
+            self.record(Event::Left { id: record.id().into(), at_ns });
         }
     }
 

@@ -5,7 +5,7 @@ use crate::support::until;
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ContentHash, ErrorKind};
 use cotensor_store::{
-    BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, Retention, StoreReports, TensorStore,
+    BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, Retention, StoreReports, TensorSpec, TensorStore,
 };
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -312,4 +312,40 @@ fn large_tensor_takes_one_descriptor_in_each_process() {
     until("the supervisor has all of them", || fds(supervisor) >= before.1 + COUNT);
     let more = (fds(server) - before.0, fds(supervisor) - before.1);
     assert!(more.0 <= COUNT + 2 && more.1 <= COUNT + 2, "{more:?} for {COUNT} tensors");
+}
+
+#[test]
+fn takeover_keeps_the_time_after_which_a_tensor_is_freed() {
+    let processes = Processes::start();
+    let store = processes.connect("one");
+    let put_for = |name: &str, time: Duration, bytes: usize| {
+        let spec = TensorSpec { retention: KEPT, keep_for: Some(time), ..crate::support::spec(name, bytes) };
+        let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
+        reservation.write(&content(1, bytes), CopyReason::Put).unwrap();
+        reservation.publish().unwrap()
+    };
+    let freed_in = |store: &ClientStore, name: &str| {
+        let params = p::ListParams { prefix: name.to_owned(), limit: 1, order: Default::default() };
+        store.request::<p::List>(&params).unwrap().tensors[0].freed_in_s
+    };
+    let hour = Duration::from_secs(3600);
+    // In a slab, and in memory of its own.
+    for (name, bytes) in [("small", 100), ("large", 1 << 20)] {
+        drop(put_for(name, hour, bytes));
+        until("no lease", || freed_in(&store, name).is_some());
+    }
+    let held = put_for("held", hour, 100);
+    drop(put_for("brief", Duration::from_millis(1), 100));
+    until("it is freed", || store.get("brief", &store.holder("")).is_err());
+    let before = ["small", "large"].map(|name| freed_in(&store, name).unwrap());
+    processes.kill_server();
+
+    let next = processes.connect("two");
+    for (name, before) in ["small", "large"].into_iter().zip(before) {
+        until("the leases of the takeover have ended", || freed_in(&next, name).is_some());
+        assert!(freed_in(&next, name).unwrap() <= before, "the time of {name} goes on");
+    }
+    assert_eq!(freed_in(&next, "held"), None);
+    drop(held);
+    until("its time begins", || freed_in(&next, "held").is_some());
 }

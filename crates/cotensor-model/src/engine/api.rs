@@ -16,6 +16,11 @@ pub trait Engine: Send + Sync {
     /// Version, part of every stage key: two versions may round differently.
     fn version(&self) -> &'static str;
 
+    /// The file of the library that this engine has loaded; `None` for one that is a part of this program.
+    fn library(&self) -> Option<&Path> {
+        None
+    }
+
     /// What this engine can do.
     fn capabilities(&self) -> Capabilities;
 

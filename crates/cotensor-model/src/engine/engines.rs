@@ -1,6 +1,8 @@
 use super::api::{Engine, EngineOptions};
 use super::registry::{names, open};
 use cotensor_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The name that chooses the engine for each graph.
@@ -9,12 +11,26 @@ pub const AUTO: &str = "auto";
 /// The variable that names the engine when a program does not.
 const VARIABLE: &str = "COTENSOR_ENGINE";
 
+/// The best engine of a list, for people and for lists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EngineInfo {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The file of its library; none for an engine that is a part of this program.
+    pub library: Option<PathBuf>,
+    /// Why a better engine cannot be used, if the best one was to be chosen: its name and the reason.
+    pub absent: Vec<String>,
+}
+
 /// The engines of a runtime, best first. Each graph runs on the first one that supports it.
 #[derive(Clone)]
 pub struct Engines {
     engines: Vec<Arc<dyn Engine>>,
     /// For each better engine that cannot be used on this machine: its name and the reason.
     absent: Vec<String>,
+    options: EngineOptions,
 }
 
 impl Engines {
@@ -54,7 +70,7 @@ impl Engines {
     /// Never: one engine is part of every build.
     pub fn auto(options: impl Into<EngineOptions>) -> Self {
         let options = options.into();
-        let mut all = Self { engines: Vec::new(), absent: Vec::new() };
+        let mut all = Self { engines: Vec::new(), absent: Vec::new(), options: options.clone() };
         for name in names() {
             match open(name, options.clone()) {
                 Ok(engine) => all.engines.push(engine),
@@ -69,6 +85,23 @@ impl Engines {
     /// The engine that a graph gets if it supports the graph.
     pub fn first(&self) -> &Arc<dyn Engine> {
         &self.engines[0]
+    }
+
+    /// If a better engine could not be used: the engines that can be used now, such as after
+    /// [`add_libraries`](super::add_libraries). `None` for an engine that was chosen by its name, and for the best one.
+    pub fn again(&self) -> Option<Self> {
+        (!self.absent.is_empty()).then(|| Self::auto(self.options.clone()))
+    }
+
+    /// The best engine.
+    pub fn describe(&self) -> EngineInfo {
+        let best = self.first();
+        EngineInfo {
+            name: best.name().to_owned(),
+            version: best.version().to_owned(),
+            library: best.library().map(Path::to_path_buf),
+            absent: self.absent.clone(),
+        }
     }
 
     /// For each better engine that cannot be used on this machine: its name and the reason.
@@ -99,7 +132,7 @@ impl Engines {
 
 impl From<Arc<dyn Engine>> for Engines {
     fn from(engine: Arc<dyn Engine>) -> Self {
-        Self { engines: vec![engine], absent: Vec::new() }
+        Self { engines: vec![engine], absent: Vec::new(), options: EngineOptions::default() }
     }
 }
 
@@ -116,7 +149,8 @@ mod tests {
 
     fn two() -> Engines {
         let engine = || Arc::new(RtenEngine::new(Some(1))) as Arc<dyn Engine>;
-        Engines { engines: vec![engine(), engine()], absent: vec!["ort: absent".to_owned()] }
+        let absent = vec!["ort: absent".to_owned()];
+        Engines { engines: vec![engine(), engine()], absent, options: EngineOptions::default() }
     }
 
     #[test]

@@ -13,9 +13,9 @@ mod rten;
 mod state;
 
 pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
-pub use engines::{AUTO, Engines};
+pub use engines::{AUTO, EngineInfo, Engines};
 #[cfg(feature = "onnxruntime")]
-pub use ort::{OrtEngine, search_python};
+pub use ort::{OrtEngine, add_libraries, installed_library, search_python};
 pub use output::{Output, OutputAllocator, OutputSpec, OwnMemory};
 pub use registry::{names, open};
 pub use rten::RtenEngine;

@@ -17,7 +17,7 @@ use std::time::Instant;
 pub struct Runtime {
     store: Arc<dyn Store>,
     engines: Engines,
-    hub: Hub,
+    hub: Arc<Hub>,
     models: Mutex<HashMap<FolderVariant, Weak<Model>>>,
     /// Loaded graphs by space: two folders with equal content load one graph.
     stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
@@ -43,7 +43,11 @@ impl Runtime {
 
     /// As [`new`](Self::new), with another hub.
     pub fn with_hub(store: Arc<dyn Store>, engines: impl Into<Engines>, hub: Hub) -> Arc<Self> {
-        let (engines, models, stages) = (engines.into(), Mutex::default(), Mutex::default());
+        Self::with_shared_hub(store, engines.into(), Arc::new(hub))
+    }
+
+    fn with_shared_hub(store: Arc<dyn Store>, engines: Engines, hub: Arc<Hub>) -> Arc<Self> {
+        let (models, stages) = (Mutex::default(), Mutex::default());
         let (observer, memory) = (OnceLock::new(), OnceLock::new());
         Arc::new(Self { store, engines, hub, models, stages, observer, memory })
     }
@@ -70,6 +74,15 @@ impl Runtime {
             None => Engines::of_environment(options),
         };
         Ok(Self::new(store, engines?))
+    }
+
+    /// A runtime with other engines over the same store and hub. Models that are open here stay as they are, and are opened anew there.
+    pub fn with_engines(&self, engines: Engines) -> Arc<Self> {
+        let next = Self::with_shared_hub(Arc::clone(&self.store), engines, Arc::clone(&self.hub));
+        if let Some(check) = self.memory.get() {
+            next.limit_memory(*check);
+        }
+        next
     }
 
     /// The store.

@@ -113,6 +113,7 @@ impl ResourcePool {
             producer: producer_model.to_owned(),
             retention: Retention::WhileLeased,
             provenance: None,
+            keep_for: None,
             metadata: None,
             members: None,
         };

@@ -120,6 +120,7 @@ impl<'a> StoreOutputs<'a> {
             producer: holder.name().to_owned(),
             retention: Retention::Cached { recompute },
             provenance: Some(output_identity(key.0, index)),
+            keep_for: None,
             metadata: None,
             members: None,
         }

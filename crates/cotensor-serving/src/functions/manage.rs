@@ -5,6 +5,7 @@ use crate::arguments::{NamedArguments, map};
 use crate::loaded::{LoadedModels, ModelInfo, ModelKey};
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_functions::{Arguments, Context, Failure, Value};
+use cotensor_model::engine::EngineInfo;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ pub(super) const LOAD_SUMMARY: &str = "Loads the graphs of a model before the fi
     pinned (never unloaded).";
 pub(super) const UNLOAD_SUMMARY: &str = "Unloads a model; requests that run continue. Arguments: model (as it was named), or \
     all=true.";
-pub(super) const LIST_SUMMARY: &str = "The loaded models: names, memory, requests, and when each is unloaded.";
+pub(super) const LIST_SUMMARY: &str =
+    "The loaded models: names, memory, requests, and when each is unloaded; and the engine.";
 /// The longest time without requests, in seconds: 100 years.
 const TTL_S_MAX: usize = 3_155_760_000;
 
@@ -60,7 +62,16 @@ pub(super) fn list(models: &LoadedModels, arguments: &Arguments) -> Result<Value
     NamedArguments::new(arguments, &[])?;
     let all = models.list();
     let weighed = weighed(&all);
-    Ok(map([("models", all.iter().map(|info| entry(info, &weighed)).collect::<Vec<_>>().into())]))
+    let loaded: Vec<Value> = all.iter().map(|info| entry(info, &weighed)).collect();
+    Ok(map([("models", loaded.into()), ("engine", engine(models.engine()))]))
+}
+
+/// What models get at their next load.
+fn engine(info: EngineInfo) -> Value {
+    let EngineInfo { name, version, library, absent } = info;
+    let library = library.map_or(Value::Null, |library| library.to_string_lossy().as_ref().into());
+    let absent: Vec<Value> = absent.into_iter().map(Value::from).collect();
+    map([("name", name.into()), ("version", version.into()), ("library", library), ("absent", absent.into())])
 }
 
 /// The weights of each model, by the model's key.

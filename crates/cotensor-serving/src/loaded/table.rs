@@ -3,12 +3,13 @@ use super::embed::{EmbedRequest, Embedded, TextsError};
 use super::model::{LoadedModel, ModelInfo, ModelKey, Score};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
+use cotensor_model::engine::{EngineInfo, add_libraries};
 use cotensor_model::family::AnswerKind;
 use cotensor_model::pipeline::EmbedderInput;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, SystemTime};
 
 /// The most models that are loaded at a time.
@@ -48,11 +49,14 @@ impl Default for ServingOptions {
 /// The loaded models. A model is loaded at its first request, once for all concurrent ones, and unloaded after a time without
 /// requests.
 pub struct LoadedModels {
-    runtime: Arc<Runtime>,
+    /// Replaced by one with a better engine; models that are loaded stay on theirs until their next request.
+    runtime: RwLock<(Arc<Runtime>, EngineInfo)>,
     options: ServingOptions,
     models: Mutex<HashMap<ModelKey, Arc<LoadedModel>>>,
     /// The number of times at which a model was opened, loaded or unloaded, or a request ended.
     uses: Arc<AtomicU64>,
+    /// Locked while a library is loaded.
+    adding: Mutex<()>,
 }
 
 impl LoadedModels {
@@ -61,7 +65,15 @@ impl LoadedModels {
     /// # Errors
     /// `Io` when the thread cannot be started.
     pub fn new(runtime: Arc<Runtime>, options: ServingOptions) -> Result<Arc<Self>> {
-        let models = Arc::new(Self { runtime, options, models: Mutex::default(), uses: Arc::default() });
+        let engine = runtime.engines().describe();
+        let runtime = RwLock::new((runtime, engine));
+        let models = Arc::new(Self {
+            runtime,
+            options,
+            models: Mutex::default(),
+            uses: Arc::default(),
+            adding: Mutex::default(),
+        });
         let weak = Arc::downgrade(&models);
         let thread = std::thread::Builder::new().name("unload".to_owned()).spawn(move || unload_idle(&weak));
         thread.map_err(|error| Error::io("starting the thread that unloads models", &error))?;
@@ -70,6 +82,31 @@ impl LoadedModels {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ModelKey, Arc<LoadedModel>>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn runtime(&self) -> Arc<Runtime> {
+        Arc::clone(&self.runtime.read().unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// The engine that models get.
+    pub fn engine(&self) -> EngineInfo {
+        self.runtime.read().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// Adds libraries of the fast engine. If one of them can be loaded and no better engine was in use, models get it from their next request
+    /// on: as after a change of their files, requests that run and references keep what they have. Blocks while a library is loaded.
+    pub fn add_libraries(&self, libraries: &[PathBuf]) -> EngineInfo {
+        add_libraries(libraries);
+        // One library at a time; requests continue meanwhile.
+        let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.runtime();
+        if let Some(engines) = current.engines().again() {
+            let engine = engines.describe();
+            let next =
+                if engine.name == current.engines().first().name() { current } else { current.with_engines(engines) };
+            *self.runtime.write().unwrap_or_else(PoisonError::into_inner) = (next, engine);
+        }
+        self.engine()
     }
 
     /// The model of this name: an absolute path of a folder, or a name on the hub. Blocks while it is downloaded. A model whose
@@ -81,7 +118,7 @@ impl LoadedModels {
         let key = ModelKey::new(name, variant);
         self.count_use();
         // The copy that is open, unless a file changed.
-        let current = key.open(&self.runtime)?;
+        let current = key.open(&self.runtime())?;
         let mut models = self.lock();
         let known = models.get(&key);
         if let Some(loaded) = known.filter(|loaded| Arc::ptr_eq(&loaded.model, &current)) {
@@ -110,7 +147,7 @@ impl LoadedModels {
     /// # Errors
     /// As [`Model::load_stages`](cotensor_model::model::Model::load_stages).
     pub(crate) fn load(&self, model: &Arc<LoadedModel>, ttl: Option<Option<Duration>>) -> Result<ModelInfo> {
-        model.load(&self.runtime, self.options.caches_results).inspect_err(|_| self.forget_empty(model))?;
+        model.load(&self.runtime(), self.options.caches_results).inspect_err(|_| self.forget_empty(model))?;
         if let Some(ttl) = ttl {
             model.keep_for(ttl);
         }
@@ -174,7 +211,7 @@ impl LoadedModels {
         (prompt_name, pooling): (Option<String>, Option<String>),
     ) -> Result<(PendingEmbeddings, Arc<LoadedModel>)> {
         let loaded = self.get(name, variant)?;
-        let batches = loaded.batches(&self.runtime, self.options.caches_results, pooling.as_deref());
+        let batches = loaded.batches(&self.runtime(), self.options.caches_results, pooling.as_deref());
         let pending = batches.inspect_err(|_| self.forget_empty(&loaded))?.embed(texts, prompt_name);
         Ok((pending, loaded))
     }
@@ -194,7 +231,7 @@ impl LoadedModels {
         blocking(move || {
             let loaded = this.get(&name, None)?;
             let _request = loaded.request();
-            loaded.rerank(&this.runtime, query, texts).inspect_err(|_| this.forget_empty(&loaded))
+            loaded.rerank(&this.runtime(), query, texts).inspect_err(|_| this.forget_empty(&loaded))
         })
         .await
     }
@@ -206,7 +243,7 @@ impl LoadedModels {
     pub(crate) async fn installed(self: &Arc<Self>) -> Result<Vec<InstalledModel>> {
         let this = Arc::clone(self);
         blocking(move || {
-            let cached = this.runtime.hub().cached()?.into_iter();
+            let cached = this.runtime().hub().cached()?.into_iter();
             let served = cached.filter(|model| {
                 model.family.as_ref().is_ok_and(|family| family.tasks().any(|task| SERVED.contains(&task.answer)))
                     && model.folder.join(TOKENIZER_FILE).is_file()

@@ -8,9 +8,13 @@
 //! | `POST /embed`, `/rerank` | as those of text-embeddings-inference: `inputs`; `query` and `texts`. Without `model`, the only loaded model for it answers |
 //! | `GET /v1/models`, `/v1/models/NAME` | the loaded models and those in the hub's cache, as OpenAI's |
 //!
+//! `POST /engine` with `{"libraries": [PATH]}` is the daemon's, which forwards no request to it: paths of onnxruntime, of the installations of
+//! clients. The answer is the engine.
+//!
 //! Errors are OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
 
 mod embeddings;
+mod engine;
 mod error;
 mod listing;
 mod request;

@@ -1,6 +1,6 @@
 use super::error::ApiError;
 use super::request::BODY_BYTES_MAX;
-use super::{embeddings, listing, rerank, score};
+use super::{embeddings, engine, listing, rerank, score};
 use crate::loaded::LoadedModels;
 use axum::Router;
 use axum::body::Bytes;
@@ -76,6 +76,7 @@ fn routes(models: Arc<LoadedModels>) -> Router {
         .route("/v1/score", post(score::score))
         .route("/v1/models", get(listing::list))
         .route("/v1/models/{*name}", get(listing::get))
+        .route(engine::PATH, post(engine::add_libraries))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))

@@ -226,6 +226,7 @@ fn list(
         space: None,
         producer: listed.producer,
         retention: Retention::Cached { recompute },
+        keep_for: None,
         metadata: None,
         members: None,
     };

@@ -3,7 +3,7 @@
 use crate::budget::{Budget, Devices};
 use crate::computations::Claims;
 use crate::embedded::{Counters, EmbeddedStore};
-use crate::eviction::LastUses;
+use crate::eviction::{Ages, LastUses};
 use crate::names::{Names, SHARDS};
 use crate::spill::SpillState;
 use crate::{Clock, SharingConfig, SpillStorage, StoreObserver, SystemClock};
@@ -140,6 +140,7 @@ impl EmbeddedStoreBuilder {
             clock: self.clock,
             counters: Counters::default(),
             last_uses: LastUses::default(),
+            ages: Ages::default(),
             config: self.config,
             notes: Mutex::default(),
             observer: self.observer,

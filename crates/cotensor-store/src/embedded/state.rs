@@ -3,7 +3,7 @@
 use crate::blobs::Notes;
 use crate::budget::Devices;
 use crate::computations::Claims;
-use crate::eviction::LastUses;
+use crate::eviction::{Ages, LastUses};
 use crate::names::{ChangeLog, Names, VersionQueues};
 use crate::reports::CopyLog;
 use crate::spill::SpillState;
@@ -30,6 +30,7 @@ pub struct EmbeddedStore {
     pub(crate) observer: Option<Arc<dyn StoreObserver>>,
     pub(crate) spill: Option<SpillState>,
     pub(crate) last_uses: LastUses,
+    pub(crate) ages: Ages,
     pub(crate) me: Weak<EmbeddedStore>,
 }
 

@@ -86,6 +86,7 @@ impl EmbeddedStore {
         holder: &Holder,
     ) -> Result<Lease> {
         let name = spec.name.clone();
+        self.free_due();
         let created = self.clock.now();
         let backend: Weak<dyn StoreBackend> = self.me.clone();
         let mut unqueued = Unqueued::default();
@@ -169,6 +170,10 @@ impl LeaseBackend for EmbeddedStore {
         if record.close() {
             self.free_closed(std::slice::from_ref(record));
         }
+    }
+
+    fn left(&self, record: &Arc<Record>) {
+        self.count_age(record);
     }
 
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {

@@ -225,12 +225,17 @@ impl Record {
 impl Drop for Lease {
     fn drop(&mut self) {
         let last = self.record.leases.release(&self.holder) == Released::Last;
-        if last
-            && !self.record.is_private()
-            && !self.record.is_retained()
+        if !last || self.record.is_private() {
+            return;
+        }
+        let is_retained = self.record.is_retained();
+        if (!is_retained || self.record.keep_for().is_some())
             && let Some(backend) = self.record.backend.upgrade()
         {
-            backend.release(&self.record);
+            match is_retained {
+                true => backend.left(&self.record),
+                false => backend.release(&self.record),
+            }
         }
     }
 }

@@ -15,6 +15,11 @@ pub trait LeaseBackend: Send + Sync {
     /// may have been taken since: the backend removes the record only if [`Record::close`] returns true.
     fn release(&self, record: &Arc<Record>);
 
+    /// Called after the last lease of a record that is kept for a [time](Record::keep_for) was dropped.
+    fn left(&self, record: &Arc<Record>) {
+        let _ = record;
+    }
+
     /// Counts a copy of `bytes` bytes of `tensor` under `reason`.
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize);
 }
@@ -84,6 +89,7 @@ struct Optional {
     /// The producer of an unlisted tensor. The [`Holder`] keeps its name in the table of holders.
     private: Option<Holder>,
     metadata: Option<Arc<str>>,
+    keep_for: Option<Duration>,
     /// The members of a group.
     members: Option<Arc<Members>>,
 }
@@ -92,12 +98,13 @@ impl Record {
     /// A record without leases. Its last lease calls `backend`, if that still exists.
     pub fn new(parts: RecordParts, backend: Weak<dyn LeaseBackend>) -> Arc<Self> {
         let RecordParts { id, spec, layout, segment, charge, retained, private, key, created } = parts;
-        let TensorSpec { name, kind, space, producer, retention, provenance, metadata, members, .. } = spec;
+        let TensorSpec { name, kind, space, producer, retention, keep_for, provenance, metadata, members, .. } = spec;
         let is_plain = space.is_none()
             && provenance.is_none()
             && key.is_none()
             && private.is_none()
             && metadata.is_none()
+            && keep_for.is_none()
             && members.is_none();
         charge.segment().open();
         Arc::new(Self {
@@ -111,7 +118,8 @@ impl Record {
             leases: LeaseCount::default(),
             retained: AtomicBool::new(retained),
             state: AtomicU8::new(VersionState::Published as u8),
-            optional: (!is_plain).then(|| Box::new(Optional { space, provenance, key, private, metadata, members })),
+            optional: (!is_plain)
+                .then(|| Box::new(Optional { space, provenance, key, private, metadata, keep_for, members })),
             charge,
             created,
             last_used_ns: AtomicU64::new(created.as_nanos() as u64),
@@ -136,6 +144,7 @@ impl Record {
             space: self.space(),
             producer: self.producer.to_string(),
             retention: self.retention,
+            keep_for: self.keep_for(),
             provenance: self.provenance(),
             metadata: self.optional.as_ref().and_then(|optional| optional.metadata.clone()),
             members: self.members().cloned(),
@@ -170,6 +179,11 @@ impl Record {
     /// The publisher's metadata, a JSON object.
     pub fn metadata(&self) -> Option<&str> {
         self.optional.as_ref()?.metadata.as_deref()
+    }
+
+    /// The longest time that it stays without leases.
+    pub fn keep_for(&self) -> Option<Duration> {
+        self.optional.as_ref()?.keep_for
     }
 
     pub(crate) fn provenance(&self) -> Option<ContentHash> {

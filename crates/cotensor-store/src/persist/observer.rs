@@ -3,6 +3,7 @@
 use crate::leases::Record;
 use crate::spill::SpilledSegment;
 use crate::{Key, TensorId};
+use std::time::Duration;
 
 /// Receives every change while the name is locked: the changes of one name arrive in their order, and before any caller
 /// can act on them. An observer must not call the store.
@@ -15,6 +16,12 @@ pub trait StoreObserver: Send + Sync {
 
     /// `record` was removed from the store.
     fn on_free(&self, record: &Record);
+
+    /// The last lease of `record`, which is kept for a [time](Record::keep_for), ended at `since` by the store's clock. Called without the
+    /// lock of the name: the record may be leased again, or freed.
+    fn on_left(&self, record: &Record, since: Duration) {
+        let _ = (record, since);
+    }
 
     /// The segment of `record`, which has no lease, was spilled. Restoring it calls
     /// [`on_publish`](StoreObserver::on_publish) again.

@@ -30,17 +30,20 @@ pub struct RestoredTensor {
     pub state: VersionState,
     /// The time of publication, by a clock that both stores share; `None`, which means now, if it is unknown.
     pub created: Option<Duration>,
+    /// Since when it had no lease, by that clock, if it is kept for a [time](TensorSpec::keep_for) and that is known.
+    pub left: Option<Duration>,
 }
 
 impl EmbeddedStore {
     /// Lists a tensor of a former store with the same [seed](crate::EmbeddedStoreBuilder::seed), and leases it. A
-    /// version that is not the newest, or not cached, is freed with its last lease. The observer is not called.
+    /// version that is not the newest, or not cached, is freed with its last lease. The time of a tensor that had no lease goes on, unless it is
+    /// used. The observer is not called.
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version exists already, or its name
     /// has another id.
     pub fn restore(&self, tensor: RestoredTensor, holder: &Holder) -> Result<Lease> {
-        let RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created } = tensor;
+        let RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created, left } = tensor;
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
@@ -48,6 +51,7 @@ impl EmbeddedStore {
         let (name, created) = (spec.name.clone(), self.created(created));
         let charge = self.devices.host().take_metadata_unchecked(&charge, self.metadata_of(&spec));
         let backend: Weak<dyn LeaseBackend> = self.me.clone();
+        self.restore_age(id, left.filter(|_| spec.keep_for.is_some()));
         let place = RestoredVersion { id, versions: versions.max(id.version), state };
         let record = self.names.restore(&name, place, || {
             let retained = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
@@ -110,6 +114,9 @@ impl EmbeddedStore {
     /// # Errors
     /// `Conflict` when one of the names exists already.
     pub fn restore_spilled(&self, tensors: Vec<(SpilledTensor, u64)>, segment: Arc<dyn SpilledSegment>) -> Result<()> {
+        for (tensor, _) in &tensors {
+            self.restore_age(tensor.id, tensor.left);
+        }
         let created = |tensor: &SpilledTensor| Some(self.created(tensor.created));
         let (tensors, versions): (Vec<_>, Vec<u64>) = tensors
             .into_iter()
@@ -119,6 +126,7 @@ impl EmbeddedStore {
         let set = Arc::new(SpilledSet::new(segment, tensors, metadata));
         for (tensor, versions) in set.tensors.iter().zip(versions) {
             self.names.restore_spilled(&tensor.spec.name, tensor.id, versions, &set)?;
+            self.count_age_of_spilled(tensor.id, &tensor.spec);
         }
         Ok(())
     }

@@ -23,13 +23,15 @@ pub struct SpilledTensor {
     pub key: Option<Key>,
     /// The time of publication, by the store's clock; `None` if it is unknown.
     pub created: Option<Duration>,
+    /// For a tensor of a former store, since when it had no lease, if that is known.
+    pub left: Option<Duration>,
 }
 
 impl SpilledTensor {
     pub(super) fn of(record: &Record) -> Result<Self> {
         let layout = record.layout.moved(record.layout.offset_bytes() + offset_in_file(&*record.segment))?;
         let (id, spec, key, created) = (record.id, record.spec(), record.key(), Some(record.created));
-        Ok(Self { id, spec, layout, key, created })
+        Ok(Self { id, spec, layout, key, created, left: None })
     }
 }
 

@@ -85,7 +85,8 @@ impl EmbeddedStore {
         }
         let mut leases = Vec::with_capacity(set.tensors.len());
         for tensor in &set.tensors {
-            let SpilledTensor { id, spec, layout, key, created } = tensor.clone();
+            let SpilledTensor { id, spec, layout, key, created, left: _ } = tensor.clone();
+            self.continue_age(id, &spec);
             let backend: Weak<dyn LeaseBackend> = self.me.clone();
             let (segment, created) = (Arc::clone(segment), self.created(created));
             let charge = self.devices.host().take_metadata_unchecked(charge, self.metadata_of(&spec));

@@ -45,6 +45,9 @@ pub struct TensorSpec {
     pub producer: String,
     /// How long it stays without leases.
     pub retention: Retention,
+    /// The longest time that a [`Cached`](Retention::Cached) tensor stays after its last lease; `None` without a limit. Each
+    /// new lease ends the time.
+    pub keep_for: Option<Duration>,
     /// The identity of a computed value: the hash of stage key and output. Equal provenance means equal content, dtype
     /// and shape, so their hash is not computed.
     pub provenance: Option<ContentHash>,
@@ -72,6 +75,7 @@ impl TensorSpec {
             space: None,
             producer: String::new(),
             retention: Retention::WhileLeased,
+            keep_for: None,
             provenance: None,
             metadata: None,
             members: None,

@@ -200,6 +200,7 @@ fn spec(name: &str, bytes: u64, cost: Option<u32>) -> TensorSpec {
             recompute: Duration::from_secs(u64::from(cost)),
         }),
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     }

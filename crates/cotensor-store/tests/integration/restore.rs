@@ -94,7 +94,18 @@ fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, 
     let layout = Layout::contiguous(DType::U8, &[100]).unwrap();
     let key = Some(Key(ContentHash::of(name.as_bytes())));
     let state = if current { VersionState::Published } else { VersionState::Superseded };
-    RestoredTensor { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, state, created: None }
+    RestoredTensor {
+        id,
+        spec: spec(name, KEPT),
+        layout,
+        segment,
+        charge,
+        key,
+        versions,
+        state,
+        created: None,
+        left: None,
+    }
 }
 
 #[test]
@@ -117,6 +128,34 @@ fn restored_tensor_keeps_its_age() {
     });
     assert_eq!(found, [35.0, 5.0, 5.0]);
     assert_eq!(store.stats().counted_seconds, 5.0, "since the store was made");
+}
+
+#[test]
+fn time_without_leases_goes_on_after_a_restore_unless_the_tensor_is_used() {
+    let clock = Arc::new(ManualClock::default());
+    clock.advance(Duration::from_secs(1000));
+    let store = EmbeddedStore::builder().clock(clock.clone()).build();
+    let (holder, age) = (store.holder("taken over"), Duration::from_secs(600));
+    let restore = |name: &str, left: Option<u64>| {
+        let id = put(&store, name, Retention::WhileLeased).id();
+        let tensor = restored(&store, (name, id), 1, true);
+        let spec = TensorSpec { keep_for: Some(age), ..tensor.spec };
+        let tensor = RestoredTensor { spec, left: left.map(Duration::from_secs), ..tensor };
+        (id, store.restore(tensor, &holder).unwrap())
+    };
+    // Left 300 s ago; left then, and used by a client that resumes; unknown.
+    let [(left, one), (used, two), (new, three)] =
+        [restore("left", Some(700)), restore("used", Some(700)), restore("new", None)];
+    clock.advance(Duration::from_secs(1));
+    let client = store.lease(used, &store.holder("client")).unwrap();
+    drop((one, two, three));
+    assert_eq!(store.freed_in(left), Some(Duration::from_secs(299)));
+    assert_eq!(store.freed_in(used), None);
+    drop(client);
+    assert_eq!([used, new].map(|id| store.freed_in(id)), [Some(age); 2]);
+    clock.advance(Duration::from_secs(299));
+    store.free_due();
+    assert_eq!([left, used, new].map(|id| store.has(id)), [false, true, true]);
 }
 
 #[test]

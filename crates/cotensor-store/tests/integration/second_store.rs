@@ -62,6 +62,7 @@ impl Client {
             producer: lease.producer().to_owned(),
             retention: Retention::WhileLeased,
             provenance: Some(lease.identity()),
+            keep_for: None,
             metadata: lease.spec().metadata,
             members: lease.spec().members,
         };
@@ -250,6 +251,7 @@ fn spec(name: &str, bytes: usize) -> TensorSpec {
         producer: "bert".to_owned(),
         retention: Retention::Cached { recompute: Duration::from_millis(1) },
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     }

@@ -114,6 +114,7 @@ fn spec(name: &str, bytes: usize, recompute: Duration) -> TensorSpec {
         producer: "test".to_owned(),
         retention: Retention::Cached { recompute },
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     }

@@ -19,6 +19,7 @@ fn spec(name: &str, shape: &[usize], recompute_ms: u64) -> TensorSpec {
         producer: "bert".to_owned(),
         retention: Retention::Cached { recompute: Duration::from_millis(recompute_ms) },
         provenance: None,
+        keep_for: None,
         metadata: None,
         members: None,
     }

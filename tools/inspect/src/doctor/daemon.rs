@@ -2,7 +2,7 @@
 
 use super::finding::{Finding, Severity};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{Empty, Hello, HelloParams, PROTOCOL, Ping};
+use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, Hello, HelloParams, ModelEngine, PROTOCOL, Ping};
 use cotensor_core::{ErrorKind, Result};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -15,7 +15,7 @@ const PINGS: usize = 100;
 pub(super) fn check(socket: &Path) -> Vec<Finding> {
     let mut findings = vec![path(socket)];
     let found = std::fs::symlink_metadata(socket);
-    findings.push(match found {
+    let daemon = match found {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Finding::new("daemon", Severity::Note, "not running", "`cotensor serve` starts it")
         }
@@ -29,7 +29,10 @@ pub(super) fn check(socket: &Path) -> Vec<Finding> {
             Finding::new("daemon", Severity::Broken, format!("owned by user {}", found.uid()), advice)
         }
         Ok(_) => match ping(socket) {
-            Ok(value) => Finding::ok("daemon", value),
+            Ok((value, status)) => {
+                findings.extend(status.and_then(model_process));
+                Finding::ok("daemon", value)
+            }
             Err(error) if error.kind() == ErrorKind::Unreachable => {
                 let advice = "the socket is left from a killed daemon; the next `cotensor serve` replaces it";
                 Finding::new("daemon", Severity::Note, "not running", advice)
@@ -38,7 +41,8 @@ pub(super) fn check(socket: &Path) -> Vec<Finding> {
                 Finding::new("daemon", Severity::Broken, error.to_string(), "the daemon does not answer correctly")
             }
         },
-    });
+    };
+    findings.insert(1, daemon);
     findings
 }
 
@@ -53,8 +57,25 @@ fn path(socket: &Path) -> Finding {
     }
 }
 
-/// Connects, and measures the median time of a ping.
-fn ping(socket: &Path) -> Result<String> {
+/// The engine of the model process that runs.
+fn model_process(status: DaemonStatus) -> Option<Finding> {
+    let ModelEngine { name, version, library, absent } = status.engine?;
+    let library = library.map_or_else(|| "part of cotensor".to_owned(), |library| library.display().to_string());
+    let pid = status.models.map_or_else(String::new, |pid| format!(", process {pid}"));
+    let value = format!("{name} {version} ({library}){pid}");
+    Some(match absent.is_empty() {
+        true => Finding::ok("model process", value),
+        false => Finding::new(
+            "model process",
+            Severity::Note,
+            value,
+            format!("the fast engine cannot be used: {}", absent.join("; ")),
+        ),
+    })
+}
+
+/// Connects, and measures the median time of a ping. The status is none of a daemon that does not know this version's.
+fn ping(socket: &Path) -> Result<(String, Option<DaemonStatus>)> {
     let store = ClientStore::connect(Some(socket), "cotensor doctor")?;
     let params = HelloParams { protocol: PROTOCOL, client: String::new(), ..Default::default() };
     let hello = store.request::<Hello>(&params)?;
@@ -66,5 +87,6 @@ fn ping(socket: &Path) -> Result<String> {
     }
     times.sort_unstable();
     let median = times[PINGS / 2].as_micros();
-    Ok(format!("version {}, protocol {}, ping {median} µs", hello.version, hello.protocol))
+    let status = store.request::<GetStatus>(&Empty {}).ok();
+    Ok((format!("version {}, protocol {}, ping {median} µs", hello.version, hello.protocol), status))
 }

@@ -111,6 +111,7 @@ impl Reader {
             kind: Kind::Other,
             producer: "cotensor call",
             retention: Retention::WhileLeased,
+            keep_for: None,
         };
         reader.put(at, &*self.store, &self.holder, &options).map_err(|error| error.in_file(path))
     }

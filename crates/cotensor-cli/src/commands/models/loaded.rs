@@ -4,12 +4,13 @@ use crate::args::{Client, LoadArgs};
 use crate::commands::call::{model_error, plain_json};
 use crate::commands::connection::{connect, running};
 use crate::commands::embed::{ModelFunctions, model_name};
+use crate::commands::engine_text::engine_text;
 use crate::launch::Program;
 use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::process::pss_bytes;
-use cotensor_client::protocol::{Empty, GetStatus};
+use cotensor_client::protocol::{Empty, GetStatus, ModelEngine};
 use cotensor_client::{ClientStore, default_socket};
 use cotensor_functions::{Arguments, CallError, Functions, Value};
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,18 @@ struct Listing {
     /// Its memory, with its part of shared pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pss_bytes: Option<u64>,
+    /// The engine that models get at their next load; none while no process offers models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<ModelEngine>,
     models: Vec<Entry>,
+}
+
+/// The answer of `model.list`.
+#[derive(Default, Deserialize)]
+struct Listed {
+    models: Vec<Entry>,
+    /// Of a former version: none.
+    engine: Option<ModelEngine>,
 }
 
 /// A model as `model.list` describes it.
@@ -56,21 +68,24 @@ struct Unloaded {
 }
 
 pub(super) fn list(client: &Client) -> Result<()> {
-    let (pid, models) = match running(&client.socket.clone().unwrap_or_else(default_socket), "cotensor models")? {
-        None => (None, Vec::new()),
-        Some(store) => {
-            let status = store.request::<GetStatus>(&Empty {})?;
-            // Of another process, `serve-models` of a user, the daemon knows no number.
-            let offered = Functions::new(Arc::clone(&store)).list(LIST)?;
-            let offers = |pid: &u32| offered.iter().any(|found| found.provider.client == format!("models[{pid}]"));
-            (status.models.filter(offers), loaded(&store)?)
-        }
-    };
+    let (pid, Listed { models, engine }) =
+        match running(&client.socket.clone().unwrap_or_else(default_socket), "cotensor models")? {
+            None => (None, Listed::default()),
+            Some(store) => {
+                let status = store.request::<GetStatus>(&Empty {})?;
+                // Of another process, `serve-models` of a user, the daemon knows no number.
+                let offered = Functions::new(Arc::clone(&store)).list(LIST)?;
+                let offers = |pid: &u32| offered.iter().any(|found| found.provider.client == format!("models[{pid}]"));
+                (status.models.filter(offers), loaded(&store)?)
+            }
+        };
     if client.json {
-        return print_json(&Listing { pid, pss_bytes: pid.and_then(|pid| pss_bytes(pid).ok()), models });
+        return print_json(&Listing { pid, pss_bytes: pid.and_then(|pid| pss_bytes(pid).ok()), engine, models });
     }
+    let engine = engine.map_or_else(String::new, |engine| format!("engine {}\n", engine_text(&engine)));
     if models.is_empty() {
-        return print("no model is loaded; `cotensor models load MODEL` loads one, and so does the first request\n");
+        let nothing = "no model is loaded; `cotensor models load MODEL` loads one, and so does the first request\n";
+        return print(&(nothing.to_owned() + &engine));
     }
     let titles = ["name", "family", "weights", "shared", "requests", "idle", "unloaded", "engine"];
     let mut table = Table::new(&[false, false, true, true, true, true, false, false], &titles);
@@ -91,23 +106,19 @@ pub(super) fn list(client: &Client) -> Result<()> {
     let process = process.map_or_else(String::new, |(pid, bytes)| {
         format!("process {pid}: {} with its part of shared pages\n", size(bytes))
     });
-    print(&(table.text() + &process))
+    print(&(table.text() + &process + &engine))
 }
 
-/// The loaded models; none if no process offers models.
-fn loaded(store: &Arc<ClientStore>) -> Result<Vec<Entry>> {
-    #[derive(Deserialize)]
-    struct Listed {
-        models: Vec<Entry>,
-    }
+/// The loaded models and the engine; none if no process offers models.
+fn loaded(store: &Arc<ClientStore>) -> Result<Listed> {
     let functions = Functions::new(Arc::clone(store));
     if functions.list(LIST)?.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Listed::default());
     }
     match functions.call(LIST, &Arguments::new()) {
-        Ok(listed) => Ok(parsed::<Listed>(&listed, LIST)?.models),
+        Ok(listed) => parsed(&listed, LIST),
         // The process ended, and its models with it.
-        Err(CallError::NotCalled(error)) if error.kind() == ErrorKind::Io => Ok(Vec::new()),
+        Err(CallError::NotCalled(error)) if error.kind() == ErrorKind::Io => Ok(Listed::default()),
         Err(error) => Err(model_error(error, LIST)),
     }
 }

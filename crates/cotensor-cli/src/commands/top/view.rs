@@ -168,6 +168,7 @@ mod tests {
                 space: None,
                 producer: String::new(),
                 keep: Keep::Cached,
+                keep_ms: None,
                 provenance: None,
                 metadata: None,
                 members: Vec::new(),
@@ -181,6 +182,7 @@ mod tests {
             lost: None,
             member_count: 0,
             charged_to: None,
+            freed_in_s: None,
         }
     }
 

@@ -28,6 +28,9 @@ pub(crate) struct Entry {
     /// The time of publishing on the machine's monotonic clock, in nanoseconds.
     #[serde(default)]
     pub(crate) created_ns: Option<u64>,
+    /// The time at which the last lease of a tensor that is kept for a time ended, on that clock.
+    #[serde(default)]
+    pub(crate) left_ns: Option<u64>,
 }
 
 impl Entry {
@@ -44,6 +47,11 @@ impl Entry {
     /// The time of publishing on the machine's monotonic clock.
     pub(crate) fn created(&self) -> Option<Duration> {
         self.created_ns.map(Duration::from_nanos)
+    }
+
+    /// The time at which its last lease ended.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        self.left_ns.map(Duration::from_nanos)
     }
 }
 
@@ -69,6 +77,8 @@ pub(crate) enum Event {
     Unlisted(Id),
     /// A version's segment was written to a file.
     Spilled { id: Id, file: SpillFile },
+    /// The last lease of a version that is kept for a time ended, at this time on the machine's monotonic clock.
+    Left { id: Id, at_ns: u64 },
     /// A version was freed.
     Freed(Id),
     /// A computation has results.

@@ -13,6 +13,8 @@ use cotensor_core::{DType, Error, RANK_MAX, Result};
 const GROUP: &str = "";
 /// After the dtype of a tensor with metadata, which is the last part. An earlier version wrote no metadata.
 const METADATA: &str = "*";
+/// After the dtype of a tensor that is kept for a time, before that of metadata. An earlier version wrote no time.
+const KEPT_FOR: &str = "+";
 
 const CURRENT: u8 = 1;
 const SPACE: u8 = 1 << 1;
@@ -34,7 +36,8 @@ impl PackedEntry {
         if shapes.into_iter().any(|shape| shape.len() > RANK_MAX) {
             return Err(corrupt());
         }
-        let Entry { id: _, spec, segment, offset, key, versions, current, removed, spilled, created_ns } = entry;
+        let Entry { id: _, spec, segment, offset, key, versions, current, removed, spilled, created_ns, left_ns } =
+            entry;
         // `Cached` without a time and with zero are equal.
         let recompute = match spec.keep {
             Keep::CachedMicros(micros) => Some(micros),
@@ -55,7 +58,8 @@ impl PackedEntry {
         writer.byte(flags.into_iter().filter(|(_, set)| *set).fold(0, |all, (flag, _)| all | flag));
         writer.number(*segment).number(*offset as u64).number(*versions);
         let dtype = if spec.members.is_empty() { spec.dtype.as_str() } else { GROUP };
-        let dtype = [dtype, if spec.metadata.is_some() { METADATA } else { "" }].concat();
+        let mark = |has: bool, mark: &'static str| if has { mark } else { "" };
+        let dtype = [dtype, mark(spec.keep_ms.is_some(), KEPT_FOR), mark(spec.metadata.is_some(), METADATA)].concat();
         for text in [&spec.name, &spec.producer, &dtype, &spec.kind] {
             writer.bytes(text.as_bytes());
         }
@@ -68,6 +72,10 @@ impl PackedEntry {
         }
         if let Some(micros) = recompute {
             writer.number(micros);
+        }
+        if let Some(milliseconds) = spec.keep_ms {
+            // The machine's clock is never 0.
+            writer.number(milliseconds).number(left_ns.unwrap_or(0));
         }
         for hash in [&spec.space, &spec.provenance, key].into_iter().flatten() {
             writer.hash(&parse_hash(hash)?);
@@ -104,7 +112,9 @@ impl PackedEntry {
         let device = reader.device()?;
         let shape = reader.shape()?;
         let has_metadata = dtype.ends_with(METADATA);
-        let dtype = dtype.trim_end_matches(METADATA).to_owned();
+        let dtype = dtype.trim_end_matches(METADATA);
+        let is_kept_for = dtype.ends_with(KEPT_FOR);
+        let dtype = dtype.trim_end_matches(KEPT_FOR).to_owned();
         let is_group = dtype == GROUP;
         let (dtype, members) =
             if is_group { (DType::U8.name().to_owned(), reader.members()?) } else { (dtype, Vec::new()) };
@@ -113,6 +123,8 @@ impl PackedEntry {
             Some(micros) => Keep::CachedMicros(micros),
             None => Keep::WhileLeased,
         };
+        let kept_for = is_kept_for.then(|| Ok::<_, Error>((reader.number()?, reader.number()?))).transpose()?;
+        let (keep_ms, left_ns) = (kept_for.map(|kept| kept.0), kept_for.map(|kept| kept.1).filter(|left| *left > 0));
         let mut hash = |flag| has(flag).then(|| reader.hash().map(|hash| hash.to_string())).transpose();
         let (space, provenance, key) = (hash(SPACE)?, hash(PROVENANCE)?, hash(KEY)?);
         let created_ns = has(CREATED).then(|| reader.number()).transpose()?;
@@ -122,7 +134,8 @@ impl PackedEntry {
         if !reader.0.is_empty() {
             return Err(corrupt());
         }
-        let spec = Spec { name, dtype, shape, device, kind, space, producer, keep, provenance, metadata, members };
+        let spec =
+            Spec { name, dtype, shape, device, kind, space, producer, keep, keep_ms, provenance, metadata, members };
         Ok(Entry {
             id,
             spec,
@@ -134,6 +147,7 @@ impl PackedEntry {
             removed: has(REMOVED),
             spilled,
             created_ns,
+            left_ns,
         })
     }
 
@@ -167,6 +181,7 @@ pub(super) mod testing {
             space: hash("space"),
             producer: "a producer".to_owned(),
             keep: if full { Keep::CachedMicros(u64::MAX) } else { Keep::WhileLeased },
+            keep_ms: full.then_some(u64::MAX),
             provenance: hash("provenance"),
             metadata: full.then(|| r#"{"step": 3}"#.to_owned()),
             members: Vec::new(),
@@ -183,6 +198,7 @@ pub(super) mod testing {
             removed: !full,
             spilled: full.then_some(file),
             created_ns: full.then_some(u64::MAX),
+            left_ns: full.then_some(u64::MAX),
         }
     }
 }

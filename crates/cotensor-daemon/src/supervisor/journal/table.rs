@@ -68,6 +68,7 @@ impl Journal {
                 let before = self.update(id, |entry| entry.spilled = Some(file));
                 return Ok(before.and_then(|before| self.release_segment(&before)));
             }
+            Event::Left { id, at_ns } => drop(self.update(id, |entry| entry.left_ns = Some(at_ns))),
             Event::Freed(id) => return Ok(self.drop_entry(id)),
             Event::Claimed(key) => drop(self.claimed.insert(key)),
             Event::Abandoned(key) => drop(self.claimed.remove(&key)),

@@ -24,14 +24,26 @@ fn published(name_id: u64, version: u64, segment: u64, new: bool) -> (Event, Vec
         space: None,
         producer: String::new(),
         keep: Keep::Cached,
+        keep_ms: None,
         provenance: None,
         metadata: None,
         members: Vec::new(),
     };
     let (id, key) = (Id { name_id, version }, (name_id == 1).then(key));
     let (versions, created_ns) = (version, Some(name_id));
-    let entry =
-        Entry { id, spec, segment, offset: 0, key, versions, current: true, removed: false, spilled: None, created_ns };
+    let entry = Entry {
+        id,
+        spec,
+        segment,
+        offset: 0,
+        key,
+        versions,
+        current: true,
+        removed: false,
+        spilled: None,
+        created_ns,
+        left_ns: None,
+    };
     let entry = Box::new(entry);
     let fds = new.then(|| OwnedFd::from(tempfile::tempfile().unwrap())).into_iter().collect();
     (

@@ -49,11 +49,6 @@ impl OrtEngine {
         Ok(Self { name: Self::SHARED, ..Self::new(&threads.into())? })
     }
 
-    /// The path of the loaded library.
-    pub fn library_path(&self) -> &Path {
-        &self.library.path
-    }
-
     /// The derived files and the key of a graph with weights; `None` if it has none, or without a folder for the files.
     fn derived(&self, graph: &Graph, fingerprint: &ContentHash) -> Option<(&dyn DerivedFiles, ContentHash)> {
         let derived = self.derived.as_deref().filter(|_| !graph.weights().is_empty())?;
@@ -114,6 +109,10 @@ impl Engine for OrtEngine {
 
     fn version(&self) -> &'static str {
         &self.library.version
+    }
+
+    fn library(&self) -> Option<&Path> {
+        Some(&self.library.path)
     }
 
     fn capabilities(&self) -> Capabilities {

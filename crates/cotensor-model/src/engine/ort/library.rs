@@ -1,5 +1,6 @@
 //! The library of onnxruntime: found in the Python environments of the user, loaded once per process.
 
+use super::elf::is_complete;
 use super::{arena, native};
 use crate::engine::guard::guarded;
 use cotensor_core::{Error, Result};
@@ -33,6 +34,52 @@ static LOADING: Mutex<()> = Mutex::new(());
 /// The prefix of the Python interpreter that runs in this process.
 static INTERPRETER: OnceLock<PathBuf> = OnceLock::new();
 
+/// Libraries of other installations, as their clients named them.
+static ADDED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Adds libraries of other installations to those of the search, of which the newest that can be loaded is used. The variable
+/// `ORT_DYLIB_PATH` has precedence. Has no effect once a library is loaded.
+pub fn add_libraries(libraries: &[PathBuf]) {
+    let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
+    for library in libraries {
+        if !added.contains(library) {
+            added.push(library.clone());
+        }
+    }
+}
+
+/// The library that this process would load, if its installation has one: that of the variable, or the one of the search. It is not loaded,
+/// and may not be usable. The first call searches.
+pub fn installed_library() -> Option<&'static Path> {
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let found = || named().or_else(|| find(&prefixes()));
+    FOUND.get_or_init(|| std::fs::canonicalize(found()?).ok()).as_deref()
+}
+
+/// The library that the variable names.
+fn named() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The libraries to try, in order.
+fn candidates() -> Vec<PathBuf> {
+    let added = ADDED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let own = if named().is_some() { None } else { find(&prefixes()) };
+    let mut searched: Vec<PathBuf> = own.into_iter().chain(added).collect();
+    let version = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).map(version_key);
+    // Stable: of equal versions, that of this installation is the first.
+    searched.sort_by_key(|path| std::cmp::Reverse(version(path)));
+    let mut all: Vec<PathBuf> = named().into_iter().chain(searched).collect();
+    let mut seen = Vec::new();
+    all.retain(|path| {
+        !seen.contains(path) && {
+            seen.push(path.clone());
+            true
+        }
+    });
+    all
+}
+
 /// Makes the search begin in the Python environment `prefix` (`sys.prefix`). The first call counts.
 pub fn search_python(prefix: PathBuf) {
     // A process has one interpreter.
@@ -57,23 +104,34 @@ pub(super) fn library() -> Result<&'static Library> {
     if let Some(library) = loaded() {
         return Ok(library);
     }
-    let path = match std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
-        Some(path) => PathBuf::from(path),
-        None => find(&prefixes()).ok_or_else(|| {
-            Error::not_found(format!("no library of onnxruntime in a Python environment; install it by `{INSTALL}`"))
-        })?,
-    };
-    let library = guarded("loading its library", || load(&path)).map_err(|error| error.in_file(&path))?;
-    Ok(LIBRARY.get_or_init(|| library))
+    let mut refused: Option<Error> = None;
+    for path in candidates() {
+        match guarded("loading its library", || load(&path)).map_err(|error| error.in_file(&path)) {
+            Ok(library) => return Ok(LIBRARY.get_or_init(|| library)),
+            // The first one is the best; the others are named, too.
+            Err(error) => {
+                refused = Some(match refused {
+                    Some(first) => Error::new(first.kind(), format!("{first}; {error}")),
+                    None => error,
+                });
+            }
+        }
+    }
+    Err(refused.unwrap_or_else(|| {
+        Error::not_found(format!("no library of onnxruntime in a Python environment; install it by `{INSTALL}`"))
+    }))
 }
 
 fn load(path: &Path) -> Result<Library> {
     if !path.is_file() {
         return Err(Error::not_found(format!(
-            "the file that {VARIABLE} names does not exist; unset it, and `{INSTALL}`"
+            "this file does not exist; unset {VARIABLE} if it names the file, and `{INSTALL}`"
         )));
     }
     let refused = |reason: String| Error::unsupported(format!("{reason}; `{INSTALL}`"));
+    if !is_complete(path) {
+        return Err(refused("cannot be loaded: the file is cut off".to_owned()));
+    }
     let opened = native::open(path).map_err(|reason| refused(format!("cannot be loaded: {reason}")))?;
     let version = opened.version.as_ref().ok_or_else(|| refused("this library is not onnxruntime".to_owned()))?;
     let mut parts = version.split('.').map(str::parse::<u32>);

@@ -3,6 +3,7 @@
 mod arena;
 mod convert;
 mod cores;
+mod elf;
 mod engine;
 mod graph;
 mod library;
@@ -11,4 +12,4 @@ mod prepacked;
 mod shapes;
 
 pub use engine::OrtEngine;
-pub use library::search_python;
+pub use library::{add_libraries, installed_library, search_python};

@@ -34,7 +34,7 @@ pub(super) struct Opened {
 pub(super) fn open(path: &Path) -> std::result::Result<Opened, String> {
     // SAFETY: loading a library runs its constructors. The user chose this file, as a variable or as an installed
     // package.
-    let library = unsafe { libloading::Library::new(path) }.map_err(|error| error.to_string())?;
+    let library = unsafe { libloading::Library::new(path) }.map_err(|error| reason(&error))?;
     type Base = unsafe extern "C" fn() -> *const sys::OrtApiBase;
     // SAFETY: every release of onnxruntime exports this function with this type.
     let base = unsafe { library.get::<Base>(b"OrtGetApiBase\0") }.ok();
@@ -46,6 +46,11 @@ pub(super) fn open(path: &Path) -> std::result::Result<Opened, String> {
     // SAFETY: as above. A release without this version of the functions returns null.
     let is_usable = base.is_some_and(|base| !unsafe { (base.GetApi)(sys::ORT_API_VERSION) }.is_null());
     Ok(Opened { _library: library, version, is_usable })
+}
+
+/// What the loader said.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Keeps the library from reporting its use to its vendor, unless the user set the variable.
