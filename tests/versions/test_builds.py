@@ -1,6 +1,7 @@
 """Two builds with each other: clients of one, the daemon and further processes of the other. `make test-versions` runs it.
 
-Builds with one number of the protocol must work together as docs/operate/versions.md promises. Builds with two must refuse each other.
+Builds with one number of the protocol must work together, as docs/operate/versions.md promises. Builds with two numbers
+must refuse each other.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def test_session_is_resumed_by_the_next_server(pair: Pair) -> None:
 
 @one_protocol
 def test_server_of_the_other_build_takes_over(pair: Pair, folder: Path) -> None:
-    """An upgrade as docs/explanation/recovery.md describes it, or a downgrade: the program is replaced, then the server is killed."""
+    """An upgrade as docs/explanation/recovery.md has it, or a downgrade: the program is replaced, then the server is killed."""
     client, daemon = pair
     before = daemon.build
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True, stdin=subprocess.DEVNULL)
