@@ -55,10 +55,10 @@ class Computing(Execution):
         if not (on_device or self.results_on_host) and in_backward():
             # The gradient of what ran on the host.
             return self.call(func, args, kwargs)
-        weights = self._weights_of(uses)
         out = tensors(kwargs["out"]) if kwargs and kwargs.get("out") is not None else ()
         if any([tensor.is_cpu for tensor in out]):
-            return self._write(func, args, kwargs, out)
+            return self._write(func, args, kwargs, out, uses)
+        weights = self._weights_of(uses)
         if not weights and not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
             return self._factory(func, args, kwargs)
         for tensor, part in uses.values():
@@ -211,12 +211,13 @@ class Computing(Execution):
         on_device = gather([*args, *kwargs.values()], self.weights.owners, uses)
         if not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
             return self.call(func, args, kwargs)
-        # A parameter is a weight from its first use on, also by an operation that runs here.
-        self._weights_of(uses)
-        return self._write(func, args, kwargs, targets)
+        return self._write(func, args, kwargs, targets, uses)
 
-    def _write(self, func: Any, args: Args, kwargs: Kwargs, targets: Sequence[torch.Tensor]) -> Any:
-        """Writes tensors of the host, on the host."""
+    def _write(self, func: Any, args: Args, kwargs: Kwargs, targets: Sequence[torch.Tensor], uses: Uses) -> Any:
+        """Writes tensors of the host, on the host. Parameters that it only reads are weights from now on, as elsewhere."""
+        for tensor in targets:
+            uses.pop(id(tensor), None)
+        self._weights_of(uses)
         result = self.run_on_host(func, args, kwargs, None)
         for tensor in targets:
             self.changed(tensor)
