@@ -65,11 +65,13 @@ pub(crate) fn sums<const N: usize>(count: usize, terms: impl Fn(usize) -> [f32; 
     partial.map(|lanes| folded(lanes, |one, other| one + other))
 }
 
+/// Floats of this size have no fraction.
+pub(crate) const WHOLE: f32 = 12_582_912.0;
+
 /// The nearest whole number, the even one of two, for magnitudes below 2^22.
 #[inline(always)]
 pub(crate) fn nearest(value: f32) -> f32 {
-    // Floats of this size have no fraction. An instruction for it is not in every set.
-    const WHOLE: f32 = 12_582_912.0;
+    // An instruction for it is not in every set.
     (value + WHOLE) - WHOLE
 }
 

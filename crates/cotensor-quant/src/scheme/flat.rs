@@ -1,7 +1,7 @@
 //! One scale for each group: `round`, `search` and `affine`.
 
 use crate::codes::{GROUP_MAX, pack};
-use crate::lanes::{extremes, nearest, sums};
+use crate::lanes::{WHOLE, extremes, nearest, sums};
 use crate::scales::Scales;
 use crate::spec::Width;
 use crate::tensor::QuantTensor;
@@ -73,7 +73,7 @@ pub(super) fn encode(width: Width, values: &[f32], line: Line, codes: &mut [u8])
     let (inverse, max) = (inverse(line.scale), f32::from(width.code_max()));
     for (code, &value) in codes.iter_mut().zip(values) {
         // The lowest bits of a float of this size are the whole number.
-        *code = (code_of(value, inverse, line.zero, max) + 12_582_912.0).to_bits() as u8;
+        *code = (code_of(value, inverse, line.zero, max) + WHOLE).to_bits() as u8;
     }
 }
 
@@ -167,7 +167,7 @@ pub(super) fn affine(width: Width, values: &[f32]) -> Line {
 
 /// As float16 keeps it.
 #[inline(always)]
-fn stored(value: f32) -> f32 {
+pub(super) fn stored(value: f32) -> f32 {
     f16::from_f32(value).to_f32()
 }
 

@@ -34,11 +34,10 @@ pub fn quantize(weights: &[f32], rows: usize, columns: usize, spec: &QuantSpec) 
 /// The largest float16.
 const MAX: f32 = 65_504.0;
 
-/// Whether all weights are possible.
+/// Whether a weight is not possible. Without a branch, for loops over many.
 #[inline(always)]
-fn are_possible(weights: &[f32]) -> bool {
-    // Without a branch for each.
-    !weights.iter().fold(false, |wrong, weight| wrong | weight.is_nan() | (weight.abs() > MAX))
+fn is_wrong(weight: &f32) -> bool {
+    weight.is_nan() | (weight.abs() > MAX)
 }
 
 /// Quantizes row by row, with loops that know the width when they are compiled. Returns the first weight that is not possible.
@@ -49,8 +48,8 @@ fn of_width<const BITS: u32>(weights: &[f32], tensor: &mut QuantTensor) -> Optio
             let width = const { Width::of_const(BITS) };
             let (scheme, columns) = (tensor.spec().scheme(), tensor.columns());
             for (row, values) in weights.chunks_exact(columns).enumerate() {
-                if !are_possible(values) {
-                    let column = values.iter().position(|weight| weight.is_nan() || weight.abs() > MAX)?;
+                if values.iter().fold(false, |wrong, weight| wrong | is_wrong(weight)) {
+                    let column = values.iter().position(is_wrong)?;
                     return Some(row * columns + column);
                 }
                 match scheme {

@@ -1,6 +1,6 @@
 //! Scales of groups that are small multiples of a super-group's, as the k-quants of GGUF have them.
 
-use super::flat::{Line, affine, encode, search};
+use super::flat::{Line, affine, encode, search, stored};
 use crate::codes::{pack, pack_stream};
 use crate::lanes::{nearest, sums};
 use crate::scales::{Parts, Scales};
@@ -190,10 +190,6 @@ impl Super {
         }
         found
     }
-}
-
-fn stored(value: f32) -> f32 {
-    f16::from_f32(value).to_f32()
 }
 
 /// A line with a zero point that is not negative, and a positive scale.
