@@ -136,6 +136,16 @@ def store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
         yield opened
 
 
+@pytest.fixture
+def writer(store: cotensor.Store) -> Iterator[cotensor.Store]:
+    """The store, by a connection of its own where there is one."""
+    if store.socket is None:
+        yield store
+        return
+    with cotensor.connect(store.socket) as other:
+        yield other
+
+
 def embedded_store(scope: str = "function") -> Any:
     """A fixture: a store inside the test's process, for files without a daemon."""
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Callable, Iterator, List, Tuple
+from typing import Callable, List, Tuple
 
 import pytest
 
@@ -29,16 +29,6 @@ names = (f"every {number}" for number in itertools.count())
 def name() -> str:
     """A name that no other test uses."""
     return next(names)
-
-
-@pytest.fixture
-def writer(store: cotensor.Store) -> Iterator[cotensor.Store]:
-    """The store, by a connection of its own where there is one."""
-    if store.socket is None:
-        yield store
-        return
-    with cotensor.connect(store.socket) as other:
-        yield other
 
 
 def put_numbers(store: cotensor.Store, name: str, numbers: range) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, List, Optional
 
 import pytest
 
@@ -29,16 +29,6 @@ numbers = itertools.count()
 def prefix() -> str:
     """A prefix that no other test uses."""
     return f"t{next(numbers)}."
-
-
-@pytest.fixture
-def writer(store: cotensor.Store) -> Iterator[cotensor.Store]:
-    """The store, by a connection of its own where there is one."""
-    if store.socket is None:
-        yield store
-        return
-    with cotensor.connect(store.socket) as other:
-        yield other
 
 
 def in_background(act: Callable[[], Any]) -> threading.Thread:

@@ -12,7 +12,6 @@ mod demo;
 mod doctor;
 mod embed;
 mod endpoint;
-mod engine_text;
 mod env;
 mod explain;
 mod files;

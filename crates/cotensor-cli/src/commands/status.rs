@@ -1,14 +1,13 @@
 //! `status`: the daemon itself.
 
 use super::connection::running;
-use super::engine_text::engine_text;
 use super::tensors::kept;
 use crate::args::{DaemonOptions, StatusArgs};
 use crate::output::{count, print, print_json};
-use crate::table::duration;
+use crate::table::{duration, plain};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{KeptTensors, Stats, StoreReports};
-use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus};
+use cotensor_client::protocol::{DaemonStatus, Empty, GetStatus, ModelEngine};
 use cotensor_client::{ClientStore, default_socket, log_path};
 use serde::Serialize;
 use std::fmt::Write;
@@ -119,4 +118,15 @@ fn text(socket: &Path, details: &Details) -> String {
         line("log", log.display().to_string());
     }
     text
+}
+
+/// Name, version, library, and why a better engine is not used.
+pub(super) fn engine_text(engine: &ModelEngine) -> String {
+    let ModelEngine { name, version, library, absent } = engine;
+    let library = library.as_ref().map_or_else(|| "part of cotensor".to_owned(), |path| path.display().to_string());
+    let mut text = format!("{name} {version} ({library})");
+    for reason in absent {
+        text += &format!("; not {reason}");
+    }
+    plain(&text)
 }

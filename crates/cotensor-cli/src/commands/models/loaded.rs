@@ -4,7 +4,7 @@ use crate::args::{Client, LoadArgs};
 use crate::commands::call::{model_error, plain_json};
 use crate::commands::connection::{connect, running};
 use crate::commands::embed::{ModelFunctions, model_name};
-use crate::commands::engine_text::engine_text;
+use crate::commands::status::engine_text;
 use crate::launch::Program;
 use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
