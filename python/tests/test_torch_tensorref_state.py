@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import weakref
 
 import pytest
 
@@ -260,6 +261,31 @@ def test_optimizers_step_with_a_closure(name, strategy):
         found = losses(model, X.to("simulated"))
     assert found == pytest.approx(losses(mlp(2), X), rel=1e-4)
     assert found[0] > found[2]
+
+
+@STRATEGIES
+def test_the_graph_of_a_closure_ends_with_the_step(strategy):
+    model = mlp(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+    def step(x, graphs):
+        def closure():
+            loss = (model(x) ** 2).sum()
+            graphs.append(weakref.ref(loss))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    graphs = []
+    with offload(model, "simulated", strategy=strategy):
+        x = X.to("simulated")
+        gc.disable()
+        try:
+            step(x, graphs)
+            assert [graph() for graph in graphs] == [None]
+        finally:
+            gc.enable()
 
 
 @STRATEGIES

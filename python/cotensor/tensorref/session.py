@@ -303,8 +303,8 @@ class Offload(Interception):
     @_plainly
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         # The hook, its wrapper, and PyTorch's wrapper of the step.
-        thread, step = threading.get_ident(), sys._getframe(2)
-        self.paused[thread] = step
+        thread = threading.get_ident()
+        self.paused[thread] = sys._getframe(2)
         # A step that fails midway has no end.
         self._stepped(optimizer)
         # Made inside of the block, as by Adagrad, or loaded.
@@ -314,11 +314,13 @@ class Offload(Interception):
 
         def resumed(closure: Any) -> Any:
             def evaluate(*given: Any, **named: Any) -> Any:
-                self.paused.pop(thread, None)
+                # The frame has this function: one that has the frame would keep both, and the graph of the closure.
+                step = self.paused.pop(thread, None)
                 try:
                     return closure(*given, **named)
                 finally:
-                    self.paused[thread] = step
+                    if step is not None:
+                        self.paused[thread] = step
 
             return evaluate if callable(closure) else closure
 
