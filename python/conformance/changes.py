@@ -296,6 +296,7 @@ def replace_parameter(machine: Machine, a: int, b: int, c: int) -> None:
     before = part._parameters[name]
     if before is not None and not before.is_complex():
         values = machine.place.move(torch.randn(before.shape, generator=torch.Generator().manual_seed(b)).to(before.dtype))
+        machine.has_device_parameters = True
         setattr(part, name, torch.nn.Parameter(values if c % 2 else before.detach() * 0.5))
 
 

@@ -52,6 +52,8 @@ class Machine:
         #: A copy of the model.
         self.other: Optional[Model] = None
         self.handles: List[Any] = []
+        #: Whether the program has given the model parameters that are on the device.
+        self.has_device_parameters = False
         self._block: Optional[contextlib.ExitStack] = None
         #: The place of the block.
         self.entered = place

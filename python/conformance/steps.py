@@ -257,7 +257,8 @@ def zero_grad(machine: Machine, a: int, b: int, c: int) -> None:
 def clip(machine: Machine, a: int, b: int, c: int) -> None:
     """Smaller gradients."""
     parameters = [one for one in machine.model.parameters() if one.grad is None or not one.grad.is_sparse]
-    if a % 2:
+    if a % 2 or machine.has_device_parameters:
+        # PyTorch takes the norms of each device alone, and so adds all in another order.
         torch.nn.utils.clip_grad_value_([one for one in parameters if not one.is_complex()], 0.25)
     else:
         machine.show(torch.nn.utils.clip_grad_norm_([one for one in parameters if one.dtype == machine.dtype], 0.5), device=False)

@@ -38,7 +38,7 @@ fn of_group<const BITS: u32, const GROUP: usize>(codes: &[u8], scales: &[GroupSc
                 let mut unpacked = [0; GROUP];
                 unpack(width, bytes, &mut unpacked);
                 for (value, code) in out.iter_mut().zip(unpacked) {
-                    *value = (f32::from(code) - scale.zero) * scale.scale - scale.offset;
+                    *value = (f32::from(code) - scale.zero) * scale.scale + scale.offset;
                 }
             }
         },

@@ -1,13 +1,13 @@
 //! Quantized weights: matrices whose elements are codes of 2, 3, 4 or 8 bits, with a scale for each group of a row.
 //!
 //! A [`QuantTensor`] has `rows × columns` elements. Each row is a sequence of groups of 16 to 256 elements, and an element is
-//! `(code − zero) · scale`. The codes lie as the operator `MatMulNBits` of onnxruntime has them: `[rows, groups, bytes of a group]`,
+//! `(code − zero) · scale + offset`. The codes lie as the operator `MatMulNBits` of onnxruntime has them: `[rows, groups, bytes of a group]`,
 //! lowest bits first. Three bits, which the operator does not have, are a plane of 2 bits and then a plane of 1 bit.
 //!
-//! | [`Scheme`] | scale | zero | bits for each weight beside the codes, groups of 64 |
+//! | [`Scheme`] | scale | offset | bits for each weight beside the codes, groups of 64 |
 //! |---|---|---|---|
-//! | `round` | the largest magnitude of the group | the middle code | 0.25 |
-//! | `search`, the default | least squares, over several roundings | the middle code | 0.25 |
+//! | `round` | the largest magnitude of the group | 0 | 0.25 |
+//! | `search`, the default | least squares, over several roundings | 0 | 0.25 |
 //! | `affine` | least squares | least squares | 0.5 |
 //! | `two_level` | small integers times one float16 for 256 elements | the same | 0.63, 0.44, 0.5 for 2, 3, 4 bits |
 //!

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 /// A tensor of a quantized matrix. Its bytes are little-endian.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member<'a> {
-    /// `codes`, `scales`, `zero_points`, `minimums` or `multiples`.
+    /// `codes`, `scales`, `offsets`, `minimums` or `multiples`.
     pub name: &'static str,
     /// `uint8` or `float16`.
     pub dtype: DType,
@@ -40,9 +40,9 @@ impl QuantTensor {
         let codes = bytes("codes", self.codes(), &[rows, groups, spec.width().bytes(spec.group())]);
         let mut members = vec![codes];
         match self.scales() {
-            Scales::Flat { scales, zeros } => {
+            Scales::Flat { scales, offsets } => {
                 members.push(halves("scales", scales, &[rows, groups]));
-                members.extend(zeros.as_ref().map(|zeros| halves("zero_points", zeros, &[rows, groups])));
+                members.extend(offsets.as_ref().map(|offsets| halves("offsets", offsets, &[rows, groups])));
             }
             Scales::TwoLevel { scales, minimums, parts } => {
                 let supers = self.columns() / SUPER_GROUP;
@@ -100,7 +100,7 @@ impl QuantTensor {
                 return Ok(());
             }
             ("scales", Scales::Flat { scales, .. } | Scales::TwoLevel { scales, .. }) => Some(scales),
-            ("zero_points", Scales::Flat { zeros: values, .. })
+            ("offsets", Scales::Flat { offsets: values, .. })
             | ("minimums", Scales::TwoLevel { minimums: values, .. }) => values.as_mut(),
             _ => None,
         };

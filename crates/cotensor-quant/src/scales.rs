@@ -1,10 +1,10 @@
-//! Scales and zero points of groups, as they are stored.
+//! Scales and offsets of groups, as they are stored.
 
 use crate::codes::unpack_stream;
 use crate::spec::{QuantSpec, SUPER_GROUP, Width};
 use rten_simd::f16;
 
-/// An element of a group is `(code − zero) · scale − offset`.
+/// An element of a group is `(code − zero) · scale + offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupScale {
     pub(crate) scale: f32,
@@ -18,8 +18,8 @@ pub(crate) enum Scales {
     /// One for each group.
     Flat {
         scales: Vec<f16>,
-        /// `None`: the middle code.
-        zeros: Option<Vec<f16>>,
+        /// `None`: zeros.
+        offsets: Option<Vec<f16>>,
     },
     /// One for each [`SUPER_GROUP`], and the small multiples of its groups: see [`Parts`].
     TwoLevel { scales: Vec<f16>, minimums: Option<Vec<f16>>, parts: Vec<u8> },
@@ -69,14 +69,14 @@ impl Scales {
         let middle = f32::from(spec.width().middle());
         let groups = found.len();
         match self {
-            Self::Flat { scales, zeros } => {
+            Self::Flat { scales, offsets } => {
                 let at = row * groups..(row + 1) * groups;
                 for (found, scale) in found.iter_mut().zip(&scales[at.clone()]) {
                     *found = GroupScale { scale: scale.to_f32(), zero: middle, offset: 0.0 };
                 }
-                if let Some(zeros) = zeros {
-                    for (found, zero) in found.iter_mut().zip(&zeros[at]) {
-                        found.zero = zero.to_f32();
+                if let Some(offsets) = offsets {
+                    for (found, offset) in found.iter_mut().zip(&offsets[at]) {
+                        found.offset = offset.to_f32();
                     }
                 }
             }
@@ -96,7 +96,7 @@ impl Scales {
                     for (group, found) in found.iter_mut().enumerate() {
                         let multiple = f32::from(multiples[group]) - f32::from(kind.middle());
                         let offset =
-                            if kind.minimums { minimum * f32::from(multiples[kind.groups + group]) } else { 0.0 };
+                            if kind.minimums { -minimum * f32::from(multiples[kind.groups + group]) } else { 0.0 };
                         let zero = if kind.minimums { 0.0 } else { middle };
                         *found = GroupScale { scale: scale * multiple, zero, offset };
                     }

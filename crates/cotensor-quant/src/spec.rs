@@ -75,7 +75,7 @@ pub enum Scheme {
     /// The scale of the least squared error, from several roundings.
     #[default]
     Search,
-    /// Scale and zero point of the least squared error.
+    /// Scale and offset of the least squared error.
     Affine,
     /// As `Affine` (with 3 bits: as `Search`) in groups of 16 or 32, whose scales and offsets are small multiples of two float16 for 256 elements.
     TwoLevel,

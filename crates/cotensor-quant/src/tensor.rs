@@ -35,8 +35,8 @@ impl QuantTensor {
         let groups = elements / spec.group();
         let halves = |count: usize| vec![f16::from_bits(0); count];
         let scales = match spec.scheme() {
-            Scheme::Round | Scheme::Search => Scales::Flat { scales: halves(groups), zeros: None },
-            Scheme::Affine => Scales::Flat { scales: halves(groups), zeros: Some(halves(groups)) },
+            Scheme::Round | Scheme::Search => Scales::Flat { scales: halves(groups), offsets: None },
+            Scheme::Affine => Scales::Flat { scales: halves(groups), offsets: Some(halves(groups)) },
             Scheme::TwoLevel => {
                 let (kind, supers) = (Parts::of(spec), elements / SUPER_GROUP);
                 let minimums = kind.minimums.then(|| halves(supers));
@@ -78,7 +78,7 @@ impl QuantTensor {
     /// Bytes of the codes and scales.
     pub fn size_bytes(&self) -> usize {
         let scales = match &self.scales {
-            Scales::Flat { scales, zeros } => 2 * (scales.len() + zeros.as_ref().map_or(0, Vec::len)),
+            Scales::Flat { scales, offsets } => 2 * (scales.len() + offsets.as_ref().map_or(0, Vec::len)),
             Scales::TwoLevel { scales, minimums, parts } => {
                 2 * (scales.len() + minimums.as_ref().map_or(0, Vec::len)) + parts.len()
             }

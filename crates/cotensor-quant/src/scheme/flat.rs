@@ -27,11 +27,32 @@ impl Grid {
     }
 }
 
-/// A scale and a zero point.
+/// An element is `(code − middle) · scale + offset`.
 #[derive(Clone, Copy)]
 pub(super) struct Line {
     pub(super) scale: f32,
+    pub(super) offset: f32,
+    /// The code of zero, which may lie between codes. The middle one for a scale of zero.
     pub(super) zero: f32,
+}
+
+impl Line {
+    #[inline(always)]
+    pub(super) fn new(width: Width, scale: f32, offset: f32) -> Self {
+        let zero = f32::from(width.middle()) - if scale == 0.0 { 0.0 } else { offset / scale };
+        Self { scale, offset, zero }
+    }
+
+    #[inline(always)]
+    fn of_zero(width: Width, scale: f32, zero: f32) -> Self {
+        Self { scale, offset: (f32::from(width.middle()) - zero) * scale, zero }
+    }
+
+    /// As float16 keeps it.
+    #[inline(always)]
+    fn stored(self, width: Width) -> Self {
+        Self::new(width, stored(self.scale), stored(self.offset))
+    }
 }
 
 /// Fits the groups of a row.
@@ -46,23 +67,18 @@ pub(super) fn quantize(
     let group = tensor.spec().group();
     let first = row * weights.len() / group;
     let (codes, scales) = tensor.parts_mut();
-    let Scales::Flat { scales, zeros } = scales else { return };
+    let Scales::Flat { scales, offsets } = scales else { return };
     let mut unpacked = [0; GROUP_MAX];
     let unpacked = &mut unpacked[..group];
     let codes = &mut codes[width.bytes(first * group)..];
     let parts = weights.chunks_exact(group).zip(codes.chunks_exact_mut(width.bytes(group)));
     for (number, (values, bytes)) in (first..).zip(parts) {
-        let line = fit(width, values);
-        let scale = f16::from_f32(line.scale);
-        scales[number] = scale;
-        let zero = match zeros {
-            None => line.zero,
-            Some(zeros) => {
-                zeros[number] = f16::from_f32(line.zero);
-                zeros[number].to_f32()
-            }
-        };
-        encode(width, values, Line { scale: scale.to_f32(), zero }, unpacked);
+        let line = fit(width, values).stored(width);
+        scales[number] = f16::from_f32(line.scale);
+        if let Some(offsets) = offsets {
+            offsets[number] = f16::from_f32(line.offset);
+        }
+        encode(width, values, line, unpacked);
         pack(width, unpacked, bytes);
     }
 }
@@ -97,7 +113,7 @@ pub(super) fn rounded(width: Width, values: &[f32]) -> Line {
     let (low, high) = extremes(values);
     let peak = if high > -low { high } else { low };
     let zero = f32::from(width.middle());
-    Line { scale: -peak / zero, zero }
+    Line { scale: -peak / zero, offset: 0.0, zero }
 }
 
 /// The scale of the least squared error with the middle code as zero.
@@ -131,16 +147,15 @@ pub(super) fn search(width: Width, values: &[f32]) -> Line {
     // The codes of the better scale may have a better one.
     let again = fit(best.0);
     let scale = if again.1 > best.1 { again.0 } else { best.0 };
-    Line { scale, zero }
+    Line { scale, offset: 0.0, zero }
 }
 
-/// Scale and zero point of the least squared error.
+/// Scale and offset of the least squared error.
 #[inline(always)]
 pub(super) fn affine(width: Width, values: &[f32]) -> Line {
     let (low, high) = extremes(values);
     if low == high {
-        // A group of equal values: code 0.
-        return Line { scale: low, zero: -1.0 };
+        return Line::new(width, 0.0, low);
     }
     let symmetric = search(width, values);
     let mut best = (error(width, values, symmetric), symmetric);
@@ -152,11 +167,11 @@ pub(super) fn affine(width: Width, values: &[f32]) -> Line {
     for share in shares {
         let scale = (high - low) * share / f32::from(width.code_max());
         let center = (high + low) / 2.0;
-        let mut line = Line { scale, zero: f32::from(width.code_max()) / 2.0 - center / scale };
+        let mut line = Line::of_zero(width, scale, f32::from(width.code_max()) / 2.0 - center / scale);
         for _ in 0..3 {
             line = regression(width, values, line);
         }
-        let stored = Line { scale: stored(line.scale), zero: stored(line.zero) };
+        let stored = line.stored(width);
         let found = error(width, values, stored);
         if found < best.0 {
             best = (found, stored);
@@ -186,18 +201,18 @@ fn regression(width: Width, values: &[f32], line: Line) -> Line {
     let spread = count * cc - c * c;
     let scale = (count * xc - x * c) / spread;
     // Equal codes, or a scale that nothing can be divided by.
-    if spread <= 0.0 || !scale.is_normal() { line } else { Line { scale, zero: (c - x / scale) / count } }
+    if spread <= 0.0 || !scale.is_normal() { line } else { Line::of_zero(width, scale, (c - x / scale) / count) }
 }
 
 /// The squared error of the nearest codes. Infinite for a line that float16 does not have.
 #[inline(always)]
 pub(super) fn error(width: Width, values: &[f32], line: Line) -> f32 {
-    let (inverse, max) = (inverse(line.scale), f32::from(width.code_max()));
+    let (inverse, max, middle) = (inverse(line.scale), f32::from(width.code_max()), f32::from(width.middle()));
     let [error] = sums(
         values.len(),
         #[inline(always)]
         |at| {
-            let found = (code_of(values[at], inverse, line.zero, max) - line.zero) * line.scale;
+            let found = (code_of(values[at], inverse, line.zero, max) - middle) * line.scale + line.offset;
             [(values[at] - found) * (values[at] - found)]
         },
     );

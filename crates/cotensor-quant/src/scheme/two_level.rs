@@ -86,7 +86,7 @@ impl Super {
         for (number, part) in values.chunks_exact(self.group).enumerate() {
             let line = if self.kind.minimums { with_minimum(self.width, part) } else { search(self.width, part) };
             own[0][number] = line.scale;
-            own[1][number] = if self.kind.minimums { line.zero * line.scale } else { 0.0 };
+            own[1][number] = if self.kind.minimums { minimum(self.width, line) } else { 0.0 };
         }
         let most = |values: &[f32]| values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let most = [most(&own[0]), most(&own[1])].map(|most| most / self.multiple_max());
@@ -128,7 +128,7 @@ impl Super {
     fn line(&self, multiples: [f32; 2]) -> Line {
         let scale = self.scale * multiples[0];
         let offset = self.minimum * multiples[1];
-        Line { scale, zero: self.zero + if scale == 0.0 { 0.0 } else { offset / scale } }
+        Line { scale, offset: -offset, zero: self.zero + if scale == 0.0 { 0.0 } else { offset / scale } }
     }
 
     #[inline(always)]
@@ -192,19 +192,27 @@ impl Super {
     }
 }
 
-/// A line with a zero point that is not negative, and a positive scale.
+/// The negative element of code 0.
+#[inline(always)]
+fn minimum(width: Width, line: Line) -> f32 {
+    f32::from(width.middle()) * line.scale - line.offset
+}
+
+/// A line with a minimum that is not negative, and a positive scale.
 #[inline(always)]
 fn with_minimum(width: Width, part: &[f32]) -> Line {
     let line = affine(width, part);
     let line = if line.scale < 0.0 {
-        Line { scale: -line.scale, zero: f32::from(width.code_max()) - line.zero }
+        // The codes from the other end.
+        Line::new(width, -line.scale, line.offset - line.scale)
     } else {
         line
     };
-    if line.zero >= 0.0 {
+    if minimum(width, line) >= 0.0 {
         return line;
     }
     // All values are positive: the range begins at zero.
     let most = part.iter().fold(0.0f32, |most, value| most.max(*value));
-    Line { scale: most / f32::from(width.code_max()), zero: 0.0 }
+    let scale = most / f32::from(width.code_max());
+    Line::new(width, scale, f32::from(width.middle()) * scale)
 }
