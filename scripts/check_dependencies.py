@@ -22,7 +22,7 @@ ALLOWED = {
     "cotensor-hub": {"cotensor-core", "cotensor-memory", "cotensor-preprocess"},
     "cotensor-model": {
         "cotensor-core", "cotensor-formats", "cotensor-graph", "cotensor-hub", "cotensor-memory", "cotensor-sharing", "cotensor-store",
-        "cotensor-preprocess"
+        "cotensor-preprocess", "cotensor-quant"
     },
     "cotensor-placement": {"cotensor-core"},
     "cotensor-quant": {"cotensor-core"},
@@ -37,7 +37,7 @@ ALLOWED = {
     },
     "cotensor": {
         "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-formats",
-        "cotensor-functions", "cotensor-hub", "cotensor-serving"
+        "cotensor-functions", "cotensor-hub", "cotensor-quant", "cotensor-serving"
     },
     "cotensor-demo": {"cotensor"},
     "cotensor-inspect": {"cotensor-core", "cotensor-memory", "cotensor-client"},

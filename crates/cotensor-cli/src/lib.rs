@@ -115,6 +115,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::DemoWorker(args) => commands::demo_worker(args, started),
         Command::DemoProcess(args) => commands::demo_process(args),
         Command::Completions { shell } => commands::completions(shell),
+        Command::Quantize(args) => commands::quantize(&args),
         Command::FitAdapter(args) => commands::fit_adapter(&args, program),
         Command::Plan(args) => commands::plan(&args),
         Command::Trace(args) => commands::trace(&args, program),

@@ -5,13 +5,16 @@ use cotensor_core::DType;
 use cotensor_core::elements::f16_to_f32;
 
 impl Weight {
-    /// Fills `target` with the content, transposed and converted, of the elements `stored` in the file.
+    /// Fills `target` with the content, transposed, converted or repacked, of the elements `stored` in the file.
     ///
     /// # Panics
     /// When `stored` has another length than the source, or `target` another than [`Weight::size_bytes`].
     pub fn fill(&self, stored: &[u8], target: &mut [u8]) {
         let source = &self.source;
         let size = source.dtype.size_bytes();
+        if let Some(repack) = source.repack {
+            return repack.fill(stored, target);
+        }
         match (&source.permutation, source.dtype == self.dtype) {
             (None, true) => target.copy_from_slice(stored),
             (None, false) => to_f32(source.dtype, stored, target),

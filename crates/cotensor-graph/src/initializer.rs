@@ -81,7 +81,7 @@ fn locate(tensor: &TensorProto, span: Option<Span>, files: &mut dyn GraphFiles) 
             span.length
         )));
     }
-    Ok(Some(WeightSource { file, offset: span.offset, length: span.length, dtype, permutation: None }))
+    Ok(Some(WeightSource { file, offset: span.offset, length: span.length, dtype, permutation: None, repack: None }))
 }
 
 /// Checks that data in the structure has the size of the shape.

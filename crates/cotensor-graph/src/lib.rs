@@ -6,6 +6,7 @@
 mod affine;
 mod behaviour;
 mod block;
+mod casts;
 mod constants;
 pub mod content;
 mod cut;
@@ -18,8 +19,10 @@ mod flow;
 mod initializer;
 pub mod key;
 mod limits;
+mod low_bit;
 mod onnx;
 mod proto;
+mod repack;
 mod shapes;
 mod ties;
 mod transpose;
@@ -34,6 +37,8 @@ pub use limits::{
     DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,
     SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
 };
+pub use low_bit::{Content, LowBitGraph, LowBits, Matrix};
 pub use onnx::Graph;
 pub use proto::weight_location;
+pub use repack::Repack;
 pub use types::{Port, Weight, WeightPlace, WeightSource};

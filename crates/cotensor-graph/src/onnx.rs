@@ -2,7 +2,7 @@ use super::constants::Constants;
 use super::files::GraphFiles;
 use super::proto::{normal_domain, port, visit_nodes};
 use super::types::{Port, Weight, WeightPlace};
-use super::{declared, fingerprint, initializer, shapes, ties, transpose, wire};
+use super::{casts, declared, fingerprint, initializer, shapes, ties, transpose, wire};
 use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use std::collections::{BTreeSet, HashSet};
@@ -210,6 +210,7 @@ impl Graph {
             weight.dtype = DType::F32;
         }
         let graph = self.model.graph.as_mut().expect("an opened model has a graph");
+        casts::drop(graph, &self.weights);
         initializer::detach(graph, &self.weights);
     }
 

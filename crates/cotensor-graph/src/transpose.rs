@@ -21,14 +21,7 @@ pub(super) fn fold(graph: &mut GraphProto, weights: &mut Vec<Weight>) {
         }
         _ => true,
     });
-    visit_nodes(graph, &mut |node| {
-        for input in &node.input {
-            sources.remove(input);
-        }
-    });
-    sources.retain(|name| !outputs.contains(name));
-    weights.retain(|weight| !sources.contains(&weight.name));
-    graph.initializer.retain(|tensor| !tensor.name.as_ref().is_some_and(|name| sources.contains(name)));
+    drop_unread(graph, weights, sources);
     graph.initializer.extend(transposed.iter().map(|weight| TensorProto {
         name: Some(weight.name.clone()),
         dims: weight.shape.iter().map(|&dim| dim as i64).collect(),
@@ -37,13 +30,27 @@ pub(super) fn fold(graph: &mut GraphProto, weights: &mut Vec<Weight>) {
     weights.append(&mut transposed);
 }
 
+/// Drops the weights with these names that neither a node nor an output reads.
+pub(super) fn drop_unread(graph: &mut GraphProto, weights: &mut Vec<Weight>, mut names: HashSet<String>) {
+    visit_nodes(graph, &mut |node| {
+        for input in &node.input {
+            names.remove(input);
+        }
+    });
+    for output in &graph.output {
+        names.remove(output.name.as_deref().unwrap_or_default());
+    }
+    weights.retain(|weight| !names.contains(&weight.name));
+    graph.initializer.retain(|tensor| !tensor.name.as_ref().is_some_and(|name| names.contains(name)));
+}
+
 /// The transposed weight that a node makes, with the name of its source.
 fn transposition(node: &NodeProto, weights: &HashMap<&str, &Weight>) -> Option<(String, Weight)> {
     let ([input], [output]) = (node.input.as_slice(), node.output.as_slice()) else { return None };
     if node.op_type.as_deref() != Some("Transpose") || !normal_domain(node.domain.as_deref()).is_empty() {
         return None;
     }
-    let weight = weights.get(input.as_str()).filter(|weight| weight.source.dtype == weight.dtype)?;
+    let weight = weights.get(input.as_str()).filter(|weight| !weight.source.is_rearranged())?;
     // The engine reports a second definition of the name.
     if output.is_empty() || weights.contains_key(output.as_str()) {
         return None;

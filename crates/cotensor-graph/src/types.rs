@@ -1,3 +1,4 @@
+use super::repack::Repack;
 use cotensor_core::DType;
 use std::path::PathBuf;
 
@@ -27,6 +28,15 @@ pub struct WeightSource {
     pub dtype: DType,
     /// For a weight that is transposed while loading: the dimension in the file of each dimension of the weight.
     pub permutation: Option<Vec<usize>>,
+    /// For a weight of codes that are made of other codes while loading.
+    pub repack: Option<Repack>,
+}
+
+impl WeightSource {
+    /// Whether elements of the weight lie in another order than in the file, so that it cannot be read in parts.
+    pub fn is_rearranged(&self) -> bool {
+        self.permutation.is_some() || self.repack.is_some()
+    }
 }
 
 /// Where a graph that is written to a file has a weight.

@@ -12,6 +12,7 @@ pub mod graph;
 pub mod model;
 pub mod pipeline;
 pub mod pool;
+pub mod quantize;
 pub mod stage;
 pub mod tensor;
 pub mod weights;

@@ -10,6 +10,7 @@ pub use cotensor_functions as functions;
 pub use cotensor_hub as hub;
 pub use cotensor_memory as memory;
 pub use cotensor_model as model;
+pub use cotensor_quant as quant;
 pub use cotensor_serving as serving;
 pub use cotensor_sharing as sharing;
 pub use cotensor_store as store;

@@ -10,6 +10,7 @@ mod embed;
 mod models;
 mod models_kept;
 mod placement;
+mod quantize;
 pub(crate) mod serve_values;
 mod service;
 mod sharing;
@@ -26,6 +27,7 @@ pub(crate) use embed::*;
 pub(crate) use models::*;
 pub(crate) use models_kept::*;
 pub(crate) use placement::*;
+pub(crate) use quantize::*;
 pub(crate) use service::*;
 pub(crate) use sharing::*;
 pub(crate) use stream::*;
@@ -61,6 +63,7 @@ pub(crate) enum Command {
     Embed(EmbedArgs),
     Models(ModelsArgs),
     FitAdapter(FitAdapterArgs),
+    Quantize(QuantizeArgs),
     Plan(PlanArgs),
     Trace(TraceArgs),
     Serve(ServeArgs),

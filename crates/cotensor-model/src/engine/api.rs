@@ -102,11 +102,24 @@ pub struct Capabilities {
     /// The engine writes outputs into memory from the [`OutputAllocator`]. Otherwise the stage copies each output into
     /// the store and counts the copy.
     pub writes_outputs_in_place: bool,
-    /// The engine computes with `float32` for every floating-point type: [`Graph::widen`] before loading.
+    /// The engine computes with `float32` for every floating-point type.
     pub widens_floats: bool,
+    /// The bits of the codes that the engine's `MatMulNBits` multiplies without expanding the matrix.
+    pub code_widths: &'static [u32],
     /// A graph of [`Engine::load_file`] gives the same bits as one of [`Engine::load`]. Otherwise they differ by
     /// rounding, because the engine optimizes them differently.
     pub is_reproducible: bool,
+}
+
+impl Capabilities {
+    /// Gives a graph the forms of weights that the engine reads, before the weights are read: [`Graph::widen`] and
+    /// [`Graph::fit_widths`].
+    pub fn fit(&self, graph: &mut Graph) {
+        if self.widens_floats {
+            graph.widen();
+        }
+        graph.fit_widths(self.code_widths);
+    }
 }
 
 /// A graph that is ready to run, on any thread.

@@ -192,9 +192,7 @@ impl Runtime {
         self.engines.place(|engine, reasons| {
             graph.check_repeatable()?;
             engine.check(&graph)?;
-            if engine.capabilities().widens_floats {
-                graph.widen();
-            }
+            engine.capabilities().fit(&mut graph);
             let weights = HashedWeights::of(&graph, &*self.store)?;
             let fingerprint = graph.fingerprint(weights.hashes());
             let space = space_of(fingerprint, preprocessing);
@@ -237,9 +235,7 @@ impl Runtime {
     pub(crate) fn space(&self, mut graph: Graph, preprocessing: &[ContentHash]) -> Result<Space> {
         self.engines.place(|engine, _| {
             engine.check(&graph)?;
-            if engine.capabilities().widens_floats {
-                graph.widen();
-            }
+            engine.capabilities().fit(&mut graph);
             let weights = HashedWeights::of(&graph, &*self.store)?;
             Ok(space_of(graph.fingerprint(weights.hashes()), preprocessing))
         })

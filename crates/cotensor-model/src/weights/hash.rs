@@ -33,14 +33,16 @@ impl WeightFiles {
 
     /// The identity of the graph and its files. It changes when a file is written.
     pub(super) fn identity(&self, graph: &Graph) -> ContentHash {
-        let mut hasher = Hasher::new("cotensor weight hashes v1");
+        let mut hasher = Hasher::new("cotensor weight hashes v2");
         hasher.field(graph.structure_hash().as_bytes());
         for file in &self.files {
             file.add_identity(&mut hasher);
         }
-        // The structure does not contain the offsets of embedded weights.
+        // The structure does not contain the offsets of embedded weights, nor what loading makes of a weight for an engine.
         for weight in graph.weights() {
-            hasher.number(self.by_path[&weight.source.file] as u64).number(weight.source.offset);
+            let source = &weight.source;
+            hasher.number(self.by_path[&source.file] as u64).number(source.offset);
+            hasher.field(format!("{} {:?} {:?}", weight.dtype, source.permutation, source.repack).as_bytes());
         }
         hasher.finish()
     }
@@ -69,9 +71,9 @@ pub(super) fn hash_weights(weights: &[Weight], files: &WeightFiles) -> Result<Ve
 fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &mut Vec<u8>) -> Result<ContentHash> {
     let source = &weight.source;
     let mut hasher = blake3::Hasher::new();
-    if source.permutation.is_some() {
+    if source.is_rearranged() {
         converted.resize(weight.size_bytes(), 0);
-        read_transposed(file, weight, converted)?;
+        read_rearranged(file, weight, converted)?;
         hasher.update_rayon(converted);
     } else {
         let mut done = 0;
@@ -92,8 +94,8 @@ fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &m
     Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
 }
 
-/// Fills `target` with a transposed weight, converted if the weight has another type than the file.
-pub(super) fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
+/// Fills `target` with a transposed or repacked weight, converted if the weight has another type than the file.
+pub(super) fn read_rearranged(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
     let mut stored = vec![0; weight.source.length as usize];
     file.read_parallel(weight.source.offset, &mut stored)?;
     weight.fill(&stored, target);

@@ -1,6 +1,6 @@
 //! Leases a graph's weights and reads the missing ones into the store.
 
-use super::hash::{CHUNK_BYTES, WeightFiles, hash_weights, read_transposed};
+use super::hash::{CHUNK_BYTES, WeightFiles, hash_weights, read_rearranged};
 use super::note::{read_note, write_note};
 use crate::graph::content::to_f32;
 use crate::graph::{Graph, Weight};
@@ -136,8 +136,8 @@ impl BlobSource for WeightReader<'_> {
         let weight = &self.weights[index];
         let file = self.files.of(weight);
         let source = &weight.source;
-        if source.permutation.is_some() {
-            read_transposed(file, weight, target)?;
+        if source.is_rearranged() {
+            read_rearranged(file, weight, target)?;
             let is_converted = source.dtype != weight.dtype;
             let reason = if is_converted { CopyReason::EngineConversion } else { CopyReason::FileImport };
             self.store.record_copy(&weight.name, reason, target.len());
@@ -177,6 +177,10 @@ mod tests {
     use cotensor_core::DType;
     use cotensor_store::EmbeddedStore;
     use cotensor_store::{BlobStore, TensorStore};
+    use rten_onnx::onnx::{
+        DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
+    };
+    use std::cell::RefCell;
     use std::io::Write;
     use std::path::Path;
     use std::time::Duration;
@@ -184,8 +188,14 @@ mod tests {
     const BYTES: usize = 4096;
 
     fn weight(path: &Path, dtype: DType, bytes: usize) -> Weight {
-        let source =
-            WeightSource { file: path.to_path_buf(), offset: 0, length: bytes as u64, dtype, permutation: None };
+        let source = WeightSource {
+            file: path.to_path_buf(),
+            offset: 0,
+            length: bytes as u64,
+            dtype,
+            permutation: None,
+            repack: None,
+        };
         Weight { name: "w".to_owned(), dtype: DType::F32, shape: vec![bytes / dtype.size_bytes()], source }
     }
 
@@ -282,6 +292,59 @@ mod tests {
         damaged[0] ^= 1;
         store.put_note(&key, &damaged);
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
+    }
+
+    #[test]
+    fn an_engine_that_converts_weights_has_a_note_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("half.onnx");
+        let halves: Vec<u8> = (0..BYTES / 2).flat_map(|index| ((index % 0x7c00) as u16).to_le_bytes()).collect();
+        std::fs::write(&path, half_precision(halves).write_buf().unwrap()).unwrap();
+        let store = EmbeddedStore::builder().build();
+        let later = SystemTime::now() + Duration::from_secs(60);
+        let hash = |widens: bool| {
+            let mut graph = open_graph(&path).unwrap();
+            if widens {
+                graph.widen();
+            }
+            let loaded = load_at(&graph, &*store, &store.holder("test"), "test", later).unwrap();
+            assert_eq!(loaded.leases[0].dtype(), graph.weights()[0].dtype);
+            loaded.hashes[0]
+        };
+        let half = hash(false);
+        assert_ne!(hash(true), half);
+        assert_eq!(hash(false), half);
+    }
+
+    /// `y = x + w` with a `float16` weight.
+    fn half_precision(halves: Vec<u8>) -> ModelProto {
+        let name = |name: &str| Some(name.to_owned());
+        let weight = TensorProto {
+            name: name("w"),
+            dims: vec![halves.len() as i64 / 2],
+            data_type: Some(DataType::FLOAT16),
+            raw_data: Some(RefCell::new(halves)),
+            ..TensorProto::default()
+        };
+        let node = NodeProto {
+            op_type: name("Add"),
+            input: vec!["x".into(), "w".into()],
+            output: vec!["y".into()],
+            ..NodeProto::default()
+        };
+        let port = |port: &str| ValueInfoProto { name: name(port), r#type: None };
+        ModelProto {
+            ir_version: Some(8),
+            opset_import: vec![OperatorSetIdProto { domain: None, version: Some(18) }],
+            graph: Some(GraphProto {
+                node: vec![node],
+                initializer: vec![weight],
+                input: vec![port("x")],
+                output: vec![port("y")],
+                value_info: vec![],
+            }),
+            ..ModelProto::default()
+        }
     }
 
     /// Maps a file and writes each number from its input to the byte at an offset, without flushing.

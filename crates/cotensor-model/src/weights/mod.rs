@@ -5,6 +5,8 @@ mod file;
 mod hash;
 mod load;
 mod note;
+mod read;
 mod write;
 
 pub use load::{HashedWeights, LoadedWeights, load_weights};
+pub use read::read_weight;

@@ -3,7 +3,9 @@
 use crate::support::onnx::{engines, load_graph, open_for};
 use crate::support::{array, difference, other_fixtures, tiny as folder};
 use cotensor_model::engine::{Engine, LoadedGraph};
+use cotensor_model::quantize::{Activations, QuantizeOptions, quantize_folder};
 use cotensor_model::tensor::TensorRef;
+use cotensor_quant::{Scheme, Width};
 use cotensor_store::{EmbeddedStore, Store};
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +14,8 @@ use std::sync::Arc;
 
 /// The largest allowed difference, in standard deviations of the reference.
 const TOLERANCE: f64 = 1e-4;
+/// With weights of 8 bits.
+const TOLERANCE_OF_8_BITS: f64 = 0.2;
 
 fn graph_path(folder: &Path, stage: &str) -> PathBuf {
     folder.join(format!("onnx/{stage}.onnx"))
@@ -23,8 +27,8 @@ fn load(engine: &dyn Engine, path: &Path, store: &dyn Store) -> Arc<dyn LoadedGr
     load_graph(engine, &graph, store)
 }
 
-/// Runs all cases of a family and returns its stages with the number of cases of each.
-fn check_family(engine: &dyn Engine, family: &str) -> BTreeMap<String, usize> {
+/// Runs all cases of a family with the graphs in a folder. Returns its stages with the number of cases of each.
+fn check_family(engine: &dyn Engine, family: &str, graphs_in: &Path, tolerance: f64) -> BTreeMap<String, usize> {
     let folder = folder(family);
     let file = std::fs::read(folder.join("reference.safetensors")).unwrap();
     let references = SafeTensors::deserialize(&file).unwrap();
@@ -44,7 +48,8 @@ fn check_family(engine: &dyn Engine, family: &str) -> BTreeMap<String, usize> {
     let mut graphs = BTreeMap::new();
     let mut counts = BTreeMap::new();
     for (stage, case) in cases {
-        let graph = graphs.entry(stage.clone()).or_insert_with(|| load(engine, &graph_path(&folder, &stage), &*store));
+        let graph =
+            graphs.entry(stage.clone()).or_insert_with(|| load(engine, &graph_path(graphs_in, &stage), &*store));
         let ports = |wanted: bool| {
             let here = names.iter().filter(|(s, c, _, input)| *s == stage && *c == case && *input == wanted);
             let way = if wanted { "in" } else { "out" };
@@ -62,7 +67,7 @@ fn check_family(engine: &dyn Engine, family: &str) -> BTreeMap<String, usize> {
             assert_eq!(given.shape(), reference.shape(), "{family} {stage}.{case} {name}");
             let difference = difference(given.as_f32().unwrap(), reference.as_f32().unwrap());
             println!("{} {family} {stage}.{case} {name}: {difference:.1e}", engine.name());
-            assert!(difference <= TOLERANCE, "{} {family} {stage}.{case} {name}: {difference:e}", engine.name());
+            assert!(difference <= tolerance, "{} {family} {stage}.{case} {name}: {difference:e}", engine.name());
         }
         *counts.entry(stage).or_default() += 1;
     }
@@ -78,7 +83,7 @@ fn check(family: &str, stages: &[&str]) {
             println!("{} {family} refused: {error}", engine.name());
             continue;
         }
-        let counts = check_family(&*engine, family);
+        let counts = check_family(&*engine, family, &folder(family), TOLERANCE);
         for stage in stages {
             assert!(counts.get(*stage).is_some_and(|&cases| cases >= 2), "{family} {stage}: {counts:?}");
         }
@@ -139,5 +144,32 @@ fn text_to_text_stages_match_the_reference() {
 fn causal_stages_match_the_reference() {
     for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
         check(family, &["model"]);
+    }
+}
+
+#[test]
+fn stages_of_8_bits_are_near_the_reference() {
+    let target = tempfile::tempdir().unwrap();
+    let options = QuantizeOptions {
+        width: Width::Eight,
+        group: 32,
+        scheme: Scheme::Search,
+        activations: Activations::Float32,
+        keep: vec![],
+    };
+    for family in
+        ["bert", "clip", "whisper", "dinov2", "siglip", "detr", "blip", "llava", "t5", "bart", "qwen2", "gpt2"]
+    {
+        let graphs = target.path().join(family);
+        let report = quantize_folder(&folder(family), &graphs, &options, &mut |_, _, _, _| {}).unwrap();
+        assert!(report.graphs.iter().map(|graph| graph.matrices.len()).sum::<usize>() > 5, "{report:?}");
+        for engine in engines() {
+            if report.graphs.iter().any(|graph| engine.check(&open_for(&*engine, &graphs.join(&graph.file))).is_err()) {
+                assert!(other_fixtures().is_some(), "{} {family}", engine.name());
+                continue;
+            }
+            let counts = check_family(&*engine, family, &graphs, TOLERANCE_OF_8_BITS);
+            assert_eq!(counts, check_family(&*engine, family, &folder(family), TOLERANCE));
+        }
     }
 }

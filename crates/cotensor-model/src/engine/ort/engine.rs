@@ -122,6 +122,7 @@ impl Engine for OrtEngine {
             borrows_inputs: true,
             writes_outputs_in_place: true,
             widens_floats: false,
+            code_widths: &[2, 4, 8],
             is_reproducible: false,
         }
     }

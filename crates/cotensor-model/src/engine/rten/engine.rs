@@ -101,6 +101,7 @@ impl Engine for RtenEngine {
             borrows_inputs: true,
             writes_outputs_in_place: false,
             widens_floats: true,
+            code_widths: &[4],
             is_reproducible: true,
         }
     }
@@ -136,7 +137,7 @@ impl Engine for RtenEngine {
             return self.load_plain(path, mode);
         }
         let mut graph = open_graph(path)?;
-        graph.widen();
+        self.capabilities().fit(&mut graph);
         // The weights of a store that nothing else uses are private.
         let store = EmbeddedStore::builder().build();
         let weights = load_weights(&graph, &*store, &store.holder(Self::NAME), Self::NAME)?;

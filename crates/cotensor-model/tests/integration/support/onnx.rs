@@ -220,9 +220,7 @@ impl DerivedFiles for TemporaryFiles {
 
 pub(crate) fn open_for(engine: &dyn Engine, path: &Path) -> Graph {
     let mut graph = open_graph(path).unwrap();
-    if engine.capabilities().widens_floats {
-        graph.widen();
-    }
+    engine.capabilities().fit(&mut graph);
     graph
 }
 

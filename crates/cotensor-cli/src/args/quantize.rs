@@ -1,0 +1,40 @@
+//! Arguments of `quantize`.
+
+use clap::Args;
+use cotensor::model::quantize::Activations;
+use cotensor::quant::Scheme;
+use std::path::PathBuf;
+
+/// Write a copy of a model whose weights have few bits.
+///
+/// Reads the graphs of full precision and writes them with codes of 2, 3, 4 or 8 bits in the place of the float32 matrices that products
+/// and tables read, into a new folder with the model's configuration. onnxruntime opens the folder without Cotensor; codes of 3 bits
+/// are the exception. Prints the error of each matrix; the same report is in quantization.json of the folder.
+#[derive(Args)]
+pub(crate) struct QuantizeArgs {
+    /// Model: a folder, or a name on the hub.
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+    /// Write the model to this folder, which must not exist.
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Bits of a weight: 2, 3, 4 or 8.
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    pub(crate) bits: u32,
+    /// Weights that share a scale: 16, 32, 64, 128 or 256; fewer where the columns of a matrix are no multiple.
+    #[arg(long, default_value_t = 32, value_name = "N")]
+    pub(crate) group: usize,
+    /// How scales are fitted: round (the largest magnitude), search (least squares), or affine (least squares, with an offset).
+    #[arg(long, default_value = "search", value_name = "NAME")]
+    pub(crate) scheme: Scheme,
+    /// The other factor of products: float32; int8, which is faster and rounds it; or auto, which is int8 for 2 and 8 bits, since
+    /// onnxruntime expands these for each run otherwise.
+    #[arg(long, default_value = "auto", value_name = "NAME")]
+    pub(crate) activations: Activations,
+    /// Leave weights whose names contain this text as they are; repeatable.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) keep: Vec<String>,
+    /// Print one JSON object on standard output and nothing else.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

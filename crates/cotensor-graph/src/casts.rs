@@ -1,0 +1,46 @@
+//! Drops conversions of weights to the type that they have in the store. An engine would compute them into private memory.
+
+use super::proto::operator;
+use super::types::Weight;
+use cotensor_core::DType;
+use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
+use std::collections::{HashMap, HashSet};
+
+/// Makes the readers of `Cast(weight)` to `float32` readers of the weight, if that is `float32`.
+pub(super) fn drop(graph: &mut GraphProto, weights: &[Weight]) {
+    let floats: HashSet<&str> =
+        weights.iter().filter(|weight| weight.dtype == DType::F32).map(|weight| weight.name.as_str()).collect();
+    let outputs: HashSet<&str> = graph.output.iter().filter_map(|output| output.name.as_deref()).collect();
+    let mut sources = HashMap::new();
+    graph.node.retain(|node| match cast(node) {
+        Some((input, output)) if floats.contains(input) && !outputs.contains(output) => {
+            sources.insert(output.to_owned(), input.to_owned());
+            false
+        }
+        _ => true,
+    });
+    if !sources.is_empty() {
+        rename(graph, &sources);
+    }
+}
+
+/// The input and the output of a conversion to `float32`.
+fn cast(node: &NodeProto) -> Option<(&str, &str)> {
+    let to = |attribute: &rten_onnx::onnx::AttributeProto| attribute.name.as_deref() == Some("to");
+    let to = node.attribute.iter().find(|attribute| to(attribute)).and_then(|attribute| attribute.i);
+    let (true, [input], [output]) = (operator(node) == "Cast", node.input.as_slice(), node.output.as_slice()) else {
+        return None;
+    };
+    (to == Some(i64::from(DataType::FLOAT.0)) && !output.is_empty()).then_some((input, output))
+}
+
+fn rename(graph: &mut GraphProto, sources: &HashMap<String, String>) {
+    for node in &mut graph.node {
+        for input in &mut node.input {
+            if let Some(source) = sources.get(input) {
+                source.clone_into(input);
+            }
+        }
+        node.attribute.iter_mut().filter_map(|attribute| attribute.g.as_mut()).for_each(|graph| rename(graph, sources));
+    }
+}

@@ -1,0 +1,35 @@
+//! The codes of a matrix, and their tensors.
+
+/// The codes that replace a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowBits {
+    /// Bits of a code: 2, 3, 4 or 8.
+    pub bits: u32,
+    /// Elements of a group, of which the columns are a multiple.
+    pub group: usize,
+    /// Whether groups have an offset beside their scale.
+    pub has_offsets: bool,
+    /// The attribute of `MatMulNBits`: 0, or 4 for products with activations of 8 bits.
+    pub accuracy_level: i64,
+}
+
+/// The content of a tensor of a [`LowBitGraph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// That of a weight, by its number in [`Graph::weights`].
+    Weight(usize),
+    /// The packed codes of a matrix, by its number among those that were replaced: `uint8` `[rows, groups, bytes]`.
+    Codes(usize),
+    /// Its scales: `float16` `[rows, groups]`.
+    Scales(usize),
+    /// Its offsets: `float16` `[rows, groups]`.
+    Offsets(usize),
+}
+
+/// The names of the tensors of a matrix.
+#[derive(Clone)]
+pub(super) struct Names {
+    pub(super) codes: String,
+    pub(super) scales: String,
+    pub(super) offsets: Option<String>,
+}

@@ -1,0 +1,130 @@
+//! The matrices of a graph that codes can replace.
+
+use super::build::{int_of, is_plain_gemm};
+use crate::onnx::Graph;
+use crate::proto::{operator, visit_nodes};
+use crate::types::Weight;
+use cotensor_core::DType;
+use rten_onnx::onnx::{GraphProto, NodeProto};
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+/// A matrix of weights that only products and tables read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// The numbers in [`Graph::weights`] of the weights with these elements: one, or several with one place in a file.
+    pub weights: Vec<usize>,
+    /// The rows: the columns of a product's result, or the entries of a table.
+    pub rows: usize,
+    /// The columns: what a product sums over, or the elements of an entry.
+    pub columns: usize,
+    /// Whether the first weight has the shape `[columns, rows]`.
+    pub is_transposed: bool,
+    /// Whether a `Gather` reads it.
+    pub is_table: bool,
+}
+
+/// How a node reads a weight.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Use {
+    /// Whether the weight has the shape `[columns, rows]`.
+    pub(super) is_transposed: bool,
+    pub(super) is_table: bool,
+}
+
+impl Use {
+    /// How a node reads its input number `at`; `None` for a node that codes cannot serve.
+    pub(super) fn of(node: &NodeProto, at: usize) -> Option<Self> {
+        match (operator(node), at) {
+            ("MatMul", 1) => Some(Self { is_transposed: true, is_table: false }),
+            ("Gemm", 1) if is_plain_gemm(node) => {
+                Some(Self { is_transposed: int_of(node, "transB").unwrap_or(0) == 0, is_table: false })
+            }
+            ("Gather", 0) if int_of(node, "axis").unwrap_or(0) == 0 => {
+                Some(Self { is_transposed: false, is_table: true })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Graph {
+    /// The `float32` matrices that only products by them and tables read, in the order of [`weights`](Graph::weights).
+    pub fn matrices(&self) -> Vec<Matrix> {
+        let (uses, others) = self.uses();
+        let mut found: Vec<Matrix> = Vec::new();
+        let mut by_place: HashMap<(&Path, u64, bool), usize> = HashMap::new();
+        for (number, weight) in self.weights.iter().enumerate() {
+            let Some(used) = uses.get(&weight.name).filter(|_| !others.contains(&weight.name)) else {
+                continue;
+            };
+            let (&[first, second], Some(stored)) = (weight.shape.as_slice(), stored_transposed(weight)) else {
+                continue;
+            };
+            let (rows, columns) = if used.is_transposed { (second, first) } else { (first, second) };
+            let place = (weight.source.file.as_path(), weight.source.offset, stored != used.is_transposed);
+            match by_place.get(&place) {
+                Some(&at) => {
+                    found[at].weights.push(number);
+                    found[at].is_table |= used.is_table;
+                }
+                None => {
+                    by_place.insert(place, found.len());
+                    found.push(Matrix {
+                        weights: vec![number],
+                        rows,
+                        columns,
+                        is_transposed: used.is_transposed,
+                        is_table: used.is_table,
+                    });
+                }
+            }
+        }
+        found
+    }
+
+    /// How nodes read each weight, and the names that something else reads.
+    fn uses(&self) -> (HashMap<String, Use>, HashSet<String>) {
+        let mut uses: HashMap<String, Use> = HashMap::new();
+        let mut others = HashSet::new();
+        add_outputs(self.graph(), &mut others);
+        visit_nodes(self.graph(), &mut |node| {
+            for (at, name) in node.input.iter().enumerate() {
+                let Some(used) = Use::of(node, at) else {
+                    others.insert(name.clone());
+                    continue;
+                };
+                let known = uses.entry(name.clone()).or_insert(used);
+                if known.is_transposed != used.is_transposed {
+                    others.insert(name.clone());
+                }
+                known.is_table |= used.is_table;
+            }
+        });
+        (uses, others)
+    }
+}
+
+/// Adds the names of the outputs of a graph and its subgraphs, and of the values that a subgraph defines again.
+fn add_outputs(graph: &GraphProto, names: &mut HashSet<String>) {
+    names.extend(graph.output.iter().filter_map(|output| output.name.clone()));
+    for subgraph in graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_ref()) {
+        names.extend(subgraph.input.iter().filter_map(|input| input.name.clone()));
+        names.extend(subgraph.initializer.iter().filter_map(|tensor| tensor.name.clone()));
+        names.extend(subgraph.node.iter().flat_map(|node| &node.output).cloned());
+        add_outputs(subgraph, names);
+    }
+}
+
+/// Whether the file has the weight with exchanged dimensions. `None` for a weight that is no matrix of `float32`.
+fn stored_transposed(weight: &Weight) -> Option<bool> {
+    let source = &weight.source;
+    if weight.dtype != DType::F32 || source.dtype != DType::F32 || source.repack.is_some() {
+        return None;
+    }
+    match source.permutation.as_deref() {
+        None | Some([0, 1]) => Some(false),
+        Some([1, 0]) => Some(true),
+        Some(_) => None,
+    }
+}

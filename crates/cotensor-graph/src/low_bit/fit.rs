@@ -1,0 +1,171 @@
+//! Products by codes of a width that an engine does not have, as products by codes of 4 bits.
+
+use super::build::{Builder, int_of};
+use super::product::{add_of_shape, sums_of_groups};
+use super::{COTENSOR, MICROSOFT};
+use crate::initializer::detach;
+use crate::onnx::Graph;
+use crate::proto::{tensor_bytes, visit_nodes};
+use crate::repack::Repack;
+use crate::transpose::{self, drop_unread};
+use crate::types::{Weight, WeightSource};
+use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+impl Graph {
+    /// Makes each `MatMulNBits` whose number of bits is not in `widths` one or two of 4 bits. A code of 2 or 3 bits becomes the code of
+    /// 4 bits with the same distance from the middle. One of 8 bits becomes two codes, and its product becomes a sum, whose activations
+    /// stay `float32`. Nodes with zero points stay as they are.
+    pub fn fit_widths(&mut self, widths: &[u32]) {
+        let mut build = Builder::new(&self.model);
+        let graph = self.model.graph.as_mut().expect("an opened model has a graph");
+        let stored: HashMap<String, TensorProto> = Product::all(graph, widths);
+        if stored.is_empty() {
+            return;
+        }
+        let mut codes =
+            NewCodes { stored: &stored, made: HashMap::new(), tensors: Vec::new(), weights: &mut self.weights };
+        build.replace(graph, &mut |build, node| {
+            let Some(product) = Product::of(node, widths) else { return false };
+            let (first, second) = Repack::of(product.bits, product.group);
+            let Some(first) = codes.of(&product.codes, first) else { return false };
+            match second {
+                None => become_four_bits(node, &first),
+                Some(second) => {
+                    let Some(second) = codes.of(&product.codes, second) else { return false };
+                    product.halves(build, node, [&first, &second]);
+                }
+            }
+            second.is_some()
+        });
+        let NewCodes { tensors, .. } = codes;
+        graph.initializer.extend(tensors);
+        let stored = stored.into_keys().collect();
+        drop_unread(graph, &mut self.weights, stored);
+        // The scales of halves, by group.
+        transpose::fold(graph, &mut self.weights);
+        detach(graph, &self.weights);
+    }
+}
+
+/// A product by codes that are constants.
+struct Product {
+    bits: u32,
+    group: usize,
+    groups: usize,
+    codes: String,
+}
+
+impl Product {
+    fn of(node: &NodeProto, widths: &[u32]) -> Option<Self> {
+        let domain = node.domain.as_deref();
+        if node.op_type.as_deref() != Some("MatMulNBits") || !matches!(domain, Some(MICROSOFT | COTENSOR)) {
+            return None;
+        }
+        let number = |name| int_of(node, name).and_then(|value| usize::try_from(value).ok());
+        let (bits, group, columns) = (number("bits")?, number("block_size")?, number("K")?);
+        // Zero points and what follows them.
+        let is_plain = node.input.iter().skip(3).all(String::is_empty) && node.output.len() == 1;
+        let is_known = matches!(bits, 2 | 3 | 8) && group >= 16 && group.is_power_of_two();
+        let bits = bits as u32;
+        if !is_plain || !is_known || !columns.is_multiple_of(group) || widths.contains(&bits) {
+            return None;
+        }
+        Some(Self { bits, group, groups: columns / group, codes: node.input.get(1)?.clone() })
+    }
+
+    /// The constants that are codes of such products.
+    fn all(graph: &GraphProto, widths: &[u32]) -> HashMap<String, TensorProto> {
+        let mut names = HashSet::new();
+        visit_nodes(graph, &mut |node| names.extend(Self::of(node, widths).map(|product| product.codes)));
+        let named = graph.initializer.iter().filter_map(|tensor| Some((tensor.name.clone()?, tensor)));
+        named.filter(|(name, _)| names.contains(name)).map(|(name, tensor)| (name, tensor.clone())).collect()
+    }
+
+    /// `(16 · high + low − 128) · scale` is `16 · (high − 8) · scale + (low − 8) · scale + 8 · scale`.
+    fn halves(&self, build: &mut Builder, node: &NodeProto, codes: [&str; 2]) {
+        let output = node.output.first().map(String::as_str).unwrap_or_default();
+        let own = |part: &str| format!("{output}.{part}");
+        let (x, scales) = (node.input[0].as_str(), node.input[2].as_str());
+        let [high, low] = ["high", "low"].map(|part| own(&format!("{part}.product")));
+        for (codes, product) in codes.into_iter().zip([&high, &low]) {
+            let mut half = node.clone();
+            half.name = Some(product.clone());
+            half.output = vec![product.clone()];
+            become_four_bits(&mut half, codes);
+            build.nodes.push(half);
+        }
+        let sixteen = build.float(own("sixteen"), 16.0);
+        let high = build.op("Mul", &[&high, &sixteen], own("high"));
+        let codes = build.op("Add", &[&high, &low], own("codes"));
+        let sums = sums_of_groups(build, x, self.groups, self.group, output);
+        let eight = build.float(own("eight"), 8.0);
+        let sums = build.op("Mul", &[&sums, &eight], own("sums.eight"));
+        let scales = build.op("Transpose", &[scales], own("scales.by_group"));
+        let added = build.op("MatMul", &[&sums, &scales], own("by_sums"));
+        add_of_shape(build, &codes, &added, output);
+    }
+}
+
+/// Makes a node one of 4 bits with these codes, and with activations in `float32`.
+fn become_four_bits(node: &mut NodeProto, codes: &str) {
+    node.domain = Some(MICROSOFT.to_owned());
+    codes.clone_into(&mut node.input[1]);
+    node.input.truncate(3);
+    for attribute in &mut node.attribute {
+        match attribute.name.as_deref() {
+            Some("bits") => attribute.i = Some(4),
+            Some("accuracy_level") => attribute.i = Some(0),
+            _ => {}
+        }
+    }
+}
+
+/// The codes of 4 bits that are made of others.
+struct NewCodes<'w> {
+    stored: &'w HashMap<String, TensorProto>,
+    /// The names by the name and the form of the stored ones.
+    made: HashMap<(String, Repack), String>,
+    tensors: Vec<TensorProto>,
+    weights: &'w mut Vec<Weight>,
+}
+
+impl NewCodes<'_> {
+    /// The name of codes in another form. `None` for those that are no constant with whole groups.
+    fn of(&mut self, codes: &str, repack: Repack) -> Option<String> {
+        let key = (codes.to_owned(), repack);
+        if let Some(name) = self.made.get(&key) {
+            return Some(name.clone());
+        }
+        let name = format!("{codes}.{}", repack.name());
+        let tensor = self.stored.get(codes)?;
+        let mut dims = tensor.dims.clone();
+        let bytes = dims.last_mut()?;
+        *bytes = repack.len(usize::try_from(*bytes).ok()?) as i64;
+        let mut new = TensorProto {
+            name: Some(name.clone()),
+            dims: dims.clone(),
+            data_type: Some(DataType::UINT8),
+            ..TensorProto::default()
+        };
+        match self.weights.iter().find(|weight| weight.name == codes) {
+            Some(weight) if weight.source.is_rearranged() => return None,
+            Some(weight) => {
+                let source = WeightSource { repack: Some(repack), ..weight.source.clone() };
+                let shape = dims.iter().map(|&dim| usize::try_from(dim).ok()).collect::<Option<_>>()?;
+                self.weights.push(Weight { name: name.clone(), dtype: weight.dtype, shape, source });
+            }
+            None if tensor.data_location == Some(DataLocation::EXTERNAL) => return None,
+            None => {
+                let stored = tensor_bytes(tensor);
+                let mut bytes = vec![0; repack.len(stored.len())];
+                repack.fill(&stored, &mut bytes);
+                new.raw_data = Some(RefCell::new(bytes));
+            }
+        }
+        self.tensors.push(new);
+        self.made.insert(key, name.clone());
+        Some(name)
+    }
+}

@@ -1,0 +1,31 @@
+//! Weights of few bits: the matrices of a graph that codes can replace, the nodes that read the codes, and the forms that
+//! engines run.
+//!
+//! A matrix has `rows × columns` elements in groups of a row. An element is `(code − middle) · scale + offset`, where the middle code
+//! of `bits` bits is `2^(bits − 1)`; without offsets, these are 0. Codes lie as `MatMulNBits` of onnxruntime reads them,
+//! `[rows, groups, bytes of a group]`, and scales and offsets are `float16` `[rows, groups]`:
+//!
+//! | node | nodes in its place |
+//! |---|---|
+//! | `MatMul(x, matrix)`, `Gemm(x, matrix, c)` | `MatMulNBits(x, codes, scales)`; with offsets, plus the product of the sums of groups of `x` and the offsets |
+//! | `Gather(matrix, indices)` | `Gather` of codes, scales and offsets, and arithmetic |
+//!
+//! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_widths`](crate::Graph::fit_widths)
+//! makes nodes of a width that an engine does not have products of 4-bit codes, with equal results.
+
+mod build;
+mod codes;
+mod find;
+mod fit;
+mod product;
+mod replace;
+mod table;
+
+pub use codes::{Content, LowBits};
+pub use find::Matrix;
+pub use replace::LowBitGraph;
+
+/// The domain of `MatMulNBits`.
+const MICROSOFT: &str = "com.microsoft";
+/// The domain of `MatMulNBits` with 3 bits.
+const COTENSOR: &str = "cotensor";

@@ -1,0 +1,88 @@
+use crate::graph::{LowBits, Matrix};
+use cotensor_core::{Error, Result};
+use cotensor_quant::{QuantSpec, Scheme, Width};
+use std::str::FromStr;
+
+/// The type of a product's other factor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// `float32` for codes of 3 and 4 bits; 8 bits for codes of 2 and 8 bits, which onnxruntime expands for each run otherwise.
+    #[default]
+    Auto,
+    /// `float32`.
+    Float32,
+    /// Codes of 8 bits, rounded in groups while a product runs.
+    Int8,
+}
+
+impl FromStr for Activations {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "float32" => Ok(Self::Float32),
+            "int8" => Ok(Self::Int8),
+            _ => Err(Error::invalid(format!("{name:?}; auto, float32 and int8 are possible")).in_field("activations")),
+        }
+    }
+}
+
+/// How weights are quantized.
+#[derive(Clone, Debug)]
+pub struct QuantizeOptions {
+    /// Bits of a code.
+    pub width: Width,
+    /// The most elements of a group: 16 to 256.
+    pub group: usize,
+    /// How scales are fitted. `TwoLevel` is not possible: no engine reads its scales.
+    pub scheme: Scheme,
+    /// The type of the other factor.
+    pub activations: Activations,
+    /// Weights whose names contain one of these texts stay as they are.
+    pub keep: Vec<String>,
+}
+
+impl QuantizeOptions {
+    /// # Errors
+    /// `Invalid`, with the field, for a group or a scheme that is not possible.
+    pub fn check(&self) -> Result<()> {
+        if self.scheme == Scheme::TwoLevel {
+            return Err(Error::unsupported(
+                "no engine reads scales of two levels; round, search and affine are possible",
+            )
+            .in_field("scheme"));
+        }
+        QuantSpec::new(self.width, self.group, self.scheme).map(|_| ())
+    }
+
+    /// How a matrix is quantized.
+    ///
+    /// # Errors
+    /// The reason why it stays as it is.
+    pub(super) fn of_matrix(&self, name: &str, matrix: &Matrix) -> std::result::Result<QuantSpec, String> {
+        if let Some(text) = self.keep.iter().find(|text| name.contains(text.as_str())) {
+            return Err(format!("--keep {text}"));
+        }
+        let group = (4..=8)
+            .rev()
+            .map(|shift| 1usize << shift)
+            .find(|&group| group <= self.group && matrix.columns.is_multiple_of(group));
+        let group = group.ok_or_else(|| format!("{} columns are no multiple of 16", matrix.columns))?;
+        QuantSpec::new(self.width, group, self.scheme).map_err(|error| error.message().to_owned())
+    }
+
+    pub(super) fn low_bits(&self, spec: &QuantSpec) -> LowBits {
+        let is_int8 = match self.activations {
+            Activations::Auto => matches!(spec.width(), Width::Two | Width::Eight),
+            Activations::Float32 => false,
+            Activations::Int8 => true,
+        };
+        LowBits {
+            bits: spec.width().bits(),
+            group: spec.group(),
+            has_offsets: spec.scheme() == Scheme::Affine,
+            accuracy_level: if is_int8 { 4 } else { 0 },
+        }
+    }
+}

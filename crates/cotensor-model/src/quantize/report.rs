@@ -1,0 +1,62 @@
+use serde::Serialize;
+
+/// The file with the report, in the folder of the model.
+pub const REPORT_FILE: &str = "quantization.json";
+
+/// A model whose weights were quantized.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct QuantizeReport {
+    /// Its graphs.
+    pub graphs: Vec<GraphReport>,
+    /// Files of the model that were not copied.
+    pub left_out: Vec<String>,
+}
+
+/// A graph whose weights were quantized.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GraphReport {
+    /// The file, relative to the model's folder.
+    pub file: String,
+    /// Whether onnxruntime opens the file without Cotensor. It has no codes of 3 bits.
+    pub opens_in_onnxruntime: bool,
+    /// The bytes of all weights before, in the types of the file.
+    pub bytes_before: u64,
+    /// The bytes of all weights.
+    pub bytes: u64,
+    /// Matrices of codes.
+    pub matrices: Vec<MatrixReport>,
+    /// Weights that stayed as they were.
+    pub kept: Vec<Kept>,
+}
+
+/// A matrix of codes.
+#[derive(Clone, Debug, Serialize)]
+pub struct MatrixReport {
+    /// The name of the weight.
+    pub name: String,
+    /// Rows.
+    pub rows: usize,
+    /// Columns, in elements.
+    pub columns: usize,
+    /// Bits of a code.
+    pub bits: u32,
+    /// Elements of a group.
+    pub group: usize,
+    /// How scales were fitted.
+    pub scheme: &'static str,
+    /// Bits of an element, with its part of scales and offsets.
+    pub bits_per_weight: f64,
+    /// The relative error of the weights in the L2 norm.
+    pub relative_error: f64,
+}
+
+/// A weight that stayed as it was.
+#[derive(Clone, Debug, Serialize)]
+pub struct Kept {
+    /// The name of the weight.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Why it stayed, for a matrix; `None` for a weight that is no matrix of a product or a table.
+    pub reason: Option<String>,
+}
