@@ -1,9 +1,12 @@
 //! Arguments of `quantize`.
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cotensor::model::quantize::Activations;
 use cotensor::quant::Scheme;
+use std::error::Error;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Write a copy of a model whose weights have few bits.
 ///
@@ -18,18 +21,18 @@ pub(crate) struct QuantizeArgs {
     /// Write the model to this folder, which must not exist.
     #[arg(long, short, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Bits of a weight: 2, 3, 4 or 8.
-    #[arg(long, default_value_t = 4, value_name = "N")]
+    /// Bits of a weight.
+    #[arg(long, default_value = "4", value_name = "N", value_parser = one_of::<u32>(&["2", "3", "4", "8"]))]
     pub(crate) bits: u32,
-    /// Weights that share a scale: 16, 32, 64, 128 or 256; fewer where the columns of a matrix are no multiple.
-    #[arg(long, default_value_t = 32, value_name = "N")]
+    /// Weights that share a scale; fewer where the columns of a matrix are no multiple.
+    #[arg(long, default_value = "32", value_name = "N", value_parser = one_of::<usize>(&["16", "32", "64", "128", "256"]))]
     pub(crate) group: usize,
     /// How scales are fitted: round (the largest magnitude), search (least squares), or affine (least squares, with an offset).
-    #[arg(long, default_value = "search", value_name = "NAME")]
+    #[arg(long, default_value = "search", value_name = "NAME", value_parser = one_of::<Scheme>(&["round", "search", "affine"]))]
     pub(crate) scheme: Scheme,
     /// The other factor of products: float32; int8, which is faster and rounds it; or auto, which is int8 for 2 and 8 bits, since
     /// onnxruntime expands these for each run otherwise.
-    #[arg(long, default_value = "auto", value_name = "NAME")]
+    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = one_of::<Activations>(&["auto", "float32", "int8"]))]
     pub(crate) activations: Activations,
     /// Leave weights whose names contain this text as they are; repeatable.
     #[arg(long, value_name = "TEXT")]
@@ -37,4 +40,12 @@ pub(crate) struct QuantizeArgs {
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A value with one of these texts.
+fn one_of<T>(texts: &[&'static str]) -> impl TypedValueParser<Value = T> + use<T>
+where
+    T: FromStr<Err: Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(texts.iter().copied()).try_map(|text| text.parse())
 }

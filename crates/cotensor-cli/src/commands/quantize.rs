@@ -14,7 +14,7 @@ use std::path::Path;
 
 pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     let options = QuantizeOptions {
-        width: Width::of(args.bits).map_err(|error| error.in_field("--bits"))?,
+        width: Width::of(args.bits)?,
         group: args.group,
         scheme: args.scheme,
         activations: args.activations,

@@ -24,6 +24,7 @@ mod models;
 mod models_kept;
 mod openai;
 mod plan;
+mod quantize;
 mod serve;
 mod service;
 mod sharing;

@@ -107,7 +107,7 @@ fn encode(weights: &[Weight], chosen: &Chosen) -> Result<(QuantTensor, MatrixRep
         let places = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
         values = places.map(|at| values[at]).collect();
     }
-    let tensor = quantize(&values, rows, columns, &chosen.spec).map_err(|error| error.in_field(&weight.name))?;
+    let tensor = quantize(&values, rows, columns, &chosen.spec).map_err(|error| error.prefixed(&weight.name))?;
     let report = MatrixReport {
         name: weight.name.clone(),
         rows,

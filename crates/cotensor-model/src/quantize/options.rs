@@ -45,13 +45,16 @@ pub struct QuantizeOptions {
 
 impl QuantizeOptions {
     /// # Errors
-    /// `Invalid`, with the field, for a group or a scheme that is not possible.
+    /// `Invalid`, with the field, for a group or a scheme that is not possible, and for an empty text.
     pub fn check(&self) -> Result<()> {
         if self.scheme == Scheme::TwoLevel {
             return Err(Error::unsupported(
                 "no engine reads scales of two levels; round, search and affine are possible",
             )
             .in_field("scheme"));
+        }
+        if self.keep.iter().any(String::is_empty) {
+            return Err(Error::invalid("an empty text is in all names").in_field("keep"));
         }
         QuantSpec::new(self.width, self.group, self.scheme).map(|_| ())
     }
