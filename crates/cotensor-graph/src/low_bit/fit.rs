@@ -29,11 +29,11 @@ impl Graph {
         build.replace(graph, &mut |build, node| {
             let Some(product) = Product::of(node, widths) else { return false };
             let (first, second) = Repack::of(product.bits, product.group);
-            let Some(first) = codes.of(&product.codes, first) else { return false };
+            let Some(first) = codes.of(&product, first) else { return false };
             match second {
                 None => become_four_bits(node, &first),
                 Some(second) => {
-                    let Some(second) = codes.of(&product.codes, second) else { return false };
+                    let Some(second) = codes.of(&product, second) else { return false };
                     product.halves(build, node, [&first, &second]);
                 }
             }
@@ -48,6 +48,9 @@ impl Graph {
         detach(graph, &self.weights);
     }
 }
+
+/// The most elements of a group.
+const GROUP_MAX: usize = 1 << 16;
 
 /// A product by codes that are constants.
 struct Product {
@@ -67,7 +70,7 @@ impl Product {
         let (bits, group, columns) = (number("bits")?, number("block_size")?, number("K")?);
         // Zero points and what follows them.
         let is_plain = node.input.iter().skip(3).all(String::is_empty) && node.output.len() == 1;
-        let is_known = matches!(bits, 2 | 3 | 8) && group >= 16 && group.is_power_of_two();
+        let is_known = matches!(bits, 2 | 3 | 8) && (16..=GROUP_MAX).contains(&group) && group.is_power_of_two();
         let bits = bits as u32;
         if !is_plain || !is_known || !columns.is_multiple_of(group) || widths.contains(&bits) {
             return None;
@@ -132,17 +135,21 @@ struct NewCodes<'w> {
 }
 
 impl NewCodes<'_> {
-    /// The name of codes in another form. `None` for those that are no constant with whole groups.
-    fn of(&mut self, codes: &str, repack: Repack) -> Option<String> {
+    /// The name of codes in another form. `None` for those that are no constant of the product's groups.
+    fn of(&mut self, product: &Product, repack: Repack) -> Option<String> {
+        let codes = product.codes.as_str();
         let key = (codes.to_owned(), repack);
         if let Some(name) = self.made.get(&key) {
             return Some(name.clone());
         }
         let name = format!("{codes}.{}", repack.name());
         let tensor = self.stored.get(codes)?;
-        let mut dims = tensor.dims.clone();
-        let bytes = dims.last_mut()?;
-        *bytes = repack.len(usize::try_from(*bytes).ok()?) as i64;
+        let bytes = product.group * product.bits as usize / 8;
+        let &[rows, groups, stored] = tensor.dims.as_slice() else { return None };
+        if (groups, stored) != (product.groups as i64, bytes as i64) || tensor.data_type != Some(DataType::UINT8) {
+            return None;
+        }
+        let dims = vec![rows, groups, repack.len(bytes) as i64];
         let mut new = TensorProto {
             name: Some(name.clone()),
             dims: dims.clone(),
