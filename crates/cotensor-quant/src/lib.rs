@@ -11,12 +11,16 @@
 //! | `affine` | least squares | least squares | 0.5 |
 //! | `two_level` | small integers times one float16 for 256 elements | the same | 0.63, 0.44, 0.5 for 2, 3, 4 bits |
 //!
+//! With the second moments of the inputs of a product, [`quantize_for`] gives codes whose errors compensate each other, and
+//! [`InputMoments::relative_error`] is the error of the product's result.
+//!
 //! Pure Rust without files, threads, clocks and unsafe code. Equal inputs give equal codes on every processor: vector instructions are
 //! chosen at run time, and every path adds in the same order.
 
 mod codes;
 mod expand;
 mod hadamard;
+mod inputs;
 mod lanes;
 mod members;
 mod scales;
@@ -25,8 +29,9 @@ mod spec;
 mod tensor;
 
 pub use hadamard::rotate;
+pub use inputs::{InputFactor, InputMoments};
 pub use members::Member;
 pub use rten_simd::f16;
-pub use scheme::quantize;
+pub use scheme::{quantize, quantize_for};
 pub use spec::{QuantSpec, Scheme, Width};
 pub use tensor::{QuantTensor, relative_error};

@@ -50,7 +50,7 @@ impl Line {
 
     /// As float16 keeps it.
     #[inline(always)]
-    fn stored(self, width: Width) -> Self {
+    pub(super) fn stored(self, width: Width) -> Self {
         Self::new(width, stored(self.scale), stored(self.offset))
     }
 }
@@ -95,13 +95,13 @@ pub(super) fn encode(width: Width, values: &[f32], line: Line, codes: &mut [u8])
 
 /// Zero for a group of zeros.
 #[inline(always)]
-fn inverse(scale: f32) -> f32 {
+pub(super) fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
 /// The nearest code as a number.
 #[inline(always)]
-fn code_of(value: f32, inverse: f32, zero: f32, max: f32) -> f32 {
+pub(super) fn code_of(value: f32, inverse: f32, zero: f32, max: f32) -> f32 {
     let code = value * inverse + zero;
     let code = if code < max { code } else { max };
     nearest(if code > 0.0 { code } else { 0.0 })

@@ -1,8 +1,10 @@
 //! Fits codes and scales to weights.
 
+mod compensated;
 mod flat;
 mod two_level;
 
+use crate::inputs::InputFactor;
 use crate::lanes::vectorized;
 use crate::spec::{QuantSpec, Scheme, Width};
 use crate::tensor::QuantTensor;
@@ -15,20 +17,61 @@ use cotensor_core::{Error, Result};
 /// that is not finite or beyond 65504, the largest float16.
 pub fn quantize(weights: &[f32], rows: usize, columns: usize, spec: &QuantSpec) -> Result<QuantTensor> {
     let mut tensor = QuantTensor::zeros(rows, columns, spec)?;
-    if weights.len() != rows * columns {
-        let message = format!("{} weights for {rows} rows of {columns}", weights.len());
-        return Err(Error::invalid(message).in_field("weights"));
-    }
-    let wrong = match spec.width() {
-        Width::Two => of_width::<2>(weights, &mut tensor),
-        Width::Three => of_width::<3>(weights, &mut tensor),
-        Width::Four => of_width::<4>(weights, &mut tensor),
-        Width::Eight => of_width::<8>(weights, &mut tensor),
-    };
+    check_count(weights, rows, columns)?;
+    let wrong = of_any_width(weights, &mut tensor);
     let Some(at) = wrong else { return Ok(tensor) };
+    Err(impossible(weights, at, columns))
+}
+
+/// As [`quantize`], with codes whose errors compensate each other in products with inputs that have the moments of `factor`.
+///
+/// # Errors
+/// As [`quantize`]; `Invalid` for inputs of another size, and for `TwoLevel`.
+pub fn quantize_for(
+    weights: &[f32],
+    rows: usize,
+    columns: usize,
+    spec: &QuantSpec,
+    factor: &InputFactor,
+) -> Result<QuantTensor> {
+    if spec.scheme() == Scheme::TwoLevel {
+        return Err(Error::invalid("two_level takes no inputs").in_field("scheme"));
+    }
+    if factor.columns() != columns {
+        let message = format!("inputs of {} for {columns} columns", factor.columns());
+        return Err(Error::invalid(message).in_field("inputs"));
+    }
+    let mut tensor = QuantTensor::zeros(rows, columns, spec)?;
+    check_count(weights, rows, columns)?;
+    if let Some(at) = weights.iter().position(is_wrong) {
+        return Err(impossible(weights, at, columns));
+    }
+    compensated::quantize(weights, &mut tensor, factor);
+    Ok(tensor)
+}
+
+fn check_count(weights: &[f32], rows: usize, columns: usize) -> Result<()> {
+    if weights.len() == rows * columns {
+        return Ok(());
+    }
+    let message = format!("{} weights for {rows} rows of {columns}", weights.len());
+    Err(Error::invalid(message).in_field("weights"))
+}
+
+fn impossible(weights: &[f32], at: usize, columns: usize) -> Error {
     let (row, column) = (at / columns, at % columns);
     let message = format!("row {row}, column {column} is {}; finite numbers up to {MAX} are possible", weights[at]);
-    Err(Error::invalid(message).in_field("weights"))
+    Error::invalid(message).in_field("weights")
+}
+
+/// Quantizes row by row. Returns the first weight that is not possible.
+fn of_any_width(weights: &[f32], tensor: &mut QuantTensor) -> Option<usize> {
+    match tensor.spec().width() {
+        Width::Two => of_width::<2>(weights, tensor),
+        Width::Three => of_width::<3>(weights, tensor),
+        Width::Four => of_width::<4>(weights, tensor),
+        Width::Eight => of_width::<8>(weights, tensor),
+    }
 }
 
 /// The largest float16.

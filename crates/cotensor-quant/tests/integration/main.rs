@@ -3,5 +3,6 @@
 
 mod accuracy;
 mod bad_input;
+mod inputs;
 mod layout;
 mod samples;
