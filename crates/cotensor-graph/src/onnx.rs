@@ -2,7 +2,7 @@ use super::constants::Constants;
 use super::files::GraphFiles;
 use super::proto::{normal_domain, port, visit_nodes};
 use super::types::{Port, Weight, WeightPlace};
-use super::{casts, declared, fingerprint, initializer, shapes, ties, transpose, wire};
+use super::{casts, declared, fingerprint, initializer, low_bit, shapes, ties, transpose, wire};
 use cotensor_core::{ContentHash, DType, Error, Result};
 use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use std::collections::{BTreeSet, HashSet};
@@ -10,7 +10,7 @@ use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
 /// The first version of the format in which constants need not be inputs.
-const IR_VERSION_MIN: i64 = 4;
+pub(super) const IR_VERSION_MIN: i64 = 4;
 
 /// A graph whose large weights are not loaded.
 pub struct Graph {
@@ -44,6 +44,7 @@ impl Graph {
         initializer::detach(graph, &weights);
         refuse_nested_external_data(graph)?;
         shapes::refuse_enormous(graph)?;
+        low_bit::check(graph)?;
 
         let ports = |values: &[ValueInfoProto]| values.iter().map(port).collect::<Result<Vec<_>>>();
         let mut inputs = ports(&graph.input)?;
@@ -186,12 +187,12 @@ impl Graph {
             ..ModelProto::default()
         };
         let encoded = model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))?;
-        let mut has_subgraphs = false;
-        self.visit_nodes(&mut |node| has_subgraphs |= node.attribute.iter().any(|attribute| attribute.g.is_some()));
-        if !has_subgraphs {
-            return Ok(encoded);
-        }
-        wire::name_subgraphs(&encoded).ok_or_else(|| Error::corrupt("not a model").in_file(&self.path))
+        wire::name_graphs(&encoded).ok_or_else(|| Error::corrupt("not a model").in_file(&self.path))
+    }
+
+    /// A product by codes whose tensors are no constants, so that reading the graph did not check that they fit its attributes.
+    pub fn unchecked_product(&self) -> Option<String> {
+        low_bit::unchecked(self.graph())
     }
 
     /// The imported operator sets: domain (empty for ONNX's own) and version.

@@ -3,10 +3,14 @@
 use super::local::show_downloads;
 use crate::args::QuantizeArgs;
 use crate::output::{Steps, print, print_json};
+use crate::signals;
 use crate::table::{Table, plain};
+use cotensor::Samples;
 use cotensor::core::{Result, size};
 use cotensor::hub::{Hub, Settings};
-use cotensor::model::quantize::{GraphReport, QuantizeOptions, QuantizeReport, quantize_folder};
+use cotensor::model::quantize::{
+    Calibration, GraphReport, QuantizeOptions, QuantizeReport, quantize_folder, work_folder,
+};
 use cotensor::quant::Width;
 use cotensor_demo::Progress;
 use std::fmt::Write;
@@ -24,13 +28,28 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     let hub = Hub::new(Settings::from_env());
     show_downloads(&hub);
     let folder = hub.folder(&args.model, Path::new("."), None)?;
+    let calibration = args.calibrate.as_deref().map(|samples| calibrate(&folder, samples)).transpose()?;
+    let work = work_folder(&args.out);
+    signals::clean_up_first(move || drop(std::fs::remove_dir_all(work)))?;
     let steps = Steps::new();
-    let report = quantize_folder(&folder, &args.out, &options, &mut |file, matrix, number, all| {
-        steps.step(number as u64, all as u64, &format!("{file}: {}", matrix.name));
-    });
+    let report =
+        quantize_folder(&folder, &args.out, &options, calibration.as_ref(), &mut |file, matrix, number, all| {
+            steps.step(number as u64, all as u64, &format!("{file}: {}", matrix.name));
+        });
     steps.finish();
     let report = report?;
     if args.json { print_json(&report) } else { print(&text(&report, &args.out)) }
+}
+
+/// Runs the model on samples.
+fn calibrate(folder: &Path, samples: &Path) -> Result<Calibration> {
+    let samples = Samples::open(samples).map_err(|error| error.in_field("--calibrate"))?;
+    let steps = Steps::expecting(samples.len() as u64);
+    let found = Calibration::of_samples(folder, &samples, &mut |done, all| {
+        steps.next(&format!("sample {done} of {all}"));
+    });
+    steps.finish();
+    found
 }
 
 fn text(report: &QuantizeReport, out: &Path) -> String {
@@ -48,8 +67,8 @@ fn text(report: &QuantizeReport, out: &Path) -> String {
 
 fn add_graph(text: &mut String, graph: &GraphReport) {
     let mut table = Table::new(
-        &[false, true, true, true, true, true, true],
-        &["matrix", "rows", "columns", "bits", "group", "bits per weight", "relative error"],
+        &[false, true, true, true, true, true, true, true],
+        &["matrix", "rows", "columns", "bits", "group", "bits per weight", "error", "error of results"],
     );
     for matrix in &graph.matrices {
         table.row([
@@ -60,6 +79,7 @@ fn add_graph(text: &mut String, graph: &GraphReport) {
             matrix.group.to_string(),
             format!("{:.2}", matrix.bits_per_weight),
             format!("{:.4}", matrix.relative_error),
+            matrix.output_error.map_or_else(|| "-".to_owned(), |error| format!("{error:.4}")),
         ]);
     }
     let _ = writeln!(text, "{}\n{}", plain(&graph.file), table.text());

@@ -1,7 +1,10 @@
 //! `quantize`: a copy of a model whose weights have few bits.
 
-use crate::support::{BERT, Workspace};
+use crate::support::{BERT, Workspace, fixtures};
 use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 const TEXT: &str = "The harbour wakes before the city does.";
 
@@ -80,4 +83,86 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     workspace.expect_error(&["quantize", "bert", "-o", "new"], &["onnx/model.onnx", "embeddings.", "NaN"]);
     let names: Vec<_> = fs::read_dir(workspace.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name == "new" || name.to_string_lossy().contains("quantize")), "{names:?}");
+}
+
+#[test]
+fn samples_give_better_results_and_their_errors() {
+    let workspace = Workspace::with("bert");
+    let words = ["harbour", "city", "wakes", "before", "ship", "morning", "light", "gulls"];
+    let line = |index: usize| format!("{} {} {index}\n", words[index % 8], words[(index * 3 + index / 8) % 8]);
+    fs::write(workspace.path("texts.txt"), (0..60).map(line).collect::<String>()).unwrap();
+    fs::write(workspace.path("few.txt"), (0..8).map(line).collect::<String>()).unwrap();
+    let few = ["quantize", "bert", "-o", "new", "--calibrate", "few.txt"];
+    workspace.expect_error(&few, &["calibrate", "8 different samples; at least 16"]);
+    workspace.expect_error(&["quantize", "bert", "-o", "new", "--calibrate", "none.txt"], &["none.txt"]);
+
+    let report = |out: &str, more: &[&str]| {
+        let arguments = ["quantize", "bert", "-o", out, "--bits", "3", "--json"];
+        let report = workspace.json(&[&arguments, more].concat());
+        let graph =
+            report["graphs"].as_array().unwrap().iter().find(|graph| graph["file"] == "onnx/model.onnx").cloned();
+        graph.unwrap()["matrices"].as_array().unwrap().clone()
+    };
+    let (plain, fitted) = (report("plain", &[]), report("fitted", &["--calibrate", "texts.txt"]));
+    for (plain, fitted) in plain.iter().zip(&fitted) {
+        assert!(plain["output_error"].is_null() && plain["inputs"] == 0, "{plain}");
+        let is_table = fitted["name"].as_str().unwrap().starts_with("embeddings.");
+        assert_eq!(fitted["output_error"].is_null(), is_table, "{fitted}");
+        if !is_table {
+            let [weights, results] = ["relative_error", "output_error"].map(|field| fitted[field].as_f64().unwrap());
+            assert!(fitted["inputs"].as_u64().unwrap() > 200 && results < weights, "{fitted}");
+        }
+    }
+}
+
+#[test]
+fn folders_behind_links_are_left_out() {
+    let workspace = Workspace::with("bert");
+    fs::create_dir(workspace.path("elsewhere")).unwrap();
+    fs::write(workspace.path("elsewhere/secret.json"), "{}").unwrap();
+    std::os::unix::fs::symlink(workspace.path("elsewhere"), workspace.path("bert/linked")).unwrap();
+    std::os::unix::fs::symlink(".", workspace.path("bert/loop")).unwrap();
+    std::os::unix::fs::symlink(workspace.path("elsewhere/secret.json"), workspace.path("bert/added.json")).unwrap();
+    workspace.json(&["quantize", "bert", "-o", "out", "--json"]);
+    assert!(workspace.path("out/added.json").is_file());
+    assert!(!workspace.path("out/linked").exists() && !workspace.path("out/loop").exists());
+    workspace.expect_error(&["quantize", "bert", "-o", "bert/inner"], &["bert/inner", "folder of the model"]);
+    workspace.expect_error(&["quantize", "bert", "-o", "new", "--keep", "absent"], &["keep", "absent"]);
+}
+
+#[test]
+fn the_scale_of_similarities_stays() {
+    let workspace = Workspace::with("siglip");
+    let similarity = |model: &str| {
+        let image = fixtures().join("media/photo.png");
+        let ran = workspace.json(&["run", model, "--text", TEXT, "--image", image.to_str().unwrap(), "--json"]);
+        ran["users"][0]["answer"].clone()
+    };
+    similarity("siglip");
+    workspace.json(&["quantize", "siglip", "-o", "small", "--bits", "8", "--json"]);
+    similarity("small");
+}
+
+#[test]
+fn an_interrupted_command_leaves_nothing_behind() {
+    let workspace = Workspace::with("bert");
+    let work = |name: &str| name.contains("quantizing");
+    let names = || {
+        let entries = fs::read_dir(workspace.path("")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    // Large enough that it runs until the signal comes.
+    let large = fs::File::create(workspace.path("bert/large.txt")).unwrap();
+    large.set_len(60 << 20).unwrap();
+    for number in 0..60 {
+        fs::hard_link(workspace.path("bert/large.txt"), workspace.path(&format!("bert/large{number}.txt"))).unwrap();
+    }
+    let mut command = workspace.command(&["quantize", "bert", "-o", "out"]).spawn().unwrap();
+    while !names().iter().any(|name| work(name)) {
+        assert!(command.try_wait().unwrap().is_none(), "it ended before");
+        sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args(["-INT", &command.id().to_string()]).status().unwrap().success());
+    assert!(!command.wait().unwrap().success());
+    assert!(!names().iter().any(|name| work(name) || name == "out"), "{:?}", names());
 }

@@ -101,9 +101,22 @@ impl Builder {
         name
     }
 
-    pub(super) fn reshape(&mut self, input: &str, shape: &[i64], output: String) -> String {
-        let shape = self.ints(format!("{output}.shape"), shape);
-        self.op("Reshape", &[input, &shape], output)
+    /// The dimensions of a value but the last one.
+    pub(super) fn shape_without_last(&mut self, input: &str, prefix: &str) -> String {
+        let shape = self.op("Shape", &[input], format!("{prefix}.all"));
+        if self.opset < 10 {
+            let ints = |name: &str, value| AttributeProto {
+                name: Some(name.into()),
+                ints: vec![value],
+                r#type: Some(AttributeType::INTS),
+                ..AttributeProto::default()
+            };
+            let attributes = vec![ints("starts", 0), ints("ends", -1)];
+            return self.op_with("Slice", &[&shape], prefix.to_owned(), attributes);
+        }
+        let [start, end] =
+            [("start", 0), ("end", -1)].map(|(part, value)| self.ints(format!("{prefix}.{part}"), &[value]));
+        self.op("Slice", &[&shape, &start, &end], prefix.to_owned())
     }
 
     /// The sum over the last axis, which goes.

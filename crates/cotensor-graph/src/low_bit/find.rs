@@ -1,11 +1,11 @@
 //! The matrices of a graph that codes can replace.
 
 use super::build::{int_of, is_plain_gemm};
-use crate::onnx::Graph;
+use crate::onnx::{Graph, IR_VERSION_MIN};
 use crate::proto::{operator, visit_nodes};
-use crate::types::Weight;
+use crate::types::{Port, Weight};
 use cotensor_core::DType;
-use rten_onnx::onnx::{GraphProto, NodeProto};
+use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TypeProto, TypeProtoTensor, ValueInfoProto};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
@@ -83,11 +83,44 @@ impl Graph {
         found
     }
 
+    /// The values of the main graph that products by a matrix multiply, each once, with `columns` elements in the last dimension.
+    pub fn factors(&self, matrix: &Matrix) -> Vec<String> {
+        let names: Vec<&str> = matrix.weights.iter().map(|&weight| self.weights[weight].name.as_str()).collect();
+        let mut found = Vec::new();
+        for node in &self.graph().node {
+            let is_product = node.input.get(1).is_some_and(|name| names.contains(&name.as_str()));
+            if is_product && Use::of(node, 1).is_some_and(|used| !used.is_table) && !found.contains(&node.input[0]) {
+                found.push(node.input[0].clone());
+            }
+        }
+        found
+    }
+
+    /// This graph with further outputs: `float32` values of the main graph. Inputs and outputs of the graph stay what they are.
+    #[must_use]
+    pub fn with_outputs(mut self, names: &[String]) -> Self {
+        let graph = self.model.graph.as_mut().expect("an opened model has a graph");
+        for name in names {
+            let is_port = self.inputs.iter().chain(&self.outputs).any(|port| port.name == *name);
+            if !is_port {
+                let tensor_type = TypeProtoTensor { elem_type: Some(DataType::FLOAT), shape: None };
+                let kind = TypeProto { tensor_type: Some(tensor_type), ..TypeProto::default() };
+                graph.output.push(ValueInfoProto { name: Some(name.clone()), r#type: Some(kind) });
+                self.outputs.push(Port { name: name.clone(), dtype: Some(DType::F32), dims: None });
+            }
+        }
+        self
+    }
+
     /// How nodes read each weight, and the names that something else reads.
     fn uses(&self) -> (HashMap<String, Use>, HashSet<String>) {
         let mut uses: HashMap<String, Use> = HashMap::new();
         let mut others = HashSet::new();
         add_outputs(self.graph(), &mut others);
+        if self.model.ir_version.is_some_and(|version| version >= IR_VERSION_MIN) {
+            // Defaults of inputs, which a caller may give.
+            others.extend(self.graph().input.iter().filter_map(|input| input.name.clone()));
+        }
         visit_nodes(self.graph(), &mut |node| {
             for (at, name) in node.input.iter().enumerate() {
                 let Some(used) = Use::of(node, at) else {

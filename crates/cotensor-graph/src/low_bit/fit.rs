@@ -1,8 +1,9 @@
 //! Products by codes of a width that an engine does not have, as products by codes of 4 bits.
 
+use super::MICROSOFT;
 use super::build::{Builder, int_of};
-use super::product::{add_of_shape, sums_of_groups};
-use super::{COTENSOR, MICROSOFT};
+use super::check::{Shape, is_product};
+use super::product::sums_of_groups;
 use crate::initializer::detach;
 use crate::onnx::Graph;
 use crate::proto::{tensor_bytes, visit_nodes};
@@ -28,10 +29,14 @@ impl Graph {
             NewCodes { stored: &stored, made: HashMap::new(), tensors: Vec::new(), weights: &mut self.weights };
         build.replace(graph, &mut |build, node| {
             let Some(product) = Product::of(node, widths) else { return false };
-            let (first, second) = Repack::of(product.bits, product.group);
+            let (first, second) = Repack::of(product.shape.bits, product.shape.group);
             let Some(first) = codes.of(&product, first) else { return false };
             match second {
-                None => become_four_bits(node, &first),
+                // Only a file of 3 bits may ask an engine that has other widths for rounded activations.
+                None if product.shape.bits == 3 => {
+                    become_four_bits(node, &first, int_of(node, "accuracy_level").unwrap_or(0))
+                }
+                None => become_four_bits(node, &first, 0),
                 Some(second) => {
                     let Some(second) = codes.of(&product, second) else { return false };
                     product.halves(build, node, [&first, &second]);
@@ -49,33 +54,22 @@ impl Graph {
     }
 }
 
-/// The most elements of a group.
-const GROUP_MAX: usize = 1 << 16;
-
 /// A product by codes that are constants.
 struct Product {
-    bits: u32,
-    group: usize,
-    groups: usize,
     codes: String,
+    shape: Shape,
 }
 
 impl Product {
     fn of(node: &NodeProto, widths: &[u32]) -> Option<Self> {
-        let domain = node.domain.as_deref();
-        if node.op_type.as_deref() != Some("MatMulNBits") || !matches!(domain, Some(MICROSOFT | COTENSOR)) {
-            return None;
-        }
-        let number = |name| int_of(node, name).and_then(|value| usize::try_from(value).ok());
-        let (bits, group, columns) = (number("bits")?, number("block_size")?, number("K")?);
+        let shape = Shape::of(node).ok().filter(|shape| is_product(node) && !widths.contains(&shape.bits))?;
         // Zero points and what follows them.
         let is_plain = node.input.iter().skip(3).all(String::is_empty) && node.output.len() == 1;
-        let is_known = matches!(bits, 2 | 3 | 8) && (16..=GROUP_MAX).contains(&group) && group.is_power_of_two();
-        let bits = bits as u32;
-        if !is_plain || !is_known || !columns.is_multiple_of(group) || widths.contains(&bits) {
+        let is_whole = int_of(node, "K") == i64::try_from(shape.groups * shape.group).ok();
+        if !is_plain || !is_whole || !matches!(shape.bits, 2 | 3 | 8) || node.input.len() < 3 {
             return None;
         }
-        Some(Self { bits, group, groups: columns / group, codes: node.input.get(1)?.clone() })
+        Some(Self { codes: node.input[1].clone(), shape })
     }
 
     /// The constants that are codes of such products.
@@ -96,30 +90,30 @@ impl Product {
             let mut half = node.clone();
             half.name = Some(product.clone());
             half.output = vec![product.clone()];
-            become_four_bits(&mut half, codes);
+            become_four_bits(&mut half, codes, 0);
             build.nodes.push(half);
         }
         let sixteen = build.float(own("sixteen"), 16.0);
         let high = build.op("Mul", &[&high, &sixteen], own("high"));
         let codes = build.op("Add", &[&high, &low], own("codes"));
-        let sums = sums_of_groups(build, x, self.groups, self.group, output);
+        let sums = sums_of_groups(build, x, self.shape.groups, self.shape.group, output);
         let eight = build.float(own("eight"), 8.0);
         let sums = build.op("Mul", &[&sums, &eight], own("sums.eight"));
         let scales = build.op("Transpose", &[scales], own("scales.by_group"));
         let added = build.op("MatMul", &[&sums, &scales], own("by_sums"));
-        add_of_shape(build, &codes, &added, output);
+        build.op("Add", &[&codes, &added], output.to_owned());
     }
 }
 
-/// Makes a node one of 4 bits with these codes, and with activations in `float32`.
-fn become_four_bits(node: &mut NodeProto, codes: &str) {
+/// Makes a node one of 4 bits with these codes.
+fn become_four_bits(node: &mut NodeProto, codes: &str, accuracy_level: i64) {
     node.domain = Some(MICROSOFT.to_owned());
     codes.clone_into(&mut node.input[1]);
     node.input.truncate(3);
     for attribute in &mut node.attribute {
         match attribute.name.as_deref() {
             Some("bits") => attribute.i = Some(4),
-            Some("accuracy_level") => attribute.i = Some(0),
+            Some("accuracy_level") => attribute.i = Some(accuracy_level),
             _ => {}
         }
     }
@@ -144,12 +138,11 @@ impl NewCodes<'_> {
         }
         let name = format!("{codes}.{}", repack.name());
         let tensor = self.stored.get(codes)?;
-        let bytes = product.group * product.bits as usize / 8;
-        let &[rows, groups, stored] = tensor.dims.as_slice() else { return None };
-        if (groups, stored) != (product.groups as i64, bytes as i64) || tensor.data_type != Some(DataType::UINT8) {
+        if product.shape.codes()?.as_slice() != tensor.dims || tensor.data_type != Some(DataType::UINT8) {
             return None;
         }
-        let dims = vec![rows, groups, repack.len(bytes) as i64];
+        let [rows, groups, bytes] = product.shape.codes()?;
+        let dims = vec![rows, groups, repack.len(usize::try_from(bytes).ok()?) as i64];
         let mut new = TensorProto {
             name: Some(name.clone()),
             dims: dims.clone(),

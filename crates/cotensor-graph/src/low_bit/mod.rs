@@ -10,10 +10,13 @@
 //! | `MatMul(x, matrix)`, `Gemm(x, matrix, c)` | `MatMulNBits(x, codes, scales)`; with offsets, plus the product of the sums of groups of `x` and the offsets |
 //! | `Gather(matrix, indices)` | `Gather` of codes, scales and offsets, and arithmetic |
 //!
+//! Codes of 3 bits are two planes in each group: first the two lower bits of all codes, 4 in a byte, then the higher bits, 8 in a byte.
+//!
 //! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_widths`](crate::Graph::fit_widths)
 //! makes nodes of a width that an engine does not have products of 4-bit codes, with equal results.
 
 mod build;
+mod check;
 mod codes;
 mod find;
 mod fit;
@@ -21,6 +24,7 @@ mod product;
 mod replace;
 mod table;
 
+pub(crate) use check::{check, unchecked};
 pub use codes::{Content, LowBits};
 pub use find::Matrix;
 pub use replace::LowBitGraph;

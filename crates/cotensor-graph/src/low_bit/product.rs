@@ -34,22 +34,19 @@ pub(super) fn replace(
     if let Some(offsets) = &names.offsets {
         let sums = sums_of_groups(build, x, columns / low.group, low.group, &product);
         let added = build.op("MatMul", &[&sums, offsets], format!("{product}.by_sums"));
-        add_of_shape(build, &by_codes, &added, &product);
+        build.op("Add", &[&by_codes, &added], product.clone());
     }
     if let Some(summand) = summand {
         build.op("Add", &[&product, summand], output.clone());
     }
 }
 
-/// The sums of the groups of each row: `[rows of x, groups]`.
+/// The sums of the groups of each row: the dimensions of `x`, with the groups in the place of the elements.
 pub(super) fn sums_of_groups(build: &mut Builder, x: &str, groups: usize, group: usize, prefix: &str) -> String {
-    let parts = build.reshape(x, &[-1, groups as i64, group as i64], format!("{prefix}.groups"));
+    let outer = build.shape_without_last(x, &format!("{prefix}.outer"));
+    let inner = build.ints(format!("{prefix}.inner"), &[groups as i64, group as i64]);
+    let shape = build.op_with("Concat", &[&outer, &inner], format!("{prefix}.groups.shape"), vec![int("axis", 0)]);
+    // A dimension of 0 stays one.
+    let parts = build.op("Reshape", &[x, &shape], format!("{prefix}.groups"));
     build.sum_last(&parts, format!("{prefix}.sums"))
-}
-
-/// Adds a matrix with the elements of `value`'s shape to that.
-pub(super) fn add_of_shape(build: &mut Builder, value: &str, matrix: &str, output: &str) {
-    let shape = build.op("Shape", &[value], format!("{output}.shape"));
-    let shaped = build.op("Reshape", &[matrix, &shape], format!("{output}.shaped"));
-    build.op("Add", &[value, &shaped], output.to_owned());
 }

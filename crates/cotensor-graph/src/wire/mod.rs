@@ -5,10 +5,10 @@
 //! buffer. The positions of the data are returned, so that it can be read directly into a segment of the store.
 
 mod check;
+mod graph_names;
 mod scan;
 mod schema;
-mod subgraph_names;
 
+pub(super) use graph_names::name_graphs;
 pub(super) use scan::{Span, read_structure};
 pub(super) use schema::DataField;
-pub(super) use subgraph_names::name_subgraphs;

@@ -1,11 +1,13 @@
 //! The scale and the bias that turn cosine similarities into logits. Both are trained, so they come from the files of
 //! the model.
 
+use crate::folder::ModelFolder;
 use crate::graph::open_graph;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::checkpoint::{FILE as CHECKPOINT, Header, header_length};
-use cotensor_preprocess::family::{CONFIG_FILE, Family, Similarity, Variant};
-use serde_json::Value;
+use cotensor_preprocess::family::{CONFIG_FILE, Family, Similarity, Variant, family_of_model};
+use cotensor_preprocess::find_json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -49,6 +51,32 @@ impl LogitScale {
             format!("the scale of similarities is in none of {files} (output {}) and {CHECKPOINT}", names.logits);
         Err(Error::not_found(message).in_file(folder).in_field(&names.scale))
     }
+}
+
+/// A checkpoint with nothing but the scale and the bias of the similarities of the model in `folder`, if its checkpoint has them.
+///
+/// # Errors
+/// `Corrupt` for a checkpoint that is damaged, `Io`.
+pub(crate) fn checkpoint_of_scale(folder: &Path) -> Result<Option<Vec<u8>>> {
+    let config = find_json(&ModelFolder::new(folder), CONFIG_FILE)?.unwrap_or_default();
+    let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let family = family_of_model(model_type, |file| folder.join(file).is_file());
+    let (Ok(family), path) = (family, folder.join(CHECKPOINT)) else { return Ok(None) };
+    let Some(names) = family.similarity.as_ref().filter(|_| path.is_file()) else { return Ok(None) };
+    let mut checkpoint = Checkpoint::open(&path).map_err(|error| error.in_file(&path))?;
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for name in std::iter::once(&names.scale).chain(&names.bias) {
+        if let Some(number) = checkpoint.number(name).map_err(|error| error.in_file(&path).in_field(name))? {
+            let offsets = [data.len(), data.len() + 4];
+            header.insert(name.clone(), json!({"dtype": "F32", "shape": [], "data_offsets": offsets}));
+            data.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+    if header.is_empty() {
+        return Ok(None);
+    }
+    let header = Value::Object(header).to_string().into_bytes();
+    Ok(Some([&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()))
 }
 
 /// Scale and bias from a checkpoint, if it has them.

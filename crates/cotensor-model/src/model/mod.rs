@@ -8,7 +8,7 @@ mod runtime;
 mod stages;
 
 pub use labels::{Labels, Problem};
-pub(crate) use logit_scale::LogitScale;
+pub(crate) use logit_scale::{LogitScale, checkpoint_of_scale};
 pub use open_model::{Model, StageSource};
 pub use runtime::Runtime;
 pub(crate) use stages::OWN_HEAD;

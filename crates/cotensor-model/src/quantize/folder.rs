@@ -1,9 +1,12 @@
 //! A folder of a model with quantized graphs.
 
+use super::calibrate::Calibration;
 use super::graph::quantize_graph;
 use super::options::QuantizeOptions;
 use super::report::{MatrixReport, QuantizeReport, REPORT_FILE};
 use crate::folder::canonical_folder;
+use crate::model::checkpoint_of_scale;
+use crate::preprocess::checkpoint::FILE as CHECKPOINT;
 use crate::preprocess::family::variants;
 use cotensor_core::{Error, Result};
 use std::ffi::OsStr;
@@ -13,6 +16,8 @@ use std::path::{Path, PathBuf};
 /// The most levels of folders that are read, and the most files.
 const DEPTH_MAX: usize = 3;
 const FILES_MAX: usize = 10_000;
+/// The most weights in an error message.
+const REASONS_MAX: usize = 5;
 /// The most bytes of a file that is copied. Larger ones hold weights in other formats.
 const COPIED_BYTES_MAX: u64 = 64 << 20;
 /// The ends of names of files with the weights of the whole model for other programs.
@@ -29,6 +34,7 @@ pub fn quantize_folder(
     folder: &Path,
     target: &Path,
     options: &QuantizeOptions,
+    calibration: Option<&Calibration>,
     progress: &mut dyn FnMut(&str, &MatrixReport, usize, usize),
 ) -> Result<QuantizeReport> {
     options.check()?;
@@ -41,23 +47,22 @@ pub fn quantize_folder(
     if graphs.is_empty() {
         return Err(Error::invalid("no ONNX graph of full precision, such as onnx/model.onnx").in_file(folder));
     }
+    check_parent(&folder, target)?;
     let io = |action: &str, path: &Path| {
         let (action, path) = (action.to_owned(), path.to_path_buf());
         move |error: std::io::Error| Error::io(&action, &error).in_file(path)
     };
-    let parent = target.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    // Removed when it is dropped.
-    let work =
-        tempfile::Builder::new().prefix(".cotensor-quantize-").tempdir_in(parent).map_err(io("writing", parent))?;
+    let work = Work(work_folder(target));
+    fs::create_dir(&work.0).map_err(io("writing", target))?;
     let mut report = QuantizeReport::default();
     for file in &files {
-        let (from, to) = (folder.join(file), work.path().join(file));
+        let (from, to) = (folder.join(file), work.0.join(file));
         let name = file.display().to_string();
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).map_err(io("writing", parent))?;
         }
         if graphs.contains(&file) {
-            let mut found = quantize_graph(&from, &to, options, &mut |matrix, number, all| {
+            let mut found = quantize_graph(&from, &to, options, calibration, &mut |matrix, number, all| {
                 progress(&name, matrix, number, all);
             })?;
             found.file = name;
@@ -69,16 +74,62 @@ pub fn quantize_folder(
         }
     }
     if report.graphs.iter().all(|graph| graph.matrices.is_empty()) {
-        let message = "no graph has a float32 matrix of a product or a table that can be quantized";
+        let reasons = report
+            .graphs
+            .iter()
+            .flat_map(|graph| &graph.kept)
+            .filter_map(|kept| Some(format!("{}: {}", kept.name, kept.reason.as_ref()?)));
+        let reasons: Vec<String> = reasons.take(REASONS_MAX).collect();
+        let reasons = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) };
+        let message = format!("no graph has a float32 matrix of a product or a table that can be quantized{reasons}");
         return Err(Error::unsupported(message).in_file(folder));
     }
+    check_kept(options, &report)?;
+    if let Some(scale) = checkpoint_of_scale(&folder)? {
+        let path = work.0.join(CHECKPOINT);
+        fs::write(&path, scale).map_err(io("writing", &path))?;
+    }
     let text = serde_json::to_string_pretty(&report).map_err(|error| Error::invalid(error.to_string()))?;
-    let path = work.path().join(REPORT_FILE);
+    let path = work.0.join(REPORT_FILE);
     fs::write(&path, text + "\n").map_err(io("writing", &path))?;
-    make_readable(work.path()).and_then(|()| fs::rename(work.path(), target)).map_err(io("writing", target))?;
-    // The folder has another name now.
-    let _ = work.keep();
+    fs::rename(&work.0, target).map_err(io("writing", target))?;
     Ok(report)
+}
+
+/// The folder beside `target` in which this process writes until all is written.
+pub fn work_folder(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.quantizing-{}", std::process::id()))
+}
+
+/// A folder that is removed, unless it has another name by then.
+struct Work(PathBuf);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// # Errors
+/// `NotFound` for a target whose parent does not exist, `Invalid` for one in the model's folder.
+fn check_parent(folder: &Path, target: &Path) -> Result<()> {
+    let parent = target.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let parent = parent.canonicalize().map_err(|error| Error::io("opening", &error).in_file(parent))?;
+    match parent.starts_with(folder) {
+        true => Err(Error::invalid("lies in the folder of the model").in_file(target)),
+        false => Ok(()),
+    }
+}
+
+/// # Errors
+/// `Invalid` for a text that no weight has in its name.
+fn check_kept(options: &QuantizeOptions, report: &QuantizeReport) -> Result<()> {
+    let kept = || report.graphs.iter().flat_map(|graph| &graph.kept);
+    match options.keep.iter().find(|text| !kept().any(|kept| kept.name.contains(text.as_str()))) {
+        Some(text) => Err(Error::invalid(format!("no weight has {text:?} in its name")).in_field("keep")),
+        None => Ok(()),
+    }
 }
 
 /// The regular files of a folder, relative to it, sorted. Hidden ones do not count.
@@ -91,8 +142,13 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
         for entry in fs::read_dir(&path).map_err(io)? {
             let name = entry.map_err(io)?.file_name();
             let inner = inner.join(&name);
-            // Of the target of a link: caches consist of links.
-            let Ok(kind) = folder.join(&inner).metadata() else { continue };
+            // Caches consist of links to files. A link to a folder may lead anywhere.
+            let path = folder.join(&inner);
+            let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
+            let Ok(kind) = path.metadata() else { continue };
+            if is_link && kind.is_dir() {
+                continue;
+            }
             if name.as_encoded_bytes().starts_with(b".") || inner.to_str().is_none() {
                 continue;
             }
@@ -134,10 +190,4 @@ fn is_copied(folder: &Path, file: &Path, files: &[PathBuf]) -> bool {
     });
     let size = folder.join(file).metadata().map_or(u64::MAX, |found| found.len());
     !is_weights && !is_data && size <= COPIED_BYTES_MAX && file != Path::new(REPORT_FILE)
-}
-
-/// A temporary folder is closed to all others.
-fn make_readable(folder: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o755))
 }

@@ -1,13 +1,14 @@
 //! A graph with codes in the place of its matrices.
 
+use super::calibrate::Calibration;
 use super::options::QuantizeOptions;
 use super::report::{GraphReport, Kept, MatrixReport};
 use crate::graph::{Content, Graph, LowBits, Matrix, Weight, WeightPlace, open_graph};
 use crate::weights::read_weight;
 use cotensor_core::elements::to_f32;
 use cotensor_core::{ContentHash, DType, Error, Result};
-use cotensor_quant::{QuantSpec, QuantTensor, quantize, relative_error};
-use std::collections::HashMap;
+use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, quantize, quantize_for, relative_error};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -16,8 +17,10 @@ use std::path::Path;
 const ALIGNMENT: u64 = 64;
 
 /// A matrix and how it is quantized.
-struct Chosen {
+struct Chosen<'c> {
     matrix: Matrix,
+    /// Of the inputs of its product.
+    moments: Option<&'c InputMoments>,
     spec: QuantSpec,
     low: LowBits,
 }
@@ -25,6 +28,8 @@ struct Chosen {
 /// Writes the graph of the file `path` with codes in the place of its matrices to the new file `target`, and all weights to a new file
 /// beside it, whose name ends with `_data`. `progress` has each matrix after it was written, its number from 1 on, and the number
 /// of all.
+///
+/// With a calibration, errors of a matrix compensate each other for the inputs of its products.
 ///
 /// A graph without a matrix that can be quantized keeps all its weights.
 ///
@@ -37,13 +42,15 @@ pub fn quantize_graph(
     path: &Path,
     target: &Path,
     options: &QuantizeOptions,
+    calibration: Option<&Calibration>,
     progress: &mut dyn FnMut(&MatrixReport, usize, usize),
 ) -> Result<GraphReport> {
     options.check()?;
     let graph = open_graph(path)?;
     let mut report = GraphReport { opens_in_onnxruntime: true, ..GraphReport::default() };
     report.bytes_before = graph.weights().iter().map(|weight| weight.source.length).sum();
-    let chosen = choose(&graph, options, &mut report);
+    let moments = calibration.and_then(|calibration| calibration.of_graph(path));
+    let chosen = choose(&graph, options, moments, &mut report);
     report.opens_in_onnxruntime = chosen.iter().all(|one| one.low.bits != 3 || one.matrix.is_table);
 
     let name = target.file_name().and_then(|name| name.to_str()).expect("a name in UTF-8");
@@ -79,8 +86,14 @@ pub fn quantize_graph(
 }
 
 /// The matrices that are quantized; the report gets all other weights.
-fn choose(graph: &Graph, options: &QuantizeOptions, report: &mut GraphReport) -> Vec<Chosen> {
-    let mut reasons: Vec<Option<Option<String>>> = vec![Some(None); graph.weights().len()];
+fn choose<'c>(
+    graph: &Graph,
+    options: &QuantizeOptions,
+    moments: Option<&'c BTreeMap<String, InputMoments>>,
+    report: &mut GraphReport,
+) -> Vec<Chosen<'c>> {
+    let mut reasons: Vec<Option<Option<String>>> =
+        graph.weights().iter().map(|weight| Some(no_matrix(weight))).collect();
     let mut chosen = Vec::new();
     for matrix in graph.matrices() {
         let found = options.of_matrix(&graph.weights()[matrix.weights[0]].name, &matrix);
@@ -88,7 +101,11 @@ fn choose(graph: &Graph, options: &QuantizeOptions, report: &mut GraphReport) ->
             reasons[weight] = found.as_ref().err().map(|reason| Some(reason.clone()));
         }
         if let Ok(spec) = found {
-            chosen.push(Chosen { low: options.low_bits(&spec), matrix, spec });
+            let moments = moments.filter(|_| !matrix.is_table).and_then(|moments| {
+                let mut known = graph.factors(&matrix).into_iter().filter_map(|name| moments.get(&name));
+                known.find(|moments| moments.rows() > 0)
+            });
+            chosen.push(Chosen { low: options.low_bits(&spec), matrix, moments, spec });
         }
     }
     let kept = graph.weights().iter().zip(reasons).filter_map(|(weight, reason)| {
@@ -98,8 +115,19 @@ fn choose(graph: &Graph, options: &QuantizeOptions, report: &mut GraphReport) ->
     chosen
 }
 
+/// Why a weight is no matrix that codes can replace; `None` for one that has no two dimensions.
+fn no_matrix(weight: &Weight) -> Option<String> {
+    if weight.shape.len() != 2 {
+        return None;
+    }
+    Some(match weight.dtype {
+        DType::F32 => "something else than a product by it or a table reads it".to_owned(),
+        other => format!("its elements are {other}"),
+    })
+}
+
 /// Quantizes a matrix.
-fn encode(weights: &[Weight], chosen: &Chosen) -> Result<(QuantTensor, MatrixReport)> {
+fn encode(weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
     let Matrix { rows, columns, .. } = chosen.matrix;
     let weight = &weights[chosen.matrix.weights[0]];
     let mut values = to_f32(DType::F32, &read_weight(weight)?);
@@ -107,7 +135,13 @@ fn encode(weights: &[Weight], chosen: &Chosen) -> Result<(QuantTensor, MatrixRep
         let places = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
         values = places.map(|at| values[at]).collect();
     }
-    let tensor = quantize(&values, rows, columns, &chosen.spec).map_err(|error| error.prefixed(&weight.name))?;
+    let tensor = match chosen.moments.map(InputMoments::factor).transpose() {
+        Ok(Some(factor)) => quantize_for(&values, rows, columns, &chosen.spec, &factor),
+        // Inputs of zeros only say nothing.
+        Ok(None) | Err(_) => quantize(&values, rows, columns, &chosen.spec),
+    };
+    let tensor = tensor.map_err(|error| error.prefixed(&weight.name))?;
+    let output_error = chosen.moments.map(|moments| moments.relative_error(&values, &tensor)).transpose()?;
     let report = MatrixReport {
         name: weight.name.clone(),
         rows,
@@ -117,6 +151,8 @@ fn encode(weights: &[Weight], chosen: &Chosen) -> Result<(QuantTensor, MatrixRep
         scheme: chosen.spec.scheme().name(),
         bits_per_weight: chosen.spec.bits_per_weight(),
         relative_error: relative_error(&values, &tensor)?,
+        output_error,
+        inputs: chosen.moments.map_or(0, InputMoments::rows),
     };
     Ok((tensor, report))
 }

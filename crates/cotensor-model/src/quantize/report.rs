@@ -48,6 +48,10 @@ pub struct MatrixReport {
     pub bits_per_weight: f64,
     /// The relative error of the weights in the L2 norm.
     pub relative_error: f64,
+    /// The relative error of the product's result in the L2 norm, for the inputs of the calibration; `None` without those.
+    pub output_error: Option<f64>,
+    /// The inputs of the calibration.
+    pub inputs: usize,
 }
 
 /// A weight that stayed as it was.

@@ -1,12 +1,14 @@
 //! Graphs with codes in the place of their matrices: every engine gives the results of the dequantized matrices.
 
+use crate::support::edit;
 use crate::support::onnx::*;
+use cotensor_core::ErrorKind;
 use cotensor_model::engine::{Engine, RtenEngine};
 use cotensor_model::graph::open_graph;
 use cotensor_model::quantize::{Activations, QuantizeOptions, quantize_graph};
 use cotensor_model::tensor::TensorRef;
 use cotensor_quant::{QuantSpec, Scheme, Width, quantize};
-use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto};
+use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto};
 use std::path::Path;
 
 const ROWS: usize = 96;
@@ -102,7 +104,7 @@ fn engines_give_the_results_of_dequantized_matrices() {
                 let name = format!("{opset}-{}-{scheme}", width.bits());
                 let path = folder.path().join(format!("{name}.onnx"));
                 let options = options(width, group, scheme, Activations::Float32);
-                let report = quantize_graph(&full, &path, &options, &mut |_, _, _| {}).unwrap();
+                let report = quantize_graph(&full, &path, &options, None, &mut |_, _, _| {}).unwrap();
                 assert_eq!(report.matrices.len(), 3, "{report:?}");
                 assert_eq!(report.opens_in_onnxruntime, width != Width::Three);
                 let dequantized = network(opset, |number| {
@@ -148,7 +150,7 @@ fn the_identity_gives_the_dequantized_matrix() {
         {
             let path = folder.path().join(format!("{}-{scheme}-{group}.onnx", width.bits()));
             let options = options(width, group, scheme, Activations::Float32);
-            quantize_graph(&full, &path, &options, &mut |_, _, _| {}).unwrap();
+            quantize_graph(&full, &path, &options, None, &mut |_, _, _| {}).unwrap();
             let tensor = quantize(&weights, ROWS, COLUMNS, &QuantSpec::new(width, group, scheme).unwrap()).unwrap();
             let mut own = vec![0.0; ROWS * COLUMNS];
             tensor.dequantize_into(0..ROWS, &mut own).unwrap();
@@ -178,7 +180,7 @@ fn codes_are_weights_of_the_store() {
         [(Width::Two, Scheme::Affine), (Width::Three, Scheme::Search), (Width::Eight, Scheme::Search)]
     {
         let path = folder.path().join(format!("{}.onnx", width.bits()));
-        quantize_graph(&full, &path, &options(width, 16, scheme, Activations::Auto), &mut |_, _, _| {}).unwrap();
+        quantize_graph(&full, &path, &options(width, 16, scheme, Activations::Auto), None, &mut |_, _, _| {}).unwrap();
         for engine in engines() {
             let is_rten = engine.name() == RtenEngine::NAME;
             let mut graph = open_graph(&path).unwrap();
@@ -206,5 +208,98 @@ fn codes_are_weights_of_the_store() {
             // The names of the last operators of the graph are in its file.
             assert_eq!(graph.outputs()[0].name, "y");
         }
+    }
+}
+
+#[test]
+fn inputs_without_rows_have_results_without_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut whole = product(&noise(ROWS * COLUMNS, 5));
+    let graph = whole.graph.as_mut().unwrap();
+    graph.input = vec![value("x", DataType::FLOAT, &[None, None, Some(COLUMNS as i64)])];
+    graph.output = vec![value("y", DataType::FLOAT, &[None, None, Some(ROWS as i64)])];
+    let full = save(folder.path(), "full.onnx", &whole);
+    for width in Width::ALL {
+        let path = folder.path().join(format!("{}.onnx", width.bits()));
+        let options = options(width, 32, Scheme::Affine, Activations::Float32);
+        quantize_graph(&full, &path, &options, None, &mut |_, _, _| {}).unwrap();
+        for engine in engines() {
+            let graph = load_on(&*engine, &path, &*store());
+            for shape in [[2, 0, COLUMNS], [0, 3, COLUMNS]] {
+                let y = graph.run_alone(&[("x", TensorRef::f32(&shape, &[]).unwrap())], &["y"]).unwrap().remove(0);
+                assert_eq!(y.shape(), [shape[0], shape[1], ROWS], "{} {width:?}", engine.name());
+            }
+        }
+    }
+}
+
+/// Sets an attribute of the product.
+fn set(model: &mut ModelProto, name: &str, value: i64) {
+    let node = product_of(model);
+    node.attribute.iter_mut().find(|attribute| attribute.name.as_deref() == Some(name)).unwrap().i = Some(value);
+}
+
+fn product_of(model: &mut ModelProto) -> &mut NodeProto {
+    let nodes = &mut model.graph.as_mut().unwrap().node;
+    nodes.iter_mut().find(|node| node.op_type.as_deref() == Some("MatMulNBits")).unwrap()
+}
+
+/// Sets the dimensions of a tensor, and cuts or repeats its elements.
+fn resize(model: &mut ModelProto, name: &str, dims: &[i64]) {
+    let tensor =
+        model.graph.as_mut().unwrap().initializer.iter_mut().find(|tensor| tensor.name.as_deref() == Some(name));
+    let tensor = tensor.unwrap();
+    let element = if name == "w.codes" { 1 } else { 2 };
+    *tensor =
+        raw_tensor(name, tensor.data_type.unwrap(), dims, vec![0x11; dims.iter().product::<i64>() as usize * element]);
+}
+
+#[test]
+fn products_whose_tensors_do_not_fit_are_refused_before_an_engine_reads_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = save(folder.path(), "full.onnx", &product(&noise(ROWS * COLUMNS, 5)));
+    let (rows, groups) = (ROWS as i64, COLUMNS as i64 / 32);
+    type Change = Box<dyn Fn(&mut ModelProto)>;
+    for width in Width::ALL {
+        let bytes = 4 * i64::from(width.bits());
+        let changes: Vec<Change> = vec![
+            Box::new(|model| set(model, "K", 64)),
+            Box::new(|model| set(model, "K", i64::MAX)),
+            Box::new(|model| set(model, "N", 95)),
+            Box::new(|model| set(model, "N", -1)),
+            Box::new(|model| set(model, "bits", 5)),
+            Box::new(|model| set(model, "bits", 0)),
+            Box::new(|model| set(model, "block_size", 16)),
+            Box::new(|model| set(model, "block_size", 1 << 40)),
+            Box::new(|model| product_of(model).attribute.clear()),
+            Box::new(|model| product_of(model).input.truncate(2)),
+            Box::new(|model| product_of(model).input.clear()),
+            Box::new(move |model| resize(model, "w.codes", &[rows, groups, bytes - 1])),
+            Box::new(move |model| resize(model, "w.codes", &[rows + 1, groups, bytes])),
+            Box::new(move |model| resize(model, "w.codes", &[rows, groups * bytes])),
+            Box::new(move |model| resize(model, "w.scales", &[rows - 1, groups])),
+            Box::new(move |model| resize(model, "w.scales", &[rows, 2 * groups])),
+            Box::new(move |model| resize(model, "w.scales", &[groups, rows])),
+            Box::new(move |model| resize(model, "w.scales", &[0, groups])),
+        ];
+        for (number, change) in changes.iter().enumerate() {
+            let path = folder.path().join(format!("{}-{number}.onnx", width.bits()));
+            let options = options(width, 32, Scheme::Search, Activations::Float32);
+            quantize_graph(&full, &path, &options, None, &mut |_, _, _| {}).unwrap();
+            edit(&path, change);
+            let Err(error) = open_graph(&path) else { panic!("{width:?}: change {number}") };
+            assert_eq!((error.kind(), error.file()), (ErrorKind::Corrupt, Some(path.as_path())), "{error}");
+            assert!(error.field().is_some_and(|field| field.starts_with("MatMulNBits")), "{error}");
+        }
+        // Codes that are an input of the graph: nothing is known of their dimensions.
+        let path = folder.path().join(format!("{}-input.onnx", width.bits()));
+        let options = options(width, 32, Scheme::Search, Activations::Float32);
+        quantize_graph(&full, &path, &options, None, &mut |_, _, _| {}).unwrap();
+        edit(&path, |model| {
+            product_of(model).input[1] = "given".to_owned();
+            model.graph.as_mut().unwrap().input.push(value("given", DataType::UINT8, &[None, None, None]));
+        });
+        let error = RtenEngine::new(Some(1)).check(&open_graph(&path).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("no constants") && error.field().is_some(), "{error}");
     }
 }

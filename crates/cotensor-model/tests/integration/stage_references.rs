@@ -161,7 +161,7 @@ fn stages_of_8_bits_are_near_the_reference() {
         ["bert", "clip", "whisper", "dinov2", "siglip", "detr", "blip", "llava", "t5", "bart", "qwen2", "gpt2"]
     {
         let graphs = target.path().join(family);
-        let report = quantize_folder(&folder(family), &graphs, &options, &mut |_, _, _, _| {}).unwrap();
+        let report = quantize_folder(&folder(family), &graphs, &options, None, &mut |_, _, _, _| {}).unwrap();
         assert!(report.graphs.iter().map(|graph| graph.matrices.len()).sum::<usize>() > 5, "{report:?}");
         for engine in engines() {
             if report.graphs.iter().any(|graph| engine.check(&open_for(&*engine, &graphs.join(&graph.file))).is_err()) {

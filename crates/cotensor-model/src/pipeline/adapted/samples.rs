@@ -118,7 +118,7 @@ impl Samples {
     ///
     /// # Errors
     /// As [`inputs`](Self::inputs).
-    pub(super) fn distinct(&self) -> Result<Vec<usize>> {
+    pub(crate) fn distinct(&self) -> Result<Vec<usize>> {
         let mut by_content = BTreeMap::new();
         for index in 0..self.samples.len() {
             by_content.entry(self.inputs(index)?.identity()).or_insert(index);
@@ -130,7 +130,7 @@ impl Samples {
     ///
     /// # Errors
     /// `NotFound`, `Io`, or `Invalid` for a file beyond the size limit.
-    pub(super) fn inputs(&self, index: usize) -> Result<Inputs> {
+    pub(crate) fn inputs(&self, index: usize) -> Result<Inputs> {
         match (&self.samples[index], self.medium) {
             (Sample::Text(text), _) => Ok(Inputs::default().with_text(text)),
             (Sample::File(file), Medium::Text) => {

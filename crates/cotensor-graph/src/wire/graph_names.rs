@@ -1,4 +1,4 @@
-//! Names for the graphs inside nodes, which the parser drops and onnxruntime requires.
+//! Names for graphs, which the parser drops. onnxruntime requires those of graphs inside nodes, and checkers that of the main graph.
 
 /// Field 2 of a graph, its name: `inner`.
 const NAME: [u8; 7] = [0x12, 5, b'i', b'n', b'n', b'e', b'r'];
@@ -24,8 +24,8 @@ impl Message {
     }
 }
 
-/// An encoded model with a name for each graph inside a node. `None` for bytes that are no message.
-pub(crate) fn name_subgraphs(model: &[u8]) -> Option<Vec<u8>> {
+/// An encoded model with a name for each graph. `None` for bytes that are no message.
+pub(crate) fn name_graphs(model: &[u8]) -> Option<Vec<u8>> {
     let mut named = Vec::with_capacity(model.len() + 64);
     rewrite(model, Message::Model, &mut named)?;
     Some(named)
@@ -44,7 +44,7 @@ fn rewrite(mut rest: &[u8], message: Message, out: &mut Vec<u8>) -> Option<()> {
                 let payload = rest.get(..len)?;
                 rest = &rest[len..];
                 if let Some(inner) = message.of_field(key >> 3) {
-                    let mut body = if message == Message::Attribute { NAME.to_vec() } else { Vec::new() };
+                    let mut body = if inner == Message::Graph { NAME.to_vec() } else { Vec::new() };
                     rewrite(payload, inner, &mut body)?;
                     put_varint(key, out);
                     put_varint(body.len() as u64, out);
@@ -93,16 +93,19 @@ mod tests {
     }
 
     #[test]
-    fn every_graph_in_a_node_gets_a_name_and_nothing_else_changes() {
+    fn every_graph_gets_a_name_and_nothing_else_changes() {
         let model = |inner: &[u8]| {
             let branch = |graph: &[u8]| field(1, &field(5, &field(6, graph)));
             let long = vec![7u8; 300];
             // The version (a number), and the graph: nodes, then an initializer.
-            [vec![0x08, 0x96, 0x01], field(7, &[branch(&[inner, &branch(inner)].concat()), field(5, &long)].concat())]
-                .concat()
+            [
+                vec![0x08, 0x96, 0x01],
+                field(7, &[inner, &branch(&[inner, &branch(inner)].concat()), &field(5, &long)].concat()),
+            ]
+            .concat()
         };
-        assert_eq!(name_subgraphs(&model(&[])).unwrap(), model(&NAME));
-        assert_eq!(name_subgraphs(&model(&[])[..9]), None, "a length beyond the message");
-        assert_eq!(name_subgraphs(&[0x0b]), None, "a group");
+        assert_eq!(name_graphs(&model(&[])).unwrap(), model(&NAME));
+        assert_eq!(name_graphs(&model(&[])[..9]), None, "a length beyond the message");
+        assert_eq!(name_graphs(&[0x0b]), None, "a group");
     }
 }

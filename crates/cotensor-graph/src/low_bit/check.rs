@@ -1,0 +1,109 @@
+//! Refuses products by codes whose attributes do not fit their tensors. An engine that trusts one of them would read beyond the other, or
+//! multiply by other numbers.
+
+use super::build::int_of;
+use super::{COTENSOR, MICROSOFT};
+use crate::constants::Constants;
+use crate::proto::visit_nodes;
+use cotensor_core::{Error, Result};
+use rten_onnx::onnx::{GraphProto, NodeProto};
+
+/// The most elements of a group.
+pub(super) const GROUP_MAX: usize = 1 << 16;
+
+/// A product by codes.
+pub(super) struct Shape {
+    pub(super) bits: u32,
+    /// Elements of a group.
+    pub(super) group: usize,
+    /// The columns of the result.
+    pub(super) rows: usize,
+    /// Groups of a row.
+    pub(super) groups: usize,
+}
+
+/// Whether a node is a product by codes.
+pub(super) fn is_product(node: &NodeProto) -> bool {
+    node.op_type.as_deref() == Some("MatMulNBits") && matches!(node.domain.as_deref(), Some(MICROSOFT | COTENSOR))
+}
+
+impl Shape {
+    /// That of a node, by its attributes.
+    ///
+    /// # Errors
+    /// The attribute that is missing or not possible.
+    pub(super) fn of(node: &NodeProto) -> Result<Self, &'static str> {
+        let number = |name: &'static str| {
+            let found = int_of(node, name).and_then(|value| usize::try_from(value).ok());
+            found.filter(|value| *value > 0).ok_or(name)
+        };
+        let (bits, group, columns, rows) = (number("bits")?, number("block_size")?, number("K")?, number("N")?);
+        if !(1..=8).contains(&bits) {
+            return Err("bits");
+        }
+        if !(16..=GROUP_MAX).contains(&group) || !group.is_power_of_two() {
+            return Err("block_size");
+        }
+        Ok(Self { bits: bits as u32, group, rows, groups: columns.div_ceil(group) })
+    }
+
+    /// The dimensions of the codes; `None` beyond what can be addressed.
+    pub(super) fn codes(&self) -> Option<[i64; 3]> {
+        let bytes = (self.group * self.bits as usize).div_ceil(8);
+        let dims = [self.rows, self.groups, bytes].map(|dim| i64::try_from(dim).ok());
+        Some([dims[0]?, dims[1]?, dims[2]?])
+    }
+}
+
+/// Checks all products of a graph and its subgraphs.
+///
+/// # Errors
+/// `Corrupt`; it names the node.
+pub(crate) fn check(graph: &GraphProto) -> Result<()> {
+    let constants = Constants::of(graph);
+    let mut found = Ok(());
+    visit_nodes(graph, &mut |node| {
+        if found.is_ok() && is_product(node) {
+            found = of_node(node, &constants);
+        }
+    });
+    found
+}
+
+fn of_node(node: &NodeProto, constants: &Constants<'_>) -> Result<()> {
+    let field = || format!("MatMulNBits {:?}", node.name.as_deref().unwrap_or_default());
+    let wrong = |message: String| Err(Error::corrupt(message).in_field(field()));
+    let shape = match Shape::of(node) {
+        Ok(shape) => shape,
+        Err(attribute) => return wrong(format!("its attribute {attribute} is missing or not possible")),
+    };
+    let (Some(codes), Some(scales)) = (node.input.get(1), node.input.get(2)) else {
+        return wrong("it needs codes and scales".to_owned());
+    };
+    // Tensors that are no constants are the engine's to check.
+    let dims = constants.dims(codes);
+    if let Some(dims) = dims.filter(|dims| shape.codes().is_none_or(|wanted| *dims != wanted)) {
+        return wrong(format!("codes {dims:?} do not fit its attributes: {:?} is expected", shape.codes()));
+    }
+    let wanted = [shape.rows as i64, shape.groups as i64];
+    if let Some(dims) = constants.dims(scales)
+        && dims != wanted
+        && Some(dims) != wanted[0].checked_mul(wanted[1]).as_ref().map(std::slice::from_ref)
+    {
+        return wrong(format!("scales {dims:?} do not fit its attributes: {wanted:?} is expected"));
+    }
+    Ok(())
+}
+
+/// Whether codes and scales of all products are constants, which [`check`] has seen. The name of a node whose tensors are not.
+pub(crate) fn unchecked(graph: &GraphProto) -> Option<String> {
+    let constants = Constants::of(graph);
+    let mut found = None;
+    visit_nodes(graph, &mut |node| {
+        let is_known = |at: usize| node.input.get(at).is_some_and(|name| constants.dims(name).is_some());
+        if found.is_none() && is_product(node) && !(is_known(1) && is_known(2)) {
+            found = Some(format!("MatMulNBits {:?}", node.name.as_deref().unwrap_or_default()));
+        }
+    });
+    found
+}
