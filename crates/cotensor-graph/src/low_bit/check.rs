@@ -81,9 +81,12 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>) -> Result<()> {
         return wrong("it needs codes and scales".to_owned());
     };
     // Tensors that are no constants are the engine's to check.
-    let dims = constants.dims(codes);
-    if let Some(dims) = dims.filter(|dims| shape.codes().is_none_or(|wanted| *dims != wanted)) {
-        return wrong(format!("codes {dims:?} do not fit its attributes: {:?} is expected", shape.codes()));
+    if let Some(dims) = constants.dims(codes) {
+        match shape.codes() {
+            Some(wanted) if dims == wanted => {}
+            Some(wanted) => return wrong(format!("codes {dims:?} do not fit its attributes: {wanted:?} is expected")),
+            None => return wrong(format!("codes {dims:?} do not fit its attributes")),
+        }
     }
     let wanted = [shape.rows as i64, shape.groups as i64];
     if let Some(dims) = constants.dims(scales)
