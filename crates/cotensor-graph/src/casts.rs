@@ -1,6 +1,6 @@
 //! Drops conversions of weights to the type that they have in the store. An engine would compute them into private memory.
 
-use super::proto::operator;
+use super::proto::{definitions, operator, visit_graphs};
 use super::types::Weight;
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
@@ -8,9 +8,15 @@ use std::collections::{HashMap, HashSet};
 
 /// Makes the readers of `Cast(weight)` to `float32` readers of the weight, if that is `float32`.
 pub(super) fn drop(graph: &mut GraphProto, weights: &[Weight]) {
-    let floats: HashSet<&str> =
-        weights.iter().filter(|weight| weight.dtype == DType::F32).map(|weight| weight.name.as_str()).collect();
-    let outputs: HashSet<&str> = graph.output.iter().filter_map(|output| output.name.as_deref()).collect();
+    let mut defined: HashMap<&str, usize> = HashMap::new();
+    for name in definitions(graph) {
+        *defined.entry(name).or_default() += 1;
+    }
+    // A subgraph may define the name again.
+    let is_plain = |weight: &&Weight| weight.dtype == DType::F32 && defined.get(weight.name.as_str()) == Some(&1);
+    let floats: HashSet<&str> = weights.iter().filter(is_plain).map(|weight| weight.name.as_str()).collect();
+    let mut outputs = HashSet::new();
+    visit_graphs(graph, &mut |scope| outputs.extend(scope.output.iter().filter_map(|output| output.name.clone())));
     let mut sources = HashMap::new();
     graph.node.retain(|node| match cast(node) {
         Some((input, output)) if floats.contains(input) && !outputs.contains(output) => {

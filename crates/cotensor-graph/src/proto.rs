@@ -19,6 +19,29 @@ pub(super) fn visit_nodes(graph: &GraphProto, visit: &mut dyn FnMut(&NodeProto))
     }
 }
 
+/// Calls `visit` with a graph and the graphs inside of its nodes.
+pub(super) fn visit_graphs<'g>(graph: &'g GraphProto, visit: &mut dyn FnMut(&'g GraphProto)) {
+    visit(graph);
+    for subgraph in graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_ref()) {
+        visit_graphs(subgraph, visit);
+    }
+}
+
+/// The names that nodes, initializers and inputs of subgraphs define, in all scopes. A name that two scopes define is there twice.
+pub(super) fn definitions(graph: &GraphProto) -> Vec<&str> {
+    let mut names = Vec::new();
+    visit_graphs(graph, &mut |scope| {
+        let initializers = scope.initializer.iter().filter_map(|tensor| tensor.name.as_deref());
+        names.extend(initializers.chain(scope.node.iter().flat_map(|node| &node.output).map(String::as_str)));
+        // Old files list the constants of the main graph as inputs.
+        if !std::ptr::eq(scope, graph) {
+            names.extend(scope.input.iter().filter_map(|input| input.name.as_deref()));
+        }
+    });
+    names.retain(|name| !name.is_empty());
+    names
+}
+
 /// The port of an input or output.
 ///
 /// # Errors

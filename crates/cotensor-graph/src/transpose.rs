@@ -1,7 +1,7 @@
 //! Folds `Transpose(weight)` into a transposed weight, which is shared by its content. An engine would fold it into a
 //! private copy.
 
-use super::proto::{normal_domain, visit_nodes};
+use super::proto::{normal_domain, visit_graphs, visit_nodes};
 use super::types::Weight;
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
@@ -37,9 +37,11 @@ pub(super) fn drop_unread(graph: &mut GraphProto, weights: &mut Vec<Weight>, mut
             names.remove(input);
         }
     });
-    for output in &graph.output {
-        names.remove(output.name.as_deref().unwrap_or_default());
-    }
+    visit_graphs(graph, &mut |scope| {
+        for output in &scope.output {
+            names.remove(output.name.as_deref().unwrap_or_default());
+        }
+    });
     weights.retain(|weight| !names.contains(&weight.name));
     graph.initializer.retain(|tensor| !tensor.name.as_ref().is_some_and(|name| names.contains(name)));
 }

@@ -18,7 +18,11 @@ pub struct InputMoments {
 
 impl InputMoments {
     /// Of no inputs with `columns` elements.
+    ///
+    /// # Panics
+    /// For no columns, and for more than can be addressed.
     pub fn new(columns: usize) -> Self {
+        assert!(columns > 0, "inputs have elements");
         Self { columns, rows: 0, sums: vec![0.0; columns * columns] }
     }
 
@@ -59,6 +63,11 @@ impl InputMoments {
         );
     }
 
+    /// Whether all inputs were zeros, or there were none.
+    pub fn is_zero(&self) -> bool {
+        (0..self.columns).all(|at| self.at(at, at) == 0.0)
+    }
+
     fn at(&self, one: usize, other: usize) -> f64 {
         let (row, column) = if one >= other { (one, other) } else { (other, one) };
         f64::from(self.sums[row * self.columns + column])
@@ -67,12 +76,12 @@ impl InputMoments {
     /// A factor of the moments, for [`quantize_for`](crate::quantize_for).
     ///
     /// # Errors
-    /// `Invalid` without an input that is not zero.
+    /// `Invalid` without an input that is not zero, and for inputs whose squares have no finite sum.
     pub fn factor(&self) -> Result<InputFactor> {
         let size = self.columns;
         let mean = (0..size).map(|at| self.at(at, at)).sum::<f64>() / size as f64;
         if mean <= 0.0 || !mean.is_finite() {
-            return Err(Error::invalid("no inputs, or zeros only").in_field("inputs"));
+            return Err(Error::invalid("no inputs, zeros only, or squares without a finite sum").in_field("inputs"));
         }
         // The triangle L of LLᵀ, row by row.
         let mut lower = vec![0.0f64; size * size];
@@ -162,15 +171,15 @@ impl InputFactor {
     }
 }
 
-/// Partial results of a sum, so that all processors add in one order.
-const LANES: usize = 8;
+/// Partial results of a sum of `f64`, so that all processors add in one order.
+const WIDE_LANES: usize = 8;
 
 #[inline(always)]
 fn dot(one: &[f64], other: &[f64]) -> f64 {
-    let (first, second) = (one.as_chunks::<LANES>(), other.as_chunks::<LANES>());
-    let mut partial = [0.0; LANES];
+    let (first, second) = (one.as_chunks::<WIDE_LANES>(), other.as_chunks::<WIDE_LANES>());
+    let mut partial = [0.0; WIDE_LANES];
     for (one, other) in first.0.iter().zip(second.0) {
-        for lane in 0..LANES {
+        for lane in 0..WIDE_LANES {
             partial[lane] += one[lane] * other[lane];
         }
     }

@@ -34,11 +34,18 @@ pub(crate) struct QuantizeArgs {
     /// onnxruntime expands these for each run otherwise.
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = one_of::<Activations>(&["auto", "float32", "int8"]))]
     pub(crate) activations: Activations,
-    /// Run the model on these samples first, and choose codes whose errors compensate each other for the inputs of each product. At
-    /// least 16 samples, about 500 are used: a folder of text, image or audio files; a .txt file with a text on each line; or a
+    /// Run the model on these samples first, and choose codes whose errors compensate each other for the inputs of each product. One of
+    /// five is held out, and measures the error of outputs. At least 16 samples, about 500 are used: a folder of text, image or audio files; a .txt file with a text on each line; or a
     /// .jsonl file with the text in the field "text".
     #[arg(long, value_name = "DIR|FILE")]
     pub(crate) calibrate: Option<PathBuf>,
+    /// Give each matrix a width of its own, by the errors of its results on the samples. Where one width for all has no larger error of
+    /// outputs, that is written.
+    #[arg(long, requires = "calibrate")]
+    pub(crate) mixed: bool,
+    /// The most bits for a weight, with scales, of mixed widths [default: those of --bits].
+    #[arg(long, value_name = "N", requires = "calibrate")]
+    pub(crate) target_bits: Option<f64>,
     /// Leave weights whose names contain this text as they are; repeatable.
     #[arg(long, value_name = "TEXT")]
     pub(crate) keep: Vec<String>,

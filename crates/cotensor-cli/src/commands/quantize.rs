@@ -9,47 +9,40 @@ use cotensor::Samples;
 use cotensor::core::{Result, size};
 use cotensor::hub::{Hub, Settings};
 use cotensor::model::quantize::{
-    Calibration, GraphReport, QuantizeOptions, QuantizeReport, quantize_folder, work_folder,
+    GraphReport, MixedReport, QuantizeOptions, QuantizeReport, quantize_folder, work_folder,
 };
-use cotensor::quant::Width;
+use cotensor::quant::{QuantSpec, Width};
 use cotensor_demo::Progress;
 use std::fmt::Write;
 use std::path::Path;
 
 pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
+    let width = Width::of(args.bits)?;
+    let uniform_bits = QuantSpec::new(width, args.group, args.scheme)?.bits_per_weight();
+    let is_mixed = args.mixed || args.target_bits.is_some();
     let options = QuantizeOptions {
-        width: Width::of(args.bits)?,
+        width,
         group: args.group,
         scheme: args.scheme,
         activations: args.activations,
         keep: args.keep.clone(),
+        mixed_bits: is_mixed.then(|| args.target_bits.unwrap_or(uniform_bits)),
     };
     options.check()?;
+    let samples = args.calibrate.as_deref().map(Samples::open).transpose();
+    let samples = samples.map_err(|error| error.in_field("--calibrate"))?;
     let hub = Hub::new(Settings::from_env());
     show_downloads(&hub);
     let folder = hub.folder(&args.model, Path::new("."), None)?;
-    let calibration = args.calibrate.as_deref().map(|samples| calibrate(&folder, samples)).transpose()?;
     let work = work_folder(&args.out);
     signals::clean_up_first(move || drop(std::fs::remove_dir_all(work)))?;
     let steps = Steps::new();
-    let report =
-        quantize_folder(&folder, &args.out, &options, calibration.as_ref(), &mut |file, matrix, number, all| {
-            steps.step(number as u64, all as u64, &format!("{file}: {}", matrix.name));
-        });
+    let report = quantize_folder(&folder, &args.out, &options, samples.as_ref(), &mut |step, done, all| {
+        steps.step(done as u64, all as u64, step);
+    });
     steps.finish();
     let report = report?;
     if args.json { print_json(&report) } else { print(&text(&report, &args.out)) }
-}
-
-/// Runs the model on samples.
-fn calibrate(folder: &Path, samples: &Path) -> Result<Calibration> {
-    let samples = Samples::open(samples).map_err(|error| error.in_field("--calibrate"))?;
-    let steps = Steps::expecting(samples.len() as u64);
-    let found = Calibration::of_samples(folder, &samples, &mut |done, all| {
-        steps.next(&format!("sample {done} of {all}"));
-    });
-    steps.finish();
-    found
 }
 
 fn text(report: &QuantizeReport, out: &Path) -> String {
@@ -57,12 +50,27 @@ fn text(report: &QuantizeReport, out: &Path) -> String {
     for graph in &report.graphs {
         add_graph(&mut text, graph);
     }
+    if let Some(mixed) = &report.mixed {
+        text.push_str(&of_mixed(mixed));
+    }
     if !report.left_out.is_empty() {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "not copied: {}", plain(&report.left_out.join(", ")));
     }
     let _ = writeln!(text, "written to {}", plain(&out.display().to_string()));
     text
+}
+
+/// What the widths gave.
+fn of_mixed(mixed: &MixedReport) -> String {
+    let shown = |error: Option<f64>| error.map_or_else(|| "not measured".to_owned(), |error| format!("{error:.4}"));
+    let uniform = match mixed.uniform_bits {
+        Some(bits) => format!("{bits:.2} bits with one width: {}", shown(mixed.uniform_output_error)),
+        None => "no single width has so few bits".to_owned(),
+    };
+    let written = if mixed.is_mixed { "mixed widths" } else { "one width" };
+    let own = shown(mixed.output_error);
+    format!("error of outputs, {:.2} bits with mixed widths: {own}; {uniform}. Written: {written}\n", mixed.bits)
 }
 
 fn add_graph(text: &mut String, graph: &GraphReport) {
@@ -83,8 +91,7 @@ fn add_graph(text: &mut String, graph: &GraphReport) {
         ]);
     }
     let _ = writeln!(text, "{}\n{}", plain(&graph.file), table.text());
-    for kept in graph.kept.iter().filter(|kept| kept.reason.is_some()) {
-        let reason = kept.reason.as_deref().unwrap_or_default();
+    for (kept, reason) in graph.kept.iter().filter_map(|kept| Some((kept, kept.reason.as_deref()?))) {
         let _ = writeln!(text, "kept as it is: {} ({}): {reason}", plain(&kept.name), size(kept.bytes));
     }
     let _ = writeln!(
@@ -94,6 +101,13 @@ fn add_graph(text: &mut String, graph: &GraphReport) {
         size(graph.bytes),
         graph.bytes_before as f64 / graph.bytes.max(1) as f64
     );
+    if let Some(error) = graph.output_error {
+        let _ = write!(text, "error of outputs on held-out samples: {error:.4}");
+        if let Some((divergence, top1)) = graph.divergence.zip(graph.top1) {
+            let _ = write!(text, "; of next tokens: divergence {divergence:.4} nats, {:.1} % equal", 100.0 * top1);
+        }
+        text.push('\n');
+    }
     if !graph.opens_in_onnxruntime {
         text.push_str("onnxruntime alone cannot open this graph: it has no products of 3 bits. Cotensor opens it with every engine.\n");
     }

@@ -1,22 +1,41 @@
 //! New nodes and constants of a graph.
 
-use crate::proto::{operator, tensor_bytes};
+use crate::proto::{definitions, operator};
 use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, TensorProto};
 use std::cell::RefCell;
+use std::collections::HashSet;
 
-/// Collects nodes, which have the names of their outputs, and the constants that they read.
+/// Collects nodes, which have the names of their outputs, and the constants that they read. New values have names that no value of the
+/// graph and its subgraphs has.
 pub(super) struct Builder {
     /// The version of ONNX's operators.
     opset: i64,
     pub(super) nodes: Vec<NodeProto>,
+    /// Nodes at the start of the main graph.
+    first: Vec<NodeProto>,
     constants: Vec<TensorProto>,
+    taken: HashSet<String>,
 }
 
 impl Builder {
     pub(super) fn new(model: &ModelProto) -> Self {
         let own = model.opset_import.iter().find(|set| matches!(set.domain.as_deref(), None | Some("" | "ai.onnx")));
         let opset = own.and_then(|set| set.version).unwrap_or_default();
-        Self { opset, nodes: Vec::new(), constants: Vec::new() }
+        let mut taken = HashSet::new();
+        if let Some(graph) = &model.graph {
+            taken.extend(definitions(graph).into_iter().map(str::to_owned));
+            taken.extend(graph.input.iter().filter_map(|input| input.name.clone()));
+        }
+        Self { opset, nodes: Vec::new(), first: Vec::new(), constants: Vec::new(), taken }
+    }
+
+    /// A name that no value has: `name`, or one that begins so.
+    pub(super) fn fresh(&mut self, name: String) -> String {
+        let numbered = (1..).map(|number| format!("{name}.{number}"));
+        let found = std::iter::once(name.clone()).chain(numbered).find(|name| !self.taken.contains(name));
+        let found = found.expect("some number is free");
+        self.taken.insert(found.clone());
+        found
     }
 
     /// Calls `replace` with each node of a graph and its subgraphs. A node for which it gives true goes; those that it added take the
@@ -27,14 +46,10 @@ impl Builder {
         replace: &mut dyn FnMut(&mut Self, &mut NodeProto) -> bool,
     ) {
         self.replace_nodes(graph, replace);
-        for constant in self.constants.drain(..) {
-            // Branches may have nodes of one name, whose constants are equal.
-            let same =
-                |known: &TensorProto| known.name == constant.name && tensor_bytes(known) == tensor_bytes(&constant);
-            if !graph.initializer.iter().any(same) {
-                graph.initializer.push(constant);
-            }
-        }
+        let mut nodes = std::mem::take(&mut self.first);
+        nodes.append(&mut graph.node);
+        graph.node = nodes;
+        graph.initializer.append(&mut self.constants);
     }
 
     fn replace_nodes(&mut self, graph: &mut GraphProto, replace: &mut dyn FnMut(&mut Self, &mut NodeProto) -> bool) {
@@ -50,27 +65,41 @@ impl Builder {
         graph.node = std::mem::replace(&mut self.nodes, before);
     }
 
-    /// Adds a node and returns its output.
-    pub(super) fn op(&mut self, kind: &str, inputs: &[&str], output: String) -> String {
-        self.op_with(kind, inputs, output, Vec::new())
+    /// Adds the nodes of `make` at the start of the main graph.
+    pub(super) fn at_the_start<R>(&mut self, make: impl FnOnce(&mut Self) -> R) -> R {
+        let before = std::mem::take(&mut self.nodes);
+        let made = make(self);
+        self.first.append(&mut std::mem::replace(&mut self.nodes, before));
+        made
+    }
+
+    /// Adds a node with a new value, and returns the name of that.
+    pub(super) fn op(&mut self, kind: &str, inputs: &[&str], name: String) -> String {
+        self.op_with(kind, inputs, name, Vec::new())
     }
 
     pub(super) fn op_with(
         &mut self,
         kind: &str,
         inputs: &[&str],
-        output: String,
+        name: String,
         attribute: Vec<AttributeProto>,
     ) -> String {
+        let name = self.fresh(name);
+        self.give(kind, inputs, &name, attribute);
+        name
+    }
+
+    /// Adds a node that gives a value of the graph.
+    pub(super) fn give(&mut self, kind: &str, inputs: &[&str], output: &str, attribute: Vec<AttributeProto>) {
         self.nodes.push(NodeProto {
             op_type: Some(kind.to_owned()),
-            name: Some(output.clone()),
+            name: Some(output.to_owned()),
             input: inputs.iter().map(|&name| name.to_owned()).collect(),
-            output: vec![output.clone()],
+            output: vec![output.to_owned()],
             attribute,
             ..NodeProto::default()
         });
-        output
     }
 
     /// `float32` elements.
@@ -80,6 +109,7 @@ impl Builder {
 
     /// A constant of 64-bit integers, one-dimensional.
     pub(super) fn ints(&mut self, name: String, values: &[i64]) -> String {
+        let name = self.fresh(name);
         self.constants.push(TensorProto {
             name: Some(name.clone()),
             dims: vec![values.len() as i64],
@@ -92,6 +122,7 @@ impl Builder {
 
     /// A `float32` scalar.
     pub(super) fn float(&mut self, name: String, value: f32) -> String {
+        let name = self.fresh(name);
         self.constants.push(TensorProto {
             name: Some(name.clone()),
             data_type: Some(DataType::FLOAT),
@@ -104,32 +135,24 @@ impl Builder {
     /// The dimensions of a value but the last one.
     pub(super) fn shape_without_last(&mut self, input: &str, prefix: &str) -> String {
         let shape = self.op("Shape", &[input], format!("{prefix}.all"));
+        self.slice(&shape, [0, -1], 0, prefix.to_owned())
+    }
+
+    /// The elements from a start to an end of an axis.
+    pub(super) fn slice(&mut self, input: &str, [start, end]: [i64; 2], axis: i64, output: String) -> String {
+        let parts = [("starts", start), ("ends", end), ("axes", axis)];
         if self.opset < 10 {
-            let ints = |name: &str, value| AttributeProto {
-                name: Some(name.into()),
-                ints: vec![value],
-                r#type: Some(AttributeType::INTS),
-                ..AttributeProto::default()
-            };
-            let attributes = vec![ints("starts", 0), ints("ends", -1)];
-            return self.op_with("Slice", &[&shape], prefix.to_owned(), attributes);
+            return self.op_with("Slice", &[input], output, parts.map(|(name, value)| ints(name, &[value])).into());
         }
-        let [start, end] =
-            [("start", 0), ("end", -1)].map(|(part, value)| self.ints(format!("{prefix}.{part}"), &[value]));
-        self.op("Slice", &[&shape, &start, &end], prefix.to_owned())
+        let [start, end, axis] = parts.map(|(part, value)| self.ints(format!("{output}.{part}"), &[value]));
+        self.op("Slice", &[input, &start, &end, &axis], output)
     }
 
     /// The sum over the last axis, which goes.
     pub(super) fn sum_last(&mut self, input: &str, output: String) -> String {
         let keep = int("keepdims", 0);
         if self.opset < 13 {
-            let axes = AttributeProto {
-                name: Some("axes".into()),
-                ints: vec![-1],
-                r#type: Some(AttributeType::INTS),
-                ..AttributeProto::default()
-            };
-            return self.op_with("ReduceSum", &[input], output, vec![axes, keep]);
+            return self.op_with("ReduceSum", &[input], output, vec![ints("axes", &[-1]), keep]);
         }
         let axes = self.ints(format!("{output}.axes"), &[-1]);
         self.op_with("ReduceSum", &[input, &axes], output, vec![keep])
@@ -141,6 +164,15 @@ pub(super) fn int(name: &str, value: i64) -> AttributeProto {
         name: Some(name.to_owned()),
         i: Some(value),
         r#type: Some(AttributeType::INT),
+        ..AttributeProto::default()
+    }
+}
+
+pub(super) fn ints(name: &str, values: &[i64]) -> AttributeProto {
+    AttributeProto {
+        name: Some(name.to_owned()),
+        ints: values.to_vec(),
+        r#type: Some(AttributeType::INTS),
         ..AttributeProto::default()
     }
 }

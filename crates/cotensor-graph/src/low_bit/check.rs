@@ -4,9 +4,10 @@
 use super::build::int_of;
 use super::{COTENSOR, MICROSOFT};
 use crate::constants::Constants;
-use crate::proto::visit_nodes;
+use crate::proto::{definitions, visit_nodes};
 use cotensor_core::{Error, Result};
 use rten_onnx::onnx::{GraphProto, NodeProto};
+use std::collections::HashMap;
 
 /// The most elements of a group.
 pub(super) const GROUP_MAX: usize = 1 << 16;
@@ -37,7 +38,9 @@ impl Shape {
             let found = int_of(node, name).and_then(|value| usize::try_from(value).ok());
             found.filter(|value| *value > 0).ok_or(name)
         };
-        let (bits, group, columns, rows) = (number("bits")?, number("block_size")?, number("K")?, number("N")?);
+        // The operator's default.
+        let bits = if int_of(node, "bits").is_none() { 4 } else { number("bits")? };
+        let (group, columns, rows) = (number("block_size")?, number("K")?, number("N")?);
         if !(1..=8).contains(&bits) {
             return Err("bits");
         }
@@ -61,16 +64,20 @@ impl Shape {
 /// `Corrupt`; it names the node.
 pub(crate) fn check(graph: &GraphProto) -> Result<()> {
     let constants = Constants::of(graph);
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for name in definitions(graph) {
+        *counts.entry(name).or_default() += 1;
+    }
     let mut found = Ok(());
     visit_nodes(graph, &mut |node| {
         if found.is_ok() && is_product(node) {
-            found = of_node(node, &constants);
+            found = of_node(node, &constants, &counts);
         }
     });
     found
 }
 
-fn of_node(node: &NodeProto, constants: &Constants<'_>) -> Result<()> {
+fn of_node(node: &NodeProto, constants: &Constants<'_>, counts: &HashMap<&str, usize>) -> Result<()> {
     let field = || format!("MatMulNBits {:?}", node.name.as_deref().unwrap_or_default());
     let wrong = |message: String| Err(Error::corrupt(message).in_field(field()));
     let shape = match Shape::of(node) {
@@ -80,6 +87,12 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>) -> Result<()> {
     let (Some(codes), Some(scales)) = (node.input.get(1), node.input.get(2)) else {
         return wrong("it needs codes and scales".to_owned());
     };
+    // Engines differ in which definition of a name counts.
+    if let Some(name) =
+        [codes, scales].into_iter().find(|name| counts.get(name.as_str()).is_some_and(|count| *count > 1))
+    {
+        return wrong(format!("{name:?} is defined more than once"));
+    }
     // Tensors that are no constants are the engine's to check.
     if let Some(dims) = constants.dims(codes) {
         match shape.codes() {

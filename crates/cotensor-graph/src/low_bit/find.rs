@@ -2,10 +2,10 @@
 
 use super::build::{int_of, is_plain_gemm};
 use crate::onnx::{Graph, IR_VERSION_MIN};
-use crate::proto::{operator, visit_nodes};
+use crate::proto::{definitions, operator, visit_graphs, visit_nodes};
 use crate::types::{Port, Weight};
 use cotensor_core::DType;
-use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TypeProto, TypeProtoTensor, ValueInfoProto};
+use rten_onnx::onnx::{DataType, NodeProto, TypeProto, TypeProtoTensor, ValueInfoProto};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
@@ -53,7 +53,7 @@ impl Graph {
     pub fn matrices(&self) -> Vec<Matrix> {
         let (uses, others) = self.uses();
         let mut found: Vec<Matrix> = Vec::new();
-        let mut by_place: HashMap<(&Path, u64, bool), usize> = HashMap::new();
+        let mut by_place: HashMap<(&Path, u64, bool, [usize; 2]), usize> = HashMap::new();
         for (number, weight) in self.weights.iter().enumerate() {
             let Some(used) = uses.get(&weight.name).filter(|_| !others.contains(&weight.name)) else {
                 continue;
@@ -62,7 +62,8 @@ impl Graph {
                 continue;
             };
             let (rows, columns) = if used.is_transposed { (second, first) } else { (first, second) };
-            let place = (weight.source.file.as_path(), weight.source.offset, stored != used.is_transposed);
+            let place =
+                (weight.source.file.as_path(), weight.source.offset, stored != used.is_transposed, [rows, columns]);
             match by_place.get(&place) {
                 Some(&at) => {
                     found[at].weights.push(number);
@@ -116,7 +117,12 @@ impl Graph {
     fn uses(&self) -> (HashMap<String, Use>, HashSet<String>) {
         let mut uses: HashMap<String, Use> = HashMap::new();
         let mut others = HashSet::new();
-        add_outputs(self.graph(), &mut others);
+        visit_graphs(self.graph(), &mut |scope| {
+            others.extend(scope.output.iter().filter_map(|output| output.name.clone()));
+        });
+        let mut known = HashSet::new();
+        // A subgraph defines the name again.
+        others.extend(definitions(self.graph()).into_iter().filter(|name| !known.insert(*name)).map(str::to_owned));
         if self.model.ir_version.is_some_and(|version| version >= IR_VERSION_MIN) {
             // Defaults of inputs, which a caller may give.
             others.extend(self.graph().input.iter().filter_map(|input| input.name.clone()));
@@ -135,17 +141,6 @@ impl Graph {
             }
         });
         (uses, others)
-    }
-}
-
-/// Adds the names of the outputs of a graph and its subgraphs, and of the values that a subgraph defines again.
-fn add_outputs(graph: &GraphProto, names: &mut HashSet<String>) {
-    names.extend(graph.output.iter().filter_map(|output| output.name.clone()));
-    for subgraph in graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_ref()) {
-        names.extend(subgraph.input.iter().filter_map(|input| input.name.clone()));
-        names.extend(subgraph.initializer.iter().filter_map(|tensor| tensor.name.clone()));
-        names.extend(subgraph.node.iter().flat_map(|node| &node.output).cloned());
-        add_outputs(subgraph, names);
     }
 }
 

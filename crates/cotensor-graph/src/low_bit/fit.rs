@@ -4,6 +4,7 @@ use super::MICROSOFT;
 use super::build::{Builder, int_of};
 use super::check::{Shape, is_product};
 use super::product::sums_of_groups;
+use crate::constants::Constants;
 use crate::initializer::detach;
 use crate::onnx::Graph;
 use crate::proto::{tensor_bytes, visit_nodes};
@@ -16,12 +17,14 @@ use std::collections::{HashMap, HashSet};
 
 impl Graph {
     /// Makes each `MatMulNBits` whose number of bits is not in `widths` one or two of 4 bits. A code of 2 or 3 bits becomes the code of
-    /// 4 bits with the same distance from the middle. One of 8 bits becomes two codes, and its product becomes a sum, whose activations
-    /// stay `float32`. Nodes with zero points stay as they are.
+    /// 4 bits with the same distance from the middle. One of 8 bits becomes two codes, and its product becomes a sum. The activations
+    /// of the new products are `float32`, but with 3 bits, which no engine has, they are as the file has them. Nodes with zero points,
+    /// and those of 8 bits whose scales have one dimension, stay as they are.
     pub fn fit_widths(&mut self, widths: &[u32]) {
         let mut build = Builder::new(&self.model);
         let graph = self.model.graph.as_mut().expect("an opened model has a graph");
         let stored: HashMap<String, TensorProto> = Product::all(graph, widths);
+        let flat: HashSet<String> = flat_scales(graph);
         if stored.is_empty() {
             return;
         }
@@ -29,16 +32,18 @@ impl Graph {
             NewCodes { stored: &stored, made: HashMap::new(), tensors: Vec::new(), weights: &mut self.weights };
         build.replace(graph, &mut |build, node| {
             let Some(product) = Product::of(node, widths) else { return false };
+            if product.shape.bits == 8 && flat.contains(&node.input[2]) {
+                return false;
+            }
             let (first, second) = Repack::of(product.shape.bits, product.shape.group);
-            let Some(first) = codes.of(&product, first) else { return false };
+            let Some(first) = codes.of(build, &product, first) else { return false };
             match second {
-                // Only a file of 3 bits may ask an engine that has other widths for rounded activations.
                 None if product.shape.bits == 3 => {
                     become_four_bits(node, &first, int_of(node, "accuracy_level").unwrap_or(0))
                 }
                 None => become_four_bits(node, &first, 0),
                 Some(second) => {
-                    let Some(second) = codes.of(&product, second) else { return false };
+                    let Some(second) = codes.of(build, &product, second) else { return false };
                     product.halves(build, node, [&first, &second]);
                 }
             }
@@ -54,6 +59,17 @@ impl Graph {
     }
 }
 
+/// The constants with one dimension that products read as scales.
+fn flat_scales(graph: &GraphProto) -> HashSet<String> {
+    let constants = Constants::of(graph);
+    let mut names = HashSet::new();
+    visit_nodes(graph, &mut |node| {
+        let scales = node.input.get(2).filter(|_| is_product(node));
+        names.extend(scales.filter(|name| constants.dims(name).is_some_and(|dims| dims.len() == 1)).cloned());
+    });
+    names
+}
+
 /// A product by codes that are constants.
 struct Product {
     codes: String,
@@ -65,7 +81,8 @@ impl Product {
         let shape = Shape::of(node).ok().filter(|shape| is_product(node) && !widths.contains(&shape.bits))?;
         // Zero points and what follows them.
         let is_plain = node.input.iter().skip(3).all(String::is_empty) && node.output.len() == 1;
-        let is_whole = int_of(node, "K") == i64::try_from(shape.groups * shape.group).ok();
+        let is_whole =
+            int_of(node, "K") == shape.groups.checked_mul(shape.group).and_then(|columns| i64::try_from(columns).ok());
         if !is_plain || !is_whole || !matches!(shape.bits, 2 | 3 | 8) || node.input.len() < 3 {
             return None;
         }
@@ -85,7 +102,7 @@ impl Product {
         let output = node.output.first().map(String::as_str).unwrap_or_default();
         let own = |part: &str| format!("{output}.{part}");
         let (x, scales) = (node.input[0].as_str(), node.input[2].as_str());
-        let [high, low] = ["high", "low"].map(|part| own(&format!("{part}.product")));
+        let [high, low] = ["high", "low"].map(|part| build.fresh(own(&format!("{part}.product"))));
         for (codes, product) in codes.into_iter().zip([&high, &low]) {
             let mut half = node.clone();
             half.name = Some(product.clone());
@@ -101,7 +118,7 @@ impl Product {
         let sums = build.op("Mul", &[&sums, &eight], own("sums.eight"));
         let scales = build.op("Transpose", &[scales], own("scales.by_group"));
         let added = build.op("MatMul", &[&sums, &scales], own("by_sums"));
-        build.op("Add", &[&codes, &added], output.to_owned());
+        build.give("Add", &[&codes, &added], output, Vec::new());
     }
 }
 
@@ -130,19 +147,19 @@ struct NewCodes<'w> {
 
 impl NewCodes<'_> {
     /// The name of codes in another form. `None` for those that are no constant of the product's groups.
-    fn of(&mut self, product: &Product, repack: Repack) -> Option<String> {
+    fn of(&mut self, build: &mut Builder, product: &Product, repack: Repack) -> Option<String> {
         let codes = product.codes.as_str();
         let key = (codes.to_owned(), repack);
         if let Some(name) = self.made.get(&key) {
             return Some(name.clone());
         }
-        let name = format!("{codes}.{}", repack.name());
         let tensor = self.stored.get(codes)?;
         if product.shape.codes()?.as_slice() != tensor.dims || tensor.data_type != Some(DataType::UINT8) {
             return None;
         }
         let [rows, groups, bytes] = product.shape.codes()?;
         let dims = vec![rows, groups, repack.len(usize::try_from(bytes).ok()?) as i64];
+        let name = build.fresh(format!("{codes}.{}", repack.name()));
         let mut new = TensorProto {
             name: Some(name.clone()),
             dims: dims.clone(),

@@ -14,12 +14,6 @@ pub(super) fn replace(
     low: &LowBits,
 ) {
     let (Some(x), Some(output)) = (node.input.first(), node.output.first()) else { return };
-    let summand = node.input.get(2).filter(|name| !name.is_empty());
-    let product = match summand {
-        Some(_) => format!("{output}.product"),
-        None => output.clone(),
-    };
-    let by_codes = if names.offsets.is_some() { format!("{product}.codes") } else { product.clone() };
     let attributes = vec![
         int("K", columns as i64),
         int("N", rows as i64),
@@ -27,17 +21,25 @@ pub(super) fn replace(
         int("block_size", low.group as i64),
         int("accuracy_level", low.accuracy_level),
     ];
-    build.op_with("MatMulNBits", &[x, &names.codes, &names.scales], by_codes.clone(), attributes);
+    let summand = node.input.get(2).filter(|name| !name.is_empty());
+    let mut product = output.clone();
+    if summand.is_some() || names.offsets.is_some() {
+        product = build.fresh(format!("{output}.codes"));
+    }
+    build.give("MatMulNBits", &[x, &names.codes, &names.scales], &product, attributes);
     if let Some(node) = build.nodes.last_mut() {
         node.domain = Some(if low.bits == 3 { COTENSOR } else { MICROSOFT }.to_owned());
     }
     if let Some(offsets) = &names.offsets {
-        let sums = sums_of_groups(build, x, columns / low.group, low.group, &product);
-        let added = build.op("MatMul", &[&sums, offsets], format!("{product}.by_sums"));
-        build.op("Add", &[&by_codes, &added], product.clone());
+        let sums = sums_of_groups(build, x, columns / low.group, low.group, output);
+        let added = build.op("MatMul", &[&sums, offsets], format!("{output}.by_sums"));
+        if summand.is_none() {
+            return build.give("Add", &[&product, &added], output, Vec::new());
+        }
+        product = build.op("Add", &[&product, &added], format!("{output}.product"));
     }
     if let Some(summand) = summand {
-        build.op("Add", &[&product, summand], output.clone());
+        build.give("Add", &[&product, summand], output, Vec::new());
     }
 }
 

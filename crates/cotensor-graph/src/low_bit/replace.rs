@@ -1,15 +1,15 @@
 //! Puts codes in the place of matrices.
 
-use super::build::Builder;
+use super::build::{Builder, ints};
 use super::codes::{Content, LowBits, Names};
 use super::find::{Matrix, Use};
 use super::{COTENSOR, MICROSOFT, product, table};
 use crate::initializer;
 use crate::onnx::Graph;
 use crate::types::{Weight, WeightPlace, WeightSource};
-use cotensor_core::{DType, Error, Result};
-use rten_onnx::onnx::{AttributeProto, AttributeType, GraphProto, ModelProto, OperatorSetIdProto, TensorProto};
-use std::collections::{HashMap, HashSet};
+use cotensor_core::{DType, Result};
+use rten_onnx::onnx::{ModelProto, OperatorSetIdProto, TensorProto};
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 /// A graph with codes in the place of matrices, to be written to a file.
@@ -48,16 +48,14 @@ impl LowBitGraph {
 impl Graph {
     /// This graph with codes in the place of some of its [`matrices`](Graph::matrices).
     ///
-    /// # Errors
-    /// `Unsupported` for a graph with a value that has the name of a new one; it names the value.
-    ///
     /// # Panics
     /// When the columns of a matrix are no multiple of the group.
-    pub fn with_low_bits(mut self, chosen: &[(Matrix, LowBits)]) -> Result<LowBitGraph> {
+    pub fn with_low_bits(mut self, chosen: &[(Matrix, LowBits)]) -> LowBitGraph {
+        let mut build = Builder::new(&self.model);
         let mut stored = Vec::new();
         let names: Vec<Names> = (chosen.iter().enumerate())
             .map(|(number, (matrix, low))| {
-                store(&self.weights[matrix.weights[0]].name, matrix, low, number, &mut stored)
+                store(&mut build, &self.weights[matrix.weights[0]].name, (matrix, low), number, &mut stored)
             })
             .collect();
         let numbers = chosen.iter().enumerate().flat_map(|(number, (matrix, _))| {
@@ -65,7 +63,7 @@ impl Graph {
             matrix.weights.iter().map(move |&weight| (weights[weight].name.clone(), number))
         });
         let replaced: HashMap<String, usize> = numbers.collect();
-        replace_nodes(&mut self.model, chosen, &names, &replaced);
+        replace_nodes(&mut self.model, build, chosen, &names, &replaced);
 
         let graph = self.model.graph.as_mut().expect("an opened model has a graph");
         graph.initializer.retain(|tensor| !tensor.name.as_ref().is_some_and(|name| replaced.contains_key(name)));
@@ -80,17 +78,22 @@ impl Graph {
         let contents;
         (self.weights, contents) = kept.chain(stored).unzip();
         initializer::detach(graph, &self.weights);
-        check_names(graph)?;
-        Ok(LowBitGraph { graph: self, contents, before })
+        LowBitGraph { graph: self, contents, before }
     }
 }
 
-/// Adds the tensors of a matrix.
-fn store(name: &str, matrix: &Matrix, low: &LowBits, number: usize, stored: &mut Vec<(Weight, Content)>) -> Names {
+/// Adds the tensors of matrix number `number`, whose weight is `name`.
+fn store(
+    build: &mut Builder,
+    name: &str,
+    (matrix, low): (&Matrix, &LowBits),
+    number: usize,
+    stored: &mut Vec<(Weight, Content)>,
+) -> Names {
     assert!(matrix.columns.is_multiple_of(low.group), "{name:?}: whole groups");
     let groups = matrix.columns / low.group;
     let mut add = |part: &str, dtype, shape, content| {
-        let name = format!("{name}.{part}");
+        let name = build.fresh(format!("{name}.{part}"));
         let source =
             WeightSource { file: PathBuf::new(), offset: 0, length: 0, dtype, permutation: None, repack: None };
         stored.push((Weight { name: name.clone(), dtype, shape, source }, content));
@@ -99,19 +102,19 @@ fn store(name: &str, matrix: &Matrix, low: &LowBits, number: usize, stored: &mut
     let bytes = low.group * low.bits as usize / 8;
     let codes = add("codes", DType::U8, vec![matrix.rows, groups, bytes], Content::Codes(number));
     let scales = add("scales", DType::F16, vec![matrix.rows, groups], Content::Scales(number));
-    let offsets = || add("offsets", DType::F16, vec![matrix.rows, groups], Content::Offsets(number));
-    Names { codes, scales, offsets: low.has_offsets.then(offsets) }
+    let offsets =
+        low.has_offsets.then(|| add("offsets", DType::F16, vec![matrix.rows, groups], Content::Offsets(number)));
+    Names { codes, scales, offsets }
 }
 
 /// Replaces the nodes that read the matrices, and imports the operator sets of the new ones.
 fn replace_nodes(
     model: &mut ModelProto,
+    mut build: Builder,
     chosen: &[(Matrix, LowBits)],
     names: &[Names],
     replaced: &HashMap<String, usize>,
 ) {
-    let mut first = Builder::new(model);
-    let mut build = Builder::new(model);
     let graph = model.graph.as_mut().expect("an opened model has a graph");
     let mut floats: Vec<Option<Names>> = vec![None; chosen.len()];
     build.replace(graph, &mut |build, node| {
@@ -124,13 +127,12 @@ fn replace_nodes(
         if used.is_table {
             table::replace(build, node, &names[number], matrix.columns, low);
         } else {
-            let floats = floats[number].get_or_insert_with(|| of_product(&mut first, &names[number]));
+            let floats =
+                floats[number].get_or_insert_with(|| build.at_the_start(|build| of_product(build, &names[number])));
             product::replace(build, node, floats, [matrix.rows, matrix.columns], low);
         }
         true
     });
-    first.nodes.append(&mut graph.node);
-    graph.node = first.nodes;
     for (_, (_, low)) in floats.iter().zip(chosen).filter(|(floats, _)| floats.is_some()) {
         let domain = if low.bits == 3 { COTENSOR } else { MICROSOFT };
         if !model.opset_import.iter().any(|set| set.domain.as_deref() == Some(domain)) {
@@ -143,28 +145,9 @@ fn replace_nodes(
 fn of_product(build: &mut Builder, names: &Names) -> Names {
     let scales = build.as_float(&names.scales, format!("{}.float", names.scales));
     let offsets = names.offsets.as_ref().map(|offsets| {
-        let exchanged = AttributeProto {
-            name: Some("perm".into()),
-            ints: vec![1, 0],
-            r#type: Some(AttributeType::INTS),
-            ..AttributeProto::default()
-        };
-        let by_group = build.op_with("Transpose", &[offsets], format!("{offsets}.by_group"), vec![exchanged]);
+        let by_group =
+            build.op_with("Transpose", &[offsets], format!("{offsets}.by_group"), vec![ints("perm", &[1, 0])]);
         build.as_float(&by_group, format!("{offsets}.float"))
     });
     Names { codes: names.codes.clone(), scales, offsets }
-}
-
-/// Each value of a graph has one name.
-fn check_names(graph: &GraphProto) -> Result<()> {
-    let mut known = HashSet::new();
-    let made = graph.node.iter().flat_map(|node| &node.output).filter(|name| !name.is_empty());
-    let constants = graph.initializer.iter().filter_map(|tensor| tensor.name.as_ref());
-    for name in made.chain(constants) {
-        if !known.insert(name) {
-            return Err(Error::unsupported("the graph has a value with the name of a new one").in_field(name));
-        }
-    }
-    let mut subgraphs = graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_ref());
-    subgraphs.try_for_each(check_names)
 }

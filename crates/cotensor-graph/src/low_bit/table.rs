@@ -23,8 +23,8 @@ pub(super) fn replace(build: &mut Builder, node: &NodeProto, names: &Names, colu
         8 => bytes,
         3 => {
             let planes = (low.group as i64) / 8;
-            let low_plane = slice(build, &bytes, 0, 2 * planes, own("low"));
-            let high_plane = slice(build, &bytes, 2 * planes, 3 * planes, own("high"));
+            let low_plane = build.slice(&bytes, [0, 2 * planes], -1, own("low"));
+            let high_plane = build.slice(&bytes, [2 * planes, 3 * planes], -1, own("high"));
             let low_shape = shape_of(build, "low", &[groups, 2 * planes, 1]);
             let high_shape = shape_of(build, "high", &[groups, planes, 1]);
             let low_codes = split(build, &low_plane, &low_shape, 2, &own("low"));
@@ -55,7 +55,7 @@ pub(super) fn replace(build: &mut Builder, node: &NodeProto, names: &Names, colu
         elements = build.op("Add", &[&elements, &offsets], own("moved"));
     }
     let rows = shape_of(build, "rows", &[columns as i64]);
-    build.op("Reshape", &[&elements, &rows], output.clone());
+    build.give("Reshape", &[&elements, &rows], output, Vec::new());
 }
 
 /// The codes of `bits` bits in bytes that are `float32` numbers, along a new last axis. `shape` is that of the bytes, with 1 at the end.
@@ -77,11 +77,4 @@ fn split(build: &mut Builder, bytes: &str, shape: &str, bits: u32, prefix: &str)
     parts.push(rest);
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     build.op_with("Concat", &parts, format!("{prefix}.parts"), vec![int("axis", -1)])
-}
-
-/// A part of the last axis.
-fn slice(build: &mut Builder, input: &str, start: i64, end: i64, output: String) -> String {
-    let [start, end, axis] = [("start", start), ("end", end), ("axis", -1)]
-        .map(|(part, value)| build.ints(format!("{output}.{part}"), &[value]));
-    build.op("Slice", &[input, &start, &end, &axis], output)
 }

@@ -1,35 +1,55 @@
 //! A graph with codes in the place of its matrices.
 
-use super::calibrate::Calibration;
+use super::calibrate::{Calibration, Inputs};
 use super::options::QuantizeOptions;
+use super::plan::Choice;
 use super::report::{GraphReport, Kept, MatrixReport};
-use crate::graph::{Content, Graph, LowBits, Matrix, Weight, WeightPlace, open_graph};
+use super::writer::Writer;
+use crate::graph::{Content, Graph, LowBits, Matrix, Weight, open_graph};
 use crate::weights::read_weight;
 use cotensor_core::elements::to_f32;
-use cotensor_core::{ContentHash, DType, Error, Result};
-use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, quantize, quantize_for, relative_error};
-use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use cotensor_core::{DType, Error, Result};
+use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Width, quantize, quantize_for, relative_error};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
-/// The multiple of bytes at which each tensor starts in a file.
-const ALIGNMENT: u64 = 64;
+/// How the matrices of a model are quantized.
+pub(super) struct Plan<'p> {
+    pub(super) options: &'p QuantizeOptions,
+    pub(super) calibration: Option<&'p Calibration>,
+    /// The widths of matrices, by the file of the graph and the name of the weight; else that of the options.
+    pub(super) widths: HashMap<(PathBuf, String), Width>,
+}
+
+impl<'p> Plan<'p> {
+    pub(super) fn uniform(options: &'p QuantizeOptions, calibration: Option<&'p Calibration>) -> Self {
+        Self { options, calibration, widths: HashMap::new() }
+    }
+
+    fn width(&self, path: &Path, name: &str) -> Width {
+        self.widths.get(&(path.to_path_buf(), name.to_owned())).copied().unwrap_or(self.options.width)
+    }
+}
 
 /// A matrix and how it is quantized.
 struct Chosen<'c> {
     matrix: Matrix,
-    /// Of the inputs of its product.
-    moments: Option<&'c InputMoments>,
+    /// Those of its product.
+    inputs: Option<&'c Inputs>,
     spec: QuantSpec,
     low: LowBits,
+}
+
+/// A matrix with what each width of [`Width::ALL`] would give.
+pub(super) struct Candidate {
+    pub(super) name: String,
+    pub(super) elements: usize,
+    pub(super) choices: Vec<Choice>,
 }
 
 /// Writes the graph of the file `path` with codes in the place of its matrices to the new file `target`, and all weights to a new file
 /// beside it, whose name ends with `_data`. `progress` has each matrix after it was written, its number from 1 on, and the number
 /// of all.
-///
-/// With a calibration, errors of a matrix compensate each other for the inputs of its products.
 ///
 /// A graph without a matrix that can be quantized keeps all its weights.
 ///
@@ -42,21 +62,29 @@ pub fn quantize_graph(
     path: &Path,
     target: &Path,
     options: &QuantizeOptions,
-    calibration: Option<&Calibration>,
     progress: &mut dyn FnMut(&MatrixReport, usize, usize),
 ) -> Result<GraphReport> {
     options.check()?;
+    write_graph(path, target, &Plan::uniform(options, None), progress)
+}
+
+/// As [`quantize_graph`], by a plan. With a calibration, errors of a matrix compensate each other for the inputs of its products.
+pub(super) fn write_graph(
+    path: &Path,
+    target: &Path,
+    plan: &Plan<'_>,
+    progress: &mut dyn FnMut(&MatrixReport, usize, usize),
+) -> Result<GraphReport> {
     let graph = open_graph(path)?;
-    let mut report = GraphReport { opens_in_onnxruntime: true, ..GraphReport::default() };
-    report.bytes_before = graph.weights().iter().map(|weight| weight.source.length).sum();
-    let moments = calibration.and_then(|calibration| calibration.of_graph(path));
-    let chosen = choose(&graph, options, moments, &mut report);
+    let bytes_before = graph.weights().iter().map(|weight| weight.source.length).sum();
+    let mut report = GraphReport { bytes_before, ..GraphReport::default() };
+    let chosen = choose(&graph, path, plan, &mut report);
     report.opens_in_onnxruntime = chosen.iter().all(|one| one.low.bits != 3 || one.matrix.is_table);
 
     let name = target.file_name().and_then(|name| name.to_str()).expect("a name in UTF-8");
     let data = target.with_file_name(format!("{name}_data"));
     let pairs: Vec<_> = chosen.iter().map(|one| (one.matrix.clone(), one.low)).collect();
-    let low = graph.with_low_bits(&pairs).map_err(|error| error.in_file(path))?;
+    let low = graph.with_low_bits(&pairs);
     let tensors: Vec<Content> = low.tensors().map(|(content, ..)| content).collect();
     let mut writer = Writer::create(&data, format!("{name}_data"))?;
     let mut codes: Option<(usize, QuantTensor)> = None;
@@ -85,27 +113,53 @@ pub fn quantize_graph(
     Ok(report)
 }
 
+/// What each width would give for each matrix of a graph. `progress` has the number of finished matrices, and of all.
+///
+/// # Errors
+/// As [`quantize_graph`].
+pub(super) fn candidates(
+    path: &Path,
+    plan: &Plan<'_>,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<Vec<Candidate>> {
+    let graph = open_graph(path)?;
+    let chosen = choose(&graph, path, plan, &mut GraphReport::default());
+    let mut found = Vec::with_capacity(chosen.len());
+    for (number, mut one) in chosen.into_iter().enumerate() {
+        let elements = one.matrix.rows * one.matrix.columns;
+        let (group, scheme) = (one.spec.group(), one.spec.scheme());
+        let mut choices = Vec::new();
+        for width in Width::ALL {
+            one.spec = QuantSpec::new(width, group, scheme)?;
+            let (_, report) = encode(graph.weights(), &one).map_err(|error| error.in_file(path))?;
+            let error = report.output_error.unwrap_or(report.relative_error).powi(2);
+            choices.push(Choice { bits: elements as f64 * report.bits_per_weight, error });
+        }
+        let name = graph.weights()[one.matrix.weights[0]].name.clone();
+        progress(&name, number + 1, found.capacity());
+        found.push(Candidate { name, elements, choices });
+    }
+    Ok(found)
+}
+
 /// The matrices that are quantized; the report gets all other weights.
-fn choose<'c>(
-    graph: &Graph,
-    options: &QuantizeOptions,
-    moments: Option<&'c BTreeMap<String, InputMoments>>,
-    report: &mut GraphReport,
-) -> Vec<Chosen<'c>> {
+fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, report: &mut GraphReport) -> Vec<Chosen<'c>> {
+    let inputs = plan.calibration.and_then(|calibration| calibration.of_graph(path));
     let mut reasons: Vec<Option<Option<String>>> =
         graph.weights().iter().map(|weight| Some(no_matrix(weight))).collect();
     let mut chosen = Vec::new();
     for matrix in graph.matrices() {
-        let found = options.of_matrix(&graph.weights()[matrix.weights[0]].name, &matrix);
+        let name = &graph.weights()[matrix.weights[0]].name;
+        let names: Vec<&str> = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str()).collect();
+        let found = plan.options.of_matrix(&names, &matrix, plan.width(path, name));
         for &weight in &matrix.weights {
             reasons[weight] = found.as_ref().err().map(|reason| Some(reason.clone()));
         }
         if let Ok(spec) = found {
-            let moments = moments.filter(|_| !matrix.is_table).and_then(|moments| {
-                let mut known = graph.factors(&matrix).into_iter().filter_map(|name| moments.get(&name));
-                known.find(|moments| moments.rows() > 0)
-            });
-            chosen.push(Chosen { low: options.low_bits(&spec), matrix, moments, spec });
+            let inputs = inputs
+                .filter(|_| !matrix.is_table)
+                .and_then(|inputs| graph.factors(&matrix).into_iter().find_map(|name| inputs.get(&name)));
+            chosen.push(Chosen { low: plan.options.low_bits(&spec), matrix, inputs, spec });
         }
     }
     let kept = graph.weights().iter().zip(reasons).filter_map(|(weight, reason)| {
@@ -135,13 +189,13 @@ fn encode(weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, Matri
         let places = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
         values = places.map(|at| values[at]).collect();
     }
-    let tensor = match chosen.moments.map(InputMoments::factor).transpose() {
-        Ok(Some(factor)) => quantize_for(&values, rows, columns, &chosen.spec, &factor),
-        // Inputs of zeros only say nothing.
-        Ok(None) | Err(_) => quantize(&values, rows, columns, &chosen.spec),
+    let tensor = match chosen.inputs.map(Inputs::factor).transpose()?.flatten() {
+        Some(factor) => quantize_for(&values, rows, columns, &chosen.spec, factor),
+        None => quantize(&values, rows, columns, &chosen.spec),
     };
     let tensor = tensor.map_err(|error| error.prefixed(&weight.name))?;
-    let output_error = chosen.moments.map(|moments| moments.relative_error(&values, &tensor)).transpose()?;
+    let moments = chosen.inputs.map(|inputs| &inputs.moments);
+    let output_error = moments.map(|moments| moments.relative_error(&values, &tensor)).transpose()?;
     let report = MatrixReport {
         name: weight.name.clone(),
         rows,
@@ -152,7 +206,7 @@ fn encode(weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, Matri
         bits_per_weight: chosen.spec.bits_per_weight(),
         relative_error: relative_error(&values, &tensor)?,
         output_error,
-        inputs: chosen.moments.map_or(0, InputMoments::rows),
+        inputs: moments.map_or(0, InputMoments::rows),
     };
     Ok((tensor, report))
 }
@@ -166,47 +220,4 @@ fn member(tensor: &QuantTensor, content: Content) -> Vec<u8> {
     };
     let found = tensor.members().into_iter().find(|member| member.name == name);
     found.expect("a member of the scheme").bytes.into_owned()
-}
-
-/// Writes tensors to one file.
-struct Writer<'p> {
-    path: &'p Path,
-    location: String,
-    file: BufWriter<File>,
-    end: u64,
-    places: Vec<WeightPlace>,
-    /// Tied weights that an exporter wrote twice are written once.
-    by_content: HashMap<ContentHash, u64>,
-}
-
-/// Where the tensors are, and the length of the file.
-struct Places {
-    all: Vec<WeightPlace>,
-    end: u64,
-}
-
-impl<'p> Writer<'p> {
-    fn create(path: &'p Path, location: String) -> Result<Self> {
-        let file = File::create_new(path).map_err(|error| Error::io("writing", &error).in_file(path))?;
-        Ok(Self { path, location, file: BufWriter::new(file), end: 0, places: Vec::new(), by_content: HashMap::new() })
-    }
-
-    fn write(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
-        let bytes = bytes.as_ref();
-        let start = self.end.next_multiple_of(ALIGNMENT);
-        let offset = *self.by_content.entry(ContentHash::of(bytes)).or_insert(start);
-        self.places.push(WeightPlace { location: self.location.clone(), offset });
-        if offset == start {
-            let gap = vec![0; (start - self.end) as usize];
-            let written = self.file.write_all(&gap).and_then(|()| self.file.write_all(bytes));
-            written.map_err(|error| Error::io("writing", &error).in_file(self.path))?;
-            self.end = start + bytes.len() as u64;
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Places> {
-        self.file.flush().map_err(|error| Error::io("writing", &error).in_file(self.path))?;
-        Ok(Places { all: self.places, end: self.end })
-    }
 }

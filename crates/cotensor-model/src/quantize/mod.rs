@@ -1,13 +1,19 @@
 //! Writes a copy of a model whose weights have few bits, as files that onnxruntime and Cotensor open.
 
 mod calibrate;
+mod files;
 mod folder;
 mod graph;
+mod job;
+mod measure;
 mod options;
+mod plan;
 mod report;
+mod watch;
+mod writer;
 
-pub use calibrate::{Calibration, SAMPLES_MIN};
 pub use folder::{quantize_folder, work_folder};
 pub use graph::quantize_graph;
+pub use job::Progress;
 pub use options::{Activations, QuantizeOptions};
-pub use report::{GraphReport, Kept, MatrixReport, QuantizeReport, REPORT_FILE};
+pub use report::{GraphReport, Kept, MatrixReport, MixedReport, QuantizeReport, REPORT_FILE};

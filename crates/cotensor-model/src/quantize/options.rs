@@ -41,11 +41,13 @@ pub struct QuantizeOptions {
     pub activations: Activations,
     /// Weights whose names contain one of these texts stay as they are.
     pub keep: Vec<String>,
+    /// Each matrix has a width of its own, so that all have at most this number of bits for a weight, with scales. Needs samples.
+    pub mixed_bits: Option<f64>,
 }
 
 impl QuantizeOptions {
     /// # Errors
-    /// `Invalid`, with the field, for a group or a scheme that is not possible, and for an empty text.
+    /// `Invalid`, with the field, for a group, a scheme or a number of bits that is not possible, and for an empty text.
     pub fn check(&self) -> Result<()> {
         if self.scheme == Scheme::TwoLevel {
             return Err(Error::unsupported(
@@ -53,18 +55,26 @@ impl QuantizeOptions {
             )
             .in_field("scheme"));
         }
+        if self.mixed_bits.is_some_and(|bits| !(2.0..=16.0).contains(&bits)) {
+            return Err(Error::invalid("2 to 16 bits for a weight are possible").in_field("target-bits"));
+        }
         if self.keep.iter().any(String::is_empty) {
             return Err(Error::invalid("an empty text is in all names").in_field("keep"));
         }
         QuantSpec::new(self.width, self.group, self.scheme).map(|_| ())
     }
 
-    /// How a matrix is quantized.
+    /// How a matrix is quantized with a width.
     ///
     /// # Errors
     /// The reason why it stays as it is.
-    pub(super) fn of_matrix(&self, name: &str, matrix: &Matrix) -> std::result::Result<QuantSpec, String> {
-        if let Some(text) = self.keep.iter().find(|text| name.contains(text.as_str())) {
+    pub(super) fn of_matrix(
+        &self,
+        names: &[&str],
+        matrix: &Matrix,
+        width: Width,
+    ) -> std::result::Result<QuantSpec, String> {
+        if let Some(text) = self.keep.iter().find(|text| names.iter().any(|name| name.contains(text.as_str()))) {
             return Err(format!("--keep {text}"));
         }
         let group = (4..=8)
@@ -72,7 +82,7 @@ impl QuantizeOptions {
             .map(|shift| 1usize << shift)
             .find(|&group| group <= self.group && matrix.columns.is_multiple_of(group));
         let group = group.ok_or_else(|| format!("{} columns are no multiple of 16", matrix.columns))?;
-        QuantSpec::new(self.width, group, self.scheme).map_err(|error| error.message().to_owned())
+        QuantSpec::new(width, group, self.scheme).map_err(|error| error.message().to_owned())
     }
 
     pub(super) fn low_bits(&self, spec: &QuantSpec) -> LowBits {

@@ -10,6 +10,29 @@ pub struct QuantizeReport {
     pub graphs: Vec<GraphReport>,
     /// Files of the model that were not copied.
     pub left_out: Vec<String>,
+    /// The samples on which codes were fitted, and those on which errors of outputs were measured.
+    pub samples: usize,
+    /// See `samples`. No code was fitted on these.
+    pub held_out: usize,
+    /// How widths were chosen; `None` for one width.
+    pub mixed: Option<MixedReport>,
+}
+
+/// Widths of their own against one width.
+#[derive(Clone, Debug, Serialize)]
+pub struct MixedReport {
+    /// The most bits for a weight, with scales.
+    pub target_bits: f64,
+    /// The bits for a weight of the mixed widths, and of the largest single width that has at most as many. `None`: no single width has.
+    pub bits: f64,
+    /// See `bits`.
+    pub uniform_bits: Option<f64>,
+    /// The errors of the outputs on held-out samples, as the mean of all graphs.
+    pub output_error: Option<f64>,
+    /// See `output_error`.
+    pub uniform_output_error: Option<f64>,
+    /// Whether the mixed widths were written: they are if their outputs have the smaller error.
+    pub is_mixed: bool,
 }
 
 /// A graph whose weights were quantized.
@@ -23,6 +46,13 @@ pub struct GraphReport {
     pub bytes_before: u64,
     /// The bytes of all weights.
     pub bytes: u64,
+    /// The relative error of the outputs in the L2 norm on held-out samples, for equal inputs of the graph; `None` if the task of the samples
+    /// does not run it, and without samples.
+    pub output_error: Option<f64>,
+    /// For the next tokens of a decoder: the mean Kullback-Leibler divergence, in nats.
+    pub divergence: Option<f64>,
+    /// For the next tokens of a decoder: the share of equal first choices.
+    pub top1: Option<f64>,
     /// Matrices of codes.
     pub matrices: Vec<MatrixReport>,
     /// Weights that stayed as they were.

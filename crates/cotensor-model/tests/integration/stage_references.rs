@@ -156,12 +156,13 @@ fn stages_of_8_bits_are_near_the_reference() {
         scheme: Scheme::Search,
         activations: Activations::Float32,
         keep: vec![],
+        mixed_bits: None,
     };
     for family in
         ["bert", "clip", "whisper", "dinov2", "siglip", "detr", "blip", "llava", "t5", "bart", "qwen2", "gpt2"]
     {
         let graphs = target.path().join(family);
-        let report = quantize_folder(&folder(family), &graphs, &options, None, &mut |_, _, _, _| {}).unwrap();
+        let report = quantize_folder(&folder(family), &graphs, &options, None, &mut |_, _, _| {}).unwrap();
         assert!(report.graphs.iter().map(|graph| graph.matrices.len()).sum::<usize>() > 5, "{report:?}");
         for engine in engines() {
             if report.graphs.iter().any(|graph| engine.check(&open_for(&*engine, &graphs.join(&graph.file))).is_err()) {

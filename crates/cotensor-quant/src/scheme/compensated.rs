@@ -4,6 +4,7 @@
 //! column can: the order and the update are those of GPTQ (Frantar et al., 2022, arXiv:2210.17323), written with the Cholesky factor
 //! of the moments instead of that of their inverse.
 
+use super::MAX;
 use super::flat::{Line, affine, code_of, inverse, rounded, search};
 use crate::codes::{GROUP_MAX, pack};
 use crate::inputs::InputFactor;
@@ -53,7 +54,7 @@ fn of_row(row: usize, weights: &[f32], tensor: &mut QuantTensor, factor: &InputF
         }
         // The best weights if nothing in the group were rounded.
         for at in (start..end).rev() {
-            let target = weights[at] + added(factor, errors, later[at - start], at, end);
+            let target = within(weights[at] + added(factor, errors, later[at - start], at, end));
             targets[at - start] = target;
             errors[at] = weights[at] - target;
         }
@@ -71,7 +72,7 @@ fn of_row(row: usize, weights: &[f32], tensor: &mut QuantTensor, factor: &InputF
         let Line { scale, offset, zero } = line;
         let inverse = inverse(scale);
         for at in (start..end).rev() {
-            let target = weights[at] + added(factor, errors, later[at - start], at, end);
+            let target = within(weights[at] + added(factor, errors, later[at - start], at, end));
             let code = code_of(target, inverse, zero, max);
             unpacked[at - start] = code as u8;
             errors[at] = weights[at] - ((code - middle) * scale + offset);
@@ -79,6 +80,12 @@ fn of_row(row: usize, weights: &[f32], tensor: &mut QuantTensor, factor: &InputF
         let bytes = width.bytes((first + number) * group)..width.bytes((first + number + 1) * group);
         pack(width, &unpacked[..group], &mut codes[bytes]);
     }
+}
+
+/// A weight that float16 has.
+#[inline(always)]
+fn within(weight: f32) -> f32 {
+    weight.clamp(-MAX, MAX)
 }
 
 /// By how much column `at` has to differ from its weight to take up the errors of the columns after it, of which those from `end` on

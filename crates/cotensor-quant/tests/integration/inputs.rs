@@ -84,11 +84,34 @@ fn inputs_without_directions_change_nothing() {
 }
 
 #[test]
+fn targets_beyond_float16_stay_finite() {
+    // Errors of the last columns weigh a thousand times as much as the first ones, which take them up.
+    let weights: Vec<f32> = normal(ROWS * COLUMNS, 1).iter().map(|weight| weight * 15_000.0).collect();
+    let inputs: Vec<f32> =
+        inputs(64, 5).iter().enumerate().map(|(at, x)| x * (1 + 10 * (at % COLUMNS)) as f32).collect();
+    let factor = moments(&inputs).factor().unwrap();
+    for scheme in [Scheme::Round, Scheme::Search, Scheme::Affine] {
+        let spec = QuantSpec::new(Width::Two, 16, scheme).unwrap();
+        let weights: Vec<f32> = weights.iter().map(|weight| weight.clamp(-65_504.0, 65_504.0)).collect();
+        let tensor = quantize_for(&weights, ROWS, COLUMNS, &spec, &factor).unwrap();
+        let mut found = vec![0.0; ROWS * COLUMNS];
+        tensor.dequantize_into(0..ROWS, &mut found).unwrap();
+        assert!(found.iter().all(|element| element.is_finite()), "{scheme}");
+        QuantTensor::from_members(&spec, ROWS, COLUMNS, &tensor.members()).unwrap();
+    }
+}
+
+#[test]
 fn inputs_that_do_not_fit_are_named() {
     let weights = normal(ROWS * COLUMNS, 1);
     let spec = QuantSpec::new(Width::Four, 32, Scheme::Search).unwrap();
     let mut moments = InputMoments::new(COLUMNS);
     assert_eq!(moments.factor().unwrap_err().field(), Some("inputs"));
+    assert!(moments.is_zero());
+    moments.add(&vec![f32::MAX; COLUMNS]);
+    assert!(!moments.is_zero());
+    assert_eq!(moments.factor().unwrap_err().field(), Some("inputs"));
+    let mut moments = InputMoments::new(COLUMNS);
     let mut broken = vec![1.0; 2 * COLUMNS];
     broken[3] = f32::NAN;
     moments.add(&broken);

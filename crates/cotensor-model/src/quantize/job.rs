@@ -1,0 +1,186 @@
+//! Quantizes the graphs of a model: fits codes on samples, chooses widths, and measures what they give.
+
+use super::calibrate::Calibration;
+use super::files::{io, make_parent};
+use super::graph::{Plan, candidates, write_graph};
+use super::measure::compare;
+use super::options::QuantizeOptions;
+use super::plan;
+use super::report::{GraphReport, MixedReport, QuantizeReport};
+use crate::pipeline::Samples;
+use cotensor_core::{Error, Result};
+use cotensor_quant::Width;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The fewest different samples.
+const SAMPLES_MIN: usize = 16;
+/// The most samples that are used.
+const SAMPLES_MAX: usize = 512;
+/// Of so many samples, one is held out.
+const HELD_OUT: usize = 5;
+/// The folder with graphs of one width, inside of the work folder.
+const UNIFORM: &str = ".uniform";
+
+/// Told of the step, the number of its finished parts, and the number of all.
+pub type Progress<'p> = dyn FnMut(&str, usize, usize) + 'p;
+
+/// The graphs of a model, and how they are quantized.
+pub(super) struct Job<'j> {
+    pub(super) folder: &'j Path,
+    /// Relative to the folder.
+    pub(super) graphs: &'j [PathBuf],
+    pub(super) options: &'j QuantizeOptions,
+    pub(super) samples: Option<&'j Divided<'j>>,
+}
+
+impl Job<'_> {
+    /// Writes the graphs to `target`.
+    pub(super) fn run(&self, target: &Path, report: &mut QuantizeReport, progress: &mut Progress<'_>) -> Result<()> {
+        let Some(samples) = self.samples else {
+            report.graphs = self.write(target, &Plan::uniform(self.options, None), progress)?;
+            return Ok(());
+        };
+        (report.samples, report.held_out) = (samples.known.len(), samples.held_out.len());
+        let mut step = |done, all| progress("running samples", done, all);
+        let calibration = Calibration::of_samples(self.folder, samples.all, &samples.known, &mut step)?;
+        let uniform = Plan::uniform(self.options, Some(&calibration));
+        let Some(target_bits) = self.options.mixed_bits else {
+            report.graphs = self.write(target, &uniform, progress)?;
+            self.measure(samples, target, &mut report.graphs, progress)?;
+            return Ok(());
+        };
+        let (mixed, widest) = self.plan(&uniform, target_bits, progress)?;
+        let mut graphs = self.write(target, &mixed, progress)?;
+        let output_error = self.measure(samples, target, &mut graphs, progress)?;
+        let mut found = MixedReport {
+            target_bits,
+            bits: bits_per_weight(&graphs),
+            uniform_bits: None,
+            output_error,
+            uniform_output_error: None,
+            is_mixed: true,
+        };
+        if let Some(width) = widest {
+            let options = QuantizeOptions { width, ..self.options.clone() };
+            let other = target.join(UNIFORM);
+            let mut others = self.write(&other, &Plan::uniform(&options, Some(&calibration)), progress)?;
+            found.uniform_output_error = self.measure(samples, &other, &mut others, progress)?;
+            found.uniform_bits = Some(bits_per_weight(&others));
+            // Without outputs to compare, the errors of the layers decide, which chose the widths.
+            found.is_mixed = match (found.output_error, found.uniform_output_error) {
+                (Some(mixed), Some(uniform)) => mixed < uniform,
+                _ => true,
+            };
+            if !found.is_mixed {
+                self.replace(&other, target)?;
+                graphs = others;
+            }
+            fs::remove_dir_all(&other).map_err(io("removing", &other))?;
+        }
+        (report.graphs, report.mixed) = (graphs, Some(found));
+        Ok(())
+    }
+
+    /// Widths of their own for all matrices, and the largest single width with at most as many bits.
+    fn plan<'p>(
+        &self,
+        uniform: &Plan<'p>,
+        target_bits: f64,
+        progress: &mut Progress<'_>,
+    ) -> Result<(Plan<'p>, Option<Width>)> {
+        let (mut names, mut choices, mut elements) = (Vec::new(), Vec::new(), 0);
+        for graph in self.graphs {
+            let path = self.folder.join(graph);
+            let found = candidates(&path, uniform, &mut |name, done, all| {
+                progress(&format!("{}: widths of {name}", graph.display()), done, all);
+            })?;
+            for one in found {
+                names.push((path.clone(), one.name));
+                choices.push(one.choices);
+                elements += one.elements;
+            }
+        }
+        let bits_max = target_bits * elements as f64;
+        let chosen = plan::choose(&choices, bits_max);
+        let widths = names.into_iter().zip(chosen.into_iter().map(|at| Width::ALL[at])).collect();
+        let fits = |at: &usize| choices.iter().map(|choices| choices[*at].bits).sum::<f64>() <= bits_max;
+        let widest = (0..Width::ALL.len()).rev().find(fits).map(|at| Width::ALL[at]);
+        Ok((Plan { options: uniform.options, calibration: uniform.calibration, widths }, widest))
+    }
+
+    /// Writes all graphs.
+    fn write(&self, target: &Path, plan: &Plan<'_>, progress: &mut Progress<'_>) -> Result<Vec<GraphReport>> {
+        let one = |graph: &PathBuf| {
+            let (from, to) = (self.folder.join(graph), target.join(graph));
+            let file = graph.display().to_string();
+            make_parent(&to)?;
+            let found = write_graph(&from, &to, plan, &mut |matrix, done, all| {
+                progress(&format!("{file}: {}", matrix.name), done, all);
+            })?;
+            Ok(GraphReport { file, ..found })
+        };
+        self.graphs.iter().map(one).collect()
+    }
+
+    /// Compares the outputs of graphs on the samples that were held out. Returns the mean error of all graphs that ran.
+    fn measure(
+        &self,
+        samples: &Divided<'_>,
+        quantized: &Path,
+        graphs: &mut [GraphReport],
+        progress: &mut Progress<'_>,
+    ) -> Result<Option<f64>> {
+        let mut step = |done, all| progress("comparing outputs", done, all);
+        let found = compare(self.folder, quantized, samples.all, &samples.held_out, &mut step)?;
+        let mut errors = Vec::new();
+        for graph in graphs {
+            let Some(difference) = found.get(&self.folder.join(&graph.file)) else { continue };
+            graph.output_error = difference.relative_error();
+            (graph.divergence, graph.top1) = difference.of_tokens().unzip();
+            errors.extend(graph.output_error);
+        }
+        Ok((!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64))
+    }
+
+    /// Puts the graphs of `from` in the place of those of `to`.
+    fn replace(&self, from: &Path, to: &Path) -> Result<()> {
+        for graph in self.graphs {
+            for file in [graph.clone(), graph.with_extension("onnx_data")] {
+                fs::rename(from.join(&file), to.join(&file)).map_err(io("writing", to))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The mean bits of a weight that is a code.
+fn bits_per_weight(graphs: &[GraphReport]) -> f64 {
+    let matrices = || graphs.iter().flat_map(|graph| &graph.matrices);
+    let elements = |rows: usize, columns: usize| (rows * columns) as f64;
+    let bits: f64 = matrices().map(|one| elements(one.rows, one.columns) * one.bits_per_weight).sum();
+    bits / matrices().map(|one| elements(one.rows, one.columns)).sum::<f64>().max(1.0)
+}
+
+/// Different samples in two parts.
+pub(super) struct Divided<'s> {
+    all: &'s Samples,
+    known: Vec<usize>,
+    held_out: Vec<usize>,
+}
+
+impl<'s> Divided<'s> {
+    /// # Errors
+    /// `Invalid` for too few different samples.
+    pub(super) fn of(all: &'s Samples) -> Result<Self> {
+        let distinct = all.distinct()?;
+        if distinct.len() < SAMPLES_MIN {
+            let message = format!("{} different samples; at least {SAMPLES_MIN} are required", distinct.len());
+            return Err(Error::invalid(message).in_field("calibrate"));
+        }
+        let numbered = distinct.into_iter().take(SAMPLES_MAX).enumerate();
+        let (held_out, known): (Vec<_>, Vec<_>) = numbered.partition(|(number, _)| number % HELD_OUT == 0);
+        let indices = |part: Vec<(usize, usize)>| part.into_iter().map(|(_, index)| index).collect();
+        Ok(Self { all, known: indices(known), held_out: indices(held_out) })
+    }
+}

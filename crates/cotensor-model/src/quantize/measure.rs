@@ -1,0 +1,159 @@
+//! How far the outputs of quantized graphs are from those of the graphs of full precision.
+
+use super::watch::{load, run_samples};
+use crate::engine::{LoadedGraph, Output, OutputAllocator};
+use crate::graph::{Port, open_graph};
+use crate::pipeline::Samples;
+use crate::preprocess::family::LOGITS;
+use crate::tensor::TensorRef;
+use cotensor_core::{DType, Result};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The differences of a graph's outputs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Difference {
+    wrong: f64,
+    all: f64,
+    divergence: f64,
+    agreed: usize,
+    tokens: usize,
+}
+
+impl Difference {
+    /// The relative error of all outputs in the L2 norm. `None` if nothing was compared.
+    pub(super) fn relative_error(&self) -> Option<f64> {
+        (self.all > 0.0).then(|| (self.wrong / self.all).sqrt())
+    }
+
+    /// For the next token of a decoder, the mean divergence (Kullback-Leibler, in nats) and the share of equal first choices.
+    pub(super) fn of_tokens(&self) -> Option<(f64, f64)> {
+        let count = self.tokens as f64;
+        (self.tokens > 0).then(|| (self.divergence / count, self.agreed as f64 / count))
+    }
+
+    fn add(&mut self, full: &[f32], other: &[f32]) {
+        for (full, other) in full.iter().zip(other) {
+            self.wrong += (f64::from(*full) - f64::from(*other)).powi(2);
+            self.all += f64::from(*full).powi(2);
+        }
+    }
+
+    fn add_tokens(&mut self, full: &[f32], other: &[f32], vocabulary: usize) {
+        for (full, other) in full.chunks_exact(vocabulary).zip(other.chunks_exact(vocabulary)) {
+            let (full, other) = (log_probabilities(full), log_probabilities(other));
+            self.divergence += full.iter().zip(&other).map(|(full, other)| full.exp() * (full - other)).sum::<f64>();
+            self.agreed += usize::from(first_choice(&full) == first_choice(&other));
+            self.tokens += 1;
+        }
+    }
+}
+
+fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+    let most = logits.iter().fold(f64::NEG_INFINITY, |most, logit| most.max(f64::from(*logit)));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - most).exp()).sum();
+    logits.iter().map(|logit| f64::from(*logit) - most - sum.ln()).collect()
+}
+
+fn first_choice(values: &[f64]) -> Option<usize> {
+    (0..values.len()).max_by(|one, other| values[*one].total_cmp(&values[*other]))
+}
+
+/// Runs the model in `folder` on the samples at `indices`, and each graph of it that `quantized` has on the same inputs, too. Returns the
+/// differences by the file of the graph in `folder`.
+///
+/// # Errors
+/// As [`run_samples`].
+pub(super) fn compare(
+    folder: &Path,
+    quantized: &Path,
+    samples: &Samples,
+    indices: &[usize],
+    done: &mut dyn FnMut(usize, usize),
+) -> Result<HashMap<PathBuf, Difference>> {
+    let found: Arc<Mutex<HashMap<PathBuf, Difference>>> = Arc::default();
+    let (differences, from, to) = (Arc::clone(&found), folder.to_path_buf(), quantized.to_path_buf());
+    let open = move |engine: &_, path: &Path| -> Result<Arc<dyn LoadedGraph>> {
+        let full = load(engine, open_graph(path)?)?;
+        let other = to.join(path.strip_prefix(&from).unwrap_or(path));
+        if !other.is_file() {
+            return Ok(full);
+        }
+        let other = load(engine, open_graph(&other)?)?;
+        Ok(Arc::new(ComparedGraph { full, other, path: path.to_path_buf(), differences: Arc::clone(&differences) }))
+    };
+    run_samples(folder, samples, indices, Box::new(open), done)?;
+    Ok(std::mem::take(&mut *found.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// A graph of full precision that runs a quantized one beside it.
+struct ComparedGraph {
+    full: Arc<dyn LoadedGraph>,
+    other: Arc<dyn LoadedGraph>,
+    path: PathBuf,
+    differences: Arc<Mutex<HashMap<PathBuf, Difference>>>,
+}
+
+impl LoadedGraph for ComparedGraph {
+    fn run(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>> {
+        let made = self.full.run(inputs, outputs, allocator)?;
+        let others = self.other.run_alone(inputs, outputs)?;
+        let mut differences = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
+        let difference = differences.entry(self.path.clone()).or_default();
+        for (name, (full, other)) in outputs.iter().zip(made.iter().zip(&others)) {
+            let Output::Array(full) = full else { continue };
+            if full.dtype() != DType::F32 || full.shape() != other.shape() {
+                continue;
+            }
+            let (values, others) = (full.as_f32()?, other.as_f32()?);
+            difference.add(values, others);
+            // `[batch, tokens, vocabulary]`
+            if let (LOGITS, &[_, _, vocabulary]) = (*name, full.shape()) {
+                difference.add_tokens(values, others, vocabulary.max(1));
+            }
+        }
+        Ok(made)
+    }
+
+    fn precision(&self) -> DType {
+        self.full.precision()
+    }
+
+    fn inputs(&self) -> &[Port] {
+        self.full.inputs()
+    }
+
+    fn outputs(&self) -> &[Port] {
+        self.full.outputs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_agree_or_not() {
+        let mut difference = Difference::default();
+        assert!(difference.relative_error().is_none() && difference.of_tokens().is_none());
+        let logits = [1.0, 3.0, 2.0, 0.0, 0.0, 5.0];
+        difference.add_tokens(&logits, &logits, 3);
+        assert_eq!(difference.of_tokens(), Some((0.0, 1.0)));
+        // Another constant for all tokens changes no probability.
+        difference.add_tokens(&[0.0, 1.0], &[7.0, 8.0], 2);
+        let (divergence, agreed) = difference.of_tokens().unwrap();
+        assert!(divergence.abs() < 1e-12 && agreed == 1.0);
+        difference.add_tokens(&[0.0, 2.0], &[2.0, 0.0], 2);
+        let (divergence, agreed) = difference.of_tokens().unwrap();
+        // KL of (0.119, 0.881) from its reverse: 2 · 0.762.
+        assert!((divergence - 1.523_188 / 4.0).abs() < 1e-5 && agreed == 0.75, "{divergence} {agreed}");
+        difference.add(&[3.0, 4.0], &[3.0, 3.0]);
+        assert_eq!(difference.relative_error(), Some(0.2));
+    }
+}

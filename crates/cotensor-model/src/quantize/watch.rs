@@ -1,0 +1,80 @@
+//! Runs a model on samples, on an engine that lets another part see its graphs.
+
+use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
+use crate::graph::Graph;
+use crate::model::{Model, StageSource};
+use crate::pipeline::{Samples, User, default_task, run_user};
+use crate::weights::load_weights;
+use cotensor_core::Result;
+use cotensor_store::{EmbeddedStore, Holder, Lease, TensorStore};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The most tokens that a decoder adds to a sample: its prompt has many rows, and each further token has one.
+const NEW_TOKENS_MAX: usize = 16;
+const USER: &str = "quantize";
+
+/// Opens the graph of a file.
+pub(super) type Open = dyn Fn(&RtenEngine, &Path) -> Result<Arc<dyn LoadedGraph>> + Send + Sync;
+
+/// An engine whose graphs are those that `open` gives.
+struct Watching {
+    inner: RtenEngine,
+    open: Box<Open>,
+}
+
+impl Engine for Watching {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn version(&self) -> &'static str {
+        self.inner.version()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
+        self.inner.load(graph, weights)
+    }
+
+    fn load_file(&self, path: &Path, _: FileMode) -> Result<Arc<dyn LoadedGraph>> {
+        (self.open)(&self.inner, path)
+    }
+}
+
+/// Loads a graph with weights of its own.
+pub(super) fn load(engine: &RtenEngine, mut graph: Graph) -> Result<Arc<dyn LoadedGraph>> {
+    engine.capabilities().fit(&mut graph);
+    let store = EmbeddedStore::builder().build();
+    let weights = load_weights(&graph, &*store, &store.holder(USER), USER)?;
+    engine.load(&graph, weights.leases)
+}
+
+/// Runs the model in `folder` on the samples at `indices`: the task that reads their medium. `done` has the number of samples that ran,
+/// and of all.
+///
+/// # Errors
+/// `Invalid` for a model without such a task; the errors of running a stage.
+pub(super) fn run_samples(
+    folder: &Path,
+    samples: &Samples,
+    indices: &[usize],
+    open: Box<Open>,
+    done: &mut dyn FnMut(usize, usize),
+) -> Result<()> {
+    let engine: Arc<dyn Engine> = Arc::new(Watching { inner: RtenEngine::new(None), open });
+    let model = Model::open(folder, StageSource::Private(engine.into(), FileMode::Read))?;
+    let task = default_task(&model, &[samples.medium().name()])?;
+    let max_new_tokens = task.answer.is_decoded().then_some(NEW_TOKENS_MAX);
+    let (name, task) = (USER.to_owned(), task.name.clone());
+    let user = User { name, model: model.name(), task, max_new_tokens, ..User::default() };
+    let holder = Holder::new(USER);
+    for (count, &index) in indices.iter().enumerate() {
+        run_user(&model, &user, &samples.inputs(index)?, &holder)?;
+        done(count + 1, indices.len());
+    }
+    Ok(())
+}
