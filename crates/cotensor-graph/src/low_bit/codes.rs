@@ -13,10 +13,10 @@ pub struct LowBits {
     pub accuracy_level: i64,
 }
 
-/// The content of a tensor of a [`LowBitGraph`].
+/// The content of a tensor of a [`LowBitGraph`](super::LowBitGraph).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// That of a weight, by its number in [`Graph::weights`].
+    /// That of a weight, by its number in [`Graph::weights`](crate::Graph::weights).
     Weight(usize),
     /// The packed codes of a matrix, by its number among those that were replaced: `uint8` `[rows, groups, bytes]`.
     Codes(usize),

@@ -21,13 +21,13 @@ impl Graph {
     /// of the new products are `float32`, but with 3 bits, which no engine has, they are as the file has them. Nodes with zero points,
     /// and those of 8 bits whose scales have one dimension, stay as they are.
     pub fn fit_widths(&mut self, widths: &[u32]) {
-        let mut build = Builder::new(&self.model);
-        let graph = self.model.graph.as_mut().expect("an opened model has a graph");
-        let stored: HashMap<String, TensorProto> = Product::all(graph, widths);
-        let flat: HashSet<String> = flat_scales(graph);
+        let stored = Product::all(self.graph(), widths);
         if stored.is_empty() {
             return;
         }
+        let flat = flat_scales(self.graph());
+        let mut build = Builder::new(&self.model);
+        let graph = self.model.graph.as_mut().expect("an opened model has a graph");
         let mut codes =
             NewCodes { stored: &stored, made: HashMap::new(), tensors: Vec::new(), weights: &mut self.weights };
         build.replace(graph, &mut |build, node| {

@@ -1,10 +1,10 @@
-//! The second moments of what the matrices of a model multiply.
+//! What a model does on samples: the second moments of what its matrices multiply, and the inputs of some runs of its graphs.
 
 use super::watch::{load, run_samples};
 use crate::engine::{LoadedGraph, Output, OutputAllocator, RtenEngine};
 use crate::graph::{Port, open_graph};
 use crate::pipeline::Samples;
-use crate::tensor::TensorRef;
+use crate::tensor::{Array, TensorRef};
 use cotensor_core::{DType, Error, Result, size};
 use cotensor_quant::{InputFactor, InputMoments};
 use std::collections::{BTreeMap, HashMap};
@@ -16,10 +16,29 @@ const ROWS_MAX: usize = 1 << 14;
 /// The most bytes of all moments.
 const MOMENTS_BYTES_MAX: u64 = 4 << 30;
 
-/// The moments of the inputs of products, by the file of a graph and the name of the input.
+/// The most runs of a graph whose inputs are kept, and the most bytes of these.
+const RUNS_MAX: usize = 8;
+const RUNS_BYTES_MAX: usize = 64 << 20;
+
+/// What was recorded, by the file of a graph.
 #[derive(Default)]
 pub(super) struct Calibration {
-    by_graph: HashMap<PathBuf, BTreeMap<String, Inputs>>,
+    by_graph: HashMap<PathBuf, OfGraph>,
+}
+
+/// What was recorded of a graph.
+#[derive(Default)]
+pub(super) struct OfGraph {
+    /// The inputs of products, by name.
+    pub(super) inputs: BTreeMap<String, Inputs>,
+    pub(super) runs: Vec<Run>,
+}
+
+/// The inputs and the names of the outputs of a run.
+#[derive(Clone)]
+pub(super) struct Run {
+    pub(super) inputs: Vec<(String, Array)>,
+    pub(super) outputs: Vec<String>,
 }
 
 /// What a matrix is multiplied by.
@@ -55,23 +74,30 @@ impl Calibration {
         run_samples(folder, samples, indices, Box::new(move |engine, path| open(engine, path, &own)), done)?;
         let recorder = std::mem::take(&mut *recorder.lock().unwrap_or_else(PoisonError::into_inner));
         let inputs = |moments| Inputs { moments, factor: OnceLock::new() };
-        let of_graph = |graph: BTreeMap<String, InputMoments>| {
-            let seen = graph.into_iter().filter(|(_, moments)| moments.rows() > 0);
-            seen.map(|(name, moments)| (name, inputs(moments))).collect()
+        let of_graph = |graph: Record| {
+            let seen = graph.moments.into_iter().filter(|(_, moments)| moments.rows() > 0);
+            OfGraph { inputs: seen.map(|(name, moments)| (name, inputs(moments))).collect(), runs: graph.runs }
         };
         Ok(Self { by_graph: recorder.by_graph.into_iter().map(|(path, graph)| (path, of_graph(graph))).collect() })
     }
 
-    /// The inputs of a graph, by name.
-    pub(super) fn of_graph(&self, path: &Path) -> Option<&BTreeMap<String, Inputs>> {
+    /// What was recorded of a graph.
+    pub(super) fn of_graph(&self, path: &Path) -> Option<&OfGraph> {
         self.by_graph.get(path)
     }
 }
 
 #[derive(Default)]
 struct Recorder {
-    by_graph: HashMap<PathBuf, BTreeMap<String, InputMoments>>,
+    by_graph: HashMap<PathBuf, Record>,
     bytes: u64,
+}
+
+#[derive(Default)]
+struct Record {
+    moments: BTreeMap<String, InputMoments>,
+    runs: Vec<Run>,
+    runs_bytes: usize,
 }
 
 /// Opens a graph that records what its matrices multiply.
@@ -93,8 +119,11 @@ fn open(engine: &RtenEngine, path: &Path, recorder: &Arc<Mutex<Recorder>>) -> Re
         return Err(Error::unsupported(message).in_file(path).in_field("calibrate"));
     }
     let recorded: Vec<String> = columns.keys().cloned().collect();
-    let moments = || columns.into_iter().map(|(name, columns)| (name, InputMoments::new(columns))).collect();
-    all.by_graph.entry(path.to_path_buf()).or_insert_with(moments);
+    let record = || Record {
+        moments: columns.into_iter().map(|(name, columns)| (name, InputMoments::new(columns))).collect(),
+        ..Record::default()
+    };
+    all.by_graph.entry(path.to_path_buf()).or_insert_with(record);
     drop(all);
     let (inputs, outputs) = (graph.inputs().to_vec(), graph.outputs().to_vec());
     let inner = load(engine, graph.with_outputs(&recorded))?;
@@ -115,10 +144,33 @@ struct RecordingGraph {
 impl RecordingGraph {
     fn record(&self, name: &str, values: &[f32]) {
         let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        let moments = recorder.by_graph.get_mut(&self.path).and_then(|graph| graph.get_mut(name));
+        let moments = recorder.by_graph.get_mut(&self.path).and_then(|graph| graph.moments.get_mut(name));
         let Some(moments) = moments.filter(|moments| values.len().is_multiple_of(moments.columns())) else { return };
         let rows = ROWS_MAX.saturating_sub(moments.rows()).min(values.len() / moments.columns());
         moments.add(&values[..rows * moments.columns()]);
+    }
+}
+
+impl RecordingGraph {
+    /// Keeps the inputs of one of the first runs.
+    fn keep(&self, inputs: &[(&str, TensorRef<'_>)], outputs: &[&str]) -> Result<()> {
+        let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: usize = inputs.iter().filter_map(|(_, tensor)| tensor.bytes()).map(<[u8]>::len).sum();
+        let Some(record) = recorder.by_graph.get_mut(&self.path) else { return Ok(()) };
+        if record.runs.len() == RUNS_MAX || record.runs_bytes + bytes > RUNS_BYTES_MAX {
+            return Ok(());
+        }
+        let copy = |(name, tensor): &(&str, TensorRef<'_>)| {
+            let mut array = Array::zeros(tensor.dtype(), tensor.shape())?;
+            if let (Some(target), Some(bytes)) = (array.bytes_mut(), tensor.bytes()) {
+                target.copy_from_slice(bytes);
+            }
+            Ok(((*name).to_owned(), array))
+        };
+        let inputs = inputs.iter().map(copy).collect::<Result<_>>()?;
+        record.runs_bytes += bytes;
+        record.runs.push(Run { inputs, outputs: outputs.iter().map(|&name| name.to_owned()).collect() });
+        Ok(())
     }
 }
 
@@ -129,6 +181,7 @@ impl LoadedGraph for RecordingGraph {
         outputs: &[&str],
         allocator: &dyn OutputAllocator,
     ) -> Result<Vec<Output>> {
+        self.keep(inputs, outputs)?;
         let is_added = |name: &&str| !inputs.iter().any(|(input, _)| input == name) && !outputs.contains(name);
         let more: Vec<&str> = self.recorded.iter().map(String::as_str).filter(is_added).collect();
         let mut made = self.inner.run(inputs, &[outputs, &more].concat(), allocator)?;

@@ -4,6 +4,7 @@ use super::calibrate::{Calibration, Inputs};
 use super::options::QuantizeOptions;
 use super::plan::Choice;
 use super::report::{GraphReport, Kept, MatrixReport};
+use super::sensitivity::Sensitivity;
 use super::writer::Writer;
 use crate::graph::{Content, Graph, LowBits, Matrix, Weight, open_graph};
 use crate::weights::read_weight;
@@ -113,10 +114,11 @@ pub(super) fn write_graph(
     Ok(report)
 }
 
-/// What each width would give for each matrix of a graph. `progress` has the number of finished matrices, and of all.
+/// What each width would give for each matrix of a graph. The error of a matrix counts as much as it changes the outputs of the graph, if
+/// the calibration has runs of it. `progress` has the number of finished matrices, and of all.
 ///
 /// # Errors
-/// As [`quantize_graph`].
+/// As [`quantize_graph`]; the errors of running the graph.
 pub(super) fn candidates(
     path: &Path,
     plan: &Plan<'_>,
@@ -124,27 +126,37 @@ pub(super) fn candidates(
 ) -> Result<Vec<Candidate>> {
     let graph = open_graph(path)?;
     let chosen = choose(&graph, path, plan, &mut GraphReport::default());
+    let runs =
+        plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| of_graph.runs.as_slice());
+    let sensitivity = runs.filter(|runs| !runs.is_empty()).map(|runs| Sensitivity::open(path, runs)).transpose()?;
     let mut found = Vec::with_capacity(chosen.len());
     for (number, mut one) in chosen.into_iter().enumerate() {
         let elements = one.matrix.rows * one.matrix.columns;
+        let weight = &graph.weights()[one.matrix.weights[0]];
         let (group, scheme) = (one.spec.group(), one.spec.scheme());
-        let mut choices = Vec::new();
+        let (mut choices, mut share) = (Vec::new(), 1.0);
         for width in Width::ALL {
             one.spec = QuantSpec::new(width, group, scheme)?;
-            let (_, report) = encode(graph.weights(), &one).map_err(|error| error.in_file(path))?;
-            let error = report.output_error.unwrap_or(report.relative_error).powi(2);
+            let (tensor, report) = encode(graph.weights(), &one).map_err(|error| error.in_file(path))?;
+            let error = report.output_error.unwrap_or(report.relative_error);
+            if let (Some(sensitivity), Width::Three) = (&sensitivity, width) {
+                let of_outputs = sensitivity.of(weight, &one.matrix, &tensor)?;
+                share = of_outputs.filter(|_| error > 0.0).map_or(1.0, |of_outputs| of_outputs / error);
+            }
             choices.push(Choice { bits: elements as f64 * report.bits_per_weight, error });
         }
-        let name = graph.weights()[one.matrix.weights[0]].name.clone();
-        progress(&name, number + 1, found.capacity());
-        found.push(Candidate { name, elements, choices });
+        for choice in &mut choices {
+            choice.error = (share * choice.error).powi(2);
+        }
+        progress(&weight.name, number + 1, found.capacity());
+        found.push(Candidate { name: weight.name.clone(), elements, choices });
     }
     Ok(found)
 }
 
 /// The matrices that are quantized; the report gets all other weights.
 fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, report: &mut GraphReport) -> Vec<Chosen<'c>> {
-    let inputs = plan.calibration.and_then(|calibration| calibration.of_graph(path));
+    let inputs = plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| &of_graph.inputs);
     let mut reasons: Vec<Option<Option<String>>> =
         graph.weights().iter().map(|weight| Some(no_matrix(weight))).collect();
     let mut chosen = Vec::new();

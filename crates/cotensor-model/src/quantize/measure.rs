@@ -33,7 +33,7 @@ impl Difference {
         (self.tokens > 0).then(|| (self.divergence / count, self.agreed as f64 / count))
     }
 
-    fn add(&mut self, full: &[f32], other: &[f32]) {
+    pub(super) fn add(&mut self, full: &[f32], other: &[f32]) {
         for (full, other) in full.iter().zip(other) {
             self.wrong += (f64::from(*full) - f64::from(*other)).powi(2);
             self.all += f64::from(*full).powi(2);

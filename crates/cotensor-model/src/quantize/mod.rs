@@ -9,6 +9,7 @@ mod measure;
 mod options;
 mod plan;
 mod report;
+mod sensitivity;
 mod watch;
 mod writer;
 

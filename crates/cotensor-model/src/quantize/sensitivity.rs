@@ -1,0 +1,101 @@
+//! How much the outputs of a graph change with one of its matrices.
+
+use super::calibrate::Run;
+use super::measure::Difference;
+use crate::engine::{Engine, RtenEngine};
+use crate::graph::{Graph, Matrix, Weight, open_graph};
+use crate::tensor::{Array, TensorRef};
+use crate::weights::{LoadedWeights, load_weights};
+use cotensor_core::{DType, Device, Kind, Result};
+use cotensor_quant::QuantTensor;
+use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, Retention, TensorSpec, TensorStore};
+use std::path::Path;
+use std::sync::Arc;
+
+const USER: &str = "quantize";
+
+/// A graph of full precision with the outputs of some runs.
+pub(super) struct Sensitivity<'c> {
+    engine: RtenEngine,
+    graph: Graph,
+    store: Arc<EmbeddedStore>,
+    holder: Holder,
+    weights: LoadedWeights,
+    runs: &'c [Run],
+    /// By run.
+    outputs: Vec<Vec<Array>>,
+}
+
+impl<'c> Sensitivity<'c> {
+    /// That of the graph in a file.
+    ///
+    /// # Errors
+    /// As [`open_graph`]; the errors of running it.
+    pub(super) fn open(path: &Path, runs: &'c [Run]) -> Result<Self> {
+        let (engine, mut graph) = (RtenEngine::new(None), open_graph(path)?);
+        engine.capabilities().fit(&mut graph);
+        let store = EmbeddedStore::builder().build();
+        let holder = store.holder(USER);
+        let weights = load_weights(&graph, &*store, &holder, USER)?;
+        let mut found = Self { engine, graph, store, holder, weights, runs, outputs: Vec::new() };
+        found.outputs = found.run(found.leases(None)?)?;
+        Ok(found)
+    }
+
+    /// The relative error of all outputs in the L2 norm if `tensor` takes the place of one matrix, whose first weight is `weight`. `None` if
+    /// nothing was compared.
+    pub(super) fn of(&self, weight: &Weight, matrix: &Matrix, tensor: &QuantTensor) -> Result<Option<f64>> {
+        let at = self.graph.weights().iter().position(|known| known.name == weight.name && known.shape == weight.shape);
+        let Some(at) = at else { return Ok(None) };
+        let mut values = vec![0.0; matrix.rows * matrix.columns];
+        tensor.dequantize_into(0..matrix.rows, &mut values)?;
+        if matrix.is_transposed {
+            let places = (0..matrix.columns).flat_map(|column| (0..matrix.rows).map(move |row| (row, column)));
+            values = places.map(|(row, column)| values[row * matrix.columns + column]).collect();
+        }
+        let outputs = self.run(self.leases(Some((at, &values)))?)?;
+        let mut difference = Difference::default();
+        for (full, other) in self.outputs.iter().flatten().zip(outputs.iter().flatten()) {
+            if full.dtype() == DType::F32 && full.shape() == other.shape() {
+                difference.add(full.as_f32()?, other.as_f32()?);
+            }
+        }
+        Ok(difference.relative_error())
+    }
+
+    /// The weights, one of them with other elements.
+    fn leases(&self, other: Option<(usize, &[f32])>) -> Result<Vec<Lease>> {
+        let mut leases = self.weights.leases.iter().map(Lease::try_clone).collect::<Result<Vec<_>>>()?;
+        if let Some((at, values)) = other {
+            let spec = TensorSpec {
+                device: Device::Cpu,
+                name: USER.to_owned(),
+                dtype: DType::F32,
+                shape: self.graph.weights()[at].shape.clone(),
+                kind: Kind::Other,
+                space: None,
+                producer: USER.to_owned(),
+                retention: Retention::WhileLeased,
+                provenance: None,
+                keep_for: None,
+                metadata: None,
+                members: None,
+            };
+            let mut reservation = self.store.reserve(spec, &self.holder)?;
+            reservation.write(bytemuck::cast_slice(values), CopyReason::Put)?;
+            leases[at] = reservation.publish()?;
+        }
+        Ok(leases)
+    }
+
+    fn run(&self, weights: Vec<Lease>) -> Result<Vec<Vec<Array>>> {
+        let loaded = self.engine.load(&self.graph, weights)?;
+        let run = |run: &Run| {
+            let inputs: Vec<_> =
+                run.inputs.iter().map(|(name, array)| (name.as_str(), TensorRef::from(array))).collect();
+            let outputs: Vec<&str> = run.outputs.iter().map(String::as_str).collect();
+            loaded.run_alone(&inputs, &outputs)
+        };
+        self.runs.iter().map(run).collect()
+    }
+}
