@@ -3,7 +3,7 @@
 
 use super::proto::{dtype_of, operator, tensor_bytes};
 use cotensor_core::DType;
-use rten_onnx::onnx::{DataLocation, GraphProto, NodeProto, TensorProto};
+use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -51,6 +51,12 @@ impl<'g> Constants<'g> {
     pub(super) fn is_zero(&self, name: &str) -> bool {
         let embedded = self.0.get(name).filter(|constant| constant.is_embedded());
         embedded.is_some_and(|constant| tensor_bytes(constant.tensor).iter().all(|&byte| byte == 0))
+    }
+
+    /// Whether the elements of a constant are `uint8`.
+    pub(super) fn is_bytes(&self, name: &str) -> Option<bool> {
+        let constant = self.0.get(name)?;
+        Some(!constant.is_cast && constant.tensor.data_type == Some(DataType::UINT8))
     }
 
     /// The shape of a constant.

@@ -47,7 +47,10 @@ impl Shape {
         if !(16..=GROUP_MAX).contains(&group) || !group.is_power_of_two() {
             return Err("block_size");
         }
-        Ok(Self { bits: bits as u32, group, rows, groups: columns.div_ceil(group) })
+        let groups = columns.div_ceil(group);
+        // The bits of a row can be counted.
+        groups.checked_mul(8).ok_or("K")?;
+        Ok(Self { bits: bits as u32, group, rows, groups })
     }
 
     /// The dimensions of the codes; `None` beyond what can be addressed.
@@ -107,6 +110,17 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>, counts: &HashMap<&str, u
         && Some(dims) != wanted[0].checked_mul(wanted[1]).as_ref().map(std::slice::from_ref)
     {
         return wrong(format!("scales {dims:?} do not fit its attributes: {wanted:?} is expected"));
+    }
+    let zeros = node.input.get(3).filter(|name| !name.is_empty());
+    if let Some((dims, is_bytes)) = zeros.and_then(|name| Some((constants.dims(name)?, constants.is_bytes(name)?))) {
+        let of_row = if is_bytes { (shape.groups * shape.bits as usize).div_ceil(8) } else { shape.groups };
+        let count = dims.iter().try_fold(1i64, |count, dim| count.checked_mul(*dim));
+        if count != shape.rows.checked_mul(of_row).and_then(|count| i64::try_from(count).ok()) {
+            return wrong(format!(
+                "zero points {dims:?} do not fit its attributes: {} × {of_row} are expected",
+                shape.rows
+            ));
+        }
     }
     Ok(())
 }

@@ -18,8 +18,8 @@ use std::collections::{HashMap, HashSet};
 impl Graph {
     /// Makes each `MatMulNBits` whose number of bits is not in `widths` one or two of 4 bits. A code of 2 or 3 bits becomes the code of
     /// 4 bits with the same distance from the middle. One of 8 bits becomes two codes, and its product becomes a sum. The activations
-    /// of the new products are `float32`, but with 3 bits, which no engine has, they are as the file has them. Nodes with zero points,
-    /// and those of 8 bits whose scales have one dimension, stay as they are.
+    /// of the new products are `float32`, but with 3 bits, which no engine has, they are as the file has them. Nodes with zero points
+    /// stay as they are.
     pub fn fit_widths(&mut self, widths: &[u32]) {
         let stored = Product::all(self.graph(), widths);
         if stored.is_empty() {
@@ -32,9 +32,6 @@ impl Graph {
             NewCodes { stored: &stored, made: HashMap::new(), tensors: Vec::new(), weights: &mut self.weights };
         build.replace(graph, &mut |build, node| {
             let Some(product) = Product::of(node, widths) else { return false };
-            if product.shape.bits == 8 && flat.contains(&node.input[2]) {
-                return false;
-            }
             let (first, second) = Repack::of(product.shape.bits, product.shape.group);
             let Some(first) = codes.of(build, &product, first) else { return false };
             match second {
@@ -44,7 +41,7 @@ impl Graph {
                 None => become_four_bits(node, &first, 0),
                 Some(second) => {
                     let Some(second) = codes.of(build, &product, second) else { return false };
-                    product.halves(build, node, [&first, &second]);
+                    product.halves(build, node, [&first, &second], flat.contains(&node.input[2]));
                 }
             }
             second.is_some()
@@ -98,7 +95,7 @@ impl Product {
     }
 
     /// `(16 · high + low − 128) · scale` is `16 · (high − 8) · scale + (low − 8) · scale + 8 · scale`.
-    fn halves(&self, build: &mut Builder, node: &NodeProto, codes: [&str; 2]) {
+    fn halves(&self, build: &mut Builder, node: &NodeProto, codes: [&str; 2], is_flat: bool) {
         let output = node.output.first().map(String::as_str).unwrap_or_default();
         let own = |part: &str| format!("{output}.{part}");
         let (x, scales) = (node.input[0].as_str(), node.input[2].as_str());
@@ -116,7 +113,12 @@ impl Product {
         let sums = sums_of_groups(build, x, self.shape.groups, self.shape.group, output);
         let eight = build.float(own("eight"), 8.0);
         let sums = build.op("Mul", &[&sums, &eight], own("sums.eight"));
-        let scales = build.op("Transpose", &[scales], own("scales.by_group"));
+        let mut scales = scales.to_owned();
+        if is_flat {
+            let dims = build.ints(own("scales.dims"), &[self.shape.rows as i64, self.shape.groups as i64]);
+            scales = build.op("Reshape", &[&scales, &dims], own("scales.by_row"));
+        }
+        let scales = build.op("Transpose", &[&scales], own("scales.by_group"));
         let added = build.op("MatMul", &[&sums, &scales], own("by_sums"));
         build.give("Add", &[&codes, &added], output, Vec::new());
     }

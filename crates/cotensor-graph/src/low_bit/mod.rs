@@ -23,6 +23,7 @@ mod fit;
 mod product;
 mod replace;
 mod table;
+mod zero_points;
 
 pub(crate) use check::{check, unchecked};
 pub use codes::{Content, LowBits};

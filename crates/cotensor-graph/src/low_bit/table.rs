@@ -59,7 +59,7 @@ pub(super) fn replace(build: &mut Builder, node: &NodeProto, names: &Names, colu
 }
 
 /// The codes of `bits` bits in bytes that are `float32` numbers, along a new last axis. `shape` is that of the bytes, with 1 at the end.
-fn split(build: &mut Builder, bytes: &str, shape: &str, bits: u32, prefix: &str) -> String {
+pub(super) fn split(build: &mut Builder, bytes: &str, shape: &str, bits: u32, prefix: &str) -> String {
     let mut rest = build.op("Reshape", &[bytes, shape], format!("{prefix}.rest"));
     let base = f32::from(1u16 << bits);
     let inverse = build.float(format!("{prefix}.inverse"), 1.0 / base);

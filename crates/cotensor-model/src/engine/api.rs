@@ -106,17 +106,22 @@ pub struct Capabilities {
     pub widens_floats: bool,
     /// The bits of the codes that the engine's `MatMulNBits` multiplies without expanding the matrix.
     pub code_widths: &'static [u32],
+    /// The engine's `MatMulNBits` has zero points and a bias.
+    pub has_zero_points: bool,
     /// A graph of [`Engine::load_file`] gives the same bits as one of [`Engine::load`]. Otherwise they differ by
     /// rounding, because the engine optimizes them differently.
     pub is_reproducible: bool,
 }
 
 impl Capabilities {
-    /// Gives a graph the forms of weights that the engine reads, before the weights are read: [`Graph::widen`] and
-    /// [`Graph::fit_widths`].
+    /// Gives a graph the forms of weights that the engine reads, before the weights are read: [`Graph::widen`],
+    /// [`Graph::without_zero_points`] and [`Graph::fit_widths`].
     pub fn fit(&self, graph: &mut Graph) {
         if self.widens_floats {
             graph.widen();
+        }
+        if !self.has_zero_points {
+            graph.without_zero_points();
         }
         graph.fit_widths(self.code_widths);
     }

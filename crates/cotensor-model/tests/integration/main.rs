@@ -36,3 +36,4 @@ mod support;
 mod text_generation;
 mod trunk_and_head;
 mod variants;
+mod zero_points;

@@ -102,6 +102,7 @@ impl Engine for RtenEngine {
             writes_outputs_in_place: false,
             widens_floats: true,
             code_widths: &[4],
+            has_zero_points: false,
             is_reproducible: true,
         }
     }
