@@ -17,7 +17,7 @@ const COLUMNS: usize = GROUP * GROUPS;
 /// `count` codes that look random.
 fn codes(bits: u32, count: usize, seed: usize) -> Vec<u8> {
     let most = (1usize << bits) - 1;
-    (0..count).map(|at| (((at + seed) * 2_654_435_761 >> 11) & most) as u8).collect()
+    (0..count).map(|at| ((((at + seed) * 2_654_435_761) >> 11) & most) as u8).collect()
 }
 
 /// Rows of codes, lowest bits first; each row ends with a whole byte.
