@@ -6,6 +6,7 @@ use cotensor::SharingConfig;
 use cotensor::core::Result;
 use cotensor::model::adapter::AdapterInfo;
 use cotensor::model::pipeline::{EncoderUse, Explanation, Pipeline, explain as explain_pipeline};
+use cotensor::model::quantize::QuantizedWeights;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -20,6 +21,24 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
         explain_pipeline(&pipeline, base, &runtime).map_err(|error| in_pipeline(error, &args.pipeline))?;
     steps.finish();
     if args.common.json { print_json(&explanation) } else { print(&text(&explanation)) }
+}
+
+/// Bits and errors in one line.
+fn weights(quantized: &QuantizedWeights) -> String {
+    let QuantizedWeights { stored_bits, run_bits, relative_error, output_error, divergence, top1, held_out } =
+        quantized;
+    let mut text =
+        format!("{stored_bits:.2} bits for a weight, {run_bits:.2} in the store; error of weights {relative_error:.4}");
+    match output_error {
+        Some(error) => {
+            let _ = write!(text, ", of outputs {error:.4} on {held_out} held-out samples");
+        }
+        None => text.push_str(", of outputs not measured"),
+    }
+    if let Some((divergence, top1)) = divergence.zip(*top1) {
+        let _ = write!(text, "; of next tokens {divergence:.4} nats, {:.1} % equal", 100.0 * top1);
+    }
+    text
 }
 
 fn text(explanation: &Explanation) -> String {
@@ -40,6 +59,9 @@ fn text(explanation: &Explanation) -> String {
             users => {
                 let _ = writeln!(text, "  shared with {}", users.join(", "));
             }
+        }
+        if let Some(quantized) = &stage.quantized {
+            let _ = writeln!(text, "  {}", weights(quantized));
         }
         let _ = writeln!(text, "  runs on {}", stage.engine);
         for reason in &stage.engine_reasons {

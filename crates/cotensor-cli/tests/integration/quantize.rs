@@ -35,6 +35,17 @@ fn a_quantized_model_answers_nearly_as_before() {
             serde_json::from_slice(&fs::read(workspace.path(&out).join("quantization.json")).unwrap()).unwrap();
         assert_eq!(kept, report);
         assert!(workspace.path(&out).join("tokenizer.json").is_file());
+        let pipeline = BERT.replace("\"bert\"", &format!("\"{out}\""));
+        fs::write(workspace.path("pipeline.toml"), pipeline).unwrap();
+        let explained = workspace.json(&["explain", "pipeline.toml", "--engine", "rten", "--json"]);
+        let quantized = &explained["stages"][0]["quantized"];
+        let number = |field: &str| quantized[field].as_f64().unwrap();
+        let stored = f64::from(bits.parse::<u8>().unwrap()) + 1.0;
+        // Most tensors of this model are too small to be shared.
+        assert!(number("stored_bits") == stored && number("run_bits") > 2.0, "{quantized}");
+        assert!(number("relative_error") > 0.0 && quantized["output_error"].is_null(), "{quantized}");
+        let text = String::from_utf8(workspace.run(&["explain", "pipeline.toml"]).stdout).unwrap();
+        assert!(text.contains(&format!("{stored:.2} bits for a weight")) && text.contains("not measured"), "{text}");
         let after = answer(&workspace, &out);
         assert_eq!(after.len(), before.len());
         let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();

@@ -3,6 +3,7 @@
 use super::adapted::{EncoderUse, encoder_use};
 use super::definition::{Pipeline, User};
 use crate::model::{Model, Runtime};
+use crate::quantize::QuantizedWeights;
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Hasher, Result};
 use serde::Serialize;
@@ -44,6 +45,8 @@ pub struct StageUse {
     pub not_shared: Vec<String>,
     /// A condition of sharing besides the space.
     pub condition: Option<String>,
+    /// What is known of the weights, if they are quantized.
+    pub quantized: Option<QuantizedWeights>,
     /// The engine that runs the stage, with its version.
     pub engine: String,
     /// For each better engine that does not run the stage: its name and the reason.
@@ -122,31 +125,33 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
     Ok(Explanation {
         weight_bytes_unshared: uses.iter().map(|each| weight_bytes(&each.stage)).sum(),
         weight_bytes_shared: contents.values().map(|&bytes| bytes as u64).sum(),
-        stages: uses.iter().map(|each| describe(each, &uses)).collect(),
+        stages: uses.iter().map(|each| describe(each, &uses)).collect::<Result<_>>()?,
         encoders,
     })
 }
 
-fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> StageUse {
+fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> Result<StageUse> {
     let others = || uses.iter().filter(|other| other.user.name != this.user.name);
     let same = |other: &&Use<'_>| other.whole == this.whole;
     let not_shared: BTreeMap<_, _> = others()
         .filter(|other| !same(other) && this.is_comparable(other))
         .map(|other| (other.user.name.as_str(), difference(this, other)))
         .collect();
-    StageUse {
+    let bytes = weight_bytes(&this.stage);
+    Ok(StageUse {
         user: this.user.name.clone(),
         model: this.model.name(),
         role: this.stage.role.clone(),
         kind: this.stage.kind.name(),
         space: space(&this.stage),
-        weight_bytes: weight_bytes(&this.stage),
+        weight_bytes: bytes,
+        quantized: QuantizedWeights::of(this.model.folder(), this.stage.path(), bytes)?,
         shared_with: others().filter(same).map(|other| other.user.name.clone()).collect(),
         not_shared: not_shared.into_values().collect(),
         condition: condition(this),
         engine: this.stage.runs_on().engine.clone(),
         engine_reasons: this.stage.runs_on().reasons.clone(),
-    }
+    })
 }
 
 /// The reason why two similar stages do not share.

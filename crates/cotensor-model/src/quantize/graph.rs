@@ -214,7 +214,7 @@ fn encode(weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, Matri
         columns,
         bits: chosen.spec.width().bits(),
         group: chosen.spec.group(),
-        scheme: chosen.spec.scheme().name(),
+        scheme: chosen.spec.scheme().name().to_owned(),
         bits_per_weight: chosen.spec.bits_per_weight(),
         relative_error: relative_error(&values, &tensor)?,
         output_error,

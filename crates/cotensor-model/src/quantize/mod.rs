@@ -10,6 +10,7 @@ mod options;
 mod plan;
 mod report;
 mod sensitivity;
+mod summary;
 mod watch;
 mod writer;
 
@@ -18,3 +19,4 @@ pub use graph::quantize_graph;
 pub use job::Progress;
 pub use options::{Activations, QuantizeOptions};
 pub use report::{GraphReport, Kept, MatrixReport, MixedReport, QuantizeReport, REPORT_FILE};
+pub use summary::QuantizedWeights;

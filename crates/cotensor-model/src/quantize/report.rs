@@ -1,10 +1,10 @@
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The file with the report, in the folder of the model.
 pub const REPORT_FILE: &str = "quantization.json";
 
 /// A model whose weights were quantized.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct QuantizeReport {
     /// Its graphs.
     pub graphs: Vec<GraphReport>,
@@ -19,7 +19,7 @@ pub struct QuantizeReport {
 }
 
 /// Widths of their own against one width.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MixedReport {
     /// The most bits for a weight, with scales.
     pub target_bits: f64,
@@ -36,7 +36,7 @@ pub struct MixedReport {
 }
 
 /// A graph whose weights were quantized.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GraphReport {
     /// The file, relative to the model's folder.
     pub file: String,
@@ -60,7 +60,7 @@ pub struct GraphReport {
 }
 
 /// A matrix of codes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MatrixReport {
     /// The name of the weight.
     pub name: String,
@@ -73,7 +73,7 @@ pub struct MatrixReport {
     /// Elements of a group.
     pub group: usize,
     /// How scales were fitted.
-    pub scheme: &'static str,
+    pub scheme: String,
     /// Bits of an element, with its part of scales and offsets.
     pub bits_per_weight: f64,
     /// The relative error of the weights in the L2 norm.
@@ -85,7 +85,7 @@ pub struct MatrixReport {
 }
 
 /// A weight that stayed as it was.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kept {
     /// The name of the weight.
     pub name: String,

@@ -98,6 +98,11 @@ impl Stage {
         Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, runs_on, before: None, load_time }
     }
 
+    /// The graph's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The engine that runs the stage.
     pub fn runs_on(&self) -> &RunsOn {
         &self.runs_on

@@ -1,0 +1,67 @@
+//! What is known of the quantized weights of a graph, for users of the model.
+
+use super::report::{QuantizeReport, REPORT_FILE};
+use crate::folder::read_bounded;
+use cotensor_core::{Error, Result};
+use serde::Serialize;
+use std::path::Path;
+
+/// The most bytes of a report.
+const REPORT_BYTES_MAX: u64 = 64 << 20;
+
+/// The quantized weights of a graph. What was not measured is `None`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct QuantizedWeights {
+    /// The mean bits of a weight in the file, with scales, without the weights that stayed as they were.
+    pub stored_bits: f64,
+    /// In the store, in the form that the engine reads. Tensors of less than 1 KiB are not shared, and do not count.
+    pub run_bits: f64,
+    /// The relative error of all these weights in the L2 norm, as the root of the mean square.
+    pub relative_error: f64,
+    /// The relative error of the outputs on held-out samples, for equal inputs.
+    pub output_error: Option<f64>,
+    /// For the next tokens of a decoder: the mean Kullback-Leibler divergence, in nats.
+    pub divergence: Option<f64>,
+    /// For the next tokens of a decoder: the share of equal first choices.
+    pub top1: Option<f64>,
+    /// The samples that were held out.
+    pub held_out: usize,
+}
+
+impl QuantizedWeights {
+    /// Those of the graph `file`, whose weights have `bytes` bytes in the store, of the model in `folder`. `None` for a graph without a
+    /// report.
+    ///
+    /// # Errors
+    /// `Corrupt` for a report that is damaged, `Io`.
+    pub(crate) fn of(folder: &Path, file: &Path, bytes: u64) -> Result<Option<Self>> {
+        let path = folder.join(REPORT_FILE);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let text = read_bounded(&path, REPORT_BYTES_MAX)?;
+        let report: QuantizeReport =
+            serde_json::from_slice(&text).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
+        let is_asked = |name: &str| folder.join(name) == file;
+        let Some(graph) = report.graphs.iter().find(|graph| is_asked(&graph.file) && !graph.matrices.is_empty()) else {
+            return Ok(None);
+        };
+        let (mut elements, mut bits, mut error) = (0.0, 0.0, 0.0);
+        for matrix in &graph.matrices {
+            let count = matrix.rows as f64 * matrix.columns as f64;
+            elements += count;
+            bits += count * matrix.bits_per_weight;
+            error += count * matrix.relative_error.powi(2);
+        }
+        let kept: u64 = graph.kept.iter().map(|kept| kept.bytes).sum();
+        Ok((elements > 0.0).then(|| Self {
+            stored_bits: bits / elements,
+            run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / elements,
+            relative_error: (error / elements).sqrt(),
+            output_error: graph.output_error,
+            divergence: graph.divergence,
+            top1: graph.top1,
+            held_out: report.held_out,
+        }))
+    }
+}
