@@ -8,18 +8,22 @@ use std::collections::{HashMap, HashSet};
 
 /// Makes the readers of `Cast(weight)` to `float32` readers of the weight, if that is `float32`.
 pub(super) fn drop(graph: &mut GraphProto, weights: &[Weight]) {
-    let mut defined: HashMap<&str, usize> = HashMap::new();
-    for name in definitions(graph) {
-        *defined.entry(name).or_default() += 1;
+    let floats: HashSet<&str> =
+        weights.iter().filter(|weight| weight.dtype == DType::F32).map(|weight| weight.name.as_str()).collect();
+    if !graph.node.iter().any(|node| cast(node).is_some_and(|(input, _)| floats.contains(input))) {
+        return;
     }
-    // A subgraph may define the name again.
-    let is_plain = |weight: &&Weight| weight.dtype == DType::F32 && defined.get(weight.name.as_str()) == Some(&1);
-    let floats: HashSet<&str> = weights.iter().filter(is_plain).map(|weight| weight.name.as_str()).collect();
+    // A subgraph may define a name again.
+    let mut known = HashSet::new();
+    let twice = definitions(graph).into_iter().filter(|name| !known.insert(*name)).map(str::to_owned);
+    let twice: HashSet<String> = twice.collect();
+    let is_plain =
+        |input: &str, output: &str| floats.contains(input) && !twice.contains(input) && !twice.contains(output);
     let mut outputs = HashSet::new();
     visit_graphs(graph, &mut |scope| outputs.extend(scope.output.iter().filter_map(|output| output.name.clone())));
     let mut sources = HashMap::new();
     graph.node.retain(|node| match cast(node) {
-        Some((input, output)) if floats.contains(input) && !outputs.contains(output) => {
+        Some((input, output)) if is_plain(input, output) && !outputs.contains(output) => {
             sources.insert(output.to_owned(), input.to_owned());
             false
         }

@@ -61,11 +61,21 @@ impl Shape {
     }
 }
 
+/// Whether a graph or one of its subgraphs has a product by codes.
+pub(super) fn has_products(graph: &GraphProto) -> bool {
+    let mut found = false;
+    visit_nodes(graph, &mut |node| found |= is_product(node));
+    found
+}
+
 /// Checks all products of a graph and its subgraphs.
 ///
 /// # Errors
 /// `Corrupt`; it names the node.
 pub(crate) fn check(graph: &GraphProto) -> Result<()> {
+    if !has_products(graph) {
+        return Ok(());
+    }
     let constants = Constants::of(graph);
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for name in definitions(graph) {
@@ -127,6 +137,9 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>, counts: &HashMap<&str, u
 
 /// Whether codes and scales of all products are constants, which [`check`] has seen. The name of a node whose tensors are not.
 pub(crate) fn unchecked(graph: &GraphProto) -> Option<String> {
+    if !has_products(graph) {
+        return None;
+    }
     let constants = Constants::of(graph);
     let mut found = None;
     visit_nodes(graph, &mut |node| {

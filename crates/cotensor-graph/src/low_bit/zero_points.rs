@@ -1,7 +1,7 @@
 //! Products by codes with zero points, for an engine that has none.
 
 use super::build::Builder;
-use super::check::{Shape, is_product};
+use super::check::{Shape, has_products, is_product};
 use super::product::sums_of_groups;
 use super::table::split;
 use crate::constants::Constants;
@@ -19,6 +19,9 @@ impl Graph {
     /// Makes each `MatMulNBits` with constant zero points or a bias a sum: `(code − z) · scale` is `(code − middle) · scale` plus
     /// `(middle − z) · scale`, and the second part is a product of the sums of groups. Nodes with indices of groups stay as they are.
     pub fn without_zero_points(&mut self) {
+        if !has_products(self.graph()) {
+            return;
+        }
         let mut build = Builder::new(&self.model);
         let graph = self.model.graph.as_mut().expect("an opened model has a graph");
         let constants = Constants::of(graph);
