@@ -46,6 +46,10 @@ pub(crate) struct QuantizeArgs {
     /// The most bits for a weight, with scales, of mixed widths [default: those of --bits].
     #[arg(long, value_name = "N", requires = "calibrate")]
     pub(crate) target_bits: Option<f64>,
+    /// In place of --bits: the smallest number of bits with which the outputs of the model have at most this relative error on
+    /// held-out samples, such as 0.05.
+    #[arg(long, value_name = "E", requires = "calibrate", conflicts_with_all = ["bits", "mixed", "target_bits"])]
+    pub(crate) max_error: Option<f64>,
     /// Leave weights whose names contain this text as they are; repeatable.
     #[arg(long, value_name = "TEXT")]
     pub(crate) keep: Vec<String>,

@@ -27,6 +27,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         activations: args.activations,
         keep: args.keep.clone(),
         mixed_bits: is_mixed.then(|| args.target_bits.unwrap_or(uniform_bits)),
+        max_error: args.max_error,
     };
     options.check()?;
     let samples = args.calibrate.as_deref().map(Samples::open).transpose();

@@ -161,6 +161,48 @@ fn mixed_widths_are_measured_against_one_width() {
 }
 
 #[test]
+fn the_smallest_width_below_an_error_is_written() {
+    let workspace = Workspace::with("bert");
+    let words = ["harbour", "city", "wakes", "before", "ship", "morning", "light", "gulls"];
+    let line = |index: usize| format!("{} {} {index}\n", words[index % 8], words[(index * 3 + index / 8) % 8]);
+    fs::write(workspace.path("texts.txt"), (0..40).map(line).collect::<String>()).unwrap();
+    let run = |error: &str, out: &str| {
+        let report = workspace.json(&[
+            "quantize",
+            "bert",
+            "-o",
+            out,
+            "--calibrate",
+            "texts.txt",
+            "--group",
+            "16",
+            "--json",
+            "--max-error",
+            error,
+        ]);
+        let graphs = report["graphs"].as_array().unwrap();
+        let encoder = graphs.iter().find(|graph| graph["file"] == "onnx/model.onnx").unwrap().clone();
+        assert!(encoder["output_error"].as_f64().unwrap() <= error.parse().unwrap(), "{encoder}");
+        let widths: std::collections::BTreeSet<u64> =
+            encoder["matrices"].as_array().unwrap().iter().map(|matrix| matrix["bits"].as_u64().unwrap()).collect();
+        assert_eq!(widths.len(), 1);
+        assert!(!workspace.path(out).join(".uniform").exists());
+        answer(&workspace, out);
+        *widths.first().unwrap()
+    };
+    assert_eq!((run("0.9", "two"), run("0.02", "eight")), (2, 8));
+    let four = run("0.15", "four");
+    assert!((3..=4).contains(&four), "{four}");
+    let arguments = ["quantize", "bert", "-o", "new", "--calibrate", "texts.txt"];
+    let refused = |more: &[&str], names: &[&str]| workspace.expect_error(&[&arguments, more].concat(), names);
+    refused(&["--max-error", "0.000001"], &["bert", "max-error", "no width", "8 bits"]);
+    refused(&["--max-error", "0"], &["max-error", "positive"]);
+    refused(&["--max-error", "0.1", "--mixed"], &["--max-error", "--mixed"]);
+    refused(&["--max-error", "0.1", "--bits", "4"], &["--max-error", "--bits"]);
+    assert!(!workspace.path("new").exists());
+}
+
+#[test]
 fn folders_behind_links_are_left_out() {
     let workspace = Workspace::with("bert");
     fs::create_dir(workspace.path("elsewhere")).unwrap();

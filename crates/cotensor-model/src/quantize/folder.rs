@@ -23,7 +23,7 @@ const REASONS_MAX: usize = 5;
 ///
 /// # Errors
 /// `Invalid` for a target that exists or lies in the folder, for options that are not possible, for a folder without a graph, and for
-/// fewer than 16 different samples; `Unsupported` for a model without a matrix that can be quantized; as
+/// fewer than 16 different samples; `Unsupported` for a model without a matrix that can be quantized, and for one whose outputs have a larger error with every width; as
 /// [`quantize_graph`](super::quantize_graph); the errors of running the model; `Io`.
 pub fn quantize_folder(
     folder: &Path,
@@ -33,8 +33,8 @@ pub fn quantize_folder(
     progress: &mut Progress<'_>,
 ) -> Result<QuantizeReport> {
     options.check()?;
-    if options.mixed_bits.is_some() && samples.is_none() {
-        return Err(Error::invalid("mixed widths need samples").in_field("calibrate"));
+    if (options.mixed_bits.is_some() || options.max_error.is_some()) && samples.is_none() {
+        return Err(Error::invalid("mixed widths and errors of outputs need samples").in_field("calibrate"));
     }
     if target.symlink_metadata().is_ok() {
         return Err(Error::invalid("exists already; name a new folder").in_file(target));

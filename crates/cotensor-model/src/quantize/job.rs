@@ -45,6 +45,10 @@ impl Job<'_> {
         let mut step = |done, all| progress("running samples", done, all);
         let calibration = Calibration::of_samples(self.folder, samples.all, &samples.known, &mut step)?;
         let uniform = Plan::uniform(self.options, Some(&calibration));
+        if let Some(max_error) = self.options.max_error {
+            report.graphs = self.smallest(samples, &calibration, max_error, target, progress)?;
+            return Ok(());
+        }
         let Some(target_bits) = self.options.mixed_bits else {
             report.graphs = self.write(target, &uniform, progress)?;
             self.measure(samples, target, &mut report.graphs, progress)?;
@@ -73,13 +77,43 @@ impl Job<'_> {
                 _ => true,
             };
             if !found.is_mixed {
-                self.replace(&other, target)?;
+                self.move_graphs(&other, target)?;
                 graphs = others;
             }
             fs::remove_dir_all(&other).map_err(io("removing", &other))?;
         }
         (report.graphs, report.mixed) = (graphs, Some(found));
         Ok(())
+    }
+
+    /// Writes the graphs with the smallest width for which outputs have at most an error.
+    fn smallest(
+        &self,
+        samples: &Divided<'_>,
+        calibration: &Calibration,
+        max_error: f64,
+        target: &Path,
+        progress: &mut Progress<'_>,
+    ) -> Result<Vec<GraphReport>> {
+        let mut least = None;
+        for width in Width::ALL {
+            let options = QuantizeOptions { width, ..self.options.clone() };
+            let tried = target.join(UNIFORM);
+            let mut graphs = self.write(&tried, &Plan::uniform(&options, Some(calibration)), progress)?;
+            let error = self.measure(samples, &tried, &mut graphs, progress)?;
+            let is_small = error.is_some_and(|error| error <= max_error);
+            if is_small {
+                self.move_graphs(&tried, target)?;
+            }
+            fs::remove_dir_all(&tried).map_err(io("removing", &tried))?;
+            if is_small {
+                return Ok(graphs);
+            }
+            least = error;
+        }
+        let found = least.map_or_else(|| "none were compared".to_owned(), |error| format!("{error:.4} with 8 bits"));
+        let message = format!("no width has outputs with an error of at most {max_error}: {found}");
+        Err(Error::unsupported(message).in_file(self.folder).in_field("max-error"))
     }
 
     /// Widths of their own for all matrices, and the largest single width with at most as many bits.
@@ -144,8 +178,9 @@ impl Job<'_> {
     }
 
     /// Puts the graphs of `from` in the place of those of `to`.
-    fn replace(&self, from: &Path, to: &Path) -> Result<()> {
+    fn move_graphs(&self, from: &Path, to: &Path) -> Result<()> {
         for graph in self.graphs {
+            make_parent(&to.join(graph))?;
             for file in [graph.clone(), graph.with_extension("onnx_data")] {
                 fs::rename(from.join(&file), to.join(&file)).map_err(io("writing", to))?;
             }

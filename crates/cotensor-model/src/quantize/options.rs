@@ -43,11 +43,13 @@ pub struct QuantizeOptions {
     pub keep: Vec<String>,
     /// Each matrix has a width of its own, so that all have at most this number of bits for a weight, with scales. Needs samples.
     pub mixed_bits: Option<f64>,
+    /// In place of `width`, the smallest one for which the outputs have at most this relative error on held-out samples. Needs samples.
+    pub max_error: Option<f64>,
 }
 
 impl QuantizeOptions {
     /// # Errors
-    /// `Invalid`, with the field, for a group, a scheme or a number of bits that is not possible, and for an empty text.
+    /// `Invalid`, with the field, for a group, a scheme, a number of bits or an error that is not possible, and for an empty text.
     pub fn check(&self) -> Result<()> {
         if self.scheme == Scheme::TwoLevel {
             return Err(Error::unsupported(
@@ -57,6 +59,12 @@ impl QuantizeOptions {
         }
         if self.mixed_bits.is_some_and(|bits| !(2.0..=16.0).contains(&bits)) {
             return Err(Error::invalid("2 to 16 bits for a weight are possible").in_field("target-bits"));
+        }
+        if self.max_error.is_some_and(|error| error.is_nan() || error <= 0.0) {
+            return Err(Error::invalid("a positive error is needed").in_field("max-error"));
+        }
+        if self.max_error.is_some() && self.mixed_bits.is_some() {
+            return Err(Error::invalid("a number of bits and an error exclude each other").in_field("max-error"));
         }
         if self.keep.iter().any(String::is_empty) {
             return Err(Error::invalid("an empty text is in all names").in_field("keep"));

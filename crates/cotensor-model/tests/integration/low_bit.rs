@@ -75,7 +75,7 @@ fn matrix(number: usize) -> (Vec<f32>, usize, usize) {
 }
 
 fn options(width: Width, group: usize, scheme: Scheme, activations: Activations) -> QuantizeOptions {
-    QuantizeOptions { width, group, scheme, activations, keep: vec![], mixed_bits: None }
+    QuantizeOptions { width, group, scheme, activations, keep: vec![], mixed_bits: None, max_error: None }
 }
 
 fn run(engine: &dyn Engine, path: &Path) -> Vec<f32> {

@@ -157,6 +157,7 @@ fn stages_of_8_bits_are_near_the_reference() {
         activations: Activations::Float32,
         keep: vec![],
         mixed_bits: None,
+        max_error: None,
     };
     for family in
         ["bert", "clip", "whisper", "dinov2", "siglip", "detr", "blip", "llava", "t5", "bart", "qwen2", "gpt2"]
