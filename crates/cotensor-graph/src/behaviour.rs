@@ -2,7 +2,7 @@
 //! numbers.
 
 use super::Graph;
-use super::proto::normal_domain;
+use super::proto::{integer, normal_domain};
 use cotensor_core::{Error, Result};
 use rten_onnx::onnx::NodeProto;
 
@@ -49,8 +49,4 @@ impl Graph {
         });
         found
     }
-}
-
-fn integer(node: &NodeProto, name: &str) -> Option<i64> {
-    node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some(name))?.i
 }

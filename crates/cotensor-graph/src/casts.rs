@@ -1,6 +1,6 @@
 //! Drops conversions of weights to the type that they have in the store. An engine would compute them into private memory.
 
-use super::proto::{definitions, operator, visit_graphs};
+use super::proto::{defined_twice, integer, operator, visit_graphs};
 use super::types::Weight;
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
@@ -13,10 +13,7 @@ pub(super) fn drop(graph: &mut GraphProto, weights: &[Weight]) {
     if !graph.node.iter().any(|node| cast(node).is_some_and(|(input, _)| floats.contains(input))) {
         return;
     }
-    // A subgraph may define a name again.
-    let mut known = HashSet::new();
-    let twice = definitions(graph).into_iter().filter(|name| !known.insert(*name)).map(str::to_owned);
-    let twice: HashSet<String> = twice.collect();
+    let twice = defined_twice(graph);
     let is_plain =
         |input: &str, output: &str| floats.contains(input) && !twice.contains(input) && !twice.contains(output);
     let mut outputs = HashSet::new();
@@ -36,12 +33,10 @@ pub(super) fn drop(graph: &mut GraphProto, weights: &[Weight]) {
 
 /// The input and the output of a conversion to `float32`.
 fn cast(node: &NodeProto) -> Option<(&str, &str)> {
-    let to = |attribute: &rten_onnx::onnx::AttributeProto| attribute.name.as_deref() == Some("to");
-    let to = node.attribute.iter().find(|attribute| to(attribute)).and_then(|attribute| attribute.i);
     let (true, [input], [output]) = (operator(node) == "Cast", node.input.as_slice(), node.output.as_slice()) else {
         return None;
     };
-    (to == Some(i64::from(DataType::FLOAT.0)) && !output.is_empty()).then_some((input, output))
+    (integer(node, "to") == Some(i64::from(DataType::FLOAT.0)) && !output.is_empty()).then_some((input, output))
 }
 
 fn rename(graph: &mut GraphProto, sources: &HashMap<String, String>) {

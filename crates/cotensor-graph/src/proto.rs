@@ -3,6 +3,7 @@
 use super::types::Port;
 use cotensor_core::{DType, Error, Result};
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use std::collections::HashSet;
 
 /// The external file of weight number `index` in the encoded graph.
 pub fn weight_location(index: usize) -> String {
@@ -27,6 +28,11 @@ pub(super) fn visit_graphs<'g>(graph: &'g GraphProto, visit: &mut dyn FnMut(&'g 
     }
 }
 
+/// An integer attribute of a node.
+pub(super) fn integer(node: &NodeProto, name: &str) -> Option<i64> {
+    node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some(name))?.i
+}
+
 /// The names that nodes, initializers and inputs of subgraphs define, in all scopes. A name that two scopes define is there twice.
 pub(super) fn definitions(graph: &GraphProto) -> Vec<&str> {
     let mut names = Vec::new();
@@ -40,6 +46,12 @@ pub(super) fn definitions(graph: &GraphProto) -> Vec<&str> {
     });
     names.retain(|name| !name.is_empty());
     names
+}
+
+/// The names that are defined more than once, in one scope or in several. Engines differ in which definition counts.
+pub(super) fn defined_twice(graph: &GraphProto) -> HashSet<String> {
+    let mut known = HashSet::new();
+    definitions(graph).into_iter().filter(|name| !known.insert(*name)).map(str::to_owned).collect()
 }
 
 /// The port of an input or output.

@@ -1,7 +1,7 @@
 //! `ArgMax` and `ArgMin` for an engine that takes the last of equal elements. ONNX requires the first one. Such an engine refuses
 //! `select_last_index`.
 
-use super::proto::normal_domain;
+use super::proto::{integer, normal_domain};
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
 
 /// Whether the node gives the index of an element.
@@ -23,8 +23,7 @@ pub(super) fn reverse(graph: &mut GraphProto) {
                 continue;
             }
         };
-        let axis = node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some("axis"));
-        let axis = axis.and_then(|attribute| attribute.i).unwrap_or(0);
+        let axis = integer(&node, "axis").unwrap_or(0);
         let own = |part: &str| format!("{output}/{part} of ties");
         for (part, dims, value) in [
             ("start", vec![1], -1),

@@ -1,6 +1,6 @@
 //! New nodes and constants of a graph.
 
-use crate::proto::{definitions, operator};
+use crate::proto::{definitions, integer, normal_domain, operator};
 use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, TensorProto};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ pub(super) struct Builder {
 
 impl Builder {
     pub(super) fn new(model: &ModelProto) -> Self {
-        let own = model.opset_import.iter().find(|set| matches!(set.domain.as_deref(), None | Some("" | "ai.onnx")));
+        let own = model.opset_import.iter().find(|set| normal_domain(set.domain.as_deref()).is_empty());
         let opset = own.and_then(|set| set.version).unwrap_or_default();
         let mut taken = HashSet::new();
         if let Some(graph) = &model.graph {
@@ -177,11 +177,6 @@ pub(super) fn ints(name: &str, values: &[i64]) -> AttributeProto {
     }
 }
 
-/// An integer attribute of a node.
-pub(super) fn int_of(node: &NodeProto, name: &str) -> Option<i64> {
-    node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some(name))?.i
-}
-
 /// A number attribute of a node, 1 by default.
 fn one_by_default(node: &NodeProto, name: &str) -> f32 {
     let found = node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some(name));
@@ -191,7 +186,7 @@ fn one_by_default(node: &NodeProto, name: &str) -> f32 {
 /// Whether a node is a `Gemm` that is a product and at most a sum.
 pub(super) fn is_plain_gemm(node: &NodeProto) -> bool {
     operator(node) == "Gemm"
-        && int_of(node, "transA").unwrap_or(0) == 0
+        && integer(node, "transA").unwrap_or(0) == 0
         && one_by_default(node, "alpha") == 1.0
         && one_by_default(node, "beta") == 1.0
 }

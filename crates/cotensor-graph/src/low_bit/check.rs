@@ -1,13 +1,12 @@
 //! Refuses products by codes whose attributes do not fit their tensors. An engine that trusts one of them would read beyond the other, or
 //! multiply by other numbers.
 
-use super::build::int_of;
 use super::{COTENSOR, MICROSOFT};
 use crate::constants::Constants;
-use crate::proto::{definitions, visit_nodes};
+use crate::proto::{defined_twice, integer, visit_nodes};
 use cotensor_core::{Error, Result};
 use rten_onnx::onnx::{GraphProto, NodeProto};
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 /// The most elements of a group.
 pub(super) const GROUP_MAX: usize = 1 << 16;
@@ -35,11 +34,11 @@ impl Shape {
     /// The attribute that is missing or not possible.
     pub(super) fn of(node: &NodeProto) -> Result<Self, &'static str> {
         let number = |name: &'static str| {
-            let found = int_of(node, name).and_then(|value| usize::try_from(value).ok());
+            let found = integer(node, name).and_then(|value| usize::try_from(value).ok());
             found.filter(|value| *value > 0).ok_or(name)
         };
         // The operator's default.
-        let bits = if int_of(node, "bits").is_none() { 4 } else { number("bits")? };
+        let bits = if integer(node, "bits").is_none() { 4 } else { number("bits")? };
         let (group, columns, rows) = (number("block_size")?, number("K")?, number("N")?);
         if !(1..=8).contains(&bits) {
             return Err("bits");
@@ -77,20 +76,17 @@ pub(crate) fn check(graph: &GraphProto) -> Result<()> {
         return Ok(());
     }
     let constants = Constants::of(graph);
-    let mut counts: HashMap<&str, usize> = HashMap::new();
-    for name in definitions(graph) {
-        *counts.entry(name).or_default() += 1;
-    }
+    let twice = defined_twice(graph);
     let mut found = Ok(());
     visit_nodes(graph, &mut |node| {
         if found.is_ok() && is_product(node) {
-            found = of_node(node, &constants, &counts);
+            found = of_node(node, &constants, &twice);
         }
     });
     found
 }
 
-fn of_node(node: &NodeProto, constants: &Constants<'_>, counts: &HashMap<&str, usize>) -> Result<()> {
+fn of_node(node: &NodeProto, constants: &Constants<'_>, twice: &HashSet<String>) -> Result<()> {
     let field = || format!("MatMulNBits {:?}", node.name.as_deref().unwrap_or_default());
     let wrong = |message: String| Err(Error::corrupt(message).in_field(field()));
     let shape = match Shape::of(node) {
@@ -100,10 +96,7 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>, counts: &HashMap<&str, u
     let (Some(codes), Some(scales)) = (node.input.get(1), node.input.get(2)) else {
         return wrong("it needs codes and scales".to_owned());
     };
-    // Engines differ in which definition of a name counts.
-    if let Some(name) =
-        [codes, scales].into_iter().find(|name| counts.get(name.as_str()).is_some_and(|count| *count > 1))
-    {
+    if let Some(name) = [codes, scales].into_iter().find(|name| twice.contains(*name)) {
         return wrong(format!("{name:?} is defined more than once"));
     }
     // Tensors that are no constants are the engine's to check.

@@ -1,8 +1,8 @@
 //! The matrices of a graph that codes can replace.
 
-use super::build::{int_of, is_plain_gemm};
+use super::build::is_plain_gemm;
 use crate::onnx::{Graph, IR_VERSION_MIN};
-use crate::proto::{definitions, operator, visit_graphs, visit_nodes};
+use crate::proto::{defined_twice, integer, operator, visit_graphs, visit_nodes};
 use crate::types::{Port, Weight};
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataType, NodeProto, TypeProto, TypeProtoTensor, ValueInfoProto};
@@ -38,9 +38,9 @@ impl Use {
         match (operator(node), at) {
             ("MatMul", 1) => Some(Self { is_transposed: true, is_table: false }),
             ("Gemm", 1) if is_plain_gemm(node) => {
-                Some(Self { is_transposed: int_of(node, "transB").unwrap_or(0) == 0, is_table: false })
+                Some(Self { is_transposed: integer(node, "transB").unwrap_or(0) == 0, is_table: false })
             }
-            ("Gather", 0) if int_of(node, "axis").unwrap_or(0) == 0 => {
+            ("Gather", 0) if integer(node, "axis").unwrap_or(0) == 0 => {
                 Some(Self { is_transposed: false, is_table: true })
             }
             _ => None,
@@ -120,9 +120,7 @@ impl Graph {
         visit_graphs(self.graph(), &mut |scope| {
             others.extend(scope.output.iter().filter_map(|output| output.name.clone()));
         });
-        let mut known = HashSet::new();
-        // A subgraph defines the name again.
-        others.extend(definitions(self.graph()).into_iter().filter(|name| !known.insert(*name)).map(str::to_owned));
+        others.extend(defined_twice(self.graph()));
         if self.model.ir_version.is_some_and(|version| version >= IR_VERSION_MIN) {
             // Defaults of inputs, which a caller may give.
             others.extend(self.graph().input.iter().filter_map(|input| input.name.clone()));

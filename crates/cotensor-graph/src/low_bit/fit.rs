@@ -1,13 +1,13 @@
 //! Products by codes of a width that an engine does not have, as products by codes of 4 bits.
 
 use super::MICROSOFT;
-use super::build::{Builder, int_of};
+use super::build::Builder;
 use super::check::{Shape, is_product};
 use super::product::sums_of_groups;
 use crate::constants::Constants;
 use crate::initializer::detach;
 use crate::onnx::Graph;
-use crate::proto::{tensor_bytes, visit_nodes};
+use crate::proto::{integer, tensor_bytes, visit_nodes};
 use crate::repack::Repack;
 use crate::transpose::{self, drop_unread};
 use crate::types::{Weight, WeightSource};
@@ -36,7 +36,7 @@ impl Graph {
             let Some(first) = codes.of(build, &product, first) else { return false };
             match second {
                 None if product.shape.bits == 3 => {
-                    become_four_bits(node, &first, int_of(node, "accuracy_level").unwrap_or(0))
+                    become_four_bits(node, &first, integer(node, "accuracy_level").unwrap_or(0))
                 }
                 None => become_four_bits(node, &first, 0),
                 Some(second) => {
@@ -79,7 +79,7 @@ impl Product {
         // Zero points and what follows them.
         let is_plain = node.input.iter().skip(3).all(String::is_empty) && node.output.len() == 1;
         let is_whole =
-            int_of(node, "K") == shape.groups.checked_mul(shape.group).and_then(|columns| i64::try_from(columns).ok());
+            integer(node, "K") == shape.groups.checked_mul(shape.group).and_then(|columns| i64::try_from(columns).ok());
         if !is_plain || !is_whole || !matches!(shape.bits, 2 | 3 | 8) || node.input.len() < 3 {
             return None;
         }

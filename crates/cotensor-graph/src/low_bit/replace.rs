@@ -22,10 +22,9 @@ pub struct LowBitGraph {
 }
 
 impl LowBitGraph {
-    /// The tensors in the order of their places: content, dtype and shape.
-    pub fn tensors(&self) -> impl Iterator<Item = (Content, DType, &[usize])> {
-        let weights = self.graph.weights.iter();
-        weights.zip(&self.contents).map(|(weight, content)| (*content, weight.dtype, weight.shape.as_slice()))
+    /// The contents of the tensors, in the order of their places.
+    pub fn contents(&self) -> &[Content] {
+        &self.contents
     }
 
     /// The weights of the graph before, by which contents are numbered.

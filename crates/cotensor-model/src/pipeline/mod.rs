@@ -29,6 +29,7 @@ pub use adapted::{
     ADAPTER, Encoded, EncoderUse, Medium, RowParts, Samples, SharedEmbedding, encode, encoder_of, fit_adapter,
     inputs_of,
 };
+pub(crate) use answer::argmax;
 pub use answer::{Answer, Object, Output};
 pub use default_task::default_task;
 pub use definition::{EncoderOf, Pipeline, User};

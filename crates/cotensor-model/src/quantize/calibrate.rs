@@ -1,6 +1,6 @@
 //! What a model does on samples: the second moments of what its matrices multiply, and the inputs of some runs of its graphs.
 
-use super::watch::{load, run_samples};
+use super::watch::run_samples;
 use crate::engine::{LoadedGraph, Output, OutputAllocator, RtenEngine};
 use crate::graph::{Port, open_graph};
 use crate::pipeline::Samples;
@@ -125,10 +125,10 @@ fn open(engine: &RtenEngine, path: &Path, recorder: &Arc<Mutex<Recorder>>) -> Re
     };
     all.by_graph.entry(path.to_path_buf()).or_insert_with(record);
     drop(all);
-    let (inputs, outputs) = (graph.inputs().to_vec(), graph.outputs().to_vec());
-    let inner = load(engine, graph.with_outputs(&recorded))?;
+    let outputs = graph.outputs().to_vec();
+    let inner = engine.load_private(graph.with_outputs(&recorded))?;
     let (recorder, path) = (Arc::clone(recorder), path.to_path_buf());
-    Ok(Arc::new(RecordingGraph { inner, recorder, path, recorded, inputs, outputs }))
+    Ok(Arc::new(RecordingGraph { inner, recorder, path, recorded, outputs }))
 }
 
 struct RecordingGraph {
@@ -137,7 +137,7 @@ struct RecordingGraph {
     path: PathBuf,
     /// The names of the values.
     recorded: Vec<String>,
-    inputs: Vec<Port>,
+    /// Without the recorded values.
     outputs: Vec<Port>,
 }
 
@@ -149,9 +149,7 @@ impl RecordingGraph {
         let rows = ROWS_MAX.saturating_sub(moments.rows()).min(values.len() / moments.columns());
         moments.add(&values[..rows * moments.columns()]);
     }
-}
 
-impl RecordingGraph {
     /// Keeps the inputs of one of the first runs.
     fn keep(&self, inputs: &[(&str, TensorRef<'_>)], outputs: &[&str]) -> Result<()> {
         let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,7 +204,7 @@ impl LoadedGraph for RecordingGraph {
     }
 
     fn inputs(&self) -> &[Port] {
-        &self.inputs
+        self.inner.inputs()
     }
 
     fn outputs(&self) -> &[Port] {

@@ -86,10 +86,9 @@ pub(super) fn write_graph(
     let data = target.with_file_name(format!("{name}_data"));
     let pairs: Vec<_> = chosen.iter().map(|one| (one.matrix.clone(), one.low)).collect();
     let low = graph.with_low_bits(&pairs);
-    let tensors: Vec<Content> = low.tensors().map(|(content, ..)| content).collect();
     let mut writer = Writer::create(&data, format!("{name}_data"))?;
     let mut codes: Option<(usize, QuantTensor)> = None;
-    for content in tensors {
+    for &content in low.contents() {
         let number = match content {
             Content::Weight(number) => {
                 writer.write(read_weight(&low.weights()[number])?)?;
@@ -98,7 +97,9 @@ pub(super) fn write_graph(
             Content::Codes(number) | Content::Scales(number) | Content::Offsets(number) => number,
         };
         if codes.as_ref().is_none_or(|(known, _)| *known != number) {
-            let (tensor, matrix) = encode(low.weights(), &chosen[number]).map_err(|error| error.in_file(path))?;
+            let (tensor, matrix) =
+                encode(&rows_of(low.weights(), &chosen[number].matrix)?, low.weights(), &chosen[number])
+                    .map_err(|error| error.in_file(path))?;
             codes = Some((number, tensor));
             progress(&matrix, number + 1, chosen.len());
             report.matrices.push(matrix);
@@ -134,10 +135,11 @@ pub(super) fn candidates(
         let elements = one.matrix.rows * one.matrix.columns;
         let weight = &graph.weights()[one.matrix.weights[0]];
         let (group, scheme) = (one.spec.group(), one.spec.scheme());
+        let values = rows_of(graph.weights(), &one.matrix)?;
         let (mut choices, mut share) = (Vec::new(), 1.0);
         for width in Width::ALL {
             one.spec = QuantSpec::new(width, group, scheme)?;
-            let (tensor, report) = encode(graph.weights(), &one).map_err(|error| error.in_file(path))?;
+            let (tensor, report) = encode(&values, graph.weights(), &one).map_err(|error| error.in_file(path))?;
             let error = report.output_error.unwrap_or(report.relative_error);
             if let (Some(sensitivity), Width::Three) = (&sensitivity, width) {
                 let of_outputs = sensitivity.of(weight, &one.matrix, &tensor)?;
@@ -192,22 +194,30 @@ fn no_matrix(weight: &Weight) -> Option<String> {
     })
 }
 
-/// Quantizes a matrix.
-fn encode(weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
+/// The elements of a matrix, row by row.
+fn rows_of(weights: &[Weight], matrix: &Matrix) -> Result<Vec<f32>> {
+    let values = to_f32(DType::F32, &read_weight(&weights[matrix.weights[0]])?);
+    Ok(if matrix.is_transposed { transposed(&values, matrix.rows) } else { values })
+}
+
+/// The elements of a matrix with rows of `columns` elements, column by column.
+pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let rows = values.len() / columns;
+    let places = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+    places.map(|at| values[at]).collect()
+}
+
+/// Quantizes a matrix with these elements.
+fn encode(values: &[f32], weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
     let Matrix { rows, columns, .. } = chosen.matrix;
     let weight = &weights[chosen.matrix.weights[0]];
-    let mut values = to_f32(DType::F32, &read_weight(weight)?);
-    if chosen.matrix.is_transposed {
-        let places = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
-        values = places.map(|at| values[at]).collect();
-    }
     let tensor = match chosen.inputs.map(Inputs::factor).transpose()?.flatten() {
-        Some(factor) => quantize_for(&values, rows, columns, &chosen.spec, factor),
-        None => quantize(&values, rows, columns, &chosen.spec),
+        Some(factor) => quantize_for(values, rows, columns, &chosen.spec, factor),
+        None => quantize(values, rows, columns, &chosen.spec),
     };
     let tensor = tensor.map_err(|error| error.prefixed(&weight.name))?;
     let moments = chosen.inputs.map(|inputs| &inputs.moments);
-    let output_error = moments.map(|moments| moments.relative_error(&values, &tensor)).transpose()?;
+    let output_error = moments.map(|moments| moments.relative_error(values, &tensor)).transpose()?;
     let report = MatrixReport {
         name: weight.name.clone(),
         rows,
@@ -216,7 +226,7 @@ fn encode(weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, Matri
         group: chosen.spec.group(),
         scheme: chosen.spec.scheme().name().to_owned(),
         bits_per_weight: chosen.spec.bits_per_weight(),
-        relative_error: relative_error(&values, &tensor)?,
+        relative_error: relative_error(values, &tensor)?,
         output_error,
         inputs: moments.map_or(0, InputMoments::rows),
     };

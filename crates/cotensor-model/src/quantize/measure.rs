@@ -1,9 +1,9 @@
 //! How far the outputs of quantized graphs are from those of the graphs of full precision.
 
-use super::watch::{load, run_samples};
-use crate::engine::{LoadedGraph, Output, OutputAllocator};
-use crate::graph::{Port, open_graph};
-use crate::pipeline::Samples;
+use super::watch::run_samples;
+use crate::engine::{Engine, FileMode, LoadedGraph, Output, OutputAllocator, RtenEngine};
+use crate::graph::Port;
+use crate::pipeline::{Samples, argmax};
 use crate::preprocess::family::LOGITS;
 use crate::tensor::TensorRef;
 use cotensor_core::{DType, Result};
@@ -42,9 +42,9 @@ impl Difference {
 
     fn add_tokens(&mut self, full: &[f32], other: &[f32], vocabulary: usize) {
         for (full, other) in full.chunks_exact(vocabulary).zip(other.chunks_exact(vocabulary)) {
+            self.agreed += usize::from(argmax(full) == argmax(other));
             let (full, other) = (log_probabilities(full), log_probabilities(other));
             self.divergence += full.iter().zip(&other).map(|(full, other)| full.exp() * (full - other)).sum::<f64>();
-            self.agreed += usize::from(first_choice(&full) == first_choice(&other));
             self.tokens += 1;
         }
     }
@@ -54,10 +54,6 @@ fn log_probabilities(logits: &[f32]) -> Vec<f64> {
     let most = logits.iter().fold(f64::NEG_INFINITY, |most, logit| most.max(f64::from(*logit)));
     let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - most).exp()).sum();
     logits.iter().map(|logit| f64::from(*logit) - most - sum.ln()).collect()
-}
-
-fn first_choice(values: &[f64]) -> Option<usize> {
-    (0..values.len()).max_by(|one, other| values[*one].total_cmp(&values[*other]))
 }
 
 /// Runs the model in `folder` on the samples at `indices`, and each graph of it that `quantized` has on the same inputs, too. Returns the
@@ -74,13 +70,13 @@ pub(super) fn compare(
 ) -> Result<HashMap<PathBuf, Difference>> {
     let found: Arc<Mutex<HashMap<PathBuf, Difference>>> = Arc::default();
     let (differences, from, to) = (Arc::clone(&found), folder.to_path_buf(), quantized.to_path_buf());
-    let open = move |engine: &_, path: &Path| -> Result<Arc<dyn LoadedGraph>> {
-        let full = load(engine, open_graph(path)?)?;
+    let open = move |engine: &RtenEngine, path: &Path| -> Result<Arc<dyn LoadedGraph>> {
+        let full = engine.load_file(path, FileMode::Read)?;
         let other = to.join(path.strip_prefix(&from).unwrap_or(path));
         if !other.is_file() {
             return Ok(full);
         }
-        let other = load(engine, open_graph(&other)?)?;
+        let other = engine.load_file(&other, FileMode::Read)?;
         Ok(Arc::new(ComparedGraph { full, other, path: path.to_path_buf(), differences: Arc::clone(&differences) }))
     };
     run_samples(folder, samples, indices, Box::new(open), done)?;

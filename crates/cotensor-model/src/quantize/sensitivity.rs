@@ -1,18 +1,18 @@
 //! How much the outputs of a graph change with one of its matrices.
 
 use super::calibrate::Run;
+use super::graph::transposed;
 use super::measure::Difference;
+use super::watch::USER;
 use crate::engine::{Engine, RtenEngine};
 use crate::graph::{Graph, Matrix, Weight, open_graph};
 use crate::tensor::{Array, TensorRef};
 use crate::weights::{LoadedWeights, load_weights};
-use cotensor_core::{DType, Device, Kind, Result};
+use cotensor_core::{DType, Result};
 use cotensor_quant::QuantTensor;
-use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, Retention, TensorSpec, TensorStore};
+use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, TensorSpec, TensorStore};
 use std::path::Path;
 use std::sync::Arc;
-
-const USER: &str = "quantize";
 
 /// A graph of full precision with the outputs of some runs.
 pub(super) struct Sensitivity<'c> {
@@ -50,8 +50,7 @@ impl<'c> Sensitivity<'c> {
         let mut values = vec![0.0; matrix.rows * matrix.columns];
         tensor.dequantize_into(0..matrix.rows, &mut values)?;
         if matrix.is_transposed {
-            let places = (0..matrix.columns).flat_map(|column| (0..matrix.rows).map(move |row| (row, column)));
-            values = places.map(|(row, column)| values[row * matrix.columns + column]).collect();
+            values = transposed(&values, matrix.columns);
         }
         let outputs = self.run(self.leases(Some((at, &values)))?)?;
         let mut difference = Difference::default();
@@ -67,20 +66,7 @@ impl<'c> Sensitivity<'c> {
     fn leases(&self, other: Option<(usize, &[f32])>) -> Result<Vec<Lease>> {
         let mut leases = self.weights.leases.iter().map(Lease::try_clone).collect::<Result<Vec<_>>>()?;
         if let Some((at, values)) = other {
-            let spec = TensorSpec {
-                device: Device::Cpu,
-                name: USER.to_owned(),
-                dtype: DType::F32,
-                shape: self.graph.weights()[at].shape.clone(),
-                kind: Kind::Other,
-                space: None,
-                producer: USER.to_owned(),
-                retention: Retention::WhileLeased,
-                provenance: None,
-                keep_for: None,
-                metadata: None,
-                members: None,
-            };
+            let spec = TensorSpec::new(USER, DType::F32, &self.graph.weights()[at].shape);
             let mut reservation = self.store.reserve(spec, &self.holder)?;
             reservation.write(bytemuck::cast_slice(values), CopyReason::Put)?;
             leases[at] = reservation.publish()?;

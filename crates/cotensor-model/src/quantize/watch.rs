@@ -4,15 +4,14 @@ use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
 use crate::graph::Graph;
 use crate::model::{Model, StageSource};
 use crate::pipeline::{Samples, User, default_task, run_user};
-use crate::weights::load_weights;
 use cotensor_core::Result;
-use cotensor_store::{EmbeddedStore, Holder, Lease, TensorStore};
+use cotensor_store::{Holder, Lease};
 use std::path::Path;
 use std::sync::Arc;
 
 /// The most tokens that a decoder adds to a sample: its prompt has many rows, and each further token has one.
 const NEW_TOKENS_MAX: usize = 16;
-const USER: &str = "quantize";
+pub(super) const USER: &str = "quantize";
 
 /// Opens the graph of a file.
 pub(super) type Open = dyn Fn(&RtenEngine, &Path) -> Result<Arc<dyn LoadedGraph>> + Send + Sync;
@@ -43,14 +42,6 @@ impl Engine for Watching {
     fn load_file(&self, path: &Path, _: FileMode) -> Result<Arc<dyn LoadedGraph>> {
         (self.open)(&self.inner, path)
     }
-}
-
-/// Loads a graph with weights of its own.
-pub(super) fn load(engine: &RtenEngine, mut graph: Graph) -> Result<Arc<dyn LoadedGraph>> {
-    engine.capabilities().fit(&mut graph);
-    let store = EmbeddedStore::builder().build();
-    let weights = load_weights(&graph, &*store, &store.holder(USER), USER)?;
-    engine.load(&graph, weights.leases)
 }
 
 /// Runs the model in `folder` on the samples at `indices`: the task that reads their medium. `done` has the number of samples that ran,

@@ -73,7 +73,7 @@ fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &m
     let mut hasher = blake3::Hasher::new();
     if source.is_rearranged() {
         converted.resize(weight.size_bytes(), 0);
-        read_rearranged(file, weight, converted)?;
+        read_whole(file, weight, converted)?;
         hasher.update_rayon(converted);
     } else {
         let mut done = 0;
@@ -94,8 +94,20 @@ fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &m
     Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
 }
 
-/// Fills `target` with a transposed or repacked weight, converted if the weight has another type than the file.
-pub(super) fn read_rearranged(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
+/// The content of a weight, from its file: little-endian elements of its type, transposed and converted as in a store.
+///
+/// # Errors
+/// `Conflict` for a file that changes while it is read, `Io`.
+pub fn read_weight(weight: &Weight) -> Result<Vec<u8>> {
+    let file = WeightFile::open(&weight.source.file)?;
+    let mut content = vec![0; weight.size_bytes()];
+    read_whole(&file, weight, &mut content)?;
+    file.check_unchanged()?;
+    Ok(content)
+}
+
+/// Fills `target` with a weight as in a store, which may be rearranged, so that all of it is read at once.
+pub(super) fn read_whole(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
     let mut stored = vec![0; weight.source.length as usize];
     file.read_parallel(weight.source.offset, &mut stored)?;
     weight.fill(&stored, target);

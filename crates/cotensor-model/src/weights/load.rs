@@ -1,6 +1,6 @@
 //! Leases a graph's weights and reads the missing ones into the store.
 
-use super::hash::{CHUNK_BYTES, WeightFiles, hash_weights, read_rearranged};
+use super::hash::{CHUNK_BYTES, WeightFiles, hash_weights, read_whole};
 use super::note::{read_note, write_note};
 use crate::graph::content::to_f32;
 use crate::graph::{Graph, Weight};
@@ -137,7 +137,7 @@ impl BlobSource for WeightReader<'_> {
         let file = self.files.of(weight);
         let source = &weight.source;
         if source.is_rearranged() {
-            read_rearranged(file, weight, target)?;
+            read_whole(file, weight, target)?;
             let is_converted = source.dtype != weight.dtype;
             let reason = if is_converted { CopyReason::EngineConversion } else { CopyReason::FileImport };
             self.store.record_copy(&weight.name, reason, target.len());

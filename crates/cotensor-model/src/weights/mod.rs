@@ -5,8 +5,7 @@ mod file;
 mod hash;
 mod load;
 mod note;
-mod read;
 mod write;
 
+pub use hash::read_weight;
 pub use load::{HashedWeights, LoadedWeights, load_weights};
-pub use read::read_weight;

@@ -53,6 +53,17 @@ impl RtenEngine {
         format!("{} {VERSION}", Self::NAME)
     }
 
+    /// Loads a graph with weights of a store that nothing else uses.
+    ///
+    /// # Errors
+    /// As [`Engine::load_file`].
+    pub(crate) fn load_private(&self, mut graph: Graph) -> Result<Arc<dyn LoadedGraph>> {
+        self.capabilities().fit(&mut graph);
+        let store = EmbeddedStore::builder().build();
+        let weights = load_weights(&graph, &*store, &store.holder(Self::NAME), Self::NAME)?;
+        self.load(&graph, weights.leases)
+    }
+
     fn options(&self) -> RunOptions {
         RunOptions::default().with_thread_pool(self.pool.clone())
     }
@@ -141,12 +152,7 @@ impl Engine for RtenEngine {
         if self.is_plain {
             return self.load_plain(path, mode);
         }
-        let mut graph = open_graph(path)?;
-        self.capabilities().fit(&mut graph);
-        // The weights of a store that nothing else uses are private.
-        let store = EmbeddedStore::builder().build();
-        let weights = load_weights(&graph, &*store, &store.holder(Self::NAME), Self::NAME)?;
-        self.load(&graph, weights.leases)
+        self.load_private(open_graph(path)?)
     }
 }
 
