@@ -728,7 +728,21 @@ class ResourcePool:
         model_name: str,
         priority_list: Optional[Sequence[str]] = None,
         precision: Optional[str] = None,
+        mixed_precision: bool = False,
+        calibration: Optional[Union[Sequence[str], _Path]] = None,
     ) -> PooledModel: ...
+    def setup_ultra_low_precision(
+        self,
+        model_name: str,
+        model_type: str,
+        *,
+        precision_bits: int,
+        mixed_precision: bool,
+        enable_kv_cache: bool,
+        extended_context: bool,
+        calibration: Optional[Union[Sequence[str], _Path]] = None,
+        progress: Optional[Callable[[str, int, int], object]] = None,
+    ) -> tuple[Path, Optional[dict[str, Any]], Optional[int], list[str]]: ...
 
 @final
 class PooledModel:
@@ -742,6 +756,7 @@ class PooledModel:
     def skipped(self) -> list[tuple[str, str]]: ...
     @property
     def tasks(self) -> list[tuple[str, bool]]: ...
+    def quantization(self) -> Optional[dict[str, Any]]: ...
     def is_same_copy(self, other: PooledModel) -> bool: ...
     def initialize(self) -> None: ...
     def tokenize(self, text: str) -> tuple[list[int], list[int], list[int]]: ...

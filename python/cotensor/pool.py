@@ -96,10 +96,13 @@ class ResourcePoolBridgeIntegration:
         the hub (``"openai/whisper-base"``): files that the hub's cache lacks are downloaded, unless ``HF_HUB_OFFLINE`` is set.
 
         ``model_type`` is a kind (``"text_embedding"``), a modality (``"text"``, ``"vision"``, ``"audio"``) or a family
-        (``"bert"``), which the model has to match. ``hardware_preferences["priority_list"]`` lists devices, the best first. The
-        model's ``skipped`` has the unavailable devices, each with the reason. ``hardware_preferences["precision"]`` is the
-        variant of the model's graphs (``"fp16"``, ``"int8"``, ``"q4"``) or its number of bits (16, 8, 4); without it, the first
-        variant that the model has runs.
+        (``"bert"``), which the model has to match. ``hardware_preferences["priority_list"]`` lists devices, the best
+        first. The model's ``skipped`` has the unavailable devices, each with the reason.
+        ``hardware_preferences["precision"]`` is the variant of the model's graphs (``"fp16"``, ``"int8"``, ``"q4"``) or
+        its number of bits (16, 8, 4); without it, the first variant that the model has runs. A model without a variant of
+        2, 3, 4 or 8 bits is quantized once for all programs of the user, which :func:`.setup_ultra_low_precision` does
+        before. With ``"mixed_precision": True``, each matrix has a width of its own, by the errors on the samples in
+        ``"calibration"``.
 
         Raises :class:`NotFoundError` without such a folder or name, :class:`InvalidError` for a model of another type,
         :class:`UnsupportedError` if no preferred device is available, and for an unknown preference or precision.
@@ -107,6 +110,7 @@ class ResourcePoolBridgeIntegration:
         preferences = dict(hardware_preferences or {})
         devices = preferences.pop("priority_list", None)
         precision = preferences.pop("precision", None)
+        mixed, calibration = preferences.pop("mixed_precision", False), preferences.pop("calibration", None)
         if preferences:
             unknown = ", ".join(sorted(map(str, preferences)))
             raise UnsupportedError(f"unsupported preference: {unknown}", field="hardware_preferences")
@@ -114,7 +118,9 @@ class ResourcePoolBridgeIntegration:
             devices = [devices] if isinstance(devices, str) else [str(device) for device in devices]
         if precision is not None:
             precision = str(precision)
-        found = await asyncio.to_thread(self._pool.get_model, model_type, model_name, devices, precision)
+        found = await asyncio.to_thread(
+            self._pool.get_model, model_type, model_name, devices, precision, mixed, calibration
+        )
         return Model(found, model_name)
 
     async def share_tensor_between_models(
@@ -190,6 +196,11 @@ class Model:
     def tasks(self) -> list[str]:
         """The tasks that it supports."""
         return [name for name, _ in self._model.tasks]
+
+    @property
+    def quantization(self) -> Optional[dict[str, Any]]:
+        """How its weights were quantized, as ``cotensor quantize --json`` reports it. None for graphs of other programs."""
+        return self._model.quantization()
 
     def is_same_copy(self, other: "Model") -> bool:
         """Whether both objects use one loaded copy."""

@@ -65,15 +65,16 @@ arguments! {
     "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
         prefix, view_name, model_type, task, text_task, user, text, head, prompt_name, dtype, engine, precision, model, policy;
     "True or False": keep, from_device, sealed, enable_shared_tensors, verbose, do_sample, chat, missing_ok, existing,
-        every;
+        every, mixed_precision, enable_kv_cache, extended_context;
     "a number of seconds": recompute_seconds, timeout;
     "a non-negative number of bytes": offset, bytes_max;
     "a non-negative integer": max_memory_mb, max_shared_tensor_size, nbytes, count, max_connections, threads, max_new_tokens,
-        min_new_tokens, top_k, seed, sample_rate, slots, readers, holds, versions_max;
+        min_new_tokens, top_k, seed, sample_rate, slots, readers, holds, versions_max, precision_bits;
     "a number": threshold, temperature, top_p, window;
     "a list of strings": allowed_types, consumer_models, priority_list, texts, names;
     "a list of non-negative integers": offsets "offset", size, shape, strides;
     "a path": socket, cache, models;
+    "a list of texts, or a path": calibration;
     "a pair of integers": id;
     "a Store": store;
 }

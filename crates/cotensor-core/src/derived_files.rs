@@ -1,8 +1,8 @@
 use crate::{ContentHash, Result};
 use std::path::{Path, PathBuf};
 
-/// Keeps folders of files that are derived from blobs for one machine, such as weights in the layout of an engine's
-/// kernels. Processes map the same files.
+/// Keeps folders of files that are derived for one machine: weights in the layout of an engine's kernels, models with weights of few
+/// bits. Processes map the same files.
 pub trait DerivedFiles: Send + Sync {
     /// The folder with this key, if it is complete and undamaged. Its files never change.
     fn find_files(&self, key: &ContentHash) -> Option<PathBuf>;
@@ -10,7 +10,7 @@ pub trait DerivedFiles: Send + Sync {
     /// Removes the folder with this key, because its files are of no use. Processes that map them keep them.
     fn remove_files(&self, key: &ContentHash);
 
-    /// Makes the folder with this key: `fill` writes files into an empty folder. Of several processes, one fills it and
+    /// Makes the folder with this key: `fill` writes files, and folders of files, into an empty folder. Of several processes, one fills it and
     /// the others wait. If another process made it, `fill` is not called.
     ///
     /// # Errors

@@ -22,7 +22,9 @@ pub use cotensor_model::pipeline::{
     Inputs, Pipeline, Samples, SharedEmbedding, StreamEvent, StreamSettings, StreamingProcessor, User, fit_adapter,
     inputs_of, run_user,
 };
-pub use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
+pub use cotensor_model::pool::{
+    HardwarePreferences, PooledModel, Quantizing, ResourcePool, UltraLowPrecision, UltraLowPrecisionOptions,
+};
 pub use cotensor_sharing::{SharedTensor, SharedTensorView, TensorSharingManager};
 pub use cotensor_store::{
     BlobStore, ComputationStore, EmbeddedStore, Lease, MemoryControl, SharingConfig, Store, StoreReports, TensorStore,

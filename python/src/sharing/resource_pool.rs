@@ -4,11 +4,14 @@ use super::manager::TensorSharingManager;
 use super::pooled_model::PooledModel;
 use crate::args;
 use crate::errors::OrRaise;
+use crate::interrupt::run_interruptible;
 use crate::process::ProcessLocal;
 use crate::settings::configured;
-use crate::store::store::Store;
+use crate::store::report::report;
+use crate::store::store::{Store, user_cache};
+use cotensor::memory::PackCache;
 use cotensor::model::engine::EngineOptions;
-use cotensor::{HardwarePreferences, Runtime};
+use cotensor::{HardwarePreferences, Quantizing, Runtime, Samples, UltraLowPrecisionOptions};
 use cotensor_client::settings::ENGINE;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -33,7 +36,7 @@ pub(crate) fn runtime_over(
 /// time.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct ResourcePool {
-    pool: ProcessLocal<cotensor::ResourcePool>,
+    pool: ProcessLocal<Arc<cotensor::ResourcePool>>,
     store: Py<Store>,
 }
 
@@ -54,7 +57,7 @@ impl ResourcePool {
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
         let runtime = runtime_over(py, store.get(), threads, engine.as_deref())?;
         let pool = cotensor::ResourcePool::new(runtime, models, max_connections).or_raise(py)?;
-        Ok(Self { pool: ProcessLocal::new(pool), store })
+        Ok(Self { pool: ProcessLocal::new(Arc::new(pool)), store })
     }
 
     /// The store of weights and results.
@@ -89,8 +92,10 @@ impl ResourcePool {
 
     /// The model in the folder ``model_name``, or of this name on the hub, on the first available device of ``priority_list``.
     /// ``model_type`` is a kind (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to
-    /// match. ``precision`` is a variant of its graphs (``fp16``) or the variant's number of bits.
-    #[pyo3(signature = (model_type, model_name, priority_list=None, precision=None))]
+    /// match. ``precision`` is a variant of its graphs (``fp16``) or the variant's number of bits; without such a variant, weights
+    /// of 2, 3, 4 or 8 bits. ``calibration`` is a list of texts, or the path of samples.
+    #[pyo3(signature = (model_type, model_name, priority_list=None, precision=None, mixed_precision=false, calibration=None))]
+    #[expect(clippy::too_many_arguments, reason = "preferences by name")]
     fn get_model(
         &self,
         py: Python<'_>,
@@ -98,13 +103,99 @@ impl ResourcePool {
         #[pyo3(from_py_with = args::model_name)] model_name: String,
         #[pyo3(from_py_with = args::priority_list)] priority_list: Option<Vec<String>>,
         #[pyo3(from_py_with = args::precision)] precision: Option<String>,
+        #[pyo3(from_py_with = args::mixed_precision)] mixed_precision: bool,
+        calibration: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PooledModel> {
         let pool = self.pool.get(py, "pool")?;
-        let mut preferences = HardwarePreferences { precision, ..HardwarePreferences::default() };
+        let calibration = calibration.map(samples).transpose()?;
+        let copies = if precision.is_some() { self.copies(py)? } else { None };
+        let mut preferences =
+            HardwarePreferences { precision, mixed_precision, calibration, ..HardwarePreferences::default() };
         if let Some(priority_list) = priority_list {
             preferences.priority_list = priority_list;
         }
-        let model = py.detach(|| pool.get_model(&model_type, &model_name, &preferences)).or_raise(py)?;
-        Ok(PooledModel::new(model, Arc::clone(pool.runtime().store())))
+        let found = py.detach(|| {
+            let quantizing =
+                Quantizing { copies: copies.as_deref().map(|copies| copies as _), progress: &mut |_, _, _| {} };
+            pool.get_model_with(&model_type, &model_name, &preferences, quantizing)
+        });
+        Ok(PooledModel::new(found.or_raise(py)?, Arc::clone(pool.runtime().store())))
     }
+
+    /// Quantizes a model for :meth:`get_model` with the same precision: its folder, the report of the command ``quantize`` (None for
+    /// a variant of another program), the most tokens of a text, and notices. ``progress`` is called with the step, the number of its
+    /// finished parts, and the number of all. After an interrupt, the work goes on in a thread.
+    #[pyo3(signature = (model_name, model_type, *, precision_bits, mixed_precision, enable_kv_cache, extended_context, calibration=None, progress=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn setup_ultra_low_precision<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = args::model_name)] model_name: String,
+        #[pyo3(from_py_with = args::model_type)] model_type: String,
+        #[pyo3(from_py_with = args::precision_bits)] precision_bits: u32,
+        #[pyo3(from_py_with = args::mixed_precision)] mixed_precision: bool,
+        #[pyo3(from_py_with = args::enable_kv_cache)] enable_kv_cache: bool,
+        #[pyo3(from_py_with = args::extended_context)] extended_context: bool,
+        calibration: Option<&Bound<'py, PyAny>>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Prepared<'py>> {
+        let pool = Arc::clone(self.pool.get(py, "pool")?);
+        let calibration = calibration.map(samples).transpose()?;
+        let copies = self.copies(py)?;
+        let options = UltraLowPrecisionOptions {
+            precision_bits,
+            mixed_precision,
+            enable_kv_cache,
+            extended_context,
+            calibration,
+        };
+        let setup = move |_: &dyn Fn() -> bool| {
+            let mut raised = None;
+            let mut told = |step: &str, done: usize, all: usize| {
+                let Some(progress) = progress.as_ref().filter(|_| raised.is_none()) else { return };
+                raised = Python::attach(|py| progress.call1(py, (step, done, all)).err());
+            };
+            let quantizing = Quantizing { copies: copies.as_deref().map(|copies| copies as _), progress: &mut told };
+            let found = pool.setup_ultra_low_precision(&model_name, &model_type, &options, quantizing);
+            (found, raised)
+        };
+        let (found, raised) = run_interruptible(py, "cotensor-quantize", setup)?;
+        let found = found.or_raise(py)?;
+        if let Some(raised) = raised {
+            return Err(raised);
+        }
+        let measured =
+            found.report.as_ref().map(|measured| report(py, || serde_json::to_string(measured))).transpose()?;
+        Ok((found.folder, measured, found.context_tokens, found.notices))
+    }
+}
+
+/// A folder, a report, the most tokens of a text, and notices.
+type Prepared<'py> = (PathBuf, Option<Bound<'py, PyAny>>, Option<usize>, Vec<String>);
+
+impl ResourcePool {
+    /// The folder of copies with weights of few bits: that of the store, else the user's.
+    ///
+    /// # Errors
+    /// As [`Store::cache`] and [`user_cache`].
+    fn copies(&self, py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
+        self.store.get().cache(py)?.map_or_else(|| user_cache(py), |cache| Ok(Some(cache)))
+    }
+}
+
+/// Texts, or the samples at a path.
+///
+/// # Errors
+/// `Invalid` for something else; as [`Samples::open`].
+fn samples(given: &Bound<'_, PyAny>) -> PyResult<Arc<Samples>> {
+    const NAME: &str = "calibration";
+    let py = given.py();
+    let samples = match given.extract::<Vec<String>>() {
+        Ok(texts) => Samples::of_texts(texts),
+        Err(_) => {
+            let path: PathBuf = args::calibration(given)?;
+            py.detach(|| Samples::open(&path)).map_err(|error| error.in_field(NAME)).or_raise(py)?
+        }
+    };
+    Ok(Arc::new(samples))
 }

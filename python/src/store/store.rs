@@ -48,7 +48,7 @@ pub(crate) struct Store {
 ///
 /// # Errors
 /// As [`PackCache::open`], for a named folder.
-fn user_cache(py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
+pub(crate) fn user_cache(py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
     let named = configured(py, &CACHE)?.map(PathBuf::from);
     let folder = named.or_else(PackCache::usable_default_dir);
     folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))

@@ -6,6 +6,7 @@ use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::hub::RECORDS_FOLDER;
 use cotensor::memory::{CacheEntry, PackCache};
+use cotensor::model::quantize::REPORT_FILE;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -22,7 +23,7 @@ struct Listing {
 
 #[derive(Serialize)]
 struct Entry {
-    /// `weights`, `derived` or `demo model`.
+    /// `weights`, `derived`, `quantized model` or `demo model`.
     kind: &'static str,
     path: PathBuf,
     bytes: u64,
@@ -78,11 +79,14 @@ pub(crate) fn cache(args: &CacheArgs) -> Result<()> {
 
 /// Everything in the cache, the largest first.
 fn entries(folder: &Path, cache: &PackCache) -> Vec<Entry> {
-    let kept = cache.entries().into_iter().map(|CacheEntry { is_pack, path, bytes, used }| Entry {
-        kind: if is_pack { "weights" } else { "derived" },
-        path,
-        bytes,
-        unused_s: used.and_then(since),
+    let kept = cache.entries().into_iter().map(|CacheEntry { is_pack, path, bytes, used }| {
+        let quantized = if is_pack { None } else { quantized_model(&path) };
+        let kind = match (is_pack, &quantized) {
+            (true, _) => "weights",
+            (false, Some(_)) => "quantized model",
+            (false, None) => "derived",
+        };
+        Entry { kind, path: quantized.unwrap_or(path), bytes, unused_s: used.and_then(since) }
     });
     let models = models(folder).map(|(path, bytes, used)| Entry {
         kind: "demo model",
@@ -93,6 +97,12 @@ fn entries(folder: &Path, cache: &PackCache) -> Vec<Entry> {
     let mut entries: Vec<Entry> = kept.chain(models).collect();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
     entries
+}
+
+/// The folder of the model in a folder of derived files, if it is one with weights of few bits.
+fn quantized_model(derived: &Path) -> Option<PathBuf> {
+    let inner = std::fs::read_dir(derived).ok()?.flatten().map(|entry| entry.path());
+    inner.into_iter().find(|path| path.join(REPORT_FILE).is_file())
 }
 
 fn since(time: SystemTime) -> Option<f64> {

@@ -16,7 +16,7 @@ use std::time::{Instant, SystemTime};
 const ALL: &str = "all";
 
 pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
-    let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()], precision: None };
+    let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()], ..HardwarePreferences::default() };
     hardware.choose().map_err(|error| Error::new(error.kind(), error.message()).in_field("--hardware"))?;
     let names = |of: fn(&Scenario) -> bool| {
         SCENARIOS.iter().filter(move |scenario| of(scenario)).map(|scenario| scenario.name.to_owned()).collect()

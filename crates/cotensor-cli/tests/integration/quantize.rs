@@ -104,7 +104,7 @@ fn samples_give_better_results_and_their_errors() {
     fs::write(workspace.path("texts.txt"), (0..60).map(line).collect::<String>()).unwrap();
     fs::write(workspace.path("few.txt"), (0..8).map(line).collect::<String>()).unwrap();
     let few = ["quantize", "bert", "-o", "new", "--calibrate", "few.txt"];
-    workspace.expect_error(&few, &["calibrate", "8 different samples; at least 16"]);
+    workspace.expect_error(&few, &["calibration", "8 different samples; at least 16"]);
     workspace.expect_error(&["quantize", "bert", "-o", "new", "--calibrate", "none.txt"], &["none.txt"]);
 
     let report = |out: &str, more: &[&str]| {

@@ -1,4 +1,4 @@
-//! Folders of files that are derived from blobs for one machine, such as weights in the layout of an engine's kernels.
+//! Folders of files that are derived for one machine: weights in the layout of an engine's kernels, models with weights of few bits.
 
 use super::folder::{is_temporary, temporary_name};
 use super::verified::VerifiedPacks;
@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 const MANIFEST: &str = "manifest";
 /// The most bytes of a manifest.
 const MANIFEST_BYTES_MAX: u64 = 1 << 16;
+/// The most levels of folders inside of a folder.
+const DEPTH_MAX: usize = 4;
 
 /// Folders by key. A folder is filled under a temporary name, flushed to the disk and then renamed, so a folder with its
 /// final name is complete. Like packs, its files are hashed by the first process that uses them after each boot.
@@ -30,7 +32,8 @@ impl DerivedFolders {
 
     /// The folders, each with the bytes of its files.
     pub(super) fn all(&self) -> impl Iterator<Item = (PathBuf, u64)> + use<> {
-        let bytes = |folder: &Path| entries(folder).filter_map(|path| Some(path.metadata().ok()?.len())).sum();
+        let bytes =
+            |folder: &Path| files_below(folder).iter().filter_map(|path| Some(path.metadata().ok()?.len())).sum();
         entries(&self.root).filter(|path| path.join(MANIFEST).is_file()).map(move |path| {
             let bytes = bytes(&path);
             (path, bytes)
@@ -70,8 +73,8 @@ impl DerivedFolders {
     fn check(&self, folder: &Path, trusts_notes: bool) -> Result<usize> {
         let path = folder.join(MANIFEST);
         let manifest = read_manifest(&path).ok_or_else(|| Error::corrupt("the manifest is damaged").in_file(&path))?;
-        let names = entries(folder).filter_map(|path| path.file_name()?.to_str().map(str::to_owned));
-        if names.filter(|name| name != MANIFEST).collect::<BTreeSet<_>>() != manifest.keys().cloned().collect() {
+        let names = names_below(folder).into_iter().collect::<Option<BTreeSet<_>>>();
+        if names.is_none_or(|names| !names.iter().eq(manifest.keys())) {
             return Err(Error::corrupt("the files are not those of the manifest").in_file(folder));
         }
         for (name, hash) in &manifest {
@@ -89,10 +92,10 @@ impl DerivedFolders {
     }
 }
 
-/// The name of a file in the notes of verified files.
+/// The name of a file in the notes of verified files. Names of notes have no folders.
 fn noted(folder: &Path, name: &str) -> PathBuf {
     let key = folder.file_name().unwrap_or_default().to_string_lossy();
-    PathBuf::from(format!("{key}-{name}"))
+    PathBuf::from(format!("{key}-{}", name.replace('%', "%25").replace('/', "%2F")))
 }
 
 /// The hash of each file by its name. `None` for a manifest that is damaged, too long or empty.
@@ -150,12 +153,13 @@ impl DerivedFiles for DerivedFolders {
         let temporary = Temporary::new(&self.root).map_err(io)?;
         fill(&temporary.path)?;
         let mut manifest = String::new();
-        let mut names = Vec::new();
-        for path in entries(&temporary.path) {
+        let names = names_below(&temporary.path).into_iter().collect::<Option<Vec<_>>>();
+        let names =
+            names.ok_or_else(|| Error::invalid("a name that a manifest cannot have").in_file(&temporary.path))?;
+        for name in &names {
+            let path = temporary.path.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(io)?;
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             manifest.push_str(&format!("{} {name}\n", hash_of(&MappedFile::open(&path)?, &path)?));
-            names.push(name.to_owned());
         }
         let hash = ContentHash::of(manifest.as_bytes());
         manifest.push_str(&format!("{hash}\n"));
@@ -203,6 +207,31 @@ impl Drop for Temporary {
 
 fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+/// The files in a folder and in the folders inside of it.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let (mut found, mut folders) = (Vec::new(), vec![(folder.to_path_buf(), 0)]);
+    while let Some((inner, depth)) = folders.pop() {
+        for path in entries(&inner) {
+            let is_folder = path.symlink_metadata().is_ok_and(|found| found.is_dir());
+            match is_folder && depth < DEPTH_MAX {
+                true => folders.push((path, depth + 1)),
+                false => found.push(path),
+            }
+        }
+    }
+    found
+}
+
+/// The names of the files below a folder, relative to it, without the manifest. `None` for one that is no UTF-8 or has a line break.
+fn names_below(folder: &Path) -> Vec<Option<String>> {
+    let name = |path: &PathBuf| {
+        let name = path.strip_prefix(folder).ok()?.to_str()?;
+        (!name.contains('\n')).then(|| name.to_owned())
+    };
+    let names = files_below(folder);
+    names.iter().map(name).filter(|name| name.as_deref() != Some(MANIFEST)).collect()
 }
 
 fn hash_of(file: &MappedFile, path: &Path) -> Result<String> {

@@ -291,15 +291,17 @@ fn damaged_derived_folder_is_removed_and_made_again() {
     };
     let manifest_len = std::fs::metadata(made.join("manifest")).unwrap().len() as usize;
     let mut damages: Vec<Box<dyn Fn()>> = vec![
-        Box::new(|| flip(made.join("a"), 0)),
+        Box::new(|| flip(made.join("inner/a"), 0)),
         Box::new(|| flip(made.join("b"), 2)),
         Box::new(|| std::fs::write(made.join("manifest"), "").unwrap()),
         Box::new(|| std::fs::remove_file(made.join("manifest")).unwrap()),
         Box::new(|| std::fs::remove_file(made.join("b")).unwrap()),
         Box::new(|| std::fs::write(made.join("c"), "more").unwrap()),
+        Box::new(|| std::fs::write(made.join("inner/b"), "more").unwrap()),
+        Box::new(|| std::fs::rename(made.join("inner/a"), made.join("a")).unwrap()),
         Box::new(|| {
             std::fs::remove_file(made.join("b")).unwrap();
-            std::os::unix::fs::symlink("a", made.join("b")).unwrap();
+            std::os::unix::fs::symlink("inner/a", made.join("b")).unwrap();
         }),
     ];
     damages.extend((0..manifest_len).step_by(7).map(|at| {
@@ -353,11 +355,12 @@ fn committed_pack_is_on_the_disk() {
     assert!(mapping.dirty_bytes == 0 || !on_disk, "{mapping:?}");
 }
 
-/// Makes a folder with two files and returns it; counts the calls that fill it.
+/// Makes a folder with two files, one in a folder of its own, and returns it; counts the calls that fill it.
 fn derive(cache: &PackCache, key: &ContentHash, fills: &mut usize) -> Result<PathBuf> {
     cache.make_files(key, &mut |folder| {
         *fills += 1;
-        std::fs::write(folder.join("a"), [1; 5000]).unwrap();
+        std::fs::create_dir(folder.join("inner")).unwrap();
+        std::fs::write(folder.join("inner/a"), [1; 5000]).unwrap();
         std::fs::write(folder.join("b"), b"two").unwrap();
         Ok(())
     })

@@ -1,6 +1,6 @@
 use super::api::{Engine, EngineOptions};
 use super::registry::{names, open};
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{DerivedFiles, Error, ErrorKind, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -107,6 +107,11 @@ impl Engines {
     /// For each better engine that cannot be used on this machine: its name and the reason.
     pub fn absent(&self) -> &[String] {
         &self.absent
+    }
+
+    /// The folder of derived files that the engines use.
+    pub fn derived_files(&self) -> Option<&Arc<dyn DerivedFiles>> {
+        self.options.derived.as_ref()
     }
 
     /// Calls `load` with one engine after the other until one does not answer `Unsupported`. `load` also gets the reason

@@ -1,19 +1,24 @@
+use crate::pipeline::Samples;
 use cotensor_core::{Device, Error, Result};
-use cotensor_preprocess::family::{Variant, variant};
+use std::sync::Arc;
 
-/// The devices on which a model may run, best first, and the precision of its graphs.
-#[derive(Clone, Debug)]
+/// The devices on which a model may run, best first, and the precision of its weights.
+#[derive(Clone)]
 pub struct HardwarePreferences {
     /// Device names: `cpu`, `cuda:0`, `webgpu`, `webnn`.
     pub priority_list: Vec<String>,
     /// The name of a variant of the graphs (`fp16`, `int8`), or its number of bits (`16`). `None` takes the first variant
-    /// that the model has.
+    /// that the model has. A model without a variant of 2, 3, 4 or 8 bits is [quantized](crate::quantize::quantized_copy) once.
     pub precision: Option<String>,
+    /// Whether each matrix has a width of its own, so that all have as many bits as with the width of `precision`.
+    pub mixed_precision: bool,
+    /// The samples on which a quantized model is fitted; without them, texts in English, and those for mixed precision only.
+    pub calibration: Option<Arc<Samples>>,
 }
 
 impl Default for HardwarePreferences {
     fn default() -> Self {
-        Self { priority_list: vec!["cpu".to_owned()], precision: None }
+        Self { priority_list: vec!["cpu".to_owned()], precision: None, mixed_precision: false, calibration: None }
     }
 }
 
@@ -46,15 +51,6 @@ impl HardwarePreferences {
         Err(Error::unsupported(format!("no preferred device can be used ({})", reasons.join("; ")))
             .in_field("priority_list"))
     }
-
-    /// The variant of the precision.
-    ///
-    /// # Errors
-    /// `Unsupported` for a precision that no variant has.
-    pub(super) fn variant(&self) -> Result<Option<&'static Variant>> {
-        let named = self.precision.as_deref().map(variant).transpose();
-        named.map_err(|error| Error::unsupported(error.message()).in_field("precision"))
-    }
 }
 
 #[cfg(test)]
@@ -66,7 +62,7 @@ mod tests {
     fn first_usable_device_is_chosen_and_others_are_skipped_with_reasons() {
         let choose = |names: &[&str]| {
             let priority_list = names.iter().map(|name| (*name).to_owned()).collect();
-            HardwarePreferences { priority_list, precision: None }.choose()
+            HardwarePreferences { priority_list, ..HardwarePreferences::default() }.choose()
         };
         let choice = choose(&["webgpu", "tpu", "cpu", "cuda"]).unwrap();
         assert_eq!(choice.device, Device::Cpu);

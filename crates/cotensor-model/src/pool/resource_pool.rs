@@ -1,8 +1,10 @@
 use super::devices::{DeviceChoice, HardwarePreferences};
 use super::held_tensors::HeldTensors;
 use super::permits::{Permit, Permits};
+use super::precision::{self, Quantizing};
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Inputs, OnText, User, UserReport, run_user_streaming};
+use crate::quantize::QuantizeReport;
 use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
 use cotensor_preprocess::family::{family_of, kinds_by_name};
 use cotensor_sharing::TensorSharingManager;
@@ -50,31 +52,37 @@ impl ResourcePool {
     ///
     /// # Errors
     /// `Invalid` when the model is of another type or its name leads out of the pool's folder; `Unsupported` for a precision
-    /// that no variant of graphs has; as [`Runtime::open`] and [`HardwarePreferences::choose`].
+    /// that is not possible, and for one without a variant over a store without a cache; as [`Runtime::open`],
+    /// [`HardwarePreferences::choose`] and [`quantized_copy`](crate::quantize::quantized_copy).
     pub fn get_model(
         &self,
         model_type: &str,
         model_name: &str,
         hardware_preferences: &HardwarePreferences,
     ) -> Result<PooledModel> {
+        let quantizing = Quantizing { copies: None, progress: &mut |_, _, _| {} };
+        self.get_model_with(model_type, model_name, hardware_preferences, quantizing)
+    }
+
+    /// As [`get_model`](Self::get_model), with another place for copies of few bits, and with progress.
+    ///
+    /// # Errors
+    /// As [`get_model`](Self::get_model).
+    pub fn get_model_with(
+        &self,
+        model_type: &str,
+        model_name: &str,
+        hardware_preferences: &HardwarePreferences,
+        quantizing: Quantizing<'_>,
+    ) -> Result<PooledModel> {
         let device = hardware_preferences.choose()?;
-        let variant = hardware_preferences.variant()?.map(|variant| variant.name.as_str());
         let name = Path::new(model_name);
         if !name.components().all(|part| matches!(part, std::path::Component::Normal(_))) || model_name.is_empty() {
             return Err(Error::invalid(format!("{model_name:?} leads out of the pool's folder")).in_field("model_name"));
         }
-        let model = self.runtime.open_variant(name, &self.models, variant)?;
-        let family = model.family();
-        let of_type = family.name == model_type
-            || family_of(model_type).is_ok_and(|wanted| wanted.name == family.name)
-            || family
-                .kinds
-                .iter()
-                .any(|kind| kind.name() == model_type || kind.name().split('_').next() == Some(model_type));
-        if !of_type {
-            let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
-            return Err(Error::invalid(message).in_field("model_type"));
-        }
+        let check = |model: &Model| check_type(model, model_type, model_name);
+        let model = precision::open(&self.runtime, name, &self.models, hardware_preferences, &check, quantizing)?;
+        check(&model)?;
         let held = Arc::new(HeldTensors::new(model_name));
         Ok(PooledModel { model, device, runtime: Arc::clone(&self.runtime), permits: Arc::clone(&self.permits), held })
     }
@@ -129,6 +137,25 @@ impl ResourcePool {
     }
 }
 
+/// # Errors
+/// `Invalid` for a model that is of another type.
+fn check_type(model: &Model, model_type: &str, model_name: &str) -> Result<()> {
+    let family = model.family();
+    let of_type = family.name == model_type
+        || family_of(model_type).is_ok_and(|wanted| wanted.name == family.name)
+        || family
+            .kinds
+            .iter()
+            .any(|kind| kind.name() == model_type || kind.name().split('_').next() == Some(model_type));
+    match of_type {
+        true => Ok(()),
+        false => {
+            let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
+            Err(Error::invalid(message).in_field("model_type"))
+        }
+    }
+}
+
 /// A model of a pool, and the shared tensors that it holds. Clones hold the same tensors; the last one releases them.
 #[derive(Clone)]
 pub struct PooledModel {
@@ -152,6 +179,15 @@ impl PooledModel {
     /// The model. Direct calls on it do not count against the pool's connections.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// How the weights were quantized: what [`quantize_folder`](crate::quantize::quantize_folder) reported. `None` for graphs that
+    /// another program wrote.
+    ///
+    /// # Errors
+    /// `Corrupt` for a report that is damaged, `Io`.
+    pub fn quantization(&self) -> Result<Option<QuantizeReport>> {
+        QuantizeReport::read(self.model.folder())
     }
 
     /// The device of the model, and the preferred devices that were skipped.

@@ -116,7 +116,7 @@ fn open(engine: &RtenEngine, path: &Path, recorder: &Arc<Mutex<Recorder>>) -> Re
     if all.bytes > MOMENTS_BYTES_MAX {
         let [found, most] = [all.bytes, MOMENTS_BYTES_MAX].map(size);
         let message = format!("the moments of the inputs of this model have {found}; at most {most} are possible");
-        return Err(Error::unsupported(message).in_file(path).in_field("calibrate"));
+        return Err(Error::unsupported(message).in_file(path).in_field("calibration"));
     }
     let recorded: Vec<String> = columns.keys().cloned().collect();
     let record = || Record {

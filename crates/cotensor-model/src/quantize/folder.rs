@@ -32,44 +32,71 @@ pub fn quantize_folder(
     samples: Option<&Samples>,
     progress: &mut Progress<'_>,
 ) -> Result<QuantizeReport> {
-    options.check()?;
-    if (options.mixed_bits.is_some() || options.max_error.is_some()) && samples.is_none() {
-        return Err(Error::invalid("mixed widths and errors of outputs need samples").in_field("calibrate"));
-    }
     if target.symlink_metadata().is_ok() {
         return Err(Error::invalid("exists already; name a new folder").in_file(target));
     }
-    let folder = canonical_folder(folder)?;
-    let files = files_of(&folder)?;
-    let graphs: Vec<PathBuf> = files.iter().filter(|file| is_full_precision(file)).cloned().collect();
-    if graphs.is_empty() {
-        return Err(Error::invalid("no ONNX graph of full precision, such as onnx/model.onnx").in_file(folder));
-    }
-    check_parent(&folder, target)?;
-    let samples = samples.map(Divided::of).transpose()?;
+    let source = Source::open(folder, options, samples)?;
+    check_parent(&source.folder, target)?;
     let work = Work::create(target)?;
-
-    let mut report = QuantizeReport::default();
-    let job = Job { folder: &folder, graphs: &graphs, options, samples: samples.as_ref() };
-    job.run(&work.0, &mut report, progress)?;
-    check(&folder, options, &report)?;
-    for file in files.iter().filter(|file| !graphs.contains(file)) {
-        if !is_copied(&folder, file, &files) {
-            // Of the checkpoint, the scale of similarities is kept, if it has one.
-            report.left_out.push(file.display().to_string());
-            continue;
-        }
-        let (from, to) = (folder.join(file), work.0.join(file));
-        make_parent(&to)?;
-        fs::copy(&from, &to).map_err(io("copying", &from))?;
-    }
-    if let Some(scale) = checkpoint_of_scale(&folder)? {
-        write(&work.0.join(CHECKPOINT), &scale)?;
-    }
-    let text = serde_json::to_string_pretty(&report).map_err(|error| Error::invalid(error.to_string()))?;
-    write(&work.0.join(REPORT_FILE), (text + "\n").as_bytes())?;
+    let report = source.write(&work.0, progress)?;
     fs::rename(&work.0, target).map_err(io("writing", target))?;
     Ok(report)
+}
+
+/// A model, and how it is quantized.
+pub(super) struct Source<'s> {
+    pub(super) folder: PathBuf,
+    /// Relative to the folder.
+    files: Vec<PathBuf>,
+    graphs: Vec<PathBuf>,
+    options: &'s QuantizeOptions,
+    samples: Option<Divided<'s>>,
+}
+
+impl<'s> Source<'s> {
+    /// # Errors
+    /// As [`quantize_folder`], for the model, the options and the samples.
+    pub(super) fn open(folder: &Path, options: &'s QuantizeOptions, samples: Option<&'s Samples>) -> Result<Self> {
+        options.check()?;
+        if (options.mixed_bits.is_some() || options.max_error.is_some()) && samples.is_none() {
+            return Err(Error::invalid("mixed widths and errors of outputs need samples").in_field("calibration"));
+        }
+        let folder = canonical_folder(folder)?;
+        let files = files_of(&folder)?;
+        let graphs: Vec<PathBuf> = files.iter().filter(|file| is_full_precision(file)).cloned().collect();
+        if graphs.is_empty() {
+            return Err(Error::invalid("no ONNX graph of full precision, such as onnx/model.onnx").in_file(folder));
+        }
+        Ok(Self { folder, files, graphs, options, samples: samples.map(Divided::of).transpose()? })
+    }
+
+    /// Writes all files to the folder `target`, which exists.
+    ///
+    /// # Errors
+    /// As [`quantize_folder`], for the graphs.
+    pub(super) fn write(&self, target: &Path, progress: &mut Progress<'_>) -> Result<QuantizeReport> {
+        let (folder, graphs) = (&self.folder, &self.graphs);
+        let mut report = QuantizeReport::default();
+        let job = Job { folder, graphs, options: self.options, samples: self.samples.as_ref() };
+        job.run(target, &mut report, progress)?;
+        check(folder, self.options, &report)?;
+        for file in self.files.iter().filter(|file| !graphs.contains(file)) {
+            if !is_copied(folder, file, &self.files) {
+                // Of the checkpoint, the scale of similarities is kept, if it has one.
+                report.left_out.push(file.display().to_string());
+                continue;
+            }
+            let (from, to) = (folder.join(file), target.join(file));
+            make_parent(&to)?;
+            fs::copy(&from, &to).map_err(io("copying", &from))?;
+        }
+        if let Some(scale) = checkpoint_of_scale(folder)? {
+            write(&target.join(CHECKPOINT), &scale)?;
+        }
+        let text = serde_json::to_string_pretty(&report).map_err(|error| Error::invalid(error.to_string()))?;
+        write(&target.join(REPORT_FILE), (text + "\n").as_bytes())?;
+        Ok(report)
+    }
 }
 
 /// The folder beside `target` in which this process writes until all is written.

@@ -6,7 +6,7 @@ use super::graph::{Plan, candidates, write_graph};
 use super::measure::compare;
 use super::options::QuantizeOptions;
 use super::plan;
-use super::report::{GraphReport, MixedReport, QuantizeReport};
+use super::report::{GraphReport, MixedReport, QuantizeReport, bits_per_weight};
 use crate::pipeline::Samples;
 use cotensor_core::{Error, Result};
 use cotensor_quant::Width;
@@ -189,14 +189,6 @@ impl Job<'_> {
     }
 }
 
-/// The mean bits of a weight that is a code.
-fn bits_per_weight(graphs: &[GraphReport]) -> f64 {
-    let matrices = || graphs.iter().flat_map(|graph| &graph.matrices);
-    let elements = |rows: usize, columns: usize| (rows * columns) as f64;
-    let bits: f64 = matrices().map(|one| elements(one.rows, one.columns) * one.bits_per_weight).sum();
-    bits / matrices().map(|one| elements(one.rows, one.columns)).sum::<f64>().max(1.0)
-}
-
 /// Different samples in two parts.
 pub(super) struct Divided<'s> {
     all: &'s Samples,
@@ -211,7 +203,7 @@ impl<'s> Divided<'s> {
         let distinct = all.distinct()?;
         if distinct.len() < SAMPLES_MIN {
             let message = format!("{} different samples; at least {SAMPLES_MIN} are required", distinct.len());
-            return Err(Error::invalid(message).in_field("calibrate"));
+            return Err(Error::invalid(message).in_field("calibration"));
         }
         let numbered = distinct.into_iter().take(SAMPLES_MAX).enumerate();
         let (held_out, known): (Vec<_>, Vec<_>) = numbered.partition(|(number, _)| number % HELD_OUT == 0);

@@ -1,6 +1,7 @@
 //! Writes a copy of a model whose weights have few bits, as files that onnxruntime and Cotensor open.
 
 mod calibrate;
+mod copy;
 mod files;
 mod folder;
 mod graph;
@@ -14,6 +15,7 @@ mod summary;
 mod watch;
 mod writer;
 
+pub use copy::quantized_copy;
 pub use folder::{quantize_folder, work_folder};
 pub use graph::quantize_graph;
 pub use job::Progress;

@@ -1,5 +1,5 @@
 use crate::graph::{LowBits, Matrix};
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, Hasher, Result};
 use cotensor_quant::{QuantSpec, Scheme, Width};
 use std::str::FromStr;
 
@@ -70,6 +70,19 @@ impl QuantizeOptions {
             return Err(Error::invalid("an empty text is in all names").in_field("keep"));
         }
         QuantSpec::new(self.width, self.group, self.scheme).map(|_| ())
+    }
+
+    /// Adds all options to the key of a copy.
+    pub(super) fn add_to(&self, hasher: &mut Hasher) {
+        let Self { width, group, scheme, activations, keep, mixed_bits, max_error } = self;
+        hasher.number(u64::from(width.bits())).number(*group as u64).field(scheme.name().as_bytes());
+        hasher.number(*activations as u64).number(keep.len() as u64);
+        for text in keep {
+            hasher.field(text.as_bytes());
+        }
+        for number in [mixed_bits, max_error] {
+            hasher.field(number.map(f64::to_le_bytes).as_ref().map_or(&[][..], |bytes| bytes));
+        }
     }
 
     /// How a matrix is quantized with a width.

@@ -1,7 +1,13 @@
+use crate::folder::read_bounded;
+use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// The file with the report, in the folder of the model.
 pub const REPORT_FILE: &str = "quantization.json";
+
+/// The most bytes of a report.
+const REPORT_BYTES_MAX: u64 = 64 << 20;
 
 /// A model whose weights were quantized.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -16,6 +22,34 @@ pub struct QuantizeReport {
     pub held_out: usize,
     /// How widths were chosen; `None` for one width.
     pub mixed: Option<MixedReport>,
+}
+
+impl QuantizeReport {
+    /// The report in the folder of a model; `None` without one.
+    ///
+    /// # Errors
+    /// `Corrupt` for a report that is damaged, `Io`.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(REPORT_FILE);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let text = read_bounded(&path, REPORT_BYTES_MAX)?;
+        serde_json::from_slice(&text).map(Some).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))
+    }
+
+    /// The mean bits of a weight that is a code, with scales and offsets.
+    pub fn bits_per_weight(&self) -> f64 {
+        bits_per_weight(&self.graphs)
+    }
+}
+
+/// The mean bits of a weight that is a code.
+pub(super) fn bits_per_weight(graphs: &[GraphReport]) -> f64 {
+    let matrices = || graphs.iter().flat_map(|graph| &graph.matrices);
+    let elements = |rows: usize, columns: usize| (rows * columns) as f64;
+    let bits: f64 = matrices().map(|one| elements(one.rows, one.columns) * one.bits_per_weight).sum();
+    bits / matrices().map(|one| elements(one.rows, one.columns)).sum::<f64>().max(1.0)
 }
 
 /// Widths of their own against one width.

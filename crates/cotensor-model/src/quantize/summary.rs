@@ -1,13 +1,9 @@
 //! What is known of the quantized weights of a graph, for users of the model.
 
-use super::report::{QuantizeReport, REPORT_FILE};
-use crate::folder::read_bounded;
-use cotensor_core::{Error, Result};
+use super::report::QuantizeReport;
+use cotensor_core::Result;
 use serde::Serialize;
 use std::path::Path;
-
-/// The most bytes of a report.
-const REPORT_BYTES_MAX: u64 = 64 << 20;
 
 /// The quantized weights of a graph. What was not measured is `None`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,13 +31,7 @@ impl QuantizedWeights {
     /// # Errors
     /// `Corrupt` for a report that is damaged, `Io`.
     pub(crate) fn of(folder: &Path, file: &Path, bytes: u64) -> Result<Option<Self>> {
-        let path = folder.join(REPORT_FILE);
-        if !path.is_file() {
-            return Ok(None);
-        }
-        let text = read_bounded(&path, REPORT_BYTES_MAX)?;
-        let report: QuantizeReport =
-            serde_json::from_slice(&text).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
+        let Some(report) = QuantizeReport::read(folder)? else { return Ok(None) };
         let is_asked = |name: &str| folder.join(name) == file;
         let Some(graph) = report.graphs.iter().find(|graph| is_asked(&graph.file) && !graph.matrices.is_empty()) else {
             return Ok(None);

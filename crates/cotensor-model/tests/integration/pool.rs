@@ -1,12 +1,13 @@
 //! The resource pool: one loaded copy, a bounded number of concurrent calls, devices by preference, tensors by name.
 
-use cotensor_core::{DType, Device, ErrorKind, Result};
+use crate::support::onnx::TemporaryFiles;
+use cotensor_core::{DType, DerivedFiles, Device, ErrorKind, Result};
 use cotensor_hub::{Hub, Settings};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{Capabilities, Engine, FileMode, LoadedGraph, Output, OutputAllocator, RtenEngine};
 use cotensor_model::graph::{Graph, Port};
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
-use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
+use cotensor_model::pool::{HardwarePreferences, PooledModel, Quantizing, ResourcePool, UltraLowPrecisionOptions};
 use cotensor_model::tensor::TensorRef;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,42 @@ fn concurrent_requests_load_one_copy_of_a_model() {
     assert!(models.iter().all(|model| Arc::ptr_eq(model.model(), models[0].model())));
     let stage = models[0].model().stage("encoder").unwrap();
     assert!(models.iter().all(|model| Arc::ptr_eq(&model.model().stage("encoder").unwrap(), &stage)));
+}
+
+#[test]
+fn model_of_few_bits_is_made_once_and_checked_before() {
+    let files = TemporaryFiles(tempfile::tempdir().unwrap());
+    let mut steps = 0;
+    let mut get = |model_type: &str, name: &str, precision: &str, copies: Option<&TemporaryFiles>| {
+        let preferences =
+            HardwarePreferences { precision: Some(precision.to_owned()), ..HardwarePreferences::default() };
+        let copies = copies.map(|copies| copies as &dyn DerivedFiles);
+        pool(1).get_model_with(
+            model_type,
+            name,
+            &preferences,
+            Quantizing { copies, progress: &mut |_, _, _| steps += 1 },
+        )
+    };
+    let kind = |model: Result<PooledModel>| model.err().unwrap().kind();
+    assert_eq!(kind(get("vision", "bert", "3", Some(&files))), ErrorKind::Invalid);
+    assert_eq!(kind(get("text", "bert", "3", None)), ErrorKind::Unsupported);
+    assert_eq!(std::fs::read_dir(files.0.path()).unwrap().count(), 0);
+    let made = get("text", "bert", "3", Some(&files)).unwrap();
+    let report = made.quantization().unwrap().unwrap();
+    assert!((report.bits_per_weight() - 3.5).abs() < 1e-9 && made.model().name() == "bert");
+    let options = UltraLowPrecisionOptions {
+        precision_bits: 3,
+        mixed_precision: false,
+        enable_kv_cache: false,
+        extended_context: false,
+        calibration: None,
+    };
+    let quantizing = Quantizing { copies: Some(&files), progress: &mut |_, _, _| panic!("it is made already") };
+    let ready = pool(1).setup_ultra_low_precision("bert", "text", &options, quantizing).unwrap();
+    assert_eq!((ready.folder.as_path(), ready.context_tokens), (made.model().folder(), Some(64)));
+    assert!(ready.report.is_some() && ready.notices.is_empty());
+    assert!(steps > 0);
 }
 
 /// An engine whose graphs wait before they run, until the test opens the gate.
@@ -278,13 +315,19 @@ fn precision_chooses_the_variant_of_the_graphs() {
     for half in ["fp16", "16"] {
         assert_eq!(run(Some(half)).unwrap().report.answer, any, "the only variant");
     }
-    for (precision, variant) in [("32", "\"fp32\""), ("int8", "\"int8\""), ("4", "\"q4\"")] {
+    for (precision, variant) in [("32", "\"fp32\""), ("int8", "\"int8\""), ("q4", "\"q4\"")] {
         let error = run(Some(precision)).unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::NotFound, Some("variant")), "{error}");
         assert!([variant, "onnx/model_fp16.onnx"].iter().all(|part| error.message().contains(part)), "{error}");
     }
-    let error = run(Some("2")).unwrap_err();
-    assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("precision")));
+    for bits in ["2", "4"] {
+        let error = run(Some(bits)).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::Unsupported, Some("precision")),
+            "without a cache: {error}"
+        );
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-# ruff: noqa: F704, I001 (a notebook awaits at the top level, too; the module is not there yet)
+# ruff: noqa: F704 (a notebook awaits at the top level, too)
 
 from cotensor.pool import ResourcePoolBridgeIntegration
 from cotensor.ultra_low_precision import setup_ultra_low_precision

@@ -3,7 +3,7 @@
 use super::encoded::Medium;
 use crate::folder::read_bounded;
 use crate::pipeline::inputs::Inputs;
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, Hasher, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -124,6 +124,17 @@ impl Samples {
             by_content.entry(self.inputs(index)?.identity()).or_insert(index);
         }
         Ok(by_content.into_values().collect())
+    }
+
+    /// Adds the content of all samples, in any order.
+    ///
+    /// # Errors
+    /// As [`inputs`](Self::inputs).
+    pub(crate) fn add_to(&self, hasher: &mut Hasher) -> Result<()> {
+        for index in self.distinct()? {
+            hasher.field(self.inputs(index)?.identity().to_string().as_bytes());
+        }
+        Ok(())
     }
 
     /// The sample at a position, as the input of a model.

@@ -196,7 +196,7 @@ pub(crate) fn load_graph(engine: &dyn Engine, graph: &Graph, store: &dyn Store) 
 }
 
 /// Derived files in a folder of one process.
-struct TemporaryFiles(tempfile::TempDir);
+pub(crate) struct TemporaryFiles(pub(crate) tempfile::TempDir);
 
 impl DerivedFiles for TemporaryFiles {
     fn find_files(&self, key: &ContentHash) -> Option<PathBuf> {

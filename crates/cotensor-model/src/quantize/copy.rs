@@ -1,0 +1,58 @@
+//! Copies of models with weights of few bits, which the programs of a machine make once.
+
+use super::folder::Source;
+use super::job::Progress;
+use super::options::QuantizeOptions;
+use crate::folder::{FolderStamp, changed};
+use crate::pipeline::Samples;
+use cotensor_core::{ContentHash, DerivedFiles, Hasher, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Changes with the content of copies.
+const DOMAIN: &str = "cotensor quantized copy v1";
+
+/// The folder of a copy of the model in `folder`, as [`quantize_folder`](super::quantize_folder) writes it. It lies in `files` under a key
+/// of the model's files, the options and the samples: the first program of a machine that asks for it makes it, others wait.
+/// The copy has the name `name`.
+///
+/// # Errors
+/// As [`quantize_folder`](super::quantize_folder) and [`DerivedFiles::make_files`]; `Conflict` for a folder that changes meanwhile.
+pub fn quantized_copy(
+    files: &dyn DerivedFiles,
+    folder: &Path,
+    name: &str,
+    options: &QuantizeOptions,
+    samples: Option<&Samples>,
+    progress: &mut Progress<'_>,
+) -> Result<PathBuf> {
+    // A name on the hub has the name of a user before it.
+    let name = name.rsplit('/').next().unwrap_or(name);
+    let source = Source::open(folder, options, samples)?;
+    let stamp = FolderStamp::of(&source.folder)?;
+    let key = key(&stamp, name, options, samples)?;
+    let made = match files.find_files(&key) {
+        Some(made) => made,
+        None => files.make_files(&key, &mut |made| {
+            let copy = made.join(name);
+            fs::create_dir(&copy).map_err(super::files::io("writing", &copy))?;
+            source.write(&copy, progress)?;
+            match FolderStamp::of(&source.folder)?.same_files(&stamp) {
+                true => Ok(()),
+                false => Err(changed(&source.folder)),
+            }
+        })?,
+    };
+    Ok(made.join(name))
+}
+
+fn key(stamp: &FolderStamp, name: &str, options: &QuantizeOptions, samples: Option<&Samples>) -> Result<ContentHash> {
+    let mut hasher = Hasher::new(DOMAIN);
+    hasher.field(name.as_bytes());
+    stamp.add_to(&mut hasher);
+    options.add_to(&mut hasher);
+    if let Some(samples) = samples {
+        samples.add_to(&mut hasher)?;
+    }
+    Ok(hasher.finish())
+}

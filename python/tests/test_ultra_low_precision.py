@@ -1,0 +1,113 @@
+"""Models of a pool with weights of few bits: made once for all programs, with the errors that were measured."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+
+pytest.importorskip("numpy")
+
+import numpy  # noqa: E402
+
+import cotensor  # noqa: E402
+from cotensor.pool import Model, ResourcePoolBridgeIntegration  # noqa: E402
+from cotensor.ultra_low_precision import setup_ultra_low_precision  # noqa: E402
+
+TINY = REPOSITORY / "fixtures" / "tiny"
+TEXTS = [f"the {number} boats wait in harbour {number % 7}" for number in range(40)]
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResourcePoolBridgeIntegration:
+    monkeypatch.setenv("COTENSOR_CACHE", str(tmp_path / "cache"))
+    return ResourcePoolBridgeIntegration(models=TINY, threads=1)
+
+
+def get(pool: ResourcePoolBridgeIntegration, model_type: str, name: str, **preferences: Any) -> Model:
+    return asyncio.run(pool.get_model(model_type, name, preferences))
+
+
+def embedding(model: Model) -> Any:
+    return model("the harbour wakes")["output_tensors"]["text_embedding"].numpy().astype("float64").ravel()
+
+
+def times(folder: Path) -> "dict[Path, int]":
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_models_are_quantized_once_and_closer_with_more_bits(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:
+    full = embedding(get(pool, "text", "bert"))
+    errors = []
+    for bits in (2, 3, 4, 8):
+        model = get(pool, "text_embedding", "bert", precision=bits)
+        assert model.quantization is not None and model.family == "bert"
+        matrices = [matrix for graph in model.quantization["graphs"] for matrix in graph["matrices"]]
+        assert matrices and {matrix["bits"] for matrix in matrices} == {bits}
+        errors.append(numpy.linalg.norm(embedding(model) - full) / numpy.linalg.norm(full))
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 0.02 and errors[0] > 0.1
+    made = times(tmp_path)
+    assert len(made) > 10
+    again = ResourcePoolBridgeIntegration(models=TINY, threads=1)
+    assert get(again, "text", "bert", precision=4).quantization == get(pool, "text", "bert", precision=4).quantization
+    assert times(tmp_path / "cache" / "derived") == {path: at for path, at in made.items() if "derived" in path.parts}
+    assert get(pool, "text", "bert").quantization is None
+
+
+def test_widths_are_mixed_by_errors_on_samples(pool: ResourcePoolBridgeIntegration) -> None:
+    steps = []
+    config = setup_ultra_low_precision(
+        "bert", "text", 3, calibration=TEXTS, pool=pool, progress=lambda *step: steps.append(step)
+    )
+    assert config.report is not None and config.bits_per_weight is not None
+    assert config.report["samples"] + config.report["held_out"] == 40
+    assert config.bits_per_weight <= 3.5 and config.report["mixed"]["target_bits"] == 3.5
+    assert any(error is not None for error in config.output_errors.values())
+    assert {step for step, _, _ in steps} > {"running samples", "comparing outputs"}
+    assert all(0 <= done <= total for _, done, total in steps)
+    model = get(pool, "text", "bert", **config.hardware_preferences)
+    assert model.quantization == config.report and Path(config.folder).name == "bert"
+    assert config.context_tokens == 64 and any("no cache" in notice for notice in config.notices)
+
+
+def test_variants_of_other_programs_come_first(pool: ResourcePoolBridgeIntegration) -> None:
+    model = get(pool, "text", "qwen2", precision=4)
+    assert model.quantization is None
+    config = setup_ultra_low_precision("qwen2", "text", 4, False, extended_context=True, pool=pool)
+    assert config.report is None and config.bits_per_weight is None and Path(config.folder) == TINY / "qwen2"
+    assert any("the context of" in notice for notice in config.notices)
+
+
+def test_impossible_precisions_are_refused_by_name(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:
+    for error, field, preferences in (
+        (cotensor.UnsupportedError, "precision", {"precision": 5}),
+        (cotensor.UnsupportedError, "precision", {"precision": "int3"}),
+        (cotensor.UnsupportedError, "mixed_precision", {"precision": 16, "mixed_precision": True}),
+        (cotensor.InvalidError, "mixed_precision", {"mixed_precision": True}),
+        (cotensor.InvalidError, "mixed_precision", {"precision": 4, "mixed_precision": "yes"}),
+        (cotensor.InvalidError, "calibration", {"precision": 4, "calibration": TEXTS[:3]}),
+        (cotensor.NotFoundError, "calibration", {"precision": 4, "calibration": tmp_path / "none.txt"}),
+        (cotensor.InvalidError, "calibration", {"precision": 4, "calibration": 7}),
+    ):
+        with pytest.raises(error) as raised:
+            get(pool, "text", "bert", **preferences)
+        assert raised.value.field == field, preferences
+    with pytest.raises(cotensor.InvalidError) as raised:
+        get(pool, "vision", "vit", precision=2, mixed_precision=True)
+    assert raised.value.field == "calibration" and "ViT reads no texts" in str(raised.value)
+    with pytest.raises(cotensor.InvalidError) as raised:
+        get(pool, "vision", "bert", precision=2)
+    assert raised.value.field == "model_type"
+    assert not list((tmp_path / "cache").rglob("*.onnx")), "a model of another type is not quantized"
+
+
+def test_errors_of_progress_reach_the_caller(pool: ResourcePoolBridgeIntegration) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no display")
+
+    with pytest.raises(RuntimeError, match="no display"):
+        setup_ultra_low_precision("bert", "text", 4, False, pool=pool, progress=fails)
+    assert get(pool, "text", "bert", precision=4).quantization is not None
