@@ -221,7 +221,7 @@ def test_wrong_options_are_refused() -> None:
         asyncio.run(create_model("vit", hardware, model_id="bert").initialize())
     assert "BERT" in str(raised.value)
     with pytest.raises(cotensor.UnsupportedError):
-        opened(hardware, "bert", precision=2)
+        opened(hardware, "bert", precision=5)
     with pytest.raises(cotensor.NotFoundError):
         asyncio.run(_in_context(hardware))
 

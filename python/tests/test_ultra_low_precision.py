@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_models_are_quantized_once_and_closer_with_more_bits(pool: ResourcePoolB
     assert get(again, "text", "bert", precision=4).quantization == get(pool, "text", "bert", precision=4).quantization
     assert times(tmp_path / "cache" / "derived") == {path: at for path, at in made.items() if "derived" in path.parts}
     assert get(pool, "text", "bert").quantization is None
+
+
+def test_folders_of_earlier_versions_give_the_same_embedding() -> None:
+    low_bit = REPOSITORY / "fixtures" / "low-bit"
+    reference = json.loads((low_bit / "reference.json").read_text())
+    model = get(ResourcePoolBridgeIntegration(models=low_bit, threads=1), "text", "bert", precision=4)
+    values = model(reference["text"])["output_tensors"]["text_embedding"].numpy()
+    assert list(values.shape) == reference["shape"]
+    numpy.testing.assert_allclose(values.ravel(), reference["values"], atol=2e-5)
 
 
 def test_widths_are_mixed_by_errors_on_samples(pool: ResourcePoolBridgeIntegration) -> None:

@@ -45,6 +45,7 @@ export type { ModelInput, Tokens } from "./models/inputs.js";
 export type { LocalModel } from "./models/local_model.js";
 export type { FamilyModel, ModelOptions, SharedTensors } from "./models/model.js";
 export { ResourcePoolBridgeIntegration, type HardwarePreferences, type PooledModel, type SharedBetweenModels } from "./models/pool.js";
+export { setupUltraLowPrecision, type QuantizationReport, type UltraLowPrecisionConfig, type UltraLowPrecisionOptions } from "./models/precision.js";
 export { Result, type StageReport } from "./models/result.js";
 export { SharedBackend, SharedModel, type SharedBackendOptions } from "./models/shared_backend.js";
 export { StreamingProcessor, type StreamingOptions, type StreamResult, type StreamSegment } from "./models/streaming.js";

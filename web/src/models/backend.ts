@@ -158,6 +158,12 @@ export class Backend {
     }
   }
 
+  /** A small file of a model's folder; nothing if there is no such file. */
+  async fileOf(modelId: string, file: string): Promise<string | undefined> {
+    await this.initialize();
+    return ModelFolder.of(modelId, this.#options, this.#ready().cache).text(file);
+  }
+
   /** Ends one use of a model. The last one releases its graphs. */
   async releaseModel(model: LoadedModel | undefined): Promise<void> {
     const entry = model && this.#models.get(model.key);

@@ -7,14 +7,17 @@ import type { Device, TypedArray } from "../types.js";
 import { Backend, type BackendOptions } from "./backend.js";
 import type { ModelInput } from "./inputs.js";
 import type { FamilyModel } from "./model.js";
+import { chooseGraphs, REPORT_FILE, type QuantizationReport } from "./precision.js";
 import type { Result } from "./result.js";
 
 /** Which devices and files a model of the pool uses. */
 export interface HardwarePreferences {
   /** The devices, the best first; by default WebGPU, then the CPU. Without `cpu`, there is no fallback. */
   readonly priorityList?: readonly Device[];
-  /** Which files: `fp32`, `fp16`, `int8`, `q4`, …, or their number of bits. */
+  /** Which files: `fp32`, `fp16`, `int8`, `q4`, …, or their number of bits; 2, 4 and 8 bits also of a folder that `cotensor quantize` wrote. */
   readonly precision?: string | number;
+  /** Whether each matrix has a width of its own, as `cotensor quantize --mixed` writes it. */
+  readonly mixedPrecision?: boolean;
 }
 
 /** The devices of the pool's store. */
@@ -27,6 +30,8 @@ export interface PooledModel {
   readonly device: Device;
   /** The preferred devices that are not available, each with the reason. */
   readonly skipped: Readonly<Record<string, string>>;
+  /** How its weights were quantized, if a precision of `cotensor quantize` was asked for. */
+  readonly quantization: QuantizationReport | undefined;
 }
 
 /** A tensor to share between models. */
@@ -69,20 +74,20 @@ export class ResourcePoolBridgeIntegration {
    * A model by type (a family such as `vit`, or a type such as `vision`, `text_embedding`, `audio`) and name. It is loaded once.
    */
   async getModel(modelType: string, modelName: string, hardwarePreferences: HardwarePreferences = {}): Promise<PooledModel> {
-    const { priorityList = ["webgpu", "cpu"], precision } = hardwarePreferences;
-    const key = JSON.stringify([modelName, priorityList, precision]);
+    const { priorityList = ["webgpu", "cpu"], precision, mixedPrecision } = hardwarePreferences;
+    const key = JSON.stringify([modelName, priorityList, precision, mixedPrecision]);
     const backend = await this.#backend(priorityList);
     const known = this.#models.get(key);
     if (known) return known;
-    const variant = precision === undefined ? {} : { variant: String(precision) };
-    const model = backend.createModel(undefined, { modelId: modelName, ...variant });
+    const { variant, quantization } = await chooseGraphs(modelName, hardwarePreferences, () => backend.fileOf(modelName, REPORT_FILE));
+    const model = backend.createModel(undefined, { modelId: modelName, ...(variant === undefined ? {} : { variant }) });
     await model.initialize();
     if (!model.isOfType(modelType)) {
       await model.dispose();
       throw new CotensorError("Invalid", `modelType: ${modelName} is a model of the family ${model.family}, not of the type ${modelType}`);
     }
     const call = (input: ModelInput): Promise<Result> => this.#connected(() => model.process(input));
-    const pooled = Object.assign(call, { model, device: backend.device, skipped: backend.skipped });
+    const pooled = Object.assign(call, { model, device: backend.device, skipped: backend.skipped, quantization });
     this.#models.set(key, pooled);
     return pooled;
   }

@@ -23,6 +23,7 @@ const MODELS = {
   "openai/clip-vit-base-patch16": "tiny/clip",
   "bert-base-uncased": "tiny/bert",
   "openai/whisper-tiny": "tiny/whisper",
+  "bert-4bit": "low-bit/bert",
 };
 
 /** The file of a path; nothing for a page. */

@@ -1,6 +1,7 @@
 //! The matrices of a graph that codes can replace.
 
 use super::build::is_plain_gemm;
+use super::check::is_product;
 use crate::onnx::{Graph, IR_VERSION_MIN};
 use crate::proto::{defined_twice, integer, operator, visit_graphs, visit_nodes};
 use crate::types::{Port, Weight};
@@ -82,6 +83,13 @@ impl Graph {
             }
         }
         found
+    }
+
+    /// Whether a product reads codes.
+    pub fn has_codes(&self) -> bool {
+        let mut has_codes = false;
+        visit_nodes(self.graph(), &mut |node| has_codes |= is_product(node));
+        has_codes
     }
 
     /// The values of the main graph that products by a matrix multiply, each once, with `columns` elements in the last dimension.

@@ -115,7 +115,8 @@ fn replace_nodes(
     replaced: &HashMap<String, usize>,
 ) {
     let graph = model.graph.as_mut().expect("an opened model has a graph");
-    let mut floats: Vec<Option<Names>> = vec![None; chosen.len()];
+    let mut of_products: Vec<Option<Names>> = vec![None; chosen.len()];
+    let mut of_tables = of_products.clone();
     build.replace(graph, &mut |build, node| {
         let found = node.input.iter().enumerate().find_map(|(at, input)| {
             let number = *replaced.get(input)?;
@@ -123,16 +124,18 @@ fn replace_nodes(
         });
         let Some((number, used)) = found else { return false };
         let (matrix, low) = &chosen[number];
+        let stored = &names[number];
         if used.is_table {
-            table::replace(build, node, &names[number], matrix.columns, low);
+            let floats = of_tables[number].get_or_insert_with(|| build.at_the_start(|build| of_table(build, stored)));
+            table::replace(build, node, floats, matrix.columns, low);
         } else {
             let floats =
-                floats[number].get_or_insert_with(|| build.at_the_start(|build| of_product(build, &names[number])));
+                of_products[number].get_or_insert_with(|| build.at_the_start(|build| of_product(build, stored)));
             product::replace(build, node, floats, [matrix.rows, matrix.columns], low);
         }
         true
     });
-    for (_, (_, low)) in floats.iter().zip(chosen).filter(|(floats, _)| floats.is_some()) {
+    for (_, (_, low)) in of_products.iter().zip(chosen).filter(|(floats, _)| floats.is_some()) {
         let domain = if low.bits == 3 { COTENSOR } else { MICROSOFT };
         if !model.opset_import.iter().any(|set| set.domain.as_deref() == Some(domain)) {
             model.opset_import.push(OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(1) });
@@ -142,11 +145,20 @@ fn replace_nodes(
 
 /// The tensors of a matrix as products read them: scales in `float32`, and offsets in `float32` by group.
 fn of_product(build: &mut Builder, names: &Names) -> Names {
-    let scales = build.as_float(&names.scales, format!("{}.float", names.scales));
     let offsets = names.offsets.as_ref().map(|offsets| {
         let by_group =
             build.op_with("Transpose", &[offsets], format!("{offsets}.by_group"), vec![ints("perm", &[1, 0])]);
-        build.as_float(&by_group, format!("{offsets}.float"))
+        float(build, &by_group, offsets)
     });
-    Names { codes: names.codes.clone(), scales, offsets }
+    Names { codes: names.codes.clone(), scales: float(build, &names.scales, &names.scales), offsets }
+}
+
+/// The tensors of a matrix as tables read them: scales and offsets in `float32`, since WebGPU may have no `float16`.
+fn of_table(build: &mut Builder, names: &Names) -> Names {
+    let offsets = names.offsets.as_ref().map(|offsets| float(build, offsets, offsets));
+    Names { codes: names.codes.clone(), scales: float(build, &names.scales, &names.scales), offsets }
+}
+
+fn float(build: &mut Builder, tensor: &str, name: &str) -> String {
+    build.as_float(tensor, format!("{name}.float"))
 }

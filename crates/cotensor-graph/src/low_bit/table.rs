@@ -44,8 +44,7 @@ pub(super) fn replace(build: &mut Builder, node: &NodeProto, names: &Names, colu
     let middle = build.float(own("middle"), f32::from(1u8 << (low.bits - 1)));
     let levels = build.op("Sub", &[&codes, &middle], own("levels"));
     let of_group = |build: &mut Builder, table: &str, part: &str| {
-        let found = build.op("Gather", &[table, indices], own(&format!("{part}.stored")));
-        let found = build.as_float(&found, own(&format!("{part}.float")));
+        let found = build.op("Gather", &[table, indices], own(&format!("{part}.entries")));
         build.op("Reshape", &[&found, &one_by_group], own(part))
     };
     let scales = of_group(build, &names.scales, "scales");

@@ -106,6 +106,8 @@ pub struct Capabilities {
     pub widens_floats: bool,
     /// The bits of the codes that the engine's `MatMulNBits` multiplies without expanding the matrix.
     pub code_widths: &'static [u32],
+    /// The engine expands codes for each run of a graph, since it multiplies packed ones only and has no folder to keep them in.
+    pub expands_codes: bool,
     /// The engine's `MatMulNBits` has zero points and a bias.
     pub has_zero_points: bool,
     /// A graph of [`Engine::load_file`] gives the same bits as one of [`Engine::load`]. Otherwise they differ by

@@ -115,14 +115,24 @@ impl Engines {
     }
 
     /// Calls `load` with one engine after the other until one does not answer `Unsupported`. `load` also gets the reason
-    /// of each better engine.
+    /// of each better engine. For a graph that has codes, engines that expand them for each run come last.
     ///
     /// # Errors
     /// The first error of `load` of another kind; if no engine supports the graph, the error of the first.
-    pub(crate) fn place<T>(&self, mut load: impl FnMut(&Arc<dyn Engine>, &[String]) -> Result<T>) -> Result<T> {
+    pub(crate) fn place<T>(
+        &self,
+        has_codes: bool,
+        mut load: impl FnMut(&Arc<dyn Engine>, &[String]) -> Result<T>,
+    ) -> Result<T> {
         let mut refusals: Vec<Error> = Vec::new();
         let mut reasons = self.absent.clone();
-        for engine in &self.engines {
+        let expands = |engine: &&Arc<dyn Engine>| has_codes && engine.capabilities().expands_codes;
+        let (last, first): (Vec<_>, Vec<_>) = self.engines.iter().partition(expands);
+        if !first.is_empty() {
+            let reason = "without a cache for packed codes, it expands codes of few bits for each run";
+            reasons.extend(last.iter().map(|engine| format!("{}: {reason}", engine.name())));
+        }
+        for engine in first.into_iter().chain(last) {
             match load(engine, &reasons) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
                     reasons.push(format!("{}: {error}", engine.name()));
@@ -150,7 +160,9 @@ impl<E: Engine + 'static> From<Arc<E>> for Engines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::RtenEngine;
+    use crate::engine::{Capabilities, FileMode, LoadedGraph, RtenEngine};
+    use crate::graph::Graph;
+    use cotensor_store::Lease;
 
     fn two() -> Engines {
         let engine = || Arc::new(RtenEngine::new(Some(1))) as Arc<dyn Engine>;
@@ -161,7 +173,7 @@ mod tests {
     #[test]
     fn graph_that_an_engine_refuses_goes_to_the_next() {
         let mut calls = 0;
-        let reasons = two().place(|_, reasons| {
+        let reasons = two().place(false, |_, reasons| {
             calls += 1;
             if calls == 1 { Err(Error::unsupported("cubic")) } else { Ok(reasons.to_vec()) }
         });
@@ -171,15 +183,60 @@ mod tests {
     }
 
     #[test]
+    fn engines_that_expand_codes_come_last_for_graphs_with_codes() {
+        let order = |engines: &Engines, has_codes| {
+            let mut order = Vec::new();
+            let placed = engines.place(has_codes, |engine, reasons| -> Result<()> {
+                order.push((engine.name(), reasons.len()));
+                Err(Error::unsupported("no"))
+            });
+            assert!(placed.is_err());
+            order
+        };
+        let expanding = || Arc::new(Expanding) as Arc<dyn Engine>;
+        let rten = || Arc::new(RtenEngine::new(Some(1))) as Arc<dyn Engine>;
+        let of = |engines| Engines { engines, absent: Vec::new(), options: EngineOptions::default() };
+        let both = of(vec![expanding(), rten()]);
+        assert_eq!(order(&both, false), [("expanding", 0), ("rten", 1)]);
+        assert_eq!(order(&both, true), [("rten", 1), ("expanding", 2)]);
+        assert_eq!(order(&of(vec![expanding()]), true), [("expanding", 0)]);
+    }
+
+    /// An engine that expands codes.
+    struct Expanding;
+
+    impl Engine for Expanding {
+        fn name(&self) -> &'static str {
+            "expanding"
+        }
+
+        fn version(&self) -> &'static str {
+            "1"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { expands_codes: true, ..RtenEngine::new(Some(1)).capabilities() }
+        }
+
+        fn load(&self, _: &Graph, _: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
+            Err(Error::unsupported("expanding"))
+        }
+
+        fn load_file(&self, _: &Path, _: FileMode) -> Result<Arc<dyn LoadedGraph>> {
+            Err(Error::unsupported("expanding"))
+        }
+    }
+
+    #[test]
     fn other_errors_end_the_search_and_the_first_refusal_is_reported() {
         let mut calls = 0;
-        let corrupt = two().place(|_, _| -> Result<()> {
+        let corrupt = two().place(false, |_, _| -> Result<()> {
             calls += 1;
             Err(Error::corrupt("bad"))
         });
         assert_eq!((corrupt.err().unwrap().kind(), calls), (ErrorKind::Corrupt, 1));
         let mut names = ["a", "b"].into_iter();
-        let refused = two().place(|_, _| -> Result<()> { Err(Error::unsupported(names.next().unwrap())) });
+        let refused = two().place(false, |_, _| -> Result<()> { Err(Error::unsupported(names.next().unwrap())) });
         assert_eq!(refused.err().unwrap().message(), "a");
     }
 

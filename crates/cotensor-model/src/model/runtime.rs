@@ -189,7 +189,7 @@ impl Runtime {
         if let Some(observer) = self.observer.get() {
             observer(role, producer.trim_start_matches("model:"));
         }
-        self.engines.place(|engine, reasons| {
+        self.engines.place(graph.has_codes(), |engine, reasons| {
             graph.check_repeatable()?;
             engine.check(&graph)?;
             engine.capabilities().fit(&mut graph);
@@ -233,7 +233,7 @@ impl Runtime {
 
     /// The space of `graph` as a stage, without loading it.
     pub(crate) fn space(&self, mut graph: Graph, preprocessing: &[ContentHash]) -> Result<Space> {
-        self.engines.place(|engine, _| {
+        self.engines.place(graph.has_codes(), |engine, _| {
             engine.check(&graph)?;
             engine.capabilities().fit(&mut graph);
             let weights = HashedWeights::of(&graph, &*self.store)?;

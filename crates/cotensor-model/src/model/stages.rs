@@ -224,7 +224,7 @@ impl Model {
                 let graph = part(open_graph(path)?)?;
                 runtime.load_stage(role, kind, graph, preprocessing, &format!("model:{}", self.name()), start)
             }
-            StageSource::Private(engines, mode) => engines.place(|engine, reasons| {
+            StageSource::Private(engines, mode) => engines.place(false, |engine, reasons| {
                 let start = Instant::now();
                 let graph = engine.load_file(path, *mode)?;
                 let runs_on = RunsOn::new(&**engine, &*graph, reasons);

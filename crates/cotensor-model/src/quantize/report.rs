@@ -38,6 +38,13 @@ impl QuantizeReport {
         serde_json::from_slice(&text).map(Some).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))
     }
 
+    /// Whether the matrices have these bits, or, with `is_mixed`, were written with widths of their own for them. Where one width had no
+    /// larger error, that was written.
+    pub fn has_bits(&self, bits: u32, is_mixed: bool) -> bool {
+        let mut matrices = self.graphs.iter().flat_map(|graph| &graph.matrices).peekable();
+        matrices.peek().is_some() && if is_mixed { self.mixed.is_some() } else { matrices.all(|one| one.bits == bits) }
+    }
+
     /// The mean bits of a weight that is a code, with scales and offsets.
     pub fn bits_per_weight(&self) -> f64 {
         bits_per_weight(&self.graphs)

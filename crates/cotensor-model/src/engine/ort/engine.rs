@@ -123,6 +123,7 @@ impl Engine for OrtEngine {
             writes_outputs_in_place: true,
             widens_floats: false,
             code_widths: &[2, 4, 8],
+            expands_codes: self.derived.is_none(),
             has_zero_points: true,
             is_reproducible: false,
         }

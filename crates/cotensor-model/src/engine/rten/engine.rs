@@ -113,6 +113,7 @@ impl Engine for RtenEngine {
             writes_outputs_in_place: false,
             widens_floats: true,
             code_widths: &[4],
+            expands_codes: false,
             has_zero_points: false,
             is_reproducible: true,
         }
