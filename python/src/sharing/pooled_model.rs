@@ -65,9 +65,9 @@ impl PooledModel {
 
     /// What the command ``quantize`` reported of its weights; None for graphs that another program wrote.
     fn quantization<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let model = self.model.get(py, "model")?;
+        let model = self.shared(py)?;
         let found = py.detach(|| model.quantization()).or_raise(py)?;
-        found.map(|found| report(py, || serde_json::to_string(&found))).transpose()
+        found.map(|found| report(py, || serde_json::to_string(found))).transpose()
     }
 
     /// The tasks of its family, and whether each needs a head graph.

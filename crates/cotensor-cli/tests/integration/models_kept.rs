@@ -137,3 +137,20 @@ fn library_that_cannot_be_loaded_leaves_the_built_in_engine_and_its_reason() {
     embed(&daemon, None);
     assert_eq!(daemon.json(&["status"])["engine"]["name"], "rten");
 }
+
+#[test]
+fn bits_and_errors_of_a_quantized_model_are_listed() {
+    let daemon = Daemon::start(&[]);
+    let model = fixtures().join("low-bit/bert").canonicalize().unwrap().to_str().unwrap().to_owned();
+    daemon.ok(&["embed", &model, "gulls", "--pooling", "mean"]);
+    let quantized = &daemon.json(&["models", "ps"])["models"][0]["quantized"][0];
+    assert_eq!((&quantized["stage"], &quantized["stored_bits"]), (&"encoder".into(), &4.5.into()));
+    assert!(quantized["relative_error"].as_f64().is_some_and(|error| error > 0.0 && error < 0.2), "{quantized}");
+    assert!(quantized["output_error"].is_null() && quantized["run_bits"].as_f64().unwrap() > 0.0, "{quantized}");
+    let table = String::from_utf8(daemon.ok(&["models", "ps"])).unwrap();
+    assert!(table.contains("bits") && table.contains("encoder 4.5"), "{table}");
+    daemon.ok(&["models", "unload", "--all"]);
+    daemon.ok(&["embed", &fixture("bert"), "gulls", "--pooling", "mean"]);
+    let table = String::from_utf8(daemon.ok(&["models", "ps"])).unwrap();
+    assert!(!table.contains("bits"), "{table}");
+}

@@ -2,6 +2,7 @@ use super::logit_scale::LogitScale;
 use super::runtime::Runtime;
 use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
+use crate::quantize::{QuantizeReport, QuantizedWeights};
 use crate::stage::Stage;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{CONFIG_FILE, Family, ModelConfig, Variant, family_of_model, variant};
@@ -41,6 +42,7 @@ pub struct Model {
     ctc: OnceLock<CtcDecoder>,
     logit_scale: OnceLock<LogitScale>,
     sentence: OnceLock<(SentenceProcessor, TextProcessor)>,
+    quantization: OnceLock<Option<QuantizeReport>>,
     json: Mutex<HashMap<String, Option<Arc<serde_json::Value>>>>,
 }
 
@@ -87,6 +89,7 @@ impl Model {
             ctc: OnceLock::new(),
             logit_scale: OnceLock::new(),
             sentence: OnceLock::new(),
+            quantization: OnceLock::new(),
             json: Mutex::default(),
         })
     }
@@ -222,6 +225,25 @@ impl Model {
     pub(crate) fn sentence_pooled(&self, pooling: Option<&str>) -> Result<SentenceProcessor> {
         let (sentence, _) = self.sentence()?;
         pooling.map_or_else(|| Ok(sentence.clone()), |name| sentence.clone().with_pooling(name))
+    }
+
+    /// How the weights were quantized: what [`quantize_folder`](crate::quantize::quantize_folder) reported. `None` for graphs that
+    /// another program wrote.
+    ///
+    /// # Errors
+    /// `Corrupt` for a report that is damaged, `Io`.
+    pub fn quantization(&self) -> Result<Option<&QuantizeReport>> {
+        self.opened(&self.quantization, || QuantizeReport::read(&self.folder)).map(Option::as_ref)
+    }
+
+    /// What is known of the quantized weights of a loaded stage of this model.
+    ///
+    /// # Errors
+    /// As [`quantization`](Self::quantization).
+    pub fn quantized(&self, stage: &Stage) -> Result<Option<QuantizedWeights>> {
+        let Some(report) = self.quantization()? else { return Ok(None) };
+        let file = stage.path().strip_prefix(&self.folder).unwrap_or(stage.path());
+        Ok(QuantizedWeights::of(report, file, stage.weight_bytes()))
     }
 
     /// The function from the logit of a reranker to its score.

@@ -123,7 +123,7 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
     }
     let contents: HashMap<_, _> = uses.iter().flat_map(|each| each.stage.weights()).copied().collect();
     Ok(Explanation {
-        weight_bytes_unshared: uses.iter().map(|each| weight_bytes(&each.stage)).sum(),
+        weight_bytes_unshared: uses.iter().map(|each| each.stage.weight_bytes()).sum(),
         weight_bytes_shared: contents.values().map(|&bytes| bytes as u64).sum(),
         stages: uses.iter().map(|each| describe(each, &uses)).collect::<Result<_>>()?,
         encoders,
@@ -137,15 +137,14 @@ fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> Result<StageUse> {
         .filter(|other| !same(other) && this.is_comparable(other))
         .map(|other| (other.user.name.as_str(), difference(this, other)))
         .collect();
-    let bytes = weight_bytes(&this.stage);
     Ok(StageUse {
         user: this.user.name.clone(),
         model: this.model.name(),
         role: this.stage.role.clone(),
         kind: this.stage.kind.name(),
         space: space(&this.stage),
-        weight_bytes: bytes,
-        quantized: QuantizedWeights::of(this.model.folder(), this.stage.path(), bytes)?,
+        weight_bytes: this.stage.weight_bytes(),
+        quantized: this.model.quantized(&this.stage)?,
         shared_with: others().filter(same).map(|other| other.user.name.clone()).collect(),
         not_shared: not_shared.into_values().collect(),
         condition: condition(this),
@@ -199,8 +198,4 @@ fn condition(this: &Use<'_>) -> Option<String> {
 
 fn space(stage: &Stage) -> String {
     stage.space().map_or_else(|| "none".to_owned(), |space| space.to_string())
-}
-
-fn weight_bytes(stage: &Stage) -> u64 {
-    stage.weights().iter().map(|(_, bytes)| *bytes as u64).sum()
 }

@@ -3,7 +3,7 @@
 use super::devices::HardwarePreferences;
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Samples, default_task};
-use crate::quantize::{Activations, Progress, QuantizeOptions, QuantizeReport, quantized_copy};
+use crate::quantize::{Activations, Progress, QuantizeOptions, quantized_copy};
 use cotensor_core::{DerivedFiles, Error, ErrorKind, Result};
 use cotensor_preprocess::family::{Variant, variant};
 use cotensor_quant::{QuantSpec, Scheme, Width};
@@ -86,7 +86,7 @@ pub(super) fn open(
     };
     let model = open(None)?;
     check(&model)?;
-    if QuantizeReport::read(model.folder())?.is_some_and(|report| report.has_bits(width.bits(), is_mixed)) {
+    if model.quantization()?.is_some_and(|report| report.has_bits(width.bits(), is_mixed)) {
         return Ok(model);
     }
     let Some(copies) = quantizing.copies.or(runtime.engines().derived_files().map(|files| &**files)) else {

@@ -4,7 +4,6 @@ use super::permits::{Permit, Permits};
 use super::precision::{self, Quantizing};
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Inputs, OnText, User, UserReport, run_user_streaming};
-use crate::quantize::QuantizeReport;
 use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
 use cotensor_preprocess::family::{family_of, kinds_by_name};
 use cotensor_sharing::TensorSharingManager;
@@ -179,15 +178,6 @@ impl PooledModel {
     /// The model. Direct calls on it do not count against the pool's connections.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
-    }
-
-    /// How the weights were quantized: what [`quantize_folder`](crate::quantize::quantize_folder) reported. `None` for graphs that
-    /// another program wrote.
-    ///
-    /// # Errors
-    /// `Corrupt` for a report that is damaged, `Io`.
-    pub fn quantization(&self) -> Result<Option<QuantizeReport>> {
-        QuantizeReport::read(self.model.folder())
     }
 
     /// The device of the model, and the preferred devices that were skipped.

@@ -63,7 +63,7 @@ impl ResourcePool {
         let context_tokens = position_limit(model.config())?;
         Ok(UltraLowPrecision {
             folder: model.folder().to_path_buf(),
-            report: pooled.quantization()?,
+            report: model.quantization()?.cloned(),
             context_tokens,
             notices: notices(model, options, context_tokens),
         })

@@ -1,7 +1,6 @@
 //! What is known of the quantized weights of a graph, for users of the model.
 
-use super::report::QuantizeReport;
-use cotensor_core::Result;
+use super::report::{GraphReport, QuantizeReport};
 use serde::Serialize;
 use std::path::Path;
 
@@ -25,17 +24,11 @@ pub struct QuantizedWeights {
 }
 
 impl QuantizedWeights {
-    /// Those of the graph `file`, whose weights have `bytes` bytes in the store, of the model in `folder`. `None` for a graph without a
-    /// report.
-    ///
-    /// # Errors
-    /// `Corrupt` for a report that is damaged, `Io`.
-    pub(crate) fn of(folder: &Path, file: &Path, bytes: u64) -> Result<Option<Self>> {
-        let Some(report) = QuantizeReport::read(folder)? else { return Ok(None) };
-        let is_asked = |name: &str| folder.join(name) == file;
-        let Some(graph) = report.graphs.iter().find(|graph| is_asked(&graph.file) && !graph.matrices.is_empty()) else {
-            return Ok(None);
-        };
+    /// Those of the graph `file`, relative to the model's folder, whose weights have `bytes` bytes in the store. `None` for a graph
+    /// without matrices of codes.
+    pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64) -> Option<Self> {
+        let of_file = |graph: &&GraphReport| Path::new(&graph.file) == file && !graph.matrices.is_empty();
+        let graph = report.graphs.iter().find(of_file)?;
         let (mut elements, mut bits, mut error) = (0.0, 0.0, 0.0);
         for matrix in &graph.matrices {
             let count = matrix.rows as f64 * matrix.columns as f64;
@@ -44,7 +37,7 @@ impl QuantizedWeights {
             error += count * matrix.relative_error.powi(2);
         }
         let kept: u64 = graph.kept.iter().map(|kept| kept.bytes).sum();
-        Ok((elements > 0.0).then(|| Self {
+        (elements > 0.0).then(|| Self {
             stored_bits: bits / elements,
             run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / elements,
             relative_error: (error / elements).sqrt(),
@@ -52,6 +45,6 @@ impl QuantizedWeights {
             divergence: graph.divergence,
             top1: graph.top1,
             held_out: report.held_out,
-        }))
+        })
     }
 }

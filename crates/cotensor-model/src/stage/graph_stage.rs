@@ -152,6 +152,11 @@ impl Stage {
         self.sharing.as_ref().map_or(&[], |sharing| &sharing.weights)
     }
 
+    /// The bytes of its weights in the store.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights().iter().map(|(_, bytes)| *bytes as u64).sum()
+    }
+
     /// The time that loading took.
     pub fn load_time(&self) -> Duration {
         self.load_time

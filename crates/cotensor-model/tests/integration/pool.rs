@@ -74,7 +74,7 @@ fn model_of_few_bits_is_made_once_and_checked_before() {
     assert_eq!(kind(get("text", "bert", "3", None)), ErrorKind::Unsupported);
     assert_eq!(std::fs::read_dir(files.0.path()).unwrap().count(), 0);
     let made = get("text", "bert", "3", Some(&files)).unwrap();
-    let report = made.quantization().unwrap().unwrap();
+    let report = made.model().quantization().unwrap().unwrap();
     assert!((report.bits_per_weight() - 3.5).abs() < 1e-9 && made.model().name() == "bert");
     let options = UltraLowPrecisionOptions {
         precision_bits: 3,

@@ -6,7 +6,10 @@ use crate::loaded::{LoadedModels, ModelInfo, ModelKey};
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_functions::{Arguments, Context, Failure, Value};
 use cotensor_model::engine::EngineInfo;
+use cotensor_model::quantize::QuantizedWeights;
+use cotensor_model::stage::Stage;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) const LOAD_SUMMARY: &str = "Loads the graphs of a model before the first request. Arguments: model (a folder's \
@@ -96,6 +99,7 @@ fn entry(info: &ModelInfo, all: &[(&ModelKey, HashMap<ContentHash, usize>)]) -> 
         ("family", info.model.family().name.as_str().into()),
         ("stages", texts(info.stages.iter().map(|stage| stage.role.as_str()).collect()).into()),
         ("engines", texts(engines.into_iter().collect()).into()),
+        ("quantized", quantized(info).into()),
         ("weights_bytes", (bytes as i64).into()),
         // Other loaded models use them, too.
         ("shared_bytes", (shared as i64).into()),
@@ -106,6 +110,26 @@ fn entry(info: &ModelInfo, all: &[(&ModelKey, HashMap<ContentHash, usize>)]) -> 
         ("pinned", info.ttl.is_none().into()),
         ("unload_in_s", info.ttl.map_or(Value::Null, |ttl| seconds(ttl.saturating_sub(info.idle)))),
     ])
+}
+
+/// Bits and errors of each loaded graph with weights of few bits. What was not measured is null.
+fn quantized(info: &ModelInfo) -> Vec<Value> {
+    let number = |number: Option<f64>| number.map_or(Value::Null, Value::Float);
+    // A damaged report is no reason against a list.
+    let of_stage = |stage: &Arc<Stage>| {
+        let found: QuantizedWeights = info.model.quantized(stage).ok().flatten()?;
+        Some(map([
+            ("stage", stage.role.as_str().into()),
+            ("stored_bits", Value::Float(found.stored_bits)),
+            ("run_bits", Value::Float(found.run_bits)),
+            ("relative_error", Value::Float(found.relative_error)),
+            ("output_error", number(found.output_error)),
+            ("divergence", number(found.divergence)),
+            ("top1", number(found.top1)),
+            ("held_out", (found.held_out as i64).into()),
+        ]))
+    };
+    info.stages.iter().filter_map(of_stage).collect()
 }
 
 /// The weights of the loaded graphs, each once: hash and size in bytes.

@@ -52,6 +52,9 @@ struct Entry {
     family: String,
     stages: Vec<String>,
     engines: Vec<String>,
+    /// Of a former version: none.
+    #[serde(default)]
+    quantized: Vec<Quantized>,
     weights_bytes: u64,
     shared_bytes: u64,
     created: u64,
@@ -60,6 +63,30 @@ struct Entry {
     idle_s: f64,
     pinned: bool,
     unload_in_s: Option<f64>,
+}
+
+/// A loaded graph with weights of few bits.
+#[derive(Serialize, Deserialize)]
+struct Quantized {
+    stage: String,
+    stored_bits: f64,
+    run_bits: f64,
+    relative_error: f64,
+    output_error: Option<f64>,
+    divergence: Option<f64>,
+    top1: Option<f64>,
+    held_out: u64,
+}
+
+impl Entry {
+    /// The bits of a weight of each graph that is quantized, in the file, and the errors of outputs that were measured.
+    fn bits(&self) -> String {
+        let one = |of: &Quantized| {
+            let error = of.output_error.map_or_else(String::new, |error| format!(", error {error:.3}"));
+            format!("{} {:.1}{error}", plain(&of.stage), of.stored_bits)
+        };
+        self.quantized.iter().map(one).collect::<Vec<_>>().join("; ")
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -87,11 +114,14 @@ pub(super) fn list(client: &Client) -> Result<()> {
         let nothing = "no model is loaded; `cotensor models load MODEL` loads one, and so does the first request\n";
         return print(&(nothing.to_owned() + &engine));
     }
-    let titles = ["name", "family", "weights", "shared", "requests", "idle", "unloaded", "engine"];
-    let mut table = Table::new(&[false, false, true, true, true, true, false, false], &titles);
+    let titles = ["name", "family", "weights", "shared", "requests", "idle", "unloaded", "engine", "bits"];
+    let has_bits = models.iter().any(|model| !model.quantized.is_empty());
+    let columns = titles.len() - usize::from(!has_bits);
+    let mut table =
+        Table::new(&[false, false, true, true, true, true, false, false, false][..columns], &titles[..columns]);
     for model in &models {
         let variant = model.variant.as_ref().map_or_else(String::new, |variant| format!(" ({variant})"));
-        table.row([
+        let row = [
             plain(&model.name) + &variant,
             model.family.clone(),
             size(model.weights_bytes),
@@ -100,7 +130,9 @@ pub(super) fn list(client: &Client) -> Result<()> {
             if model.in_use { "in use".to_owned() } else { duration(model.idle_s) },
             model.unload_in_s.map_or_else(|| "never".to_owned(), |left| format!("in {}", duration(left))),
             model.engines.join(", "),
-        ]);
+            model.bits(),
+        ];
+        table.row(row.into_iter().take(columns));
     }
     let process = pid.and_then(|pid| Some((pid, pss_bytes(pid).ok()?)));
     let process = process.map_or_else(String::new, |(pid, bytes)| {
