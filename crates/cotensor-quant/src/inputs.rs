@@ -1,5 +1,6 @@
 //! What a matrix is multiplied by: the second moments of its inputs, by which errors of weights count.
 
+use crate::hadamard::rotate;
 use crate::lanes::{sums, vectorized};
 use crate::tensor::QuantTensor;
 use cotensor_core::{Error, Result};
@@ -66,6 +67,28 @@ impl InputMoments {
     /// Whether all inputs were zeros, or there were none.
     pub fn is_zero(&self) -> bool {
         (0..self.columns).all(|at| self.at(at, at) == 0.0)
+    }
+
+    /// Those of the same inputs after a [rotation](crate::rotate) of each.
+    ///
+    /// # Errors
+    /// As [`rotate`](crate::rotate), for the columns.
+    pub fn rotated(&self, block: usize) -> Result<Self> {
+        let size = self.columns;
+        if !size.is_multiple_of(block.max(1)) {
+            return Err(Error::invalid(format!("{size} columns for blocks of {block}")).in_field("block"));
+        }
+        let mut sums: Vec<f32> = (0..size * size).map(|at| self.at(at / size, at % size) as f32).collect();
+        // The rows, and then the columns: the moments are symmetric.
+        for _ in 0..2 {
+            rotate(&mut sums, block)?;
+            for row in 0..size {
+                for column in 0..row {
+                    sums.swap(row * size + column, column * size + row);
+                }
+            }
+        }
+        Ok(Self { sums, ..*self })
     }
 
     fn at(&self, one: usize, other: usize) -> f64 {

@@ -30,6 +30,10 @@ pub(crate) struct QuantizeArgs {
     /// How scales are fitted: round (the largest magnitude), search (least squares), or affine (least squares, with an offset).
     #[arg(long, default_value = "search", value_name = "NAME", value_parser = one_of::<Scheme>(&["round", "search", "affine"]))]
     pub(crate) scheme: Scheme,
+    /// Rotate the rows of each matrix in blocks of at most 128 by Hadamard's matrix, and the other factor of each product in the same
+    /// way: outliers are spread over a block, and codes have smaller errors.
+    #[arg(long)]
+    pub(crate) rotate: bool,
     /// The other factor of products: float32; int8, which is faster and rounds it; or auto, which is int8 for 2 and 8 bits, since
     /// onnxruntime expands these for each run otherwise.
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = one_of::<Activations>(&["auto", "float32", "int8"]))]

@@ -24,6 +24,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
         width,
         group: args.group,
         scheme: args.scheme,
+        rotates: args.rotate,
         activations: args.activations,
         keep: args.keep.clone(),
         mixed_bits: is_mixed.then(|| args.target_bits.unwrap_or(uniform_bits)),
@@ -94,6 +95,9 @@ fn add_graph(text: &mut String, graph: &GraphReport) {
     let _ = writeln!(text, "{}\n{}", plain(&graph.file), table.text());
     for (kept, reason) in graph.kept.iter().filter_map(|kept| Some((kept, kept.reason.as_deref()?))) {
         let _ = writeln!(text, "kept as it is: {} ({}): {reason}", plain(&kept.name), size(kept.bytes));
+    }
+    if graph.matrices.iter().any(|matrix| matrix.rotation.is_some()) {
+        text.push_str("rows are rotated: errors of weights are those of the rotated rows, which have equal lengths\n");
     }
     let _ = writeln!(
         text,

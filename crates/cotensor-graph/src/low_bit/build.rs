@@ -3,7 +3,7 @@
 use crate::proto::{definitions, integer, normal_domain, operator};
 use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, TensorProto};
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Collects nodes, which have the names of their outputs, and the constants that they read. New values have names that no value of the
 /// graph and its subgraphs has.
@@ -15,6 +15,11 @@ pub(super) struct Builder {
     first: Vec<NodeProto>,
     constants: Vec<TensorProto>,
     taken: HashSet<String>,
+    /// The number of the graph or subgraph whose nodes are visited, and of those before.
+    scope: usize,
+    scopes: usize,
+    /// Values that several nodes of a graph read, by its number and what they are.
+    shared: HashMap<(usize, String), String>,
 }
 
 impl Builder {
@@ -26,7 +31,16 @@ impl Builder {
             taken.extend(definitions(graph).into_iter().map(str::to_owned));
             taken.extend(graph.input.iter().filter_map(|input| input.name.clone()));
         }
-        Self { opset, nodes: Vec::new(), first: Vec::new(), constants: Vec::new(), taken }
+        Self {
+            opset,
+            nodes: Vec::new(),
+            first: Vec::new(),
+            constants: Vec::new(),
+            taken,
+            scope: 0,
+            scopes: 0,
+            shared: HashMap::new(),
+        }
     }
 
     /// A name that no value has: `name`, or one that begins so.
@@ -54,6 +68,8 @@ impl Builder {
 
     fn replace_nodes(&mut self, graph: &mut GraphProto, replace: &mut dyn FnMut(&mut Self, &mut NodeProto) -> bool) {
         let before = std::mem::take(&mut self.nodes);
+        self.scopes += 1;
+        let outer = std::mem::replace(&mut self.scope, self.scopes);
         for mut node in std::mem::take(&mut graph.node) {
             for subgraph in node.attribute.iter_mut().filter_map(|attribute| attribute.g.as_mut()) {
                 self.replace_nodes(subgraph, replace);
@@ -63,6 +79,26 @@ impl Builder {
             }
         }
         graph.node = std::mem::replace(&mut self.nodes, before);
+        self.scope = outer;
+    }
+
+    /// The value `key`, which `make` adds for the first node of this graph that reads it.
+    pub(super) fn once(&mut self, key: String, make: impl FnOnce(&mut Self) -> String) -> String {
+        let key = (self.scope, key);
+        if let Some(known) = self.shared.get(&key) {
+            return known.clone();
+        }
+        let made = make(self);
+        self.shared.insert(key, made.clone());
+        made
+    }
+
+    /// As [`once`](Self::once), for a constant of the main graph, which all graphs read.
+    pub(super) fn once_for_all(&mut self, name: String, make: impl FnOnce(&mut Self, String) -> String) -> String {
+        let scope = std::mem::replace(&mut self.scope, 0);
+        let made = self.once(name.clone(), |build| make(build, name));
+        self.scope = scope;
+        made
     }
 
     /// Adds the nodes of `make` at the start of the main graph.
@@ -122,11 +158,17 @@ impl Builder {
 
     /// A `float32` scalar.
     pub(super) fn float(&mut self, name: String, value: f32) -> String {
+        self.floats(name, &[], &[value])
+    }
+
+    /// A `float32` constant.
+    pub(super) fn floats(&mut self, name: String, dims: &[usize], values: &[f32]) -> String {
         let name = self.fresh(name);
         self.constants.push(TensorProto {
             name: Some(name.clone()),
+            dims: dims.iter().map(|&dim| dim as i64).collect(),
             data_type: Some(DataType::FLOAT),
-            raw_data: Some(RefCell::new(value.to_le_bytes().to_vec())),
+            raw_data: Some(RefCell::new(values.iter().flat_map(|value| value.to_le_bytes()).collect())),
             ..TensorProto::default()
         });
         name

@@ -9,6 +9,8 @@ pub struct LowBits {
     pub group: usize,
     /// Whether groups have an offset beside their scale.
     pub has_offsets: bool,
+    /// The block of Hadamard's rotation of each row, if the matrix is rotated. The columns are a multiple.
+    pub rotation: Option<usize>,
     /// The attribute of `MatMulNBits`: 0, or 4 for products with activations of 8 bits.
     pub accuracy_level: i64,
 }

@@ -2,6 +2,7 @@
 
 use super::build::is_plain_gemm;
 use super::check::is_product;
+use super::rotation::is_rotation;
 use crate::onnx::{Graph, IR_VERSION_MIN};
 use crate::proto::{defined_twice, integer, operator, visit_graphs, visit_nodes};
 use crate::types::{Port, Weight};
@@ -56,7 +57,8 @@ impl Graph {
         let mut found: Vec<Matrix> = Vec::new();
         let mut by_place: HashMap<(&Path, u64, bool, [usize; 2]), usize> = HashMap::new();
         for (number, weight) in self.weights.iter().enumerate() {
-            let Some(used) = uses.get(&weight.name).filter(|_| !others.contains(&weight.name)) else {
+            let is_own = !others.contains(&weight.name) && !is_rotation(&weight.name);
+            let Some(used) = uses.get(&weight.name).filter(|_| is_own) else {
                 continue;
             };
             let (&[first, second], Some(stored)) = (weight.shape.as_slice(), stored_transposed(weight)) else {

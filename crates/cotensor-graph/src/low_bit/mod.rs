@@ -10,6 +10,9 @@
 //! | `MatMul(x, matrix)`, `Gemm(x, matrix, c)` | `MatMulNBits(x, codes, scales)`; with offsets, plus the product of the sums of groups of `x` and the offsets |
 //! | `Gather(matrix, indices)` | `Gather` of codes, scales and offsets, and arithmetic |
 //!
+//! The rows of a rotated matrix are those of the model, rotated in blocks by Hadamard's matrix. A product rotates its other factor in the same way,
+//! and a table rotates the entries that it found back: the rotation is its own inverse.
+//!
 //! Codes of 3 bits are two planes in each group: first the two lower bits of all codes, 4 in a byte, then the higher bits, 8 in a byte.
 //!
 //! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_widths`](crate::Graph::fit_widths)
@@ -22,6 +25,7 @@ mod find;
 mod fit;
 mod product;
 mod replace;
+mod rotation;
 mod table;
 mod zero_points;
 

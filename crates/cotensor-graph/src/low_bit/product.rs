@@ -2,6 +2,7 @@
 
 use super::build::{Builder, int};
 use super::codes::{LowBits, Names};
+use super::rotation::rotated;
 use super::{COTENSOR, MICROSOFT};
 use rten_onnx::onnx::NodeProto;
 
@@ -14,6 +15,8 @@ pub(super) fn replace(
     low: &LowBits,
 ) {
     let (Some(x), Some(output)) = (node.input.first(), node.output.first()) else { return };
+    let rotated = low.rotation.map(|block| rotated(build, x, columns, block));
+    let x = rotated.as_ref().unwrap_or(x);
     let attributes = vec![
         int("K", columns as i64),
         int("N", rows as i64),

@@ -2,6 +2,7 @@
 
 use super::build::{Builder, int};
 use super::codes::{LowBits, Names};
+use super::rotation::rotated;
 use rten_onnx::onnx::NodeProto;
 
 /// Adds the nodes of a `Gather` of rows with `columns` elements.
@@ -54,7 +55,12 @@ pub(super) fn replace(build: &mut Builder, node: &NodeProto, names: &Names, colu
         elements = build.op("Add", &[&elements, &offsets], own("moved"));
     }
     let rows = shape_of(build, "rows", &[columns as i64]);
-    build.give("Reshape", &[&elements, &rows], output, Vec::new());
+    let Some(block) = low.rotation else {
+        return build.give("Reshape", &[&elements, &rows], output, Vec::new());
+    };
+    let entries = build.op("Reshape", &[&elements, &rows], own("turned"));
+    let back = rotated(build, &entries, columns, block);
+    build.give("Identity", &[&back], output, Vec::new());
 }
 
 /// The codes of `bits` bits in bytes that are `float32` numbers, along a new last axis. `shape` is that of the bytes, with 1 at the end.

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Weights that share a scale.
 const GROUP: usize = 32;
+/// It costs a twentieth of the time of a small encoder, and halves a part of the error.
+const ROTATES: bool = true;
 /// The texts on which widths are chosen for a model that reads texts.
 const TEXTS: &str = include_str!("texts.txt");
 
@@ -108,7 +110,7 @@ fn options(width: Width, is_mixed: bool) -> Result<QuantizeOptions> {
     let bits = QuantSpec::new(width, GROUP, scheme)?.bits_per_weight();
     let mixed_bits = is_mixed.then_some(bits);
     let (activations, keep, max_error) = (Activations::Auto, Vec::new(), None);
-    Ok(QuantizeOptions { width, group: GROUP, scheme, activations, keep, mixed_bits, max_error })
+    Ok(QuantizeOptions { width, group: GROUP, scheme, rotates: ROTATES, activations, keep, mixed_bits, max_error })
 }
 
 /// Texts on which a model runs.

@@ -1,5 +1,6 @@
 //! What a model does on samples: the second moments of what its matrices multiply, and the inputs of some runs of its graphs.
 
+use super::options::QuantizeOptions;
 use super::watch::run_samples;
 use crate::engine::{LoadedGraph, Output, OutputAllocator, RtenEngine};
 use crate::graph::{Port, open_graph};
@@ -59,7 +60,7 @@ impl Inputs {
 }
 
 impl Calibration {
-    /// Runs the model in `folder` with `float32` weights on the samples at `indices`.
+    /// Runs the model in `folder` with `float32` weights on the samples at `indices`. What is recorded is rotated as the options say.
     ///
     /// # Errors
     /// As [`run_samples`]; `Unsupported` for a model whose moments need too much memory.
@@ -67,18 +68,25 @@ impl Calibration {
         folder: &Path,
         samples: &Samples,
         indices: &[usize],
+        options: &QuantizeOptions,
         done: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
         let recorder: Arc<Mutex<Recorder>> = Arc::default();
         let own = Arc::clone(&recorder);
         run_samples(folder, samples, indices, Box::new(move |engine, path| open(engine, path, &own)), done)?;
         let recorder = std::mem::take(&mut *recorder.lock().unwrap_or_else(PoisonError::into_inner));
-        let inputs = |moments| Inputs { moments, factor: OnceLock::new() };
-        let of_graph = |graph: Record| {
-            let seen = graph.moments.into_iter().filter(|(_, moments)| moments.rows() > 0);
-            OfGraph { inputs: seen.map(|(name, moments)| (name, inputs(moments))).collect(), runs: graph.runs }
+        let inputs = |(name, moments): (String, InputMoments)| {
+            let moments = match options.rotation(moments.columns()) {
+                Some(block) => moments.rotated(block)?,
+                None => moments,
+            };
+            Ok((name, Inputs { moments, factor: OnceLock::new() }))
         };
-        Ok(Self { by_graph: recorder.by_graph.into_iter().map(|(path, graph)| (path, of_graph(graph))).collect() })
+        let of_graph = |(path, graph): (PathBuf, Record)| {
+            let seen = graph.moments.into_iter().filter(|(_, moments)| moments.rows() > 0);
+            Ok((path, OfGraph { inputs: seen.map(inputs).collect::<Result<_>>()?, runs: graph.runs }))
+        };
+        Ok(Self { by_graph: recorder.by_graph.into_iter().map(of_graph).collect::<Result<_>>()? })
     }
 
     /// What was recorded of a graph.

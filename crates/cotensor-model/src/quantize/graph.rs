@@ -10,7 +10,7 @@ use crate::graph::{Content, Graph, LowBits, Matrix, Weight, open_graph};
 use crate::weights::read_weight;
 use cotensor_core::elements::to_f32;
 use cotensor_core::{DType, Error, Result};
-use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Width, quantize, quantize_for, relative_error};
+use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Width, quantize, quantize_for, relative_error, rotate};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -97,9 +97,9 @@ pub(super) fn write_graph(
             Content::Codes(number) | Content::Scales(number) | Content::Offsets(number) => number,
         };
         if codes.as_ref().is_none_or(|(known, _)| *known != number) {
-            let (tensor, matrix) =
-                encode(&rows_of(low.weights(), &chosen[number].matrix)?, low.weights(), &chosen[number])
-                    .map_err(|error| error.in_file(path))?;
+            let (tensor, matrix) = turned(rows_of(low.weights(), &chosen[number].matrix)?, &chosen[number])
+                .and_then(|values| encode(&values, low.weights(), &chosen[number]))
+                .map_err(|error| error.in_file(path))?;
             codes = Some((number, tensor));
             progress(&matrix, number + 1, chosen.len());
             report.matrices.push(matrix);
@@ -135,14 +135,14 @@ pub(super) fn candidates(
         let elements = one.matrix.rows * one.matrix.columns;
         let weight = &graph.weights()[one.matrix.weights[0]];
         let (group, scheme) = (one.spec.group(), one.spec.scheme());
-        let values = rows_of(graph.weights(), &one.matrix)?;
+        let values = turned(rows_of(graph.weights(), &one.matrix)?, &one)?;
         let (mut choices, mut share) = (Vec::new(), 1.0);
         for width in Width::ALL {
             one.spec = QuantSpec::new(width, group, scheme)?;
             let (tensor, report) = encode(&values, graph.weights(), &one).map_err(|error| error.in_file(path))?;
             let error = report.output_error.unwrap_or(report.relative_error);
             if let (Some(sensitivity), Width::Three) = (&sensitivity, width) {
-                let of_outputs = sensitivity.of(weight, &one.matrix, &tensor)?;
+                let of_outputs = sensitivity.of(weight, &one.matrix, &tensor, one.low.rotation)?;
                 share = of_outputs.filter(|_| error > 0.0).map_or(1.0, |of_outputs| of_outputs / error);
             }
             choices.push(Choice { bits: elements as f64 * report.bits_per_weight, error });
@@ -173,7 +173,7 @@ fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, report: &mut GraphRep
             let inputs = inputs
                 .filter(|_| !matrix.is_table)
                 .and_then(|inputs| graph.factors(&matrix).into_iter().find_map(|name| inputs.get(&name)));
-            chosen.push(Chosen { low: plan.options.low_bits(&spec), matrix, inputs, spec });
+            chosen.push(Chosen { low: plan.options.low_bits(&spec, matrix.columns), matrix, inputs, spec });
         }
     }
     let kept = graph.weights().iter().zip(reasons).filter_map(|(weight, reason)| {
@@ -207,6 +207,14 @@ pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
     places.map(|at| values[at]).collect()
 }
 
+/// The rows of a matrix as they are quantized.
+fn turned(mut values: Vec<f32>, chosen: &Chosen<'_>) -> Result<Vec<f32>> {
+    if let Some(block) = chosen.low.rotation {
+        rotate(&mut values, block)?;
+    }
+    Ok(values)
+}
+
 /// Quantizes a matrix with these elements.
 fn encode(values: &[f32], weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
     let Matrix { rows, columns, .. } = chosen.matrix;
@@ -225,6 +233,7 @@ fn encode(values: &[f32], weights: &[Weight], chosen: &Chosen<'_>) -> Result<(Qu
         bits: chosen.spec.width().bits(),
         group: chosen.spec.group(),
         scheme: chosen.spec.scheme().name().to_owned(),
+        rotation: chosen.low.rotation,
         bits_per_weight: chosen.spec.bits_per_weight(),
         relative_error: relative_error(values, &tensor)?,
         output_error,

@@ -43,7 +43,7 @@ impl Job<'_> {
         };
         (report.samples, report.held_out) = (samples.known.len(), samples.held_out.len());
         let mut step = |done, all| progress("running samples", done, all);
-        let calibration = Calibration::of_samples(self.folder, samples.all, &samples.known, &mut step)?;
+        let calibration = Calibration::of_samples(self.folder, samples.all, &samples.known, self.options, &mut step)?;
         let uniform = Plan::uniform(self.options, Some(&calibration));
         if let Some(max_error) = self.options.max_error {
             report.graphs = self.smallest(samples, &calibration, max_error, target, progress)?;

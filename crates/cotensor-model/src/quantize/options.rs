@@ -3,6 +3,9 @@ use cotensor_core::{Error, Hasher, Result};
 use cotensor_quant::{QuantSpec, Scheme, Width};
 use std::str::FromStr;
 
+/// The largest block of a rotation.
+const ROTATION_MAX: usize = 128;
+
 /// The type of a product's other factor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
@@ -37,6 +40,9 @@ pub struct QuantizeOptions {
     pub group: usize,
     /// How scales are fitted. `TwoLevel` is not possible: no engine reads its scales.
     pub scheme: Scheme,
+    /// Whether the rows of each matrix are rotated in blocks of at most 128 by Hadamard's matrix, which spreads outliers. Products rotate
+    /// their other factor, too.
+    pub rotates: bool,
     /// The type of the other factor.
     pub activations: Activations,
     /// Weights whose names contain one of these texts stay as they are.
@@ -74,9 +80,9 @@ impl QuantizeOptions {
 
     /// Adds all options to the key of a copy.
     pub(super) fn add_to(&self, hasher: &mut Hasher) {
-        let Self { width, group, scheme, activations, keep, mixed_bits, max_error } = self;
+        let Self { width, group, scheme, rotates, activations, keep, mixed_bits, max_error } = self;
         hasher.number(u64::from(width.bits())).number(*group as u64).field(scheme.name().as_bytes());
-        hasher.number(*activations as u64).number(keep.len() as u64);
+        hasher.number(u64::from(*rotates)).number(*activations as u64).number(keep.len() as u64);
         for text in keep {
             hasher.field(text.as_bytes());
         }
@@ -106,7 +112,12 @@ impl QuantizeOptions {
         QuantSpec::new(width, group, self.scheme).map_err(|error| error.message().to_owned())
     }
 
-    pub(super) fn low_bits(&self, spec: &QuantSpec) -> LowBits {
+    /// The block of the rotation of a matrix with these columns, if it is rotated.
+    pub(super) fn rotation(&self, columns: usize) -> Option<usize> {
+        self.rotates.then(|| 1 << columns.trailing_zeros().min(ROTATION_MAX.trailing_zeros()))
+    }
+
+    pub(super) fn low_bits(&self, spec: &QuantSpec, columns: usize) -> LowBits {
         let is_int8 = match self.activations {
             Activations::Auto => matches!(spec.width(), Width::Two | Width::Eight),
             Activations::Float32 => false,
@@ -116,6 +127,7 @@ impl QuantizeOptions {
             bits: spec.width().bits(),
             group: spec.group(),
             has_offsets: spec.scheme() == Scheme::Affine,
+            rotation: self.rotation(columns),
             accuracy_level: if is_int8 { 4 } else { 0 },
         }
     }

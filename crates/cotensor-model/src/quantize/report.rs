@@ -115,6 +115,9 @@ pub struct MatrixReport {
     pub group: usize,
     /// How scales were fitted.
     pub scheme: String,
+    /// The block by which its rows were rotated; `None` for rows as they are.
+    #[serde(default)]
+    pub rotation: Option<usize>,
     /// Bits of an element, with its part of scales and offsets.
     pub bits_per_weight: f64,
     /// The relative error of the weights in the L2 norm.

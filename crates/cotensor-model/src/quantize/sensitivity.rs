@@ -9,7 +9,7 @@ use crate::graph::{Graph, Matrix, Weight, open_graph};
 use crate::tensor::{Array, TensorRef};
 use crate::weights::{LoadedWeights, load_weights};
 use cotensor_core::{DType, Result};
-use cotensor_quant::QuantTensor;
+use cotensor_quant::{QuantTensor, rotate};
 use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, TensorSpec, TensorStore};
 use std::path::Path;
 use std::sync::Arc;
@@ -43,12 +43,21 @@ impl<'c> Sensitivity<'c> {
     }
 
     /// The relative error of all outputs in the L2 norm if `tensor` takes the place of one matrix, whose first weight is `weight`. `None` if
-    /// nothing was compared.
-    pub(super) fn of(&self, weight: &Weight, matrix: &Matrix, tensor: &QuantTensor) -> Result<Option<f64>> {
+    /// nothing was compared. `rotation` is the block by which its rows are rotated.
+    pub(super) fn of(
+        &self,
+        weight: &Weight,
+        matrix: &Matrix,
+        tensor: &QuantTensor,
+        rotation: Option<usize>,
+    ) -> Result<Option<f64>> {
         let at = self.graph.weights().iter().position(|known| known.name == weight.name && known.shape == weight.shape);
         let Some(at) = at else { return Ok(None) };
         let mut values = vec![0.0; matrix.rows * matrix.columns];
         tensor.dequantize_into(0..matrix.rows, &mut values)?;
+        if let Some(block) = rotation {
+            rotate(&mut values, block)?;
+        }
         if matrix.is_transposed {
             values = transposed(&values, matrix.columns);
         }

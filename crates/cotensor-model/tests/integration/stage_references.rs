@@ -154,6 +154,7 @@ fn stages_of_8_bits_are_near_the_reference() {
         width: Width::Eight,
         group: 32,
         scheme: Scheme::Search,
+        rotates: false,
         activations: Activations::Float32,
         keep: vec![],
         mixed_bits: None,

@@ -1,7 +1,7 @@
 //! Codes for known inputs.
 
 use crate::samples::normal;
-use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Scheme, Width, quantize, quantize_for};
+use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Scheme, Width, quantize, quantize_for, rotate};
 
 const COLUMNS: usize = 128;
 const ROWS: usize = 24;
@@ -126,4 +126,21 @@ fn inputs_that_do_not_fit_are_named() {
     let mut infinite = weights.clone();
     infinite[7] = f32::INFINITY;
     assert_eq!(field(quantize_for(&infinite, ROWS, COLUMNS, &spec, &factor)).as_deref(), Some("weights"));
+}
+
+#[test]
+fn rotated_moments_are_those_of_rotated_inputs() {
+    let mut rows = inputs(40, 9);
+    let found = moments(&rows).rotated(16).unwrap();
+    rotate(&mut rows, 16).unwrap();
+    let wanted = moments(&rows);
+    let mut weights = normal(8 * COLUMNS, 10);
+    rotate(&mut weights, 16).unwrap();
+    let tensor = quantize(&weights, 8, COLUMNS, &QuantSpec::new(Width::Three, 16, Scheme::Search).unwrap()).unwrap();
+    let [found_error, wanted_error] =
+        [&found, &wanted].map(|moments| moments.relative_error(&weights, &tensor).unwrap());
+    assert!((found_error - wanted_error).abs() < 1e-4 * wanted_error, "{found_error} {wanted_error}");
+    assert_eq!(found.rows(), 40);
+    assert_eq!(found.rotated(COLUMNS * 2).unwrap_err().field(), Some("block"));
+    assert_eq!(found.rotated(0).unwrap_err().field(), Some("block"));
 }
