@@ -63,6 +63,13 @@ def codes_of(stored: np.ndarray, bits: int) -> np.ndarray:
     return unpacked(stored[..., :low], 2) + 4 * unpacked(stored[..., low:], 1)
 
 
+def size_bytes(tensor: onnx.TensorProto) -> int:
+    array = numpy_helper.to_array(tensor)
+    # In memory these have a byte for each element.
+    is_packed = tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
+    return (array.size + 1) // 2 if is_packed else array.nbytes
+
+
 def expanded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with a product by a `float32` matrix in the place of each product by codes."""
     graph, constants = model.graph, {tensor.name: tensor for tensor in model.graph.initializer}
@@ -82,12 +89,9 @@ def expanded(model: onnx.ModelProto) -> onnx.ModelProto:
             middle = points.reshape(rows, -1, 1)
         assert not any(node.input[4:]), "an index of groups or a bias"
         own = f"{node.output[0]}.expanded"
-        for part, value in [
-            ("distances", (codes - middle).astype(np.float32)),
-            ("groups", np.array([rows, -1, 1])),
-            ("rows", np.array([rows, given["K"]])),
-        ]:
-            graph.initializer.append(numpy_helper.from_array(value, f"{own}.{part}"))
+        parts = {"distances": (codes - middle).astype(np.float32), "groups": [rows, -1, 1], "rows": [rows, given["K"]]}
+        for part, value in parts.items():
+            graph.initializer.append(numpy_helper.from_array(np.array(value), f"{own}.{part}"))
         nodes += [
             helper.make_node("Reshape", [node.input[2], f"{own}.groups"], [f"{own}.scales"]),
             helper.make_node("Mul", [f"{own}.distances", f"{own}.scales"], [f"{own}.scaled"]),
@@ -181,8 +185,7 @@ def compare(kind: Any, folder: Path, command: str, work: Path, samples: List[str
     rows: Dict[str, Row] = {}
 
     def add(name: str, model: onnx.ModelProto, reported: List[Optional[float]]) -> None:
-        size = sum(numpy_helper.to_array(tensor).nbytes for tensor in model.graph.initializer)
-        rows[name] = Row(size, kind.measure(expanded(model)), reported)
+        rows[name] = Row(sum(map(size_bytes, model.graph.initializer)), kind.measure(expanded(model)), reported)
         print(f"{kind.name}: {name}: {rows[name]}", file=sys.stderr, flush=True)
 
     add("full", onnx.load(folder / GRAPH), [])

@@ -29,6 +29,7 @@ def command(*arguments: object) -> Any:
     return json.loads(run("-m", "cotensor", *arguments, "--json"))
 
 
+@pytest.mark.timeout(600)
 def test_a_short_training_gives_a_model_that_opens(tmp_path: Path) -> None:
     folder = tmp_path / "decoder"
     printed = run(REPOSITORY / "fixtures/scripts/train_decoder.py", folder, "--steps", 20)
