@@ -64,9 +64,8 @@ def codes_of(stored: np.ndarray, bits: int) -> np.ndarray:
 
 
 def size_bytes(tensor: onnx.TensorProto) -> int:
-    array = numpy_helper.to_array(tensor)
-    # In memory these have a byte for each element.
-    is_packed = tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
+    # An array has a byte for each element of 4 bits.
+    array, is_packed = numpy_helper.to_array(tensor), tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
     return (array.size + 1) // 2 if is_packed else array.nbytes
 
 
@@ -196,7 +195,7 @@ def compare(kind: Any, folder: Path, command: str, work: Path, samples: List[str
         target = work / f"{kind.name}-{name.replace(' ', '')}"
         shutil.rmtree(target, ignore_errors=True)
         line = [command, "quantize", folder, "-o", target, *options, "--calibrate", work / "samples.txt", "--json"]
-        done = subprocess.run([str(part) for part in line], check=True, stdout=subprocess.PIPE)
+        done = subprocess.run(list(map(str, line)), check=True, stdout=subprocess.PIPE)
         report = json.loads(done.stdout)["graphs"][0]
         add(name, onnx.load(target / GRAPH), [report[field] for field in kind.reported])
     for name, peer_options in PEERS.items():
