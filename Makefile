@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings bench-low-bit test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -96,6 +96,11 @@ try-containers:
 # The first connection, and the one model of a machine beside a model in each process and beside servers: memory and time of embeddings.
 bench-embeddings:
 	scripts/bench_embeddings.sh
+
+# A trained decoder and a real encoder with weights of few bits, by `cotensor quantize` and by onnxruntime's own quantizer: divergence, perplexity, neighbours
+# (docs/labs/low-bit.md). LOW_BIT are arguments, such as `--only decoder`. Takes half an hour of two cores.
+bench-low-bit:
+	CARGO="$(CARGO)" scripts/bench_low_bit.sh $(LOW_BIT)
 
 # Compares Cotensor with other libraries in one run on this machine. Ray and torch are large downloads.
 bench-peers:

@@ -161,6 +161,18 @@ fn mixed_widths_are_measured_against_one_width() {
 }
 
 #[test]
+fn samples_that_fill_the_positions_of_a_decoder_are_cut() {
+    let workspace = Workspace::with("gpt2");
+    // 128 positions; the tokenizer cuts texts to as many tokens.
+    let line = |index: usize| format!("{}{index}\n", "the harbour wakes before the city ".repeat(1 + index));
+    fs::write(workspace.path("texts.txt"), (0..20).map(line).collect::<String>()).unwrap();
+    let report =
+        workspace.json(&["quantize", "gpt2", "-o", "out", "--calibrate", "texts.txt", "--group", "16", "--json"]);
+    assert_eq!((&report["samples"], &report["held_out"]), (&16.into(), &4.into()));
+    assert!(report["graphs"][0]["divergence"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
 fn the_smallest_width_below_an_error_is_written() {
     let workspace = Workspace::with("bert");
     let words = ["harbour", "city", "wakes", "before", "ship", "morning", "light", "gulls"];

@@ -3,8 +3,8 @@
 use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
 use crate::graph::Graph;
 use crate::model::{Model, StageSource};
-use crate::pipeline::{Samples, User, default_task, run_user};
-use cotensor_core::Result;
+use crate::pipeline::{Inputs, Samples, User, default_task, run_user};
+use cotensor_core::{Error, Result};
 use cotensor_store::{Holder, Lease};
 use std::path::Path;
 use std::sync::Arc;
@@ -44,8 +44,8 @@ impl Engine for Watching {
     }
 }
 
-/// Runs the model in `folder` on the samples at `indices`: the task that reads their medium. `done` has the number of samples that ran,
-/// and of all.
+/// Runs the model in `folder` on the samples at `indices`: the task that reads their medium. Of a text after which a decoder has no room
+/// for tokens, a half counts, or less. `done` has the number of samples that ran, and of all.
 ///
 /// # Errors
 /// `Invalid` for a model without such a task; the errors of running a stage.
@@ -64,8 +64,23 @@ pub(super) fn run_samples(
     let user = User { name, model: model.name(), task, max_new_tokens, ..User::default() };
     let holder = Holder::new(USER);
     for (count, &index) in indices.iter().enumerate() {
-        run_user(&model, &user, &samples.inputs(index)?, &holder)?;
+        let mut inputs = samples.inputs(index)?;
+        while let Err(error) = run_user(&model, &user, &inputs, &holder) {
+            inputs = half_of(&inputs).filter(|_| is_without_room(&error)).ok_or(error)?;
+        }
         done(count + 1, indices.len());
     }
     Ok(())
+}
+
+/// Whether a prompt leaves less room than the tokens of [`run_samples`].
+fn is_without_room(error: &Error) -> bool {
+    error.field() == Some(&format!("{USER}.max_new_tokens"))
+}
+
+/// The first half of a text. `None` for other media and a text of one character.
+fn half_of(inputs: &Inputs) -> Option<Inputs> {
+    let text = inputs.text().ok()?;
+    let (at, _) = text.char_indices().nth(text.chars().count() / 2).filter(|(at, _)| *at > 0)?;
+    Some(inputs.clone().with_text(&text[..at]))
 }
