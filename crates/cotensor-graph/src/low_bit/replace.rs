@@ -100,9 +100,8 @@ fn store(
     };
     let bytes = low.group * low.bits as usize / 8;
     let codes = add("codes", DType::U8, vec![matrix.rows, groups, bytes], Content::Codes(number));
-    let scales = add("scales", DType::F16, vec![matrix.rows, groups], Content::Scales(number));
-    let offsets =
-        low.has_offsets.then(|| add("offsets", DType::F16, vec![matrix.rows, groups], Content::Offsets(number)));
+    let scales = add("scales", low.scales, vec![matrix.rows, groups], Content::Scales(number));
+    let offsets = low.offsets.map(|dtype| add("offsets", dtype, vec![matrix.rows, groups], Content::Offsets(number)));
     Names { codes, scales, offsets }
 }
 
@@ -126,8 +125,8 @@ fn replace_nodes(
         if used.is_table {
             table::replace(build, node, &names[number], matrix.columns, low);
         } else {
-            let floats =
-                floats[number].get_or_insert_with(|| build.at_the_start(|build| of_product(build, &names[number])));
+            let floats = floats[number]
+                .get_or_insert_with(|| build.at_the_start(|build| of_product(build, &names[number], low)));
             product::replace(build, node, floats, [matrix.rows, matrix.columns], low);
         }
         true
@@ -141,12 +140,12 @@ fn replace_nodes(
 }
 
 /// The tensors of a matrix as products read them: scales in `float32`, and offsets in `float32` by group.
-fn of_product(build: &mut Builder, names: &Names) -> Names {
-    let scales = build.as_float(&names.scales, format!("{}.float", names.scales));
-    let offsets = names.offsets.as_ref().map(|offsets| {
+fn of_product(build: &mut Builder, names: &Names, low: &LowBits) -> Names {
+    let scales = build.as_float_from(low.scales, &names.scales, format!("{}.float", names.scales));
+    let offsets = names.offsets.as_ref().zip(low.offsets).map(|(offsets, dtype)| {
         let by_group =
             build.op_with("Transpose", &[offsets], format!("{offsets}.by_group"), vec![ints("perm", &[1, 0])]);
-        build.as_float(&by_group, format!("{offsets}.float"))
+        build.as_float_from(dtype, &by_group, format!("{offsets}.float"))
     });
     Names { codes: names.codes.clone(), scales, offsets }
 }

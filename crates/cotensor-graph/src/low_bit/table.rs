@@ -2,6 +2,7 @@
 
 use super::build::{Builder, int};
 use super::codes::{LowBits, Names};
+use cotensor_core::DType;
 use rten_onnx::onnx::NodeProto;
 
 /// Adds the nodes of a `Gather` of rows with `columns` elements.
@@ -43,15 +44,15 @@ pub(super) fn replace(build: &mut Builder, node: &NodeProto, names: &Names, colu
     let codes = build.op("Reshape", &[&codes, &by_group], own("codes"));
     let middle = build.float(own("middle"), f32::from(1u8 << (low.bits - 1)));
     let levels = build.op("Sub", &[&codes, &middle], own("levels"));
-    let of_group = |build: &mut Builder, table: &str, part: &str| {
+    let of_group = |build: &mut Builder, table: &str, part: &str, dtype: DType| {
         let found = build.op("Gather", &[table, indices], own(&format!("{part}.stored")));
-        let found = build.as_float(&found, own(&format!("{part}.float")));
+        let found = build.as_float_from(dtype, &found, own(&format!("{part}.float")));
         build.op("Reshape", &[&found, &one_by_group], own(part))
     };
-    let scales = of_group(build, &names.scales, "scales");
+    let scales = of_group(build, &names.scales, "scales", low.scales);
     let mut elements = build.op("Mul", &[&levels, &scales], own("scaled"));
-    if let Some(offsets) = &names.offsets {
-        let offsets = of_group(build, offsets, "offsets");
+    if let Some((offsets, dtype)) = names.offsets.as_ref().zip(low.offsets) {
+        let offsets = of_group(build, offsets, "offsets", dtype);
         elements = build.op("Add", &[&elements, &offsets], own("moved"));
     }
     let rows = shape_of(build, "rows", &[columns as i64]);

@@ -36,40 +36,78 @@ pub fn quantize_folder(
     if (options.mixed_bits.is_some() || options.max_error.is_some()) && samples.is_none() {
         return Err(Error::invalid("mixed widths and errors of outputs need samples").in_field("calibrate"));
     }
-    if target.symlink_metadata().is_ok() {
-        return Err(Error::invalid("exists already; name a new folder").in_file(target));
-    }
-    let folder = canonical_folder(folder)?;
-    let files = files_of(&folder)?;
-    let graphs: Vec<PathBuf> = files.iter().filter(|file| is_full_precision(file)).cloned().collect();
-    if graphs.is_empty() {
-        return Err(Error::invalid("no ONNX graph of full precision, such as onnx/model.onnx").in_file(folder));
-    }
-    check_parent(&folder, target)?;
+    let new = NewFolder::create(folder, target)?;
     let samples = samples.map(Divided::of).transpose()?;
-    let work = Work::create(target)?;
-
     let mut report = QuantizeReport::default();
-    let job = Job { folder: &folder, graphs: &graphs, options, samples: samples.as_ref() };
-    job.run(&work.0, &mut report, progress)?;
-    check(&folder, options, &report)?;
-    for file in files.iter().filter(|file| !graphs.contains(file)) {
-        if !is_copied(&folder, file, &files) {
-            // Of the checkpoint, the scale of similarities is kept, if it has one.
-            report.left_out.push(file.display().to_string());
-            continue;
-        }
-        let (from, to) = (folder.join(file), work.0.join(file));
-        make_parent(&to)?;
-        fs::copy(&from, &to).map_err(io("copying", &from))?;
-    }
-    if let Some(scale) = checkpoint_of_scale(&folder)? {
-        write(&work.0.join(CHECKPOINT), &scale)?;
-    }
-    let text = serde_json::to_string_pretty(&report).map_err(|error| Error::invalid(error.to_string()))?;
-    write(&work.0.join(REPORT_FILE), (text + "\n").as_bytes())?;
-    fs::rename(&work.0, target).map_err(io("writing", target))?;
+    let job = Job { folder: &new.folder, graphs: &new.graphs, options, samples: samples.as_ref() };
+    job.run(&new.work.0, &mut report, progress)?;
+    check(&new.folder, options, &report)?;
+    new.finish(&mut report)?;
     Ok(report)
+}
+
+/// A copy of a model that is being written.
+pub(super) struct NewFolder {
+    /// The folder of the model.
+    pub(super) folder: PathBuf,
+    /// Its graphs of full precision, relative to it.
+    pub(super) graphs: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+    target: PathBuf,
+    work: Work,
+}
+
+impl NewFolder {
+    /// # Errors
+    /// `Invalid` for a target that exists or lies in the folder, and for a folder without a graph; `Io`.
+    pub(super) fn create(folder: &Path, target: &Path) -> Result<Self> {
+        if target.symlink_metadata().is_ok() {
+            return Err(Error::invalid("exists already; name a new folder").in_file(target));
+        }
+        let folder = canonical_folder(folder)?;
+        let files = files_of(&folder)?;
+        let graphs: Vec<PathBuf> = files.iter().filter(|file| is_full_precision(file)).cloned().collect();
+        if graphs.is_empty() {
+            return Err(Error::invalid("no ONNX graph of full precision, such as onnx/model.onnx").in_file(folder));
+        }
+        check_parent(&folder, target)?;
+        let work = Work::create(target)?;
+        Ok(Self { folder, graphs, files, target: target.to_path_buf(), work })
+    }
+
+    /// The new file of a graph.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn target_of(&self, graph: &Path) -> Result<PathBuf> {
+        let path = self.work.0.join(graph);
+        make_parent(&path)?;
+        Ok(path)
+    }
+
+    /// Copies the other files, writes the report, and gives the folder its name.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn finish(self, report: &mut QuantizeReport) -> Result<()> {
+        let Self { folder, graphs, files, target, work } = self;
+        for file in files.iter().filter(|file| !graphs.contains(file)) {
+            if !is_copied(&folder, file, &files) {
+                // Of the checkpoint, the scale of similarities is kept, if it has one.
+                report.left_out.push(file.display().to_string());
+                continue;
+            }
+            let (from, to) = (folder.join(file), work.0.join(file));
+            make_parent(&to)?;
+            fs::copy(&from, &to).map_err(io("copying", &from))?;
+        }
+        if let Some(scale) = checkpoint_of_scale(&folder)? {
+            write(&work.0.join(CHECKPOINT), &scale)?;
+        }
+        let text = serde_json::to_string_pretty(&report).map_err(|error| Error::invalid(error.to_string()))?;
+        write(&work.0.join(REPORT_FILE), (text + "\n").as_bytes())?;
+        fs::rename(&work.0, &target).map_err(io("writing", &target))
+    }
 }
 
 /// The folder beside `target` in which this process writes until all is written.

@@ -64,6 +64,9 @@ pub struct GraphReport {
 pub struct MatrixReport {
     /// The name of the weight.
     pub name: String,
+    /// For codes of another program: the name of the parameter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameter: Option<String>,
     /// Rows.
     pub rows: usize,
     /// Columns, in elements.
@@ -72,7 +75,7 @@ pub struct MatrixReport {
     pub bits: u32,
     /// Elements of a group.
     pub group: usize,
-    /// How scales were fitted.
+    /// How scales were fitted; for codes of another program, its format, such as `Q4_K` or `gptq`.
     pub scheme: String,
     /// Bits of an element, with its part of scales and offsets.
     pub bits_per_weight: f64,
