@@ -7,9 +7,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockType(u32);
 
-/// The number of each type, its name, and the elements and the bytes of a block, for types whose blocks are read.
+/// The number of a type, its name, and the elements and the bytes of a block, for types whose blocks are read.
+type Entry = (u32, &'static str, Option<(usize, usize)>);
+
 #[rustfmt::skip]
-const TYPES: [(u32, &str, Option<(usize, usize)>); 34] = [
+const TYPES: [Entry; 34] = [
     (0, "F32", Some((1, 4))), (1, "F16", Some((1, 2))), (2, "Q4_0", Some((32, 18))), (3, "Q4_1", None), (6, "Q5_0", None), (7, "Q5_1", None),
     (8, "Q8_0", Some((32, 34))), (9, "Q8_1", None), (10, "Q2_K", None), (11, "Q3_K", None), (12, "Q4_K", Some((256, 144))),
     (13, "Q5_K", None), (14, "Q6_K", Some((256, 210))), (15, "Q8_K", None), (16, "IQ2_XXS", None), (17, "IQ2_XS", None),
@@ -39,7 +41,7 @@ impl BlockType {
         is_known.then_some(Self(number)).ok_or_else(|| Error::unsupported(format!("the type {number} is not known")))
     }
 
-    fn entry(self) -> &'static (u32, &'static str, Option<(usize, usize)>) {
+    fn entry(self) -> &'static Entry {
         TYPES.iter().find(|(number, ..)| *number == self.0).expect("a type of the table")
     }
 
