@@ -2,7 +2,7 @@
 
 use super::config::{CheckpointConfig, Method};
 use super::file::TensorFile;
-use super::source::{Parameter, of_tensor};
+use super::source::{Parameter, name_of, of_tensor};
 use crate::folder::read_bounded;
 use cotensor_core::elements::to_f32;
 use cotensor_core::{DType, Error, Result};
@@ -66,7 +66,7 @@ impl Checkpoint {
         let stems: BTreeSet<String> =
             found.tensors.keys().filter_map(|name| name.strip_suffix(CODES)).map(str::to_owned).collect();
         let mut parameters = Vec::new();
-        for stem in stems.into_iter().filter(|stem| !is_kept(stem)) {
+        for stem in stems.into_iter().filter(|stem| !is_kept(&name_of(stem))) {
             let layer = found.layer(&stem)?;
             parameters.push(Parameter {
                 stem: stem.clone(),

@@ -2,7 +2,7 @@
 
 use super::file::TensorFile;
 use super::names::{Architecture, permuted_row};
-use super::source::Parameter;
+use super::source::{Parameter, name_of};
 use cotensor_core::{Error, Result};
 use cotensor_formats::{BlockType, Gguf};
 use cotensor_quant::{GgufBlocks, RepackedMatrix};
@@ -52,7 +52,7 @@ impl GgufFile {
             let refused = |error: Error| error.in_field(tensor.name.as_str());
             let blocks = blocks_of(tensor.kind).map_err(refused)?;
             let named = architecture.parameter(&tensor.name).map_err(refused)?;
-            if is_kept(&named.stem) {
+            if is_kept(&name_of(&named.stem)) {
                 continue;
             }
             let &[rows, columns] = tensor.shape.as_slice() else {

@@ -108,7 +108,9 @@ impl<'s> Matcher<'s> {
             self.samples.insert(number, (values, error_max(codes.width())));
         }
         let (values, most) = &self.samples[&number];
-        let error = relative(rows, values);
+        let mut difference = Difference::default();
+        difference.add(rows, values);
+        let error = difference.relative();
         Ok((error <= *most).then_some(error))
     }
 
@@ -146,14 +148,36 @@ pub(super) fn check(parameter: &Parameter, codes: &RepackedMatrix, weight: &str,
     Err(Error::invalid(message).in_field(parameter.name()))
 }
 
-/// ‖weights − found‖ / ‖weights‖
-pub(super) fn relative(weights: &[f32], found: &[f32]) -> f64 {
-    let (mut wrong, mut all) = (0.0, 0.0);
-    for (weight, found) in weights.iter().zip(found) {
-        wrong += (f64::from(*weight) - f64::from(*found)).powi(2);
-        all += f64::from(*weight).powi(2);
+/// The relative error of codes in the L2 norm, for the elements of the weight.
+pub(super) fn error_of(codes: &RepackedMatrix, weights: &[f32]) -> f64 {
+    let mut found = vec![0.0; codes.columns()];
+    let mut difference = Difference::default();
+    for (row, weights) in weights.chunks_exact(codes.columns()).enumerate() {
+        codes.dequantize_row(row, &mut found);
+        difference.add(weights, &found);
     }
-    if wrong == 0.0 { 0.0 } else { (wrong / all).sqrt() }
+    difference.relative()
+}
+
+/// ‖weights − found‖ and ‖weights‖, squared.
+#[derive(Default)]
+struct Difference {
+    wrong: f64,
+    all: f64,
+}
+
+impl Difference {
+    fn add(&mut self, weights: &[f32], found: &[f32]) {
+        for (weight, found) in weights.iter().zip(found) {
+            self.wrong += (f64::from(*weight) - f64::from(*found)).powi(2);
+            self.all += f64::from(*weight).powi(2);
+        }
+    }
+
+    /// 0 for equal elements, infinite for others than weights of zero.
+    fn relative(&self) -> f64 {
+        if self.wrong == 0.0 { 0.0 } else { (self.wrong / self.all).sqrt() }
+    }
 }
 
 /// The one parameter with one of these names: whole, else without the first modules of either.

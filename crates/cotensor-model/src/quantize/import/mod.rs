@@ -17,7 +17,7 @@ use super::write::{Encoded, reasons_of, write_codes};
 use crate::graph::{Graph, LowBits, Matrix, open_graph};
 use cotensor_core::{Error, Result};
 use cotensor_quant::RepackedMatrix;
-use matching::{Matcher, check, relative};
+use matching::{Matcher, check, error_of};
 use source::Source;
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -112,15 +112,16 @@ impl Import<'_> {
     ) -> Result<GraphReport> {
         let (mut chosen, mut reasons) = (Vec::new(), reasons_of(&graph));
         for (matrix, parameter) in matched {
-            let is_kept = matrix.weights.iter().any(|&weight| (self.is_kept)(&graph.weights()[weight].name));
-            let reason = match parameter {
-                Some(number) if !is_kept => {
+            let names: Vec<&str> = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str()).collect();
+            let kept = names.iter().find(|name| (self.is_kept)(name));
+            let reason = match (kept, parameter) {
+                (Some(name), _) => kept_by(&self.options.keep, &[name]).map(|text| format!("--keep {text}")),
+                (None, None) => Some("the file has no codes of it".to_owned()),
+                (None, Some(number)) => {
                     let codes = self.codes(number)?;
                     chosen.push((number, matrix.clone(), self.low_bits(&codes)));
                     None
                 }
-                Some(_) => Some("--keep".to_owned()),
-                None => Some("the file has no codes of it".to_owned()),
             };
             for weight in matrix.weights {
                 reasons[weight] = reason.clone().map(Some);
@@ -132,12 +133,8 @@ impl Import<'_> {
             let codes = self.codes(*number)?;
             let name = &weights[matrix.weights[0]].name;
             let values = rows_of(weights, matrix)?;
-            let mut found = vec![0.0; values.len()];
-            for (row, out) in found.chunks_exact_mut(matrix.columns).enumerate() {
-                codes.dequantize_row(row, out);
-            }
             let parameter = &self.source.parameters[*number];
-            let relative_error = relative(&values, &found);
+            let relative_error = error_of(&codes, &values);
             check(parameter, &codes, name, relative_error).map_err(|error| error.in_file(&self.options.from))?;
             let report = MatrixReport {
                 name: name.clone(),

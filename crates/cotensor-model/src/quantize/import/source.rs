@@ -23,12 +23,17 @@ pub(super) struct Parameter {
 
 impl Parameter {
     pub(super) fn name(&self) -> String {
-        format!("{}.weight", self.stem)
+        name_of(&self.stem)
     }
 
     pub(super) fn has_shape_of(&self, matrix: &Matrix) -> bool {
         [self.rows, self.columns] == [matrix.rows, matrix.columns]
     }
+}
+
+/// The name of a parameter.
+pub(super) fn name_of(stem: &str) -> String {
+    format!("{stem}.weight")
 }
 
 /// Where the matrices are.

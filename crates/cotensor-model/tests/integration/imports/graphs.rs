@@ -253,7 +253,7 @@ fn two_names_of_one_weight_are_imported_once() {
     let error = import(&full, &from, &folder.path().join("one"), &[]).unwrap_err();
     assert_eq!(error.field(), Some("lm_head.weight"), "{error}");
     assert!(error.message().contains("output.weight"), "{error}");
-    let report = import(&full, &from, &folder.path().join("two"), &["lm_head"]).unwrap();
+    let report = import(&full, &from, &folder.path().join("two"), &["lm_head.weight"]).unwrap();
     assert_eq!(report.graphs[0].matrices.len(), 15);
     // With the elements of the table, the head is the table.
     let mut bytes = fs::read(&from).unwrap();
@@ -267,4 +267,24 @@ fn two_names_of_one_weight_are_imported_once() {
     fs::write(&tied, bytes).unwrap();
     let report = import(&full, &tied, &folder.path().join("three"), &[]).unwrap();
     assert_eq!(report.graphs[0].matrices.len(), 15);
+}
+
+#[test]
+fn checkpoints_of_several_files_are_read_by_their_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("parts");
+    copy(&quantized("llama-gptq"), &from);
+    fs::rename(from.join("model.safetensors"), from.join("model-1.safetensors")).unwrap();
+    // The second part has no codes.
+    fs::copy(quantized("blocks.safetensors"), from.join("model-2.safetensors")).unwrap();
+    let index = r#"{"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
+    fs::write(from.join("model.safetensors.index.json"), index).unwrap();
+    let layer = "model.layers.0.mlp.up_proj.weight";
+    let report = import(&tiny("llama"), &from, &folder.path().join("new"), &[layer]).unwrap();
+    assert_eq!(report.graphs[0].matrices.len(), 13);
+    let kept = report.graphs[0].kept.iter().find(|kept| kept.name == layer).unwrap();
+    assert_eq!(kept.reason.as_deref(), Some("--keep model.layers.0.mlp.up_proj.weight"));
+    fs::copy(from.join("model-1.safetensors"), from.join("model-2.safetensors")).unwrap();
+    let error = import(&tiny("llama"), &from, &folder.path().join("two"), &[]).unwrap_err();
+    assert!(error.message().contains("another file"), "{error}");
 }
