@@ -2,7 +2,7 @@
 
 use super::config::{CheckpointConfig, Method};
 use super::file::TensorFile;
-use super::source::{Parameter, name_of, of_tensor};
+use super::parameter::{Parameter, name_of, of_tensor};
 use crate::folder::read_bounded;
 use cotensor_core::elements::to_f32;
 use cotensor_core::{DType, Error, Result};

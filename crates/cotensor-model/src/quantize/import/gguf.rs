@@ -2,7 +2,7 @@
 
 use super::file::TensorFile;
 use super::names::{Architecture, permuted_row};
-use super::source::{Parameter, name_of};
+use super::parameter::{Parameter, name_of, of_tensor};
 use cotensor_core::{Error, Result};
 use cotensor_formats::{BlockType, Gguf};
 use cotensor_quant::{GgufBlocks, RepackedMatrix};
@@ -83,7 +83,7 @@ impl GgufFile {
         let one = &self.matrices[number];
         let bytes = self.file.read(one.offset, one.bytes).map_err(|error| error.in_field(one.tensor.as_str()))?;
         let found = one.blocks.matrix(one.rows, one.columns, &bytes);
-        let found = found.map_err(|error| super::source::of_tensor(&one.tensor, &error).in_file(self.file.path()))?;
+        let found = found.map_err(|error| of_tensor(&one.tensor, &error).in_file(self.file.path()))?;
         Ok(match one.rows_of_head {
             Some(rows) => found.with_rows(|row| permuted_row(row, rows)),
             None => found,

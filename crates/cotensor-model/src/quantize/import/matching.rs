@@ -1,6 +1,7 @@
 //! Which weight of a graph is which parameter.
 
-use super::source::{Parameter, Source};
+use super::parameter::Parameter;
+use super::source::Source;
 use crate::graph::{Graph, Matrix};
 use crate::quantize::graph::rows_of;
 use cotensor_core::{Error, Result};

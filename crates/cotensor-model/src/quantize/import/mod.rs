@@ -6,6 +6,7 @@ mod file;
 mod gguf;
 mod matching;
 mod names;
+mod parameter;
 mod source;
 
 use super::folder::NewFolder;
