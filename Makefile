@@ -170,7 +170,7 @@ valgrind:
 	scripts/valgrind.sh
 
 # Fuzzes the parsers of untrusted bytes, each for SECONDS_EACH. RUSTC_BOOTSTRAP=1 makes a stable compiler accept cargo-fuzz's flags.
-FUZZ_TARGETS := onnx pack pipeline image wav frame rpc tensor files journal
+FUZZ_TARGETS := onnx pack pipeline image wav frame rpc tensor files journal quantized
 SECONDS_EACH ?= 600
 FUZZ_LENGTH ?= -max_total_time=$(SECONDS_EACH)
 fuzz: export RUSTC_BOOTSTRAP := 1

@@ -9,12 +9,17 @@ use rten_simd::{Isa, SimdOp, f16};
 
 /// Writes the elements of a row.
 pub(crate) fn expand(spec: &QuantSpec, codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {
+    expand_row(spec.width(), spec.group(), codes, scales, out);
+}
+
+/// Writes the elements of a row whose codes have this width and these groups.
+pub(crate) fn expand_row(width: Width, group: usize, codes: &[u8], scales: &[GroupScale], out: &mut [f32]) {
     // One loop for each width and group.
-    match spec.width() {
-        Width::Two => of_width::<2>(spec.group(), codes, scales, out),
-        Width::Three => of_width::<3>(spec.group(), codes, scales, out),
-        Width::Four => of_width::<4>(spec.group(), codes, scales, out),
-        Width::Eight => of_width::<8>(spec.group(), codes, scales, out),
+    match width {
+        Width::Two => of_width::<2>(group, codes, scales, out),
+        Width::Three => of_width::<3>(group, codes, scales, out),
+        Width::Four => of_width::<4>(group, codes, scales, out),
+        Width::Eight => of_width::<8>(group, codes, scales, out),
     }
 }
 

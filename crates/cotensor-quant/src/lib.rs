@@ -14,6 +14,8 @@
 //! With the second moments of the inputs of a product, [`quantize_for`] gives codes whose errors compensate each other, and
 //! [`InputMoments::relative_error`] is the error of the product's result.
 //!
+//! [`GgufBlocks`], [`GptqLinear`] and [`AwqLinear`] have matrices that other programs quantized, with exactly their codes: [`RepackedMatrix`].
+//!
 //! Pure Rust without files, threads, clocks and unsafe code. Equal inputs give equal codes on every processor: vector instructions are
 //! chosen at run time, and every path adds in the same order.
 
@@ -23,6 +25,7 @@ mod hadamard;
 mod inputs;
 mod lanes;
 mod members;
+mod repack;
 mod scales;
 mod scheme;
 mod spec;
@@ -31,6 +34,7 @@ mod tensor;
 pub use hadamard::rotate;
 pub use inputs::{InputFactor, InputMoments};
 pub use members::Member;
+pub use repack::{AwqLinear, GgufBlocks, GptqLinear, RepackedMatrix, StoredScales};
 pub use rten_simd::f16;
 pub use scheme::{quantize, quantize_for};
 pub use spec::{QuantSpec, Scheme, Width};

@@ -13,6 +13,8 @@ use std::str::FromStr;
 /// Reads the graphs of full precision and writes them with codes of 2, 3, 4 or 8 bits in the place of the float32 matrices that products
 /// and tables read, into a new folder with the model's configuration. onnxruntime opens the folder without Cotensor; codes of 3 bits
 /// are the exception. Prints the error of each matrix; the same report is in quantization.json of the folder.
+///
+/// With --from, the codes are those of a file that another program quantized, such as of GGUF or GPTQ.
 #[derive(Args)]
 pub(crate) struct QuantizeArgs {
     /// Model: a folder, or a name on the hub.
@@ -21,6 +23,11 @@ pub(crate) struct QuantizeArgs {
     /// Write the model to this folder, which must not exist.
     #[arg(long, short, value_name = "DIR")]
     pub(crate) out: PathBuf,
+    /// Take the codes of this quantized copy of the model, unchanged: a .gguf file (Q8_0, Q4_0, Q4_K, Q6_K), or a checkpoint of GPTQ or
+    /// AWQ, which is a folder or a .safetensors file. Its tensors are found in the graph by name, else by their elements.
+    #[arg(long, value_name = "FILE|DIR",
+        conflicts_with_all = ["bits", "group", "scheme", "rotate", "calibrate", "mixed", "target_bits", "max_error"])]
+    pub(crate) from: Option<PathBuf>,
     /// Bits of a weight.
     #[arg(long, default_value = "4", value_name = "N", value_parser = one_of::<u32>(&["2", "3", "4", "8"]))]
     pub(crate) bits: u32,
@@ -54,7 +61,7 @@ pub(crate) struct QuantizeArgs {
     /// held-out samples, such as 0.05.
     #[arg(long, value_name = "E", requires = "calibrate", conflicts_with_all = ["bits", "mixed", "target_bits"])]
     pub(crate) max_error: Option<f64>,
-    /// Leave weights whose names contain this text as they are; repeatable.
+    /// Leave weights whose names contain this text as they are; repeatable. With --from, also tensors of the file.
     #[arg(long, value_name = "TEXT")]
     pub(crate) keep: Vec<String>,
     /// Print one JSON object on standard output and nothing else.

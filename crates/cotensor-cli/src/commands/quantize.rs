@@ -9,7 +9,8 @@ use cotensor::Samples;
 use cotensor::core::{Result, size};
 use cotensor::hub::{Hub, Settings};
 use cotensor::model::quantize::{
-    GraphReport, MixedReport, QuantizeOptions, QuantizeReport, quantize_folder, work_folder,
+    GraphReport, ImportOptions, MixedReport, QuantizeOptions, QuantizeReport, import_folder, quantize_folder,
+    work_folder,
 };
 use cotensor::quant::{QuantSpec, Width};
 use cotensor_demo::Progress;
@@ -17,6 +18,19 @@ use std::fmt::Write;
 use std::path::Path;
 
 pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
+    match &args.from {
+        Some(from) => import(args, from),
+        None => own(args),
+    }
+}
+
+/// Takes the codes of another program.
+fn import(args: &QuantizeArgs, from: &Path) -> Result<()> {
+    let options = ImportOptions { from: from.to_path_buf(), activations: args.activations, keep: args.keep.clone() };
+    write(args, |folder, progress| import_folder(folder, &args.out, &options, progress))
+}
+
+fn own(args: &QuantizeArgs) -> Result<()> {
     let width = Width::of(args.bits)?;
     let uniform_bits = QuantSpec::new(width, args.group, args.scheme)?.bits_per_weight();
     let is_mixed = args.mixed || args.target_bits.is_some();
@@ -33,15 +47,21 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<()> {
     options.check()?;
     let samples = args.calibrate.as_deref().map(Samples::open).transpose();
     let samples = samples.map_err(|error| error.in_field("--calibrate"))?;
+    write(args, |folder, progress| quantize_folder(folder, &args.out, &options, samples.as_ref(), progress))
+}
+
+/// Finds the model, calls `make` with its folder, and prints the report.
+fn write(
+    args: &QuantizeArgs,
+    make: impl FnOnce(&Path, &mut dyn FnMut(&str, usize, usize)) -> Result<QuantizeReport>,
+) -> Result<()> {
     let hub = Hub::new(Settings::from_env());
     show_downloads(&hub);
     let folder = hub.folder(&args.model, Path::new("."), None)?;
     let work = work_folder(&args.out);
     signals::clean_up_first(move || drop(std::fs::remove_dir_all(work)))?;
     let steps = Steps::new();
-    let report = quantize_folder(&folder, &args.out, &options, samples.as_ref(), &mut |step, done, all| {
-        steps.step(done as u64, all as u64, step);
-    });
+    let report = make(&folder, &mut |step, done, all| steps.step(done as u64, all as u64, step));
     steps.finish();
     let report = report?;
     if args.json { print_json(&report) } else { print(&text(&report, &args.out)) }
@@ -75,21 +95,32 @@ fn of_mixed(mixed: &MixedReport) -> String {
     format!("error of outputs, {:.2} bits with mixed widths: {own}; {uniform}. Written: {written}\n", mixed.bits)
 }
 
+/// The columns that are aligned to the right.
+const NUMBER_LAST: [bool; 8] = [false, true, true, true, true, true, true, true];
+/// See [`NUMBER_LAST`].
+const TEXT_LAST: [bool; 8] = [false, true, true, true, true, true, true, false];
+
 fn add_graph(text: &mut String, graph: &GraphReport) {
-    let mut table = Table::new(
-        &[false, true, true, true, true, true, true, true],
-        &["matrix", "rows", "columns", "bits", "group", "bits per weight", "error", "error of results"],
-    );
+    // Only codes of other programs have the parameter, and only own ones the error of results.
+    let is_import = graph.matrices.iter().any(|matrix| matrix.parameter.is_some());
+    let (right, last) = if is_import { (&TEXT_LAST, "format") } else { (&NUMBER_LAST, "error of results") };
+    let mut table =
+        Table::new(right, &["matrix", "rows", "columns", "bits", "group", "bits per weight", "error", last]);
     for matrix in &graph.matrices {
+        let last = match matrix.output_error {
+            Some(error) => format!("{error:.4}"),
+            None if is_import => plain(&matrix.scheme),
+            None => "-".to_owned(),
+        };
         table.row([
-            plain(&matrix.name),
+            plain(matrix.parameter.as_deref().unwrap_or(&matrix.name)),
             matrix.rows.to_string(),
             matrix.columns.to_string(),
             matrix.bits.to_string(),
             matrix.group.to_string(),
             format!("{:.2}", matrix.bits_per_weight),
             format!("{:.4}", matrix.relative_error),
-            matrix.output_error.map_or_else(|| "-".to_owned(), |error| format!("{error:.4}")),
+            last,
         ]);
     }
     let _ = writeln!(text, "{}\n{}", plain(&graph.file), table.text());

@@ -97,6 +97,32 @@ fn mistakes_are_named_and_leave_nothing_behind() {
 }
 
 #[test]
+fn codes_of_other_programs_are_imported() {
+    let workspace = Workspace::with("llama");
+    let from = |name: &str| fixtures().join("quantized").join(name).display().to_string();
+    let gguf = from("llama.gguf");
+    let output = workspace.run(&["quantize", "llama", "-o", "gguf", "--from", &gguf]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("model.layers.0.self_attn.q_proj.weight") && text.contains("Q8_0"), "{text}");
+    let report = workspace.json(&["quantize", "llama", "-o", "awq", "--from", &from("llama-awq"), "--json"]);
+    let matrices = report["graphs"][0]["matrices"].as_array().unwrap();
+    assert!(matrices.len() == 14 && matrices.iter().all(|one| one["scheme"] == "awq" && one["bits"] == 4), "{report}");
+    assert_eq!(matrices[0]["parameter"], matrices[0]["name"]);
+    assert!(workspace.path("awq/tokenizer.json").is_file() && workspace.path("awq/quantization.json").is_file());
+    for model in ["gguf", "awq"] {
+        workspace.run(&["run", model, "text-generation", "--text", "harbour city"]);
+    }
+    let own = ["quantize", "llama", "-o", "new", "--from", &gguf];
+    workspace.expect_error(&[&own[..], &["--bits", "4"]].concat(), &["--from", "--bits"]);
+    workspace.expect_error(&[&own[..], &["--keep", "absent"]].concat(), &["keep", "absent"]);
+    fs::write(workspace.path("cut.gguf"), &fs::read(&gguf).unwrap()[..20_000]).unwrap();
+    let cut = ["quantize", "llama", "-o", "new", "--from", "cut.gguf"];
+    workspace.expect_error(&cut, &["cut.gguf", ".weight", "truncated"]);
+    let names: Vec<_> = fs::read_dir(workspace.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|name| name == "new" || name.to_string_lossy().contains("quantizing")), "{names:?}");
+}
+
+#[test]
 fn samples_give_better_results_and_their_errors() {
     let workspace = Workspace::with("bert");
     let words = ["harbour", "city", "wakes", "before", "ship", "morning", "light", "gulls"];

@@ -1,6 +1,7 @@
 //! New nodes and constants of a graph.
 
 use crate::proto::{definitions, integer, normal_domain, operator};
+use cotensor_core::DType;
 use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, TensorProto};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -141,6 +142,11 @@ impl Builder {
     /// `float32` elements.
     pub(super) fn as_float(&mut self, input: &str, output: String) -> String {
         self.op_with("Cast", &[input], output, vec![int("to", i64::from(DataType::FLOAT.0))])
+    }
+
+    /// `float32` elements of a value of a known type: itself, if it has them.
+    pub(super) fn as_float_from(&mut self, dtype: DType, input: &str, output: String) -> String {
+        if dtype == DType::F32 { input.to_owned() } else { self.as_float(input, output) }
     }
 
     /// A constant of 64-bit integers, one-dimensional.

@@ -1,5 +1,7 @@
 //! The codes of a matrix, and their tensors.
 
+use cotensor_core::DType;
+
 /// The codes that replace a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LowBits {
@@ -7,8 +9,10 @@ pub struct LowBits {
     pub bits: u32,
     /// Elements of a group, of which the columns are a multiple.
     pub group: usize,
-    /// Whether groups have an offset beside their scale.
-    pub has_offsets: bool,
+    /// The type of scales: `float16`, or `float32` for scales of other programs that are not exact in it.
+    pub scales: DType,
+    /// The type of offsets, if groups have them beside their scale: `float16` or `float32`.
+    pub offsets: Option<DType>,
     /// The block of Hadamard's rotation of each row, if the matrix is rotated. The columns are a multiple.
     pub rotation: Option<usize>,
     /// The attribute of `MatMulNBits`: 0, or 4 for products with activations of 8 bits.
@@ -22,9 +26,9 @@ pub enum Content {
     Weight(usize),
     /// The packed codes of a matrix, by its number among those that were replaced: `uint8` `[rows, groups, bytes]`.
     Codes(usize),
-    /// Its scales: `float16` `[rows, groups]`.
+    /// Its scales: `[rows, groups]`, in the type of [`LowBits::scales`].
     Scales(usize),
-    /// Its offsets: `float16` `[rows, groups]`.
+    /// Its offsets: `[rows, groups]`, in the type of [`LowBits::offsets`].
     Offsets(usize),
 }
 

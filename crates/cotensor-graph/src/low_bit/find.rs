@@ -107,6 +107,20 @@ impl Graph {
         found
     }
 
+    /// The names of the nodes that read each weight, also in subgraphs, by the name of the weight.
+    pub fn readers(&self) -> HashMap<String, Vec<String>> {
+        let mut found: HashMap<String, Vec<String>> =
+            self.weights.iter().map(|weight| (weight.name.clone(), Vec::new())).collect();
+        visit_nodes(self.graph(), &mut |node| {
+            for input in &node.input {
+                if let Some(readers) = found.get_mut(input) {
+                    readers.extend(node.name.clone());
+                }
+            }
+        });
+        found
+    }
+
     /// This graph with further outputs: `float32` values of the main graph. Inputs and outputs of the graph stay what they are.
     #[must_use]
     pub fn with_outputs(mut self, names: &[String]) -> Self {

@@ -3,7 +3,8 @@
 //!
 //! A matrix has `rows × columns` elements in groups of a row. An element is `(code − middle) · scale + offset`, where the middle code
 //! of `bits` bits is `2^(bits − 1)`; without offsets, these are 0. Codes lie as `MatMulNBits` of onnxruntime reads them,
-//! `[rows, groups, bytes of a group]`, and scales and offsets are `float16` `[rows, groups]`:
+//! `[rows, groups, bytes of a group]`, and scales and offsets are `float16` or `float32`
+//! `[rows, groups]`:
 //!
 //! | node | nodes in its place |
 //! |---|---|

@@ -100,9 +100,8 @@ fn store(
     };
     let bytes = low.group * low.bits as usize / 8;
     let codes = add("codes", DType::U8, vec![matrix.rows, groups, bytes], Content::Codes(number));
-    let scales = add("scales", DType::F16, vec![matrix.rows, groups], Content::Scales(number));
-    let offsets =
-        low.has_offsets.then(|| add("offsets", DType::F16, vec![matrix.rows, groups], Content::Offsets(number)));
+    let scales = add("scales", low.scales, vec![matrix.rows, groups], Content::Scales(number));
+    let offsets = low.offsets.map(|dtype| add("offsets", dtype, vec![matrix.rows, groups], Content::Offsets(number)));
     Names { codes, scales, offsets }
 }
 
@@ -126,11 +125,12 @@ fn replace_nodes(
         let (matrix, low) = &chosen[number];
         let stored = &names[number];
         if used.is_table {
-            let floats = of_tables[number].get_or_insert_with(|| build.at_the_start(|build| of_table(build, stored)));
+            let floats =
+                of_tables[number].get_or_insert_with(|| build.at_the_start(|build| of_table(build, stored, low)));
             table::replace(build, node, floats, matrix.columns, low);
         } else {
             let floats =
-                of_products[number].get_or_insert_with(|| build.at_the_start(|build| of_product(build, stored)));
+                of_products[number].get_or_insert_with(|| build.at_the_start(|build| of_product(build, stored, low)));
             product::replace(build, node, floats, [matrix.rows, matrix.columns], low);
         }
         true
@@ -144,21 +144,22 @@ fn replace_nodes(
 }
 
 /// The tensors of a matrix as products read them: scales in `float32`, and offsets in `float32` by group.
-fn of_product(build: &mut Builder, names: &Names) -> Names {
-    let offsets = names.offsets.as_ref().map(|offsets| {
+fn of_product(build: &mut Builder, names: &Names, low: &LowBits) -> Names {
+    let offsets = names.offsets.as_ref().zip(low.offsets).map(|(offsets, dtype)| {
         let by_group =
             build.op_with("Transpose", &[offsets], format!("{offsets}.by_group"), vec![ints("perm", &[1, 0])]);
-        float(build, &by_group, offsets)
+        build.as_float_from(dtype, &by_group, format!("{offsets}.float"))
     });
-    Names { codes: names.codes.clone(), scales: float(build, &names.scales, &names.scales), offsets }
+    Names { codes: names.codes.clone(), scales: float_scales(build, names, low), offsets }
 }
 
 /// The tensors of a matrix as tables read them: scales and offsets in `float32`, since WebGPU may have no `float16`.
-fn of_table(build: &mut Builder, names: &Names) -> Names {
-    let offsets = names.offsets.as_ref().map(|offsets| float(build, offsets, offsets));
-    Names { codes: names.codes.clone(), scales: float(build, &names.scales, &names.scales), offsets }
+fn of_table(build: &mut Builder, names: &Names, low: &LowBits) -> Names {
+    let offsets = names.offsets.as_ref().zip(low.offsets);
+    let offsets = offsets.map(|(offsets, dtype)| build.as_float_from(dtype, offsets, format!("{offsets}.float")));
+    Names { codes: names.codes.clone(), scales: float_scales(build, names, low), offsets }
 }
 
-fn float(build: &mut Builder, tensor: &str, name: &str) -> String {
-    build.as_float(tensor, format!("{name}.float"))
+fn float_scales(build: &mut Builder, names: &Names, low: &LowBits) -> String {
+    build.as_float_from(low.scales, &names.scales, format!("{}.float", names.scales))
 }

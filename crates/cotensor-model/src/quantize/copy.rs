@@ -1,6 +1,6 @@
 //! Copies of models with weights of few bits, which the programs of a machine make once.
 
-use super::folder::Source;
+use super::folder::{ModelFiles, write_quantized};
 use super::job::Progress;
 use super::options::QuantizeOptions;
 use crate::folder::{FolderStamp, changed};
@@ -28,18 +28,18 @@ pub fn quantized_copy(
 ) -> Result<PathBuf> {
     // A name on the hub has the name of a user before it.
     let name = name.rsplit('/').next().unwrap_or(name);
-    let source = Source::open(folder, options, samples)?;
-    let stamp = FolderStamp::of(&source.folder)?;
+    let model = ModelFiles::open(folder)?;
+    let stamp = FolderStamp::of(&model.folder)?;
     let key = key(&stamp, name, options, samples)?;
     let made = match files.find_files(&key) {
         Some(made) => made,
         None => files.make_files(&key, &mut |made| {
             let copy = made.join(name);
             fs::create_dir(&copy).map_err(super::files::io("writing", &copy))?;
-            source.write(&copy, progress)?;
-            match FolderStamp::of(&source.folder)?.same_files(&stamp) {
+            write_quantized(&model, &copy, options, samples, progress)?;
+            match FolderStamp::of(&model.folder)?.same_files(&stamp) {
                 true => Ok(()),
-                false => Err(changed(&source.folder)),
+                false => Err(changed(&model.folder)),
             }
         })?,
     };

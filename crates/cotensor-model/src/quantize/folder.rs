@@ -32,56 +32,66 @@ pub fn quantize_folder(
     samples: Option<&Samples>,
     progress: &mut Progress<'_>,
 ) -> Result<QuantizeReport> {
-    if target.symlink_metadata().is_ok() {
-        return Err(Error::invalid("exists already; name a new folder").in_file(target));
-    }
-    let source = Source::open(folder, options, samples)?;
-    check_parent(&source.folder, target)?;
-    let work = Work::create(target)?;
-    let report = source.write(&work.0, progress)?;
-    fs::rename(&work.0, target).map_err(io("writing", target))?;
+    let new = NewFolder::create(folder, target)?;
+    let report = write_quantized(&new.model, &new.work.0, options, samples, progress)?;
+    new.give_name()?;
     Ok(report)
 }
 
-/// A model, and how it is quantized.
-pub(super) struct Source<'s> {
-    pub(super) folder: PathBuf,
-    /// Relative to the folder.
-    files: Vec<PathBuf>,
-    graphs: Vec<PathBuf>,
-    options: &'s QuantizeOptions,
-    samples: Option<Divided<'s>>,
+/// Writes a copy of a model with quantized graphs to the folder `target`, which exists.
+///
+/// # Errors
+/// As [`quantize_folder`], for the options, the samples and the graphs.
+pub(super) fn write_quantized(
+    model: &ModelFiles,
+    target: &Path,
+    options: &QuantizeOptions,
+    samples: Option<&Samples>,
+    progress: &mut Progress<'_>,
+) -> Result<QuantizeReport> {
+    options.check()?;
+    if (options.mixed_bits.is_some() || options.max_error.is_some()) && samples.is_none() {
+        return Err(Error::invalid("mixed widths and errors of outputs need samples").in_field("calibration"));
+    }
+    let samples = samples.map(Divided::of).transpose()?;
+    let mut report = QuantizeReport::default();
+    let job = Job { folder: &model.folder, graphs: &model.graphs, options, samples: samples.as_ref() };
+    job.run(target, &mut report, progress)?;
+    check(&model.folder, options, &report)?;
+    model.finish(target, &mut report)?;
+    Ok(report)
 }
 
-impl<'s> Source<'s> {
+/// The files of a model.
+pub(super) struct ModelFiles {
+    pub(super) folder: PathBuf,
+    /// Its graphs of full precision, relative to it.
+    pub(super) graphs: Vec<PathBuf>,
+    /// All files.
+    files: Vec<PathBuf>,
+}
+
+impl ModelFiles {
     /// # Errors
-    /// As [`quantize_folder`], for the model, the options and the samples.
-    pub(super) fn open(folder: &Path, options: &'s QuantizeOptions, samples: Option<&'s Samples>) -> Result<Self> {
-        options.check()?;
-        if (options.mixed_bits.is_some() || options.max_error.is_some()) && samples.is_none() {
-            return Err(Error::invalid("mixed widths and errors of outputs need samples").in_field("calibration"));
-        }
+    /// `Invalid` for a folder without a graph; `Io`.
+    pub(super) fn open(folder: &Path) -> Result<Self> {
         let folder = canonical_folder(folder)?;
         let files = files_of(&folder)?;
         let graphs: Vec<PathBuf> = files.iter().filter(|file| is_full_precision(file)).cloned().collect();
         if graphs.is_empty() {
             return Err(Error::invalid("no ONNX graph of full precision, such as onnx/model.onnx").in_file(folder));
         }
-        Ok(Self { folder, files, graphs, options, samples: samples.map(Divided::of).transpose()? })
+        Ok(Self { folder, graphs, files })
     }
 
-    /// Writes all files to the folder `target`, which exists.
+    /// Copies the other files to the folder `target`, and writes the report.
     ///
     /// # Errors
-    /// As [`quantize_folder`], for the graphs.
-    pub(super) fn write(&self, target: &Path, progress: &mut Progress<'_>) -> Result<QuantizeReport> {
-        let (folder, graphs) = (&self.folder, &self.graphs);
-        let mut report = QuantizeReport::default();
-        let job = Job { folder, graphs, options: self.options, samples: self.samples.as_ref() };
-        job.run(target, &mut report, progress)?;
-        check(folder, self.options, &report)?;
-        for file in self.files.iter().filter(|file| !graphs.contains(file)) {
-            if !is_copied(folder, file, &self.files) {
+    /// `Io`.
+    fn finish(&self, target: &Path, report: &mut QuantizeReport) -> Result<()> {
+        let Self { folder, graphs, files } = self;
+        for file in files.iter().filter(|file| !graphs.contains(file)) {
+            if !is_copied(folder, file, files) {
                 // Of the checkpoint, the scale of similarities is kept, if it has one.
                 report.left_out.push(file.display().to_string());
                 continue;
@@ -94,8 +104,51 @@ impl<'s> Source<'s> {
             write(&target.join(CHECKPOINT), &scale)?;
         }
         let text = serde_json::to_string_pretty(&report).map_err(|error| Error::invalid(error.to_string()))?;
-        write(&target.join(REPORT_FILE), (text + "\n").as_bytes())?;
-        Ok(report)
+        write(&target.join(REPORT_FILE), (text + "\n").as_bytes())
+    }
+}
+
+/// A copy of a model that is being written.
+pub(super) struct NewFolder {
+    pub(super) model: ModelFiles,
+    target: PathBuf,
+    work: Work,
+}
+
+impl NewFolder {
+    /// # Errors
+    /// `Invalid` for a target that exists or lies in the folder, and for a folder without a graph; `Io`.
+    pub(super) fn create(folder: &Path, target: &Path) -> Result<Self> {
+        if target.symlink_metadata().is_ok() {
+            return Err(Error::invalid("exists already; name a new folder").in_file(target));
+        }
+        let model = ModelFiles::open(folder)?;
+        check_parent(&model.folder, target)?;
+        let work = Work::create(target)?;
+        Ok(Self { model, target: target.to_path_buf(), work })
+    }
+
+    /// The new file of a graph.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn target_of(&self, graph: &Path) -> Result<PathBuf> {
+        let path = self.work.0.join(graph);
+        make_parent(&path)?;
+        Ok(path)
+    }
+
+    /// Copies the other files, writes the report, and gives the folder its name.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn finish(self, report: &mut QuantizeReport) -> Result<()> {
+        self.model.finish(&self.work.0, report)?;
+        self.give_name()
+    }
+
+    fn give_name(self) -> Result<()> {
+        fs::rename(&self.work.0, &self.target).map_err(io("writing", &self.target))
     }
 }
 

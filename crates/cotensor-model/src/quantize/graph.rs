@@ -3,13 +3,13 @@
 use super::calibrate::{Calibration, Inputs};
 use super::options::QuantizeOptions;
 use super::plan::Choice;
-use super::report::{GraphReport, Kept, MatrixReport};
+use super::report::{GraphReport, MatrixReport};
 use super::sensitivity::Sensitivity;
-use super::writer::Writer;
-use crate::graph::{Content, Graph, LowBits, Matrix, Weight, open_graph};
+use super::write::{Encoded, Reasons, reasons_of, write_codes};
+use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
 use crate::weights::read_weight;
 use cotensor_core::elements::to_f32;
-use cotensor_core::{DType, Error, Result};
+use cotensor_core::{DType, Result};
 use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Width, quantize, quantize_for, relative_error, rotate};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -77,42 +77,20 @@ pub(super) fn write_graph(
     progress: &mut dyn FnMut(&MatrixReport, usize, usize),
 ) -> Result<GraphReport> {
     let graph = open_graph(path)?;
-    let bytes_before = graph.weights().iter().map(|weight| weight.source.length).sum();
-    let mut report = GraphReport { bytes_before, ..GraphReport::default() };
-    let chosen = choose(&graph, path, plan, &mut report);
-    report.opens_in_onnxruntime = chosen.iter().all(|one| one.low.bits != 3 || one.matrix.is_table);
-
-    let name = target.file_name().and_then(|name| name.to_str()).expect("a name in UTF-8");
-    let data = target.with_file_name(format!("{name}_data"));
+    let mut reasons = reasons_of(&graph);
+    let chosen = choose(&graph, path, plan, &mut reasons);
     let pairs: Vec<_> = chosen.iter().map(|one| (one.matrix.clone(), one.low)).collect();
-    let low = graph.with_low_bits(&pairs);
-    let mut writer = Writer::create(&data, format!("{name}_data"))?;
-    let mut codes: Option<(usize, QuantTensor)> = None;
-    for &content in low.contents() {
-        let number = match content {
-            Content::Weight(number) => {
-                writer.write(read_weight(&low.weights()[number])?)?;
-                continue;
-            }
-            Content::Codes(number) | Content::Scales(number) | Content::Offsets(number) => number,
+    write_codes(graph, target, &pairs, reasons, progress, &mut |weights, number| {
+        let one = &chosen[number];
+        let encoded = turned(rows_of(weights, &one.matrix)?, one).and_then(|values| encode(&values, weights, one));
+        let (tensor, report) = encoded.map_err(|error| error.in_file(path))?;
+        let member = |name| {
+            let found = tensor.members().into_iter().find(|member| member.name == name);
+            found.map(|member| member.bytes.into_owned()).unwrap_or_default()
         };
-        if codes.as_ref().is_none_or(|(known, _)| *known != number) {
-            let (tensor, matrix) = turned(rows_of(low.weights(), &chosen[number].matrix)?, &chosen[number])
-                .and_then(|values| encode(&values, low.weights(), &chosen[number]))
-                .map_err(|error| error.in_file(path))?;
-            codes = Some((number, tensor));
-            progress(&matrix, number + 1, chosen.len());
-            report.matrices.push(matrix);
-        }
-        if let Some((_, tensor)) = &codes {
-            writer.write(member(tensor, content))?;
-        }
-    }
-    let places = writer.finish()?;
-    report.bytes = places.end;
-    let file = low.encode(&places.all)?;
-    std::fs::write(target, file).map_err(|error| Error::io("writing", &error).in_file(target))?;
-    Ok(report)
+        let encoded = Encoded { codes: member("codes"), scales: member("scales"), offsets: member("offsets") };
+        Ok((encoded, report))
+    })
 }
 
 /// What each width would give for each matrix of a graph. The error of a matrix counts as much as it changes the outputs of the graph, if
@@ -126,7 +104,7 @@ pub(super) fn candidates(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<Candidate>> {
     let graph = open_graph(path)?;
-    let chosen = choose(&graph, path, plan, &mut GraphReport::default());
+    let chosen = choose(&graph, path, plan, &mut reasons_of(&graph));
     let runs =
         plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| of_graph.runs.as_slice());
     let sensitivity = runs.filter(|runs| !runs.is_empty()).map(|runs| Sensitivity::open(path, runs)).transpose()?;
@@ -156,11 +134,9 @@ pub(super) fn candidates(
     Ok(found)
 }
 
-/// The matrices that are quantized; the report gets all other weights.
-fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, report: &mut GraphReport) -> Vec<Chosen<'c>> {
+/// The matrices that are quantized; `reasons` gets why others stay.
+fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, reasons: &mut Reasons) -> Vec<Chosen<'c>> {
     let inputs = plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| &of_graph.inputs);
-    let mut reasons: Vec<Option<Option<String>>> =
-        graph.weights().iter().map(|weight| Some(no_matrix(weight))).collect();
     let mut chosen = Vec::new();
     for matrix in graph.matrices() {
         let name = &graph.weights()[matrix.weights[0]].name;
@@ -176,26 +152,11 @@ fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, report: &mut GraphRep
             chosen.push(Chosen { low: plan.options.low_bits(&spec, matrix.columns), matrix, inputs, spec });
         }
     }
-    let kept = graph.weights().iter().zip(reasons).filter_map(|(weight, reason)| {
-        Some(Kept { name: weight.name.clone(), bytes: weight.size_bytes() as u64, reason: reason? })
-    });
-    report.kept = kept.collect();
     chosen
 }
 
-/// Why a weight is no matrix that codes can replace; `None` for one that has no two dimensions.
-fn no_matrix(weight: &Weight) -> Option<String> {
-    if weight.shape.len() != 2 {
-        return None;
-    }
-    Some(match weight.dtype {
-        DType::F32 => "something else than a product by it or a table reads it".to_owned(),
-        other => format!("its elements are {other}"),
-    })
-}
-
 /// The elements of a matrix, row by row.
-fn rows_of(weights: &[Weight], matrix: &Matrix) -> Result<Vec<f32>> {
+pub(super) fn rows_of(weights: &[Weight], matrix: &Matrix) -> Result<Vec<f32>> {
     let values = to_f32(DType::F32, &read_weight(&weights[matrix.weights[0]])?);
     Ok(if matrix.is_transposed { transposed(&values, matrix.rows) } else { values })
 }
@@ -228,6 +189,7 @@ fn encode(values: &[f32], weights: &[Weight], chosen: &Chosen<'_>) -> Result<(Qu
     let output_error = moments.map(|moments| moments.relative_error(values, &tensor)).transpose()?;
     let report = MatrixReport {
         name: weight.name.clone(),
+        parameter: None,
         rows,
         columns,
         bits: chosen.spec.width().bits(),
@@ -240,15 +202,4 @@ fn encode(values: &[f32], weights: &[Weight], chosen: &Chosen<'_>) -> Result<(Qu
         inputs: moments.map_or(0, InputMoments::rows),
     };
     Ok((tensor, report))
-}
-
-/// The bytes of a tensor of a matrix.
-fn member(tensor: &QuantTensor, content: Content) -> Vec<u8> {
-    let name = match content {
-        Content::Scales(_) => "scales",
-        Content::Offsets(_) => "offsets",
-        _ => "codes",
-    };
-    let found = tensor.members().into_iter().find(|member| member.name == name);
-    found.expect("a member of the scheme").bytes.into_owned()
 }

@@ -1,5 +1,5 @@
 use crate::graph::{LowBits, Matrix};
-use cotensor_core::{Error, Hasher, Result};
+use cotensor_core::{DType, Error, Hasher, Result};
 use cotensor_quant::{QuantSpec, Scheme, Width};
 use std::str::FromStr;
 
@@ -16,6 +16,18 @@ pub enum Activations {
     Float32,
     /// Codes of 8 bits, rounded in groups while a product runs.
     Int8,
+}
+
+impl Activations {
+    /// The attribute of `MatMulNBits` for codes of a width.
+    pub(super) fn accuracy_level(self, width: Width) -> i64 {
+        let is_int8 = match self {
+            Self::Auto => matches!(width, Width::Two | Width::Eight),
+            Self::Float32 => false,
+            Self::Int8 => true,
+        };
+        if is_int8 { 4 } else { 0 }
+    }
 }
 
 impl FromStr for Activations {
@@ -101,7 +113,7 @@ impl QuantizeOptions {
         matrix: &Matrix,
         width: Width,
     ) -> std::result::Result<QuantSpec, String> {
-        if let Some(text) = self.keep.iter().find(|text| names.iter().any(|name| name.contains(text.as_str()))) {
+        if let Some(text) = kept_by(&self.keep, names) {
             return Err(format!("--keep {text}"));
         }
         let group = (4..=8)
@@ -118,17 +130,18 @@ impl QuantizeOptions {
     }
 
     pub(super) fn low_bits(&self, spec: &QuantSpec, columns: usize) -> LowBits {
-        let is_int8 = match self.activations {
-            Activations::Auto => matches!(spec.width(), Width::Two | Width::Eight),
-            Activations::Float32 => false,
-            Activations::Int8 => true,
-        };
         LowBits {
             bits: spec.width().bits(),
             group: spec.group(),
-            has_offsets: spec.scheme() == Scheme::Affine,
+            scales: DType::F16,
+            offsets: (spec.scheme() == Scheme::Affine).then_some(DType::F16),
             rotation: self.rotation(columns),
-            accuracy_level: if is_int8 { 4 } else { 0 },
+            accuracy_level: self.activations.accuracy_level(spec.width()),
         }
     }
+}
+
+/// The first text that one of the names contains.
+pub(super) fn kept_by<'t>(keep: &'t [String], names: &[&str]) -> Option<&'t str> {
+    keep.iter().map(String::as_str).find(|text| names.iter().any(|name| name.contains(text)))
 }

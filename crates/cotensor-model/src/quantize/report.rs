@@ -105,6 +105,9 @@ pub struct GraphReport {
 pub struct MatrixReport {
     /// The name of the weight.
     pub name: String,
+    /// For codes of another program: the name of the parameter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameter: Option<String>,
     /// Rows.
     pub rows: usize,
     /// Columns, in elements.
@@ -113,7 +116,7 @@ pub struct MatrixReport {
     pub bits: u32,
     /// Elements of a group.
     pub group: usize,
-    /// How scales were fitted.
+    /// How scales were fitted; for codes of another program, its format, such as `Q4_K` or `gptq`.
     pub scheme: String,
     /// The block by which its rows were rotated; `None` for rows as they are.
     #[serde(default)]

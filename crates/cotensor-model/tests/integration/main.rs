@@ -17,6 +17,7 @@ mod graph_fingerprint;
 mod graph_hostile;
 mod greedy_decoding;
 mod image_texts;
+mod imports;
 mod logit_ranking;
 mod long_speech;
 mod low_bit;

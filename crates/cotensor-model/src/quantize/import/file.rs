@@ -1,0 +1,54 @@
+//! Parts of files of other programs.
+
+use cotensor_core::{Error, Result};
+use std::fs::{self, File};
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// A file whose tensors are read one by one.
+pub(super) struct TensorFile {
+    path: PathBuf,
+    file: File,
+    /// Its length.
+    pub(super) bytes: u64,
+}
+
+impl TensorFile {
+    /// # Errors
+    /// `Invalid` for something else than a regular file, `Io`.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let io = |error: std::io::Error| Error::io("opening", &error).in_file(path);
+        // Checked before the file is opened: opening a pipe would wait for its writer.
+        if !fs::metadata(path).map_err(io)?.is_file() {
+            return Err(Error::invalid("not a regular file").in_file(path));
+        }
+        let file = File::open(path).map_err(io)?;
+        let bytes = file.metadata().map_err(io)?.len();
+        Ok(Self { path: path.to_path_buf(), file, bytes })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file from its start.
+    pub(super) fn header(&self) -> BufReader<&File> {
+        BufReader::new(&self.file)
+    }
+
+    /// Bytes of a place that was checked to lie in the file.
+    ///
+    /// # Errors
+    /// `Corrupt` for a file that became shorter, `Io`.
+    pub(super) fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let io = |error: std::io::Error| Error::io("reading", &error).in_file(&self.path);
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(offset)).map_err(io)?;
+        let mut found = Vec::with_capacity(usize::try_from(length.min(self.bytes)).unwrap_or_default());
+        file.take(length).read_to_end(&mut found).map_err(io)?;
+        match found.len() as u64 == length {
+            true => Ok(found),
+            false => Err(Error::corrupt("the file is truncated").in_file(&self.path)),
+        }
+    }
+}
