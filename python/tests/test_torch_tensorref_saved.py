@@ -187,6 +187,37 @@ def test_a_change_of_a_tensor_of_the_device_is_an_error(strategy, room, change):
 
 
 @places
+def test_parts_of_complex_weights_are_saved(strategy, room):
+    """Convolutions of complex tensors save the real and imaginary parts of a weight, which have its memory and another dtype."""
+    x = torch.linspace(0, 3, 10).reshape(1, 2, 5) * (1 - 2j)
+
+    def gradient(run, write):
+        torch.manual_seed(0)
+        model = torch.nn.Conv1d(2, 3, 2, dtype=torch.complex64)
+        with run(model) as device:
+            y = model(x.to(device))
+            write(model.weight)
+            y.abs().sum().backward()
+        return model.weight.grad
+
+    @contextlib.contextmanager
+    def offloaded(model):
+        with offload(model, device=simulated_device(), memory=room, strategy=strategy):
+            yield "simulated"
+
+    def doubled(weight):
+        with torch.no_grad():
+            weight.mul_(2)
+
+    host = contextlib.nullcontext
+    for write in (lambda _: None, lambda weight: data(weight)):
+        assert torch.equal(gradient(offloaded, write), gradient(lambda _: host("cpu"), write))
+    for run in (lambda _: host("cpu"), offloaded):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient(run, doubled)
+
+
+@places
 def test_conjugate_tensors_of_the_device_are_saved(strategy, room):
     def gradient(x):
         (x.conj() * x).abs().sum().backward()

@@ -76,7 +76,7 @@ class SavedWeight:
 
     def __init__(self, mover: Mover, weight: Weight, tensor: torch.Tensor) -> None:
         self.mover, self.weight = mover, weight
-        self.view = View(tensor, weight.start)
+        self.view = View(tensor, weight.start, is_real=weight.dtype != tensor.dtype)
         #: The weight's memory, which may lose its owners.
         self.source = weight.source
         #: The owner that is saved itself, not a view of it: PyTorch then takes the memory that it has in the backward pass.

@@ -347,7 +347,8 @@ class Offload(Interception):
                 # PyTorch asks the session only that was entered last.
                 for mover in self.all_movers():
                     weight = mover.by_copy.get(key)
-                    if weight is not None and weight.dtype == tensor.dtype:
+                    # Complex convolutions save the real and imaginary parts.
+                    if weight is not None and tensor.dtype in (weight.dtype, weight.dtype.to_real()):
                         return SavedWeight(mover, weight, tensor)
             operation = Substitution.current()
             # A leaf may get other memory until then.

@@ -72,13 +72,15 @@ class Weight:
 
 
 class View:
-    """How a tensor shows the elements of a storage. ``moved``: elements of it before those that the tensor's own storage has."""
+    """How a tensor shows the elements of a storage. ``moved``: elements of it before those that the tensor's own storage has;
+    ``is_real``: the tensor shows the real and imaginary parts of complex elements, as those of ``view_as_real``."""
 
-    __slots__ = ("is_conj", "is_neg", "offset", "size", "stride")
+    __slots__ = ("is_conj", "is_neg", "is_real", "offset", "size", "stride")
 
-    def __init__(self, tensor: torch.Tensor, moved: int = 0) -> None:
+    def __init__(self, tensor: torch.Tensor, moved: int = 0, is_real: bool = False) -> None:
+        moved = 2 * moved if is_real else moved
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), int(tensor.storage_offset()) + moved
-        self.is_conj, self.is_neg = tensor.is_conj(), tensor.is_neg()
+        self.is_conj, self.is_neg, self.is_real = tensor.is_conj(), tensor.is_neg(), is_real
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor without such bits, in the same storage, is this view."""
@@ -96,6 +98,8 @@ class View:
     def of(self, elements: torch.Tensor, start: int) -> torch.Tensor:
         """The same view of other memory, whose first element is number ``start`` of the storage."""
         with torch.inference_mode(False), torch.no_grad():
+            if self.is_real:
+                elements, start = torch.view_as_real(elements), 2 * start
             shown = elements.as_strided(self.size, self.stride, self.offset - start)
             shown = shown.conj() if self.is_conj else shown
             return torch._neg_view(shown) if self.is_neg else shown
