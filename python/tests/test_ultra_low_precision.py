@@ -114,6 +114,17 @@ def test_impossible_precisions_are_refused_by_name(pool: ResourcePoolBridgeInteg
     assert not list((tmp_path / "cache").rglob("*.onnx")), "a model of another type is not quantized"
 
 
+def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration) -> None:
+    quantized = ResourcePoolBridgeIntegration(models=REPOSITORY / "fixtures" / "low-bit", threads=1)
+    with pytest.raises(cotensor.UnsupportedError) as raised:
+        get(quantized, "text", "bert", precision=3)
+    assert raised.value.field == "precision" and "quantized already" in str(raised.value)
+    get(pool, "text", "bert", precision=3)
+    with pytest.raises(cotensor.InvalidError) as empty:
+        get(pool, "text", "bert", precision=3, calibration=[])
+    assert empty.value.field == "calibration", "no samples are not the same as none asked for"
+
+
 def test_errors_of_progress_reach_the_caller(pool: ResourcePoolBridgeIntegration) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("no display")

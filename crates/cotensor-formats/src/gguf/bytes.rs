@@ -5,6 +5,8 @@ use crate::error::read_error_in;
 use cotensor_core::{Error, Result};
 use std::io::Read;
 
+/// The most values of an array. Vocabularies have less than a million.
+const ARRAY_MAX: u64 = 1 << 24;
 /// The type of a value in the file that is a text.
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
@@ -122,6 +124,9 @@ impl<'s, R: Read> Bytes<'s, R> {
 
     fn skip_array(&mut self) -> Result<()> {
         let (kind, count) = (self.u32("type")?, self.u64("length")?);
+        if count > ARRAY_MAX {
+            return Err(Error::corrupt(format!("{count} values; at most {ARRAY_MAX} are read")));
+        }
         let size = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,

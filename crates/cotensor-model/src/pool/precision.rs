@@ -3,7 +3,7 @@
 use super::devices::HardwarePreferences;
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Samples, default_task};
-use crate::quantize::{Activations, Progress, QuantizeOptions, quantized_copy};
+use crate::quantize::{Activations, Progress, QuantizeOptions, REPORT_FILE, quantized_copy};
 use cotensor_core::{DerivedFiles, Error, ErrorKind, Result};
 use cotensor_preprocess::family::{Variant, variant};
 use cotensor_quant::{QuantSpec, Scheme, Width};
@@ -88,11 +88,15 @@ pub(super) fn open(
     };
     let model = open(None)?;
     check(&model)?;
-    if model.quantization()?.is_some_and(|report| report.has_bits(width.bits(), is_mixed)) {
-        return Ok(model);
+    if let Some(report) = model.quantization()? {
+        if report.has_bits(width.bits(), is_mixed) {
+            return Ok(model);
+        }
+        let message = format!("{} is quantized already: {REPORT_FILE} has its bits; name the full model", model.name());
+        return Err(Error::unsupported(message).in_field("precision"));
     }
     let Some(copies) = quantizing.copies.or(runtime.engines().derived_files().map(|files| &**files)) else {
-        let message = "the model is kept with weights of few bits in a cache, and this store has none";
+        let message = "the model is kept with weights of few bits in a cache, and there is none: set HOME, XDG_CACHE_HOME or COTENSOR_CACHE";
         return Err(Error::unsupported(message).in_field("precision"));
     };
     let options = options(width, is_mixed)?;

@@ -51,6 +51,7 @@ fn key(stamp: &FolderStamp, name: &str, options: &QuantizeOptions, samples: Opti
     hasher.field(name.as_bytes());
     stamp.add_to(&mut hasher);
     options.add_to(&mut hasher);
+    hasher.number(u64::from(samples.is_some()));
     if let Some(samples) = samples {
         samples.add_to(&mut hasher)?;
     }

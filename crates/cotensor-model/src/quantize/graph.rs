@@ -83,7 +83,10 @@ pub(super) fn write_graph(
     write_codes(graph, target, &pairs, reasons, progress, &mut |weights, number| {
         let one = &chosen[number];
         let encoded = turned(rows_of(weights, &one.matrix)?, one).and_then(|values| encode(&values, weights, one));
-        let (tensor, report) = encoded.map_err(|error| error.in_file(path))?;
+        let (tensor, report) = encoded.map_err(|error| match one.low.rotation {
+            Some(_) => error.prefixed("rotated").in_file(path),
+            None => error.in_file(path),
+        })?;
         let member = |name| {
             let found = tensor.members().into_iter().find(|member| member.name == name);
             found.map(|member| member.bytes.into_owned()).unwrap_or_default()

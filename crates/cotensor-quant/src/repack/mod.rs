@@ -143,6 +143,15 @@ impl RepackedMatrix {
         found
     }
 
+    /// The scales of a row, one for each [`group`](Self::group).
+    ///
+    /// # Panics
+    /// When the row does not exist.
+    pub fn row_scales(&self, row: usize) -> &[f32] {
+        let groups = self.columns / self.group;
+        &self.scales[row * groups..(row + 1) * groups]
+    }
+
     /// Writes the elements of a row.
     ///
     /// # Panics

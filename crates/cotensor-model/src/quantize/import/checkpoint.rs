@@ -164,7 +164,12 @@ impl Checkpoint {
     /// Checks that the columns of a layer are in their order.
     fn check_order(&self, stem: &str, columns: usize, group: usize) -> Result<()> {
         let name = format!("{stem}.g_idx");
-        let Some((_, tensor)) = self.tensors.get(&name) else { return Ok(()) };
+        let Some((_, tensor)) = self.tensors.get(&name) else {
+            return match self.config.has_order {
+                true => Err(Error::corrupt("desc_act is true, and the order of the columns is missing").in_field(name)),
+                false => Ok(()),
+            };
+        };
         if tensor.dtype != DType::I32 || tensor.shape != [columns] {
             let message = format!("{} {:?}; int32 [{columns}] is expected", tensor.dtype, tensor.shape);
             return Err(Error::corrupt(message).in_field(name));
@@ -180,6 +185,9 @@ impl Checkpoint {
 
 /// The folder and the `.safetensors` files of a checkpoint.
 fn files_of(path: &Path) -> Result<(PathBuf, Vec<PathBuf>)> {
+    if path.symlink_metadata().is_err() {
+        return Err(Error::not_found("no such file or folder").in_file(path));
+    }
     if !path.is_dir() {
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         return Ok((parent.to_path_buf(), vec![path.to_path_buf()]));

@@ -37,6 +37,8 @@ pub(super) struct CheckpointConfig {
     pub(super) width: Width,
     /// Columns that share a scale; `None` for all of a row.
     pub(super) group: Option<usize>,
+    /// Whether columns may be in another order, which each layer then has to state.
+    pub(super) has_order: bool,
 }
 
 impl CheckpointConfig {
@@ -45,6 +47,7 @@ impl CheckpointConfig {
     /// # Errors
     /// `NotFound` for a folder without one; `Corrupt` or `Unsupported`, with the field, for a layout that is not imported.
     pub(super) fn open(folder: &Path) -> Result<Self> {
+        let mut known: Option<(Self, &str)> = None;
         for (name, entry) in FILES {
             let path = folder.join(name);
             if !path.is_file() {
@@ -56,9 +59,19 @@ impl CheckpointConfig {
                 Some(entry) => value.get(entry),
                 None => Some(&value),
             };
-            if let Some(Value::Object(found)) = found {
-                return Self::of(found).map_err(|error| error.in_file(path));
+            let Some(Value::Object(found)) = found else { continue };
+            let found = Self::of(found).map_err(|error| error.in_file(&path))?;
+            match known {
+                Some((first, other)) if first != found => {
+                    let message = format!("its bits, groups or layout are not those of {other}");
+                    return Err(Error::corrupt(message).in_field("quantization_config").in_file(path));
+                }
+                Some(_) => {}
+                None => known = Some((found, name)),
             }
+        }
+        if let Some((found, _)) = known {
+            return Ok(found);
         }
         let message =
             "no quantize_config.json, and no quantization_config in config.json: how its weights are packed is unknown";
@@ -110,7 +123,8 @@ impl CheckpointConfig {
             group @ 1.. => Some(group as usize),
             group => return Err(refused("group_size", format!("{group}"))),
         };
-        Ok(Self { method, width, group })
+        let has_order = config.get("desc_act").and_then(Value::as_bool).unwrap_or(false);
+        Ok(Self { method, width, group, has_order })
     }
 }
 
@@ -127,7 +141,7 @@ mod tests {
     fn layouts_are_recognized_or_refused_by_field() {
         let found = read(r#"{"bits": 3, "group_size": -1, "desc_act": true}"#).unwrap();
         assert_eq!(found.method, Method::Gptq { is_less_one: true });
-        assert_eq!((found.width, found.group), (Width::Three, None));
+        assert_eq!((found.width, found.group, found.has_order), (Width::Three, None, true));
         let found =
             read(r#"{"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "gptq_v2"}"#).unwrap();
         assert_eq!((found.method, found.group), (Method::Gptq { is_less_one: false }, Some(128)));

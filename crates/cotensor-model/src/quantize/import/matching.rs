@@ -12,12 +12,13 @@ use std::collections::HashMap;
 const SAMPLE_ROWS: usize = 8;
 
 /// The largest relative error in the L2 norm between a weight and its codes. Codes of another weight have one of 1 or more: the two have no
-/// direction in common. Common quantizers have about 0.1 with 4 bits, 0.2 with 3 bits and 0.4 to 0.6 with 2 bits.
+/// direction in common. Common quantizers have about 0.1 with 4 bits, 0.2 with 3 bits, 0.4 to 0.6 with 2 bits, and 0.01 with 8 bits.
 pub(super) fn error_max(width: Width) -> f64 {
     match width {
         Width::Two => 0.9,
         Width::Three => 0.7,
-        Width::Four | Width::Eight => 0.5,
+        Width::Four => 0.5,
+        Width::Eight => 0.1,
     }
 }
 
@@ -133,8 +134,17 @@ impl<'s> Matcher<'s> {
 /// Checks that codes are those of a weight.
 ///
 /// # Errors
-/// `Invalid`, with the parameter as the field, for a relative error beyond [`error_max`].
-pub(super) fn check(parameter: &Parameter, codes: &RepackedMatrix, weight: &str, error: f64) -> Result<()> {
+/// `Invalid`, with the parameter as the field, for a relative error beyond [`error_max`], and for zero points that are off by one.
+pub(super) fn check(parameter: &Parameter, codes: &RepackedMatrix, weight: &str, errors: &Errors) -> Result<()> {
+    let error = errors.own;
+    if errors.shifted < SHIFTED_SHARE * error {
+        let message = format!(
+            "the tensor {:?} fits the weight {weight:?} of the graph with zero points that are one larger or smaller: a relative error of {:.4} instead \
+             of {error:.4}. Is checkpoint_format right (gptq stores them less one, gptq_v2 as they are)?",
+            parameter.source, errors.shifted
+        );
+        return Err(Error::invalid(message).in_field(parameter.name()));
+    }
     if error <= error_max(codes.width()) {
         return Ok(());
     }
@@ -149,15 +159,31 @@ pub(super) fn check(parameter: &Parameter, codes: &RepackedMatrix, weight: &str,
     Err(Error::invalid(message).in_field(parameter.name()))
 }
 
-/// The relative error of codes in the L2 norm, for the elements of the weight.
-pub(super) fn error_of(codes: &RepackedMatrix, weights: &[f32]) -> f64 {
+/// Codes whose zero points are off by one fit with an error below this share of theirs: they have an error of a step beside it.
+const SHIFTED_SHARE: f64 = 0.6;
+
+/// Relative errors of codes in the L2 norm, for the elements of the weight.
+pub(super) struct Errors {
+    pub(super) own: f64,
+    /// The smaller error of the codes with zero points that are one larger, and one smaller.
+    pub(super) shifted: f64,
+}
+
+pub(super) fn errors_of(codes: &RepackedMatrix, weights: &[f32]) -> Errors {
     let mut found = vec![0.0; codes.columns()];
-    let mut difference = Difference::default();
+    let mut differences: [Difference; 3] = Default::default();
     for (row, weights) in weights.chunks_exact(codes.columns()).enumerate() {
         codes.dequantize_row(row, &mut found);
-        difference.add(weights, &found);
+        differences[0].add(weights, &found);
+        for (difference, steps) in differences[1..].iter_mut().zip([1.0, -2.0]) {
+            for (group, scale) in found.chunks_exact_mut(codes.group()).zip(codes.row_scales(row)) {
+                group.iter_mut().for_each(|element| *element += steps * scale);
+            }
+            difference.add(weights, &found);
+        }
     }
-    difference.relative()
+    let [own, above, below] = differences.map(|difference| difference.relative());
+    Errors { own, shifted: above.min(below) }
 }
 
 /// ‖weights − found‖ and ‖weights‖, squared.

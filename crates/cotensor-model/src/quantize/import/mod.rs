@@ -18,7 +18,7 @@ use super::write::{Encoded, reasons_of, write_codes};
 use crate::graph::{Graph, LowBits, Matrix, open_graph};
 use cotensor_core::{Error, Result};
 use cotensor_quant::RepackedMatrix;
-use matching::{Matcher, check, error_of};
+use matching::{Matcher, check, errors_of};
 use source::Source;
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -135,8 +135,8 @@ impl Import<'_> {
             let name = &weights[matrix.weights[0]].name;
             let values = rows_of(weights, matrix)?;
             let parameter = &self.source.parameters[*number];
-            let relative_error = error_of(&codes, &values);
-            check(parameter, &codes, name, relative_error).map_err(|error| error.in_file(&self.options.from))?;
+            let errors = errors_of(&codes, &values);
+            check(parameter, &codes, name, &errors).map_err(|error| error.in_file(&self.options.from))?;
             let report = MatrixReport {
                 name: name.clone(),
                 parameter: Some(parameter.name()),
@@ -147,7 +147,7 @@ impl Import<'_> {
                 scheme: parameter.format.clone(),
                 rotation: None,
                 bits_per_weight: codes.bits_per_weight(),
-                relative_error,
+                relative_error: errors.own,
                 output_error: None,
                 inputs: 0,
             };

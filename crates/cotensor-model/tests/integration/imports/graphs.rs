@@ -140,7 +140,7 @@ fn weights_are_found_by_name_by_node_and_by_elements() {
     let near = |name: &str| {
         let wanted = truth.array(name).as_f32().unwrap().to_vec();
         let most = wanted.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-        let values: Vec<f32> = wanted.iter().zip(noise(wanted.len(), 7)).map(|(a, b)| a + b * most * 0.05).collect();
+        let values: Vec<f32> = wanted.iter().zip(noise(wanted.len(), 7)).map(|(a, b)| a + b * most * 0.01).collect();
         (values, wanted)
     };
     let names = ["blk.0.ffn_down.weight", "blk.0.ffn_up.weight", "blk.1.ffn_down.weight", "blk.1.ffn_up.weight"];

@@ -169,8 +169,42 @@ fn checkpoints_without_an_exact_form_name_the_tensor() {
         );
     }
     // The zero points of the other convention are off by one: larger errors than quantizers have, but not another model.
+    let error =
+        refused_checkpoint("llama-gptq", |config| config["checkpoint_format"] = Value::from("gptq_v2"), |_, _| {});
+    assert!(
+        error.message().contains("checkpoint_format") && error.message().contains("one larger or smaller"),
+        "{error}"
+    );
+    assert!(error.field().unwrap().ends_with(".weight"), "{error}");
+    let error = refused_checkpoint(
+        "llama-gptq",
+        |config| config["desc_act"] = Value::from(true),
+        |bytes, _| {
+            // The order of one layer under another name.
+            let at = find(bytes, "0.self_attn.q_proj.g_idx") + "0.self_attn.q_proj.".len();
+            bytes[at] = b'h';
+        },
+    );
+    assert_eq!(error.field(), Some(format!("{layer}.g_idx").as_str()), "{error}");
     let error = refused_checkpoint("llama-awq", |config| config["version"] = Value::from("gemv"), |_, _| {});
     assert_eq!(error.field(), Some("version"), "{error}");
+}
+
+#[test]
+fn configurations_that_differ_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&quantized("llama-gptq"), folder.path());
+    let config: Value = serde_json::from_slice(&fs::read(folder.path().join("config.json")).unwrap()).unwrap();
+    let own = folder.path().join("quantize_config.json");
+    fs::write(&own, config["quantization_config"].to_string()).unwrap();
+    let target = tempfile::tempdir().unwrap();
+    import(&tiny("llama"), folder.path(), &target.path().join("new"), &[]).unwrap();
+    let mut other = config["quantization_config"].clone();
+    other["checkpoint_format"] = Value::from("gptq_v2");
+    fs::write(&own, other.to_string()).unwrap();
+    let error = refused("llama", folder.path());
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("quantization_config")), "{error}");
+    assert!(error.message().contains("quantize_config.json"), "{error}");
 }
 
 #[test]
