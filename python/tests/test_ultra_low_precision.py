@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,19 @@ def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration) 
     with pytest.raises(cotensor.InvalidError) as empty:
         get(pool, "text", "bert", precision=3, calibration=[])
     assert empty.value.field == "calibration", "no samples are not the same as none asked for"
+
+
+def test_a_copy_that_a_program_has_open_is_not_pruned(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:
+    def prune() -> int:
+        command = [sys.executable, "-m", "cotensor", "cache", "prune", "--all", "--json"]
+        pruned: Any = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+        return int(pruned["removed_packs"])
+
+    model = get(pool, "text", "bert", precision=4)
+    assert prune() == 0 and embedding(model).any() and model.quantization is not None
+    del model
+    gc.collect()
+    assert prune() == 1
 
 
 def test_errors_of_progress_reach_the_caller(pool: ResourcePoolBridgeIntegration) -> None:

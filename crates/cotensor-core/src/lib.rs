@@ -29,7 +29,7 @@ mod units;
 pub mod waiting;
 
 pub use blob_cache::{BlobCache, BlobLocation, PackMut};
-pub use derived_files::DerivedFiles;
+pub use derived_files::{DerivedFiles, Hold};
 pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};

@@ -8,7 +8,7 @@ use super::notes::Notes;
 use super::verified::VerifiedPacks;
 use super::writer::PackWriter;
 use crate::host::MappedFileMut;
-use cotensor_core::{BlobCache, BlobLocation, ContentHash, DerivedFiles, Error, Hasher, PackMut, Result};
+use cotensor_core::{BlobCache, BlobLocation, ContentHash, DerivedFiles, Error, Hasher, Hold, PackMut, Result};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -149,7 +149,7 @@ impl PackCache {
     /// Removes packs, derived files and notes that no process has used for `unused_for`. Returns the number of removed
     /// packs and folders of derived files, and their bytes on the disk. The bytes of a mapped pack are freed when the processes that map it end.
     ///
-    /// A pack is used when it is written or mapped. File systems record the use about once a day.
+    /// Folders that a program [holds](DerivedFiles::hold_files) stay. A pack is used when it is written or mapped. File systems record the use about once a day.
     ///
     /// # Errors
     /// `Io` with the file that cannot be removed.
@@ -170,8 +170,10 @@ impl PackCache {
             (count, bytes) = (count + 1, bytes + stamp.size);
         }
         for (folder, len) in self.derived.all().filter(|(folder, _)| is_unused(&DerivedFolders::used(folder))) {
-            std::fs::remove_dir_all(&folder).map_err(|error| Error::io("cannot remove", &error).in_file(&folder))?;
-            (count, bytes) = (count + 1, bytes + len);
+            let removed = DerivedFolders::remove_unheld(&folder);
+            if removed.map_err(|error| Error::io("cannot remove", &error).in_file(&folder))? {
+                (count, bytes) = (count + 1, bytes + len);
+            }
         }
         self.notes.paths().filter(|path| is_unused(path)).try_for_each(|path| remove(&path))?;
         self.index().scan();
@@ -186,6 +188,10 @@ impl PackCache {
 impl DerivedFiles for PackCache {
     fn find_files(&self, key: &ContentHash) -> Option<PathBuf> {
         self.derived.find_files(key)
+    }
+
+    fn hold_files(&self, key: &ContentHash) -> Option<Hold> {
+        self.derived.hold_files(key)
     }
 
     fn remove_files(&self, key: &ContentHash) {

@@ -4,11 +4,11 @@ use super::folder::{is_temporary, temporary_name};
 use super::verified::VerifiedPacks;
 use crate::host::MappedFile;
 use crate::process::lock_file;
-use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, Result};
+use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, Hold, Result};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The file with a line for each other file of a folder, hash and name, and the hash of these lines as the last line.
@@ -47,6 +47,19 @@ impl DerivedFolders {
 
     fn folder(&self, key: &ContentHash) -> PathBuf {
         self.root.join(key.to_string())
+    }
+
+    /// Removes a folder that no program holds. Returns whether it did.
+    ///
+    /// # Errors
+    /// Those of removing it.
+    pub(super) fn remove_unheld(folder: &Path) -> std::io::Result<bool> {
+        let manifest = File::open(Self::used(folder))?;
+        match manifest.try_lock() {
+            Ok(()) => std::fs::remove_dir_all(folder).map(|()| true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
     }
 
     /// Hashes every file and removes folders with a damaged one. Returns the number of undamaged files, and an error for
@@ -134,6 +147,16 @@ impl DerivedFiles for DerivedFolders {
                 None
             }
         }
+    }
+
+    fn hold_files(&self, key: &ContentHash) -> Option<Hold> {
+        let path = Self::used(&self.folder(key));
+        let manifest = File::open(&path).ok()?;
+        manifest.lock_shared().ok()?;
+        // It may have been removed before the lock was there, and made again.
+        let (held, found) = (manifest.metadata().ok()?, path.symlink_metadata().ok()?);
+        let is_same = (held.dev(), held.ino()) == (found.dev(), found.ino());
+        is_same.then(|| Box::new(manifest) as Hold)
     }
 
     fn remove_files(&self, key: &ContentHash) {

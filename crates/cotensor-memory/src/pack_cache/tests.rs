@@ -395,6 +395,24 @@ fn derived_files_are_made_once_and_damaged_ones_again() {
 }
 
 #[test]
+fn held_files_are_not_pruned() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
+    let key = ContentHash::of(b"key");
+    assert!(one.hold_files(&key).is_none());
+    let mut fills = 0;
+    let made = derive(&one, &key, &mut fills).unwrap();
+    let holds = [one.hold_files(&key).unwrap(), other.hold_files(&key).unwrap()];
+    for hold in holds {
+        assert_eq!(other.prune(Duration::ZERO).unwrap().0, 0);
+        assert_eq!(one.find_files(&key).as_ref(), Some(&made));
+        drop(hold);
+    }
+    assert_eq!(other.prune(Duration::ZERO).unwrap().0, 1);
+    assert!(!made.exists() && one.hold_files(&key).is_none());
+}
+
+#[test]
 fn failed_derivation_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();

@@ -4,7 +4,7 @@ use super::devices::HardwarePreferences;
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Samples, default_task};
 use crate::quantize::{Activations, Progress, QuantizeOptions, REPORT_FILE, quantized_copy};
-use cotensor_core::{DerivedFiles, Error, ErrorKind, Result};
+use cotensor_core::{DerivedFiles, Error, ErrorKind, Hold, Result};
 use cotensor_preprocess::family::{Variant, variant};
 use cotensor_quant::{QuantSpec, Scheme, Width};
 use std::path::Path;
@@ -64,7 +64,7 @@ pub struct Quantizing<'q> {
 }
 
 /// Opens the model `name` in the folder `models`, or of the hub, with a precision. `check` sees the model of full precision before it is
-/// quantized.
+/// quantized. With a copy, gives what holds it in the cache.
 ///
 /// # Errors
 /// `Unsupported` for a precision that is not possible, and without a folder for copies; `Invalid` for mixed precision without samples of a
@@ -76,13 +76,13 @@ pub(super) fn open(
     preferences: &HardwarePreferences,
     check: &dyn Fn(&Model) -> Result<()>,
     quantizing: Quantizing<'_>,
-) -> Result<Arc<Model>> {
+) -> Result<(Arc<Model>, Option<Hold>)> {
     let open = |variant| runtime.open_variant(name, models, variant);
     let (width, is_mixed) = match Precision::of(preferences)? {
-        Precision::Variant(variant) => return open(variant),
+        Precision::Variant(variant) => return Ok((open(variant)?, None)),
         Precision::VariantOrBits(variant, width) => match open(Some(variant)) {
             Err(error) if error.kind() == ErrorKind::NotFound && error.field() == Some("variant") => (width, false),
-            found => return found,
+            found => return Ok((found?, None)),
         },
         Precision::Bits(width, is_mixed) => (width, is_mixed),
     };
@@ -90,7 +90,7 @@ pub(super) fn open(
     check(&model)?;
     if let Some(report) = model.quantization()? {
         if report.has_bits(width.bits(), is_mixed) {
-            return Ok(model);
+            return Ok((model, None));
         }
         let message = format!("{} is quantized already: {REPORT_FILE} has its bits; name the full model", model.name());
         return Err(Error::unsupported(message).in_field("precision"));
@@ -105,8 +105,8 @@ pub(super) fn open(
         false => None,
     };
     let samples = preferences.calibration.as_deref().or(own.as_ref());
-    let copy = quantized_copy(copies, model.folder(), &model.name(), &options, samples, quantizing.progress)?;
-    runtime.open(&copy)
+    let (copy, hold) = quantized_copy(copies, model.folder(), &model.name(), &options, samples, quantizing.progress)?;
+    Ok((runtime.open(&copy)?, Some(hold)))
 }
 
 fn options(width: Width, is_mixed: bool) -> Result<QuantizeOptions> {

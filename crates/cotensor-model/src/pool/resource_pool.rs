@@ -4,7 +4,7 @@ use super::permits::{Permit, Permits};
 use super::precision::{self, Quantizing};
 use crate::model::{Model, Runtime};
 use crate::pipeline::{Inputs, OnText, User, UserReport, run_user_streaming};
-use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
+use cotensor_core::{DType, Device, Error, Hold, Kind, Layout, Result};
 use cotensor_preprocess::family::{family_of, kinds_by_name};
 use cotensor_sharing::TensorSharingManager;
 use cotensor_store::{CopyReason, Lease, Retention, TensorSpec};
@@ -80,10 +80,18 @@ impl ResourcePool {
             return Err(Error::invalid(format!("{model_name:?} leads out of the pool's folder")).in_field("model_name"));
         }
         let check = |model: &Model| check_type(model, model_type, model_name);
-        let model = precision::open(&self.runtime, name, &self.models, hardware_preferences, &check, quantizing)?;
+        let (model, copy) =
+            precision::open(&self.runtime, name, &self.models, hardware_preferences, &check, quantizing)?;
         check(&model)?;
         let held = Arc::new(HeldTensors::new(model_name));
-        Ok(PooledModel { model, device, runtime: Arc::clone(&self.runtime), permits: Arc::clone(&self.permits), held })
+        Ok(PooledModel {
+            model,
+            device,
+            runtime: Arc::clone(&self.runtime),
+            permits: Arc::clone(&self.permits),
+            held,
+            _copy: copy.map(Arc::new),
+        })
     }
 
     /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer. A tensor for a device that only browsers
@@ -163,6 +171,8 @@ pub struct PooledModel {
     pub(super) runtime: Arc<Runtime>,
     permits: Arc<Permits>,
     pub(super) held: Arc<HeldTensors>,
+    /// Holds the folder of a copy with weights of few bits in the cache.
+    _copy: Option<Arc<Hold>>,
 }
 
 /// The result of a call.

@@ -2,7 +2,7 @@
 
 use crate::support::onnx::{engines, f32_tensor, int_attribute, node, string_attribute};
 use crate::support::{copy, edit, inputs, tiny, user};
-use cotensor_core::{ContentHash, DerivedFiles, ErrorKind, Result};
+use cotensor_core::{ContentHash, DerivedFiles, ErrorKind, Hold, Result};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{self, AUTO, EngineOptions, Engines, RtenEngine};
 use cotensor_model::pipeline::{Pipeline, explain, run_user};
@@ -118,6 +118,10 @@ struct Unwritable {
 impl DerivedFiles for Unwritable {
     fn find_files(&self, _: &ContentHash) -> Option<PathBuf> {
         None
+    }
+
+    fn hold_files(&self, key: &ContentHash) -> Option<Hold> {
+        self.find_files(key).map(|_| Box::new(()) as Hold)
     }
 
     fn remove_files(&self, _: &ContentHash) {}

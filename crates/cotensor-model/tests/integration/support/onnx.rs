@@ -1,6 +1,6 @@
 //! Small ONNX files and stores for the tests of graphs and engines.
 
-use cotensor_core::{ContentHash, DerivedFiles, Result};
+use cotensor_core::{ContentHash, DerivedFiles, Hold, Result};
 use cotensor_model::engine::{self, Engine, EngineOptions, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::{Graph, open_graph};
 use cotensor_model::tensor::{Array, TensorRef};
@@ -201,6 +201,10 @@ pub(crate) struct TemporaryFiles(pub(crate) tempfile::TempDir);
 impl DerivedFiles for TemporaryFiles {
     fn find_files(&self, key: &ContentHash) -> Option<PathBuf> {
         Some(self.0.path().join(key.to_string())).filter(|folder| folder.is_dir())
+    }
+
+    fn hold_files(&self, key: &ContentHash) -> Option<Hold> {
+        self.find_files(key).map(|_| Box::new(()) as Hold)
     }
 
     fn remove_files(&self, key: &ContentHash) {
