@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,22 @@ def test_quantized_folders_keep_their_bits(pool: ResourcePoolBridgeIntegration) 
     with pytest.raises(cotensor.InvalidError) as empty:
         get(pool, "text", "bert", precision=3, calibration=[])
     assert empty.value.field == "calibration", "no samples are not the same as none asked for"
+
+
+def test_a_changed_file_makes_the_copy_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENSOR_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(TINY / "bert", tmp_path / "models" / "bert")
+    inner = tmp_path / "models" / "bert" / "assets" / "notes"
+    inner.mkdir(parents=True)
+    (inner / "a.txt").write_text("first")
+
+    def copied() -> str:
+        config = setup_ultra_low_precision("bert", "text", 4, False, models=tmp_path / "models")
+        return (Path(config.folder) / "assets" / "notes" / "a.txt").read_text()
+
+    assert copied() == "first"
+    (inner / "a.txt").write_text("other")
+    assert copied() == "other"
 
 
 def test_a_copy_that_a_program_has_open_is_not_pruned(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:

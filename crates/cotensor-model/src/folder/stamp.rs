@@ -1,4 +1,4 @@
-use cotensor_core::{Error, ErrorKind, FileStamp, Hasher, Result};
+use cotensor_core::{Error, ErrorKind, FileStamp, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -36,15 +36,6 @@ impl FolderStamp {
     /// written.
     pub(crate) fn same_files(&self, other: &FolderStamp) -> bool {
         self.files == other.files
-    }
-
-    /// Adds paths, sizes and times of all files.
-    pub(crate) fn add_to(&self, hasher: &mut Hasher) {
-        hasher.number(self.files.len() as u64);
-        for (path, stamp) in &self.files {
-            hasher.field(path.as_os_str().as_encoded_bytes());
-            hasher.field(stamp.to_string().as_bytes());
-        }
     }
 
     /// Adds the files of one folder and returns its subfolders.

@@ -3,9 +3,9 @@
 use super::folder::{ModelFiles, write_quantized};
 use super::job::Progress;
 use super::options::QuantizeOptions;
-use crate::folder::{FolderStamp, changed};
+use crate::folder::changed;
 use crate::pipeline::Samples;
-use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, Hasher, Hold, Result};
+use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, FileStamp, Hasher, Hold, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -31,13 +31,13 @@ pub fn quantized_copy(
     // A name on the hub has the name of a user before it.
     let name = name.rsplit('/').next().unwrap_or(name);
     let model = ModelFiles::open(folder)?;
-    let stamp = FolderStamp::of(&model.folder)?;
-    let key = key(&stamp, name, options, samples)?;
+    let stamps = model.stamps()?;
+    let key = key(&model, &stamps, name, options, samples)?;
     let mut fill = |made: &Path| {
         let copy = made.join(name);
         fs::create_dir(&copy).map_err(super::files::io("writing", &copy))?;
         write_quantized(&model, &copy, options, samples, progress)?;
-        match FolderStamp::of(&model.folder)?.same_files(&stamp) {
+        match model.stamps()? == stamps {
             true => Ok(()),
             false => Err(changed(&model.folder)),
         }
@@ -55,10 +55,16 @@ pub fn quantized_copy(
         .in_file(folder))
 }
 
-fn key(stamp: &FolderStamp, name: &str, options: &QuantizeOptions, samples: Option<&Samples>) -> Result<ContentHash> {
+fn key(
+    model: &ModelFiles,
+    stamps: &[FileStamp],
+    name: &str,
+    options: &QuantizeOptions,
+    samples: Option<&Samples>,
+) -> Result<ContentHash> {
     let mut hasher = Hasher::new(DOMAIN);
     hasher.field(name.as_bytes());
-    stamp.add_to(&mut hasher);
+    model.add_to(stamps, &mut hasher);
     options.add_to(&mut hasher);
     hasher.number(u64::from(samples.is_some()));
     if let Some(samples) = samples {

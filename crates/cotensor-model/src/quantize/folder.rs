@@ -8,7 +8,7 @@ use crate::folder::canonical_folder;
 use crate::model::checkpoint_of_scale;
 use crate::pipeline::Samples;
 use crate::preprocess::checkpoint::FILE as CHECKPOINT;
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, FileStamp, Hasher, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -82,6 +82,26 @@ impl ModelFiles {
             return Err(Error::invalid("no ONNX graph of full precision, such as onnx/model.onnx").in_file(folder));
         }
         Ok(Self { folder, graphs, files })
+    }
+
+    /// The times and sizes of all files.
+    ///
+    /// # Errors
+    /// `Io` for a file that is gone.
+    pub(super) fn stamps(&self) -> Result<Vec<FileStamp>> {
+        let stamp = |file: &PathBuf| {
+            let path = self.folder.join(file);
+            path.metadata().map(|found| FileStamp::of(&found)).map_err(io("reading", &path))
+        };
+        self.files.iter().map(stamp).collect()
+    }
+
+    /// Adds the folder, the files and their times to the key of a copy.
+    pub(super) fn add_to(&self, stamps: &[FileStamp], hasher: &mut Hasher) {
+        hasher.field(self.folder.as_os_str().as_encoded_bytes()).number(self.files.len() as u64);
+        for (file, stamp) in self.files.iter().zip(stamps) {
+            hasher.field(file.as_os_str().as_encoded_bytes()).field(stamp.to_string().as_bytes());
+        }
     }
 
     /// Copies the other files to the folder `target`, and writes the report.
