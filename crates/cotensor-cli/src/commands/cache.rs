@@ -101,8 +101,8 @@ fn entries(folder: &Path, cache: &PackCache) -> Vec<Entry> {
 
 /// The folder of the model in a folder of derived files, if it is one with weights of few bits.
 fn quantized_model(derived: &Path) -> Option<PathBuf> {
-    let inner = std::fs::read_dir(derived).ok()?.flatten().map(|entry| entry.path());
-    inner.into_iter().find(|path| path.join(REPORT_FILE).is_file())
+    let mut inner = std::fs::read_dir(derived).ok()?.flatten().map(|entry| entry.path());
+    inner.find(|path| path.join(REPORT_FILE).is_file())
 }
 
 fn since(time: SystemTime) -> Option<f64> {

@@ -86,8 +86,7 @@ impl DerivedFolders {
     fn check(&self, folder: &Path, trusts_notes: bool) -> Result<usize> {
         let path = folder.join(MANIFEST);
         let manifest = read_manifest(&path).ok_or_else(|| Error::corrupt("the manifest is damaged").in_file(&path))?;
-        let names = names_below(folder).into_iter().collect::<Option<BTreeSet<_>>>();
-        if names.is_none_or(|names| !names.iter().eq(manifest.keys())) {
+        if names_below(folder).is_none_or(|names| !names.iter().eq(manifest.keys())) {
             return Err(Error::corrupt("the files are not those of the manifest").in_file(folder));
         }
         for (name, hash) in &manifest {
@@ -176,9 +175,8 @@ impl DerivedFiles for DerivedFolders {
         let temporary = Temporary::new(&self.root).map_err(io)?;
         fill(&temporary.path)?;
         let mut manifest = String::new();
-        let names = names_below(&temporary.path).into_iter().collect::<Option<Vec<_>>>();
-        let names =
-            names.ok_or_else(|| Error::invalid("a name that a manifest cannot have").in_file(&temporary.path))?;
+        let names = names_below(&temporary.path)
+            .ok_or_else(|| Error::invalid("a name that a manifest cannot have").in_file(&temporary.path))?;
         for name in &names {
             let path = temporary.path.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(io)?;
@@ -247,14 +245,15 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The names of the files below a folder, relative to it, without the manifest. `None` for one that is no UTF-8 or has a line break.
-fn names_below(folder: &Path) -> Vec<Option<String>> {
-    let name = |path: &PathBuf| {
+/// The names of the files below a folder, relative to it, without the manifest. `None` if one is no UTF-8 or has a line break.
+fn names_below(folder: &Path) -> Option<BTreeSet<String>> {
+    let name = |path: PathBuf| {
         let name = path.strip_prefix(folder).ok()?.to_str()?;
         (!name.contains('\n')).then(|| name.to_owned())
     };
-    let names = files_below(folder);
-    names.iter().map(name).filter(|name| name.as_deref() != Some(MANIFEST)).collect()
+    let mut names: BTreeSet<String> = files_below(folder).into_iter().map(name).collect::<Option<_>>()?;
+    names.remove(MANIFEST);
+    Some(names)
 }
 
 fn hash_of(file: &MappedFile, path: &Path) -> Result<String> {

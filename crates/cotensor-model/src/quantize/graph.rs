@@ -87,11 +87,17 @@ pub(super) fn write_graph(
             Some(_) => error.prefixed("rotated").in_file(path),
             None => error.in_file(path),
         })?;
-        let member = |name| {
-            let found = tensor.members().into_iter().find(|member| member.name == name);
-            found.map(|member| member.bytes.into_owned()).unwrap_or_default()
-        };
-        let encoded = Encoded { codes: member("codes"), scales: member("scales"), offsets: member("offsets") };
+        let mut encoded = Encoded::default();
+        for member in tensor.members() {
+            let bytes = member.bytes.into_owned();
+            match member.name {
+                "codes" => encoded.codes = bytes,
+                "scales" => encoded.scales = bytes,
+                "offsets" => encoded.offsets = bytes,
+                // Of two levels, which the options refuse.
+                _ => {}
+            }
+        }
         Ok((encoded, report))
     })
 }

@@ -1,11 +1,11 @@
 //! What is known of the quantized weights of a graph, for users of the model.
 
-use super::report::{GraphReport, QuantizeReport};
-use serde::Serialize;
+use super::report::{GraphReport, QuantizeReport, bits_per_weight};
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The quantized weights of a graph. What was not measured is `None`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuantizedWeights {
     /// The mean bits of a weight in the file, with scales, without the weights that stayed as they were.
     pub stored_bits: f64,
@@ -29,16 +29,15 @@ impl QuantizedWeights {
     pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64) -> Option<Self> {
         let of_file = |graph: &&GraphReport| Path::new(&graph.file) == file && !graph.matrices.is_empty();
         let graph = report.graphs.iter().find(of_file)?;
-        let (mut elements, mut bits, mut error) = (0.0, 0.0, 0.0);
+        let (mut elements, mut error) = (0.0, 0.0);
         for matrix in &graph.matrices {
             let count = matrix.rows as f64 * matrix.columns as f64;
             elements += count;
-            bits += count * matrix.bits_per_weight;
             error += count * matrix.relative_error.powi(2);
         }
         let kept: u64 = graph.kept.iter().map(|kept| kept.bytes).sum();
         (elements > 0.0).then(|| Self {
-            stored_bits: bits / elements,
+            stored_bits: bits_per_weight(std::slice::from_ref(graph)),
             run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / elements,
             relative_error: (error / elements).sqrt(),
             output_error: graph.output_error,

@@ -8,6 +8,7 @@ use cotensor_core::{DType, Error, Result};
 use std::path::Path;
 
 /// The tensors of a matrix.
+#[derive(Default)]
 pub(super) struct Encoded {
     pub(super) codes: Vec<u8>,
     pub(super) scales: Vec<u8>,

@@ -10,6 +10,7 @@ use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::process::pss_bytes;
+use cotensor::model::quantize::QuantizedWeights;
 use cotensor_client::protocol::{Empty, GetStatus, ModelEngine};
 use cotensor_client::{ClientStore, default_socket};
 use cotensor_functions::{Arguments, CallError, Functions, Value};
@@ -69,21 +70,16 @@ struct Entry {
 #[derive(Serialize, Deserialize)]
 struct Quantized {
     stage: String,
-    stored_bits: f64,
-    run_bits: f64,
-    relative_error: f64,
-    output_error: Option<f64>,
-    divergence: Option<f64>,
-    top1: Option<f64>,
-    held_out: u64,
+    #[serde(flatten)]
+    weights: QuantizedWeights,
 }
 
 impl Entry {
     /// The bits of a weight of each graph that is quantized, in the file, and the errors of outputs that were measured.
     fn bits(&self) -> String {
-        let one = |of: &Quantized| {
-            let error = of.output_error.map_or_else(String::new, |error| format!(", error {error:.3}"));
-            format!("{} {:.1}{error}", plain(&of.stage), of.stored_bits)
+        let one = |Quantized { stage, weights }: &Quantized| {
+            let error = weights.output_error.map_or_else(String::new, |error| format!(", error {error:.3}"));
+            format!("{} {:.1}{error}", plain(stage), weights.stored_bits)
         };
         self.quantized.iter().map(one).collect::<Vec<_>>().join("; ")
     }

@@ -106,13 +106,8 @@ fn rows_of_head(gguf: &Gguf, architecture: &str, entries: &[&str], rows: usize) 
     if entries.is_empty() {
         return Ok(None);
     }
-    let mut heads = None;
-    for entry in entries {
-        heads = match heads {
-            None => gguf.number(&format!("{architecture}.{entry}"))?,
-            found => found,
-        };
-    }
+    let number = |entry: &&str| gguf.number(&format!("{architecture}.{entry}")).transpose();
+    let heads = entries.iter().find_map(number).transpose()?;
     let heads = heads.ok_or_else(|| Error::corrupt(format!("{architecture}.{} is missing", entries[0])))?;
     match heads.checked_mul(2).is_some_and(|halves| rows.is_multiple_of(halves)) {
         true => Ok(Some(rows / heads)),

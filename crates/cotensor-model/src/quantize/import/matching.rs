@@ -210,8 +210,8 @@ impl Difference {
 /// The one parameter with one of these names: whole, else without the first modules of either.
 fn named(parameters: &[Parameter], names: &[String]) -> Option<usize> {
     let only = |fits: &dyn Fn(&str, &str) -> bool| {
-        let mut found = parameters.iter().enumerate();
-        let mut found = found.by_ref().filter(|(_, one)| names.iter().any(|name| fits(&one.stem, name)));
+        let is_named = |(_, one): &(usize, &Parameter)| names.iter().any(|name| fits(&one.stem, name));
+        let mut found = parameters.iter().enumerate().filter(is_named);
         match (found.next(), found.next()) {
             (Some((number, _)), None) => Some(number),
             _ => None,
