@@ -742,7 +742,7 @@ class ResourcePool:
         extended_context: bool,
         calibration: Optional[Union[Sequence[str], _Path]] = None,
         progress: Optional[Callable[[str, int, int], object]] = None,
-    ) -> tuple[Path, Optional[dict[str, Any]], Optional[int], list[str]]: ...
+    ) -> tuple[Path, Optional[dict[str, Any]], Optional[float], Optional[int], list[str]]: ...
 
 @final
 class PooledModel:

@@ -85,7 +85,7 @@ def setup_ultra_low_precision(
     """
     _checks.count(precision_bits, "precision_bits", 1)
     pool = ResourcePoolBridgeIntegration(models=models) if pool is None else pool
-    folder, report, context_tokens, notices = pool._pool.setup_ultra_low_precision(
+    folder, report, bits_per_weight, context_tokens, notices = pool._pool.setup_ultra_low_precision(
         model_name,
         model_type,
         precision_bits=precision_bits,
@@ -105,17 +105,10 @@ def setup_ultra_low_precision(
         precision_bits=precision_bits,
         mixed_precision=mixed_precision,
         folder=os.fspath(folder),
-        bits_per_weight=_bits_per_weight(graphs),
+        bits_per_weight=bits_per_weight,
         output_errors={graph["file"]: graph["output_error"] for graph in graphs},
         context_tokens=context_tokens,
         notices=tuple(notices),
         report=report,
         hardware_preferences=preferences,
     )
-
-
-def _bits_per_weight(graphs: Sequence[Mapping[str, Any]]) -> Optional[float]:
-    matrices = [matrix for graph in graphs for matrix in graph["matrices"]]
-    elements = sum(matrix["rows"] * matrix["columns"] for matrix in matrices)
-    bits = sum(matrix["rows"] * matrix["columns"] * matrix["bits_per_weight"] for matrix in matrices)
-    return bits / elements if elements else None

@@ -11,6 +11,7 @@ use crate::store::report::report;
 use crate::store::store::{Store, user_cache};
 use cotensor::memory::PackCache;
 use cotensor::model::engine::EngineOptions;
+use cotensor::model::quantize::QuantizeReport;
 use cotensor::{HardwarePreferences, Quantizing, Runtime, Samples, UltraLowPrecisionOptions};
 use cotensor_client::settings::ENGINE;
 use pyo3::prelude::*;
@@ -122,9 +123,9 @@ impl ResourcePool {
         Ok(PooledModel::new(found.or_raise(py)?, Arc::clone(pool.runtime().store())))
     }
 
-    /// Quantizes a model for :meth:`get_model` with the same precision: its folder, the report of the command ``quantize`` (None for
-    /// a variant of another program), the most tokens of a text, and notices. ``progress`` is called with the step, the number of its
-    /// finished parts, and the number of all. After an interrupt, the work goes on in a thread.
+    /// Quantizes a model for :meth:`get_model` with the same precision: its folder, the report of the command ``quantize`` and the
+    /// bits of a weight (None for a variant of another program), the most tokens of a text, and notices. ``progress`` is called with
+    /// the step, the number of its finished parts, and the number of all. After an interrupt, the work goes on in a thread.
     #[pyo3(signature = (model_name, model_type, *, precision_bits, mixed_precision, enable_kv_cache, extended_context, calibration=None, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn setup_ultra_low_precision<'py>(
@@ -166,12 +167,13 @@ impl ResourcePool {
         }
         let measured =
             found.report.as_ref().map(|measured| report(py, || serde_json::to_string(measured))).transpose()?;
-        Ok((found.folder, measured, found.context_tokens, found.notices))
+        let bits = found.report.as_ref().map(QuantizeReport::bits_per_weight);
+        Ok((found.folder, measured, bits, found.context_tokens, found.notices))
     }
 }
 
-/// A folder, a report, the most tokens of a text, and notices.
-type Prepared<'py> = (PathBuf, Option<Bound<'py, PyAny>>, Option<usize>, Vec<String>);
+/// A folder, a report, bits of a weight, the most tokens of a text, and notices.
+type Prepared<'py> = (PathBuf, Option<Bound<'py, PyAny>>, Option<f64>, Option<usize>, Vec<String>);
 
 impl ResourcePool {
     /// The folder of copies with weights of few bits: that of the store, else the user's.
