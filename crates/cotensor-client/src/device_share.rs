@@ -189,37 +189,28 @@ impl Member {
         }
     }
 
-    /// Connects and joins, with the memory that this program holds.
+    /// Connects and joins, with the memory that this program holds. A resumed session joins with its hello: until then, the
+    /// daemon keeps the memory for it.
     fn connect(self: &Arc<Self>) -> Result<Arc<Connection>> {
-        let resume = lock(&self.state).session.as_ref().map(OpenSession::resume);
+        let (params, resume) = {
+            let state = lock(&self.state);
+            let params = self.joins(&state);
+            let devices = vec![params.clone()];
+            (params, state.session.as_ref().map(|session| p::Resume { devices, ..session.resume() }))
+        };
         let notified = Arc::new(AtomicBool::new(false));
-        let (connection, session) = match self.greet(resume, &notified) {
+        let (connection, session, share) = match self.greet(resume, &notified) {
             // A daemon that does not know the former one.
             Err(error) if error.field() == Some(p::RESUME_TOKEN) => self.greet(None, &notified)?,
             greeted => greeted?,
         };
         let connection = Arc::new(connection);
-        let (needs, held_bytes) = {
-            let mut state = lock(&self.state);
-            if state.closed {
-                return Err(given_back());
-            }
-            state.session = Some(session);
-            (state.needs, state.held_bytes)
+        self.unless_closed()?.session = Some(session);
+        let share = match share {
+            Some(share) => share,
+            None => connection.call::<p::JoinDevice>(&params, Vec::new(), Some(ANSWER_TIMEOUT))?.0,
         };
-        let params = p::JoinDeviceParams {
-            device: self.device.clone(),
-            capacity_bytes: self.capacity_bytes,
-            demand_bytes: needs.demand_bytes,
-            smallest_bytes: needs.smallest_bytes,
-            held_bytes,
-        };
-        let (share, _) = connection.call::<p::JoinDevice>(&params, Vec::new(), Some(ANSWER_TIMEOUT))?;
-        let mut state = lock(&self.state);
-        if state.closed {
-            connection.close();
-            return Err(given_back());
-        }
+        let mut state = self.unless_closed()?;
         // A notification may arrive before the answer, and is newer.
         if !notified.load(Ordering::SeqCst) {
             state.set(share.share_bytes);
@@ -236,11 +227,30 @@ impl Member {
         Ok(connection)
     }
 
+    /// The needs of the program, and what it holds.
+    fn joins(&self, state: &State) -> p::JoinDeviceParams {
+        p::JoinDeviceParams {
+            device: self.device.clone(),
+            capacity_bytes: self.capacity_bytes,
+            demand_bytes: state.needs.demand_bytes,
+            smallest_bytes: state.needs.smallest_bytes,
+            held_bytes: state.held_bytes,
+        }
+    }
+
+    fn unless_closed(&self) -> Result<MutexGuard<'_, State>> {
+        let state = lock(&self.state);
+        match state.closed {
+            true => Err(Error::new(ErrorKind::Conflict, "the share was given back")),
+            false => Ok(state),
+        }
+    }
+
     fn greet(
         self: &Arc<Self>,
         resume: Option<p::Resume>,
         notified: &Arc<AtomicBool>,
-    ) -> Result<(Connection, OpenSession)> {
+    ) -> Result<(Connection, OpenSession, Option<p::DeviceShareParams>)> {
         let (member, notified) = (Arc::downgrade(self), Arc::clone(notified));
         let on_notification: OnNotification = Box::new(move |method, params, _| {
             if method == p::notification::BROKER_SHARE
@@ -257,9 +267,9 @@ impl Member {
         });
         let connection = crate::connect(&self.socket, on_notification)?;
         let hello = OpenSession::hello(&self.client, resume);
-        let (hello, mut fds) = connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))?;
+        let (mut hello, mut fds) = connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))?;
         let session = OpenSession::new(&hello, &mut fds)?;
-        Ok((connection, session))
+        Ok((connection, session, hello.shares.pop()))
     }
 
     /// Reports that the share is too small if that is due.
@@ -299,10 +309,6 @@ impl Member {
     fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
         self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
     }
-}
-
-fn given_back() -> Error {
-    Error::new(ErrorKind::Conflict, "the share was given back")
 }
 
 impl State {

@@ -51,9 +51,10 @@ impl OpenSession {
         self.shares_pids
     }
 
-    /// Resumes the session, without leases and claims.
+    /// Resumes the session, with nothing else.
     pub fn resume(&self) -> p::Resume {
-        p::Resume { session: self.number, token: self.token.clone(), leases: Vec::new(), claims: Vec::new() }
+        let (session, token) = (self.number, self.token.clone());
+        p::Resume { session, token, leases: Vec::new(), claims: Vec::new(), devices: Vec::new() }
     }
 
     /// Releases the lock before the value is dropped: the client has ended the session.

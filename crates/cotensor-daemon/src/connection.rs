@@ -51,7 +51,7 @@ impl<T> Drop for OpenSession<'_, T> {
         if let Some(left) = left {
             // The client resumes its session after it has noticed the end, and this thread has the socket for longer.
             self.session.outbox().into_iter().for_each(Outbox::end);
-            self.daemon.keep_leases(left);
+            self.daemon.keep_left(left);
         }
         self.daemon.watch_left(self.session.id);
     }

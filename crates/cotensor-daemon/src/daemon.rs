@@ -10,7 +10,7 @@ use crate::http::Dashboard;
 use crate::models::Models;
 use crate::refusals::Refusals;
 use crate::segment::Slabs;
-use crate::session::{Disconnected, LeftLeases, Session, SessionLocks};
+use crate::session::{Disconnected, LeftSession, Session, SessionLocks};
 use crate::supervisor::{Event, Orphans, SessionClient, StoreEvents};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_core::sync::lock;
@@ -35,7 +35,7 @@ pub struct Daemon {
     pub(crate) events: Arc<StoreEvents>,
     pub(crate) methods: Methods,
     pub(crate) functions: functions::Registry,
-    pub(crate) broker: Broker,
+    pub(crate) broker: Arc<Broker>,
     pub(crate) slabs: Slabs,
     pub(crate) channels: Channels,
     /// The memory budget for incoming messages of all sessions.
@@ -127,13 +127,12 @@ impl Daemon {
         }
     }
 
-    /// Ends a session but for its leases, as far as its client may resume them.
-    pub(crate) fn end_session(&self, session: &Session) -> Option<LeftLeases> {
+    /// Ends a session but for its leases and its shares of devices, as far as its client may resume them.
+    pub(crate) fn end_session(&self, session: &Session) -> Option<LeftSession> {
         let is_known = self.lock().remove(&session.id).is_some();
         self.functions.remove_session(session.id);
         self.channels.remove_session(session.id);
         let left = session.end();
-        self.broker.remove_session(session.id);
         self.ended.notify_one();
         if is_known && left.is_none() {
             self.events.record(Event::SessionEnded(session.id));
@@ -141,15 +140,18 @@ impl Daemon {
         left
     }
 
-    /// Keeps the leases of a session without a connection while its client has mapped tensors, and does not resume it. The thread of its
-    /// connection calls [`watch_left`](Self::watch_left).
-    pub(crate) fn keep_leases(&self, left: LeftLeases) {
+    /// Keeps the leases of a session without a connection, and its shares of devices, while its client has its lock and does not
+    /// resume it. The thread of its connection calls [`watch_left`](Self::watch_left).
+    pub(crate) fn keep_left(&self, left: LeftSession) {
         let session = left.session;
         let leases = left.tensors();
         if let Err(left) = self.disconnected.add(left) {
             if !*self.stopping.borrow() {
                 let pid = left.client.pid;
-                tracing::warn!(session, "too many sessions without a connection: leases of process {pid} end");
+                tracing::warn!(
+                    session,
+                    "too many sessions without a connection: leases and shares of process {pid} end"
+                );
             }
             return self.release_left(left);
         }
@@ -163,14 +165,14 @@ impl Daemon {
         }
     }
 
-    /// Releases the leases of a session without a connection when the session is over. This thread may watch all such sessions for long.
+    /// Ends a session without a connection when it is over. This thread may watch all such sessions for long.
     pub(crate) fn watch_left(&self, session: u64) {
         let is_open = |session, client: &SessionClient| self.locks.is_open(session, client);
         self.disconnected.watch(session, is_open, |left| self.release_left(left));
     }
 
     /// Ends a session without a connection.
-    pub(crate) fn release_left(&self, left: LeftLeases) {
+    pub(crate) fn release_left(&self, left: LeftSession) {
         let session = left.session;
         drop(left);
         self.events.record(Event::SessionEnded(session));

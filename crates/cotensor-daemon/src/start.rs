@@ -72,7 +72,7 @@ impl Daemon {
             events,
             methods: handlers::methods(),
             functions: functions::Registry::default(),
-            broker: Broker::default(),
+            broker: Arc::new(Broker::default()),
             slabs: Slabs::default(),
             channels: Channels::default(),
             frames: FrameBudget::of_server(has_room_for_message),

@@ -1,5 +1,6 @@
 //! Parameters and results.
 
+use super::broker::{DeviceShareParams, JoinDeviceParams};
 use super::reports::CopyParams;
 use super::tensor::{Descriptor, Id, Spec, TensorState};
 use cotensor_core::Device;
@@ -52,6 +53,9 @@ message! {
         /// The computations that it has claimed, 64 hexadecimal digits each. Claims that no other session has are renewed.
         #[serde(default)]
         claims: Vec<String>,
+        /// The devices of which it has a share. The daemon gives their memory to no other program in between.
+        #[serde(default)]
+        devices: Vec<JoinDeviceParams>,
     }
 
     /// A lease to renew.
@@ -93,6 +97,9 @@ message! {
         /// For each claim to renew, its ticket; none when another session has it or it is finished.
         #[serde(default)]
         tickets: Vec<Option<u64>>,
+        /// For each device of a resumed session, its share.
+        #[serde(default)]
+        shares: Vec<DeviceShareParams>,
         /// Whether descriptor 1 is the session's lock. There is none where the system has no locks of open file descriptions.
         #[serde(default)]
         locked: bool,

@@ -65,6 +65,7 @@ impl Greeting {
             },
             resumed: Vec::new(),
             tickets: Vec::new(),
+            shares: Vec::new(),
             locked: true,
         };
         let answer = rpc::Response::new(self.call, Ok(to_raw_value(&result).unwrap()));

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// The most devices.
-const DEVICES_MAX: usize = 64;
+pub(crate) const DEVICES_MAX: usize = 64;
 /// The most programs on one device.
 const PROGRAMS_MAX: usize = 64;
 /// The least time between two reports of a program that count: a report can change the shares of all.
@@ -29,6 +29,27 @@ pub(crate) trait DeviceProgram: Send + Sync {
     fn send_share(&self, share: &DeviceShareParams);
 }
 
+/// A program's share of a device. Dropping it gives the memory to others, so it stays as long as the program may use the
+/// memory: also while its session has no connection.
+pub(crate) struct Share {
+    broker: Arc<Broker>,
+    device: String,
+    session: u64,
+}
+
+impl Share {
+    /// The device's identity.
+    pub(crate) fn device(&self) -> &str {
+        &self.device
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.broker.remove(&self.device, self.session);
+    }
+}
+
 /// The programs of all devices.
 pub(crate) struct Broker {
     started: Instant,
@@ -44,8 +65,14 @@ struct State {
 #[derive(Default)]
 struct Device {
     shares: Shares,
-    /// By session. Weak: the broker does not keep a session that has ended.
-    programs: HashMap<u64, Weak<dyn DeviceProgram>>,
+    /// By session.
+    programs: HashMap<u64, Joined>,
+}
+
+struct Joined {
+    client: String,
+    /// Weak: the broker does not keep a session that has ended.
+    program: Weak<dyn DeviceProgram>,
 }
 
 impl Default for Broker {
@@ -55,12 +82,40 @@ impl Default for Broker {
 }
 
 impl Broker {
-    /// Adds a program to a device. Returns its share, which may be 0 until other programs have freed memory.
+    /// Adds a program to a device. Its share may be 0 until other programs have freed memory.
     ///
     /// # Errors
     /// `Invalid` for an identity or sizes that are not possible; `Conflict` if the session is there already, or too many
     /// are; `OverBudget` if the smallest amounts of all programs do not fit.
-    pub(crate) fn join(&self, program: Arc<dyn DeviceProgram>, params: JoinDeviceParams) -> Result<DeviceShareParams> {
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        program: &Arc<dyn DeviceProgram>,
+        params: JoinDeviceParams,
+    ) -> Result<(Share, DeviceShareParams)> {
+        self.add(program, params, Vec::new(), false)
+    }
+
+    /// Adds a program that has resumed its session, in place of its `former` shares of the device. It has `held_bytes` of
+    /// the device whatever other programs need, so its smallest amount is reduced to what they leave.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join), but for `OverBudget`.
+    pub(crate) fn join_again(
+        self: &Arc<Self>,
+        program: &Arc<dyn DeviceProgram>,
+        params: JoinDeviceParams,
+        former: Vec<Share>,
+    ) -> Result<(Share, DeviceShareParams)> {
+        self.add(program, params, former, true)
+    }
+
+    fn add(
+        self: &Arc<Self>,
+        program: &Arc<dyn DeviceProgram>,
+        params: JoinDeviceParams,
+        former: Vec<Share>,
+        returns: bool,
+    ) -> Result<(Share, DeviceShareParams)> {
         check(&params)?;
         let (now, session) = (self.started.elapsed(), program.session());
         let mut state = lock(&self.state);
@@ -69,27 +124,30 @@ impl Broker {
         }
         let JoinDeviceParams { device: name, capacity_bytes, demand_bytes, smallest_bytes, held_bytes } = params;
         let device = state.devices.entry(name.clone()).or_default();
-        device.remove_ended();
-        let joined = device.join(
-            session,
-            Program {
-                demand: demand_bytes,
-                smallest: smallest_bytes,
-                share: held_bytes,
-                held: held_bytes,
-                reported: now,
-                capacity: capacity_bytes,
-            },
-        );
-        if let Err(error) = joined {
+        for share in &former {
+            device.remove(share.session);
+        }
+        let left = device.shares.left(capacity_bytes);
+        let joined = Program {
+            demand: demand_bytes,
+            smallest: if returns { smallest_bytes.min(left.unwrap_or(0)) } else { smallest_bytes },
+            share: held_bytes,
+            held: held_bytes,
+            reported: now,
+            capacity: capacity_bytes,
+        };
+        if let Err(error) = device.join(session, joined) {
             state.devices.retain(|_, device| !device.programs.is_empty());
             return Err(error);
         }
-        device.programs.insert(session, Arc::downgrade(&program));
+        let joined = Joined { client: program.client().to_owned(), program: Arc::downgrade(program) };
+        device.programs.insert(session, joined);
         // The answer has the share of the new program, so it needs no notification.
         state.divide(&name, now, Some(session));
         let share_bytes = state.devices.get(&name).and_then(|device| device.shares.programs.get(&session));
-        Ok(DeviceShareParams { share_bytes: share_bytes.map_or(0, |program| program.share), device: name })
+        let answer = DeviceShareParams { share_bytes: share_bytes.map_or(0, |program| program.share), device: name };
+        drop(state);
+        Ok((Share { broker: Arc::clone(self), device: answer.device.clone(), session }, answer))
     }
 
     /// Notes the activity and the needs of a program.
@@ -121,17 +179,12 @@ impl Broker {
         Ok(())
     }
 
-    /// Gives the shares of a session that has ended to others.
-    pub(crate) fn remove_session(&self, session: u64) {
+    fn remove(&self, name: &str, session: u64) {
         let mut state = lock(&self.state);
-        let left: Vec<String> = state
-            .devices
-            .iter_mut()
-            .filter_map(|(name, device)| device.remove(session).then(|| name.clone()))
-            .collect();
-        let now = self.started.elapsed();
-        left.iter().for_each(|name| state.divide(name, now, None));
-        state.devices.retain(|_, device| !device.programs.is_empty());
+        if state.devices.get_mut(name).is_some_and(|device| device.remove(session)) {
+            state.divide(name, self.started.elapsed(), None);
+            state.devices.retain(|_, device| !device.programs.is_empty());
+        }
     }
 
     /// No program grows until [`end_settling`](Self::end_settling): programs of a former server return with the memory
@@ -140,7 +193,7 @@ impl Broker {
         lock(&self.state).settling = true;
     }
 
-    /// All programs of the former server have returned or ended.
+    /// All programs of the former server have returned with their memory, or ended.
     pub(crate) fn end_settling(&self) {
         let mut state = lock(&self.state);
         state.settling = false;
@@ -170,7 +223,7 @@ impl State {
         let may_grow = !self.settling;
         let Some(device) = self.devices.get_mut(name) else { return };
         for session in device.shares.divide(now, may_grow) {
-            let program = device.programs.get(&session).and_then(Weak::upgrade);
+            let program = device.programs.get(&session).and_then(|joined| joined.program.upgrade());
             if let (Some(program), Some(share)) = (program, device.shares.programs.get(&session))
                 && Some(session) != except
             {
@@ -205,19 +258,11 @@ impl Device {
         self.programs.remove(&session).is_some()
     }
 
-    /// Removes sessions that have ended: a call may run after its session's end.
-    fn remove_ended(&mut self) {
-        self.programs.retain(|_, program| program.strong_count() > 0);
-        let Self { shares, programs } = self;
-        shares.programs.retain(|session, _| programs.contains_key(session));
-    }
-
     fn describe(&self, name: &str, now: Duration) -> DeviceShares {
         let programs = self.shares.programs.iter().filter_map(|(session, share)| {
-            let program = self.programs.get(session)?.upgrade()?;
             Some(ProgramShare {
                 session: *session,
-                client: program.client().to_owned(),
+                client: self.programs.get(session)?.client.clone(),
                 share_bytes: share.share,
                 held_bytes: share.held,
                 demand_bytes: share.demand,

@@ -47,13 +47,17 @@ impl Shares {
         self.programs.values().map(|program| program.capacity).min().unwrap_or(0)
     }
 
+    /// Bytes that the smallest amounts leave of a device of which another program sees `capacity` bytes. None if they are more.
+    pub(super) fn left(&self, capacity: u64) -> Option<u64> {
+        let others = self.programs.values().map(|other| other.smallest).fold(0, u64::saturating_add);
+        self.programs.values().map(|other| other.capacity).fold(capacity, u64::min).checked_sub(others)
+    }
+
     /// Adds a program. Err with the bytes that are left for the smallest amount of another program, if its own does not fit.
     pub(super) fn join(&mut self, session: u64, program: Program) -> Result<(), u64> {
-        let others = self.programs.values().map(|other| other.smallest).fold(0, u64::saturating_add);
-        let capacity = self.programs.values().map(|other| other.capacity).fold(program.capacity, u64::min);
-        let left = capacity.saturating_sub(others);
-        if program.smallest > left || others > capacity {
-            return Err(left);
+        let left = self.left(program.capacity);
+        if left.is_none_or(|left| program.smallest > left) {
+            return Err(left.unwrap_or(0));
         }
         self.programs.insert(session, Program { share: program.held, ..program });
         Ok(())

@@ -12,7 +12,9 @@ pub(super) async fn join(caller: Caller, params: JoinDeviceParams) -> Answer<Dev
         return Err(Error::unsupported("devices are shared over the Unix socket"));
     }
     let program = Arc::clone(&caller.session) as Arc<dyn DeviceProgram>;
-    Ok(caller.daemon.broker.join(program, params)?.into())
+    let (share, answer) = caller.daemon.broker.join(&program, params)?;
+    caller.lock().shares.push(share);
+    Ok(answer.into())
 }
 
 pub(super) async fn report(caller: Caller, params: ReportDeviceParams) -> Answer<Empty> {

@@ -2,6 +2,7 @@
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
+use crate::supervisor::Resumed;
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_memory::BLOCK_BYTES_MAX;
@@ -26,9 +27,9 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     }
     let lock = if is_unix && params.lock { daemon.locks.lock(caller.id)? } else { None };
     let was = params.resume.as_ref().map(|resume| resume.session);
-    let (resumed, tickets) = match params.resume {
-        Some(resume) => daemon.resume(&caller.session, &resume)?,
-        None => (Vec::new(), Vec::new()),
+    let resumed = match params.resume {
+        Some(resume) => daemon.resume(&caller.session, resume)?,
+        None => Resumed::default(),
     };
     daemon.record_session(&caller.session, was, lock.is_some());
     if let Some(was) = was {
@@ -53,8 +54,9 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
             allowed_types: allowed.map(|kinds| kinds.iter().map(|kind| kind.name().to_owned()).collect()),
             max_shared_tensor_size_bytes: sharing.max_shared_tensor_size_bytes,
         },
-        resumed,
-        tickets,
+        resumed: resumed.leases,
+        tickets: resumed.tickets,
+        shares: resumed.shares,
         locked: lock.is_some(),
     };
     Ok(Reply { value, fds: index.into_iter().chain(lock).collect() })

@@ -1,9 +1,11 @@
 //! Sessions whose connection has ended although their client lives: a call was not answered in time, or its socket was shut down.
 //!
 //! Such a client still has its mappings. Memory that is used again must keep its bytes as long as they exist, so the session's leases stay
-//! until the client has resumed them in another session or has released the session's lock.
+//! until the client has resumed them in another session or has released the session's lock. So do its shares of devices: the client
+//! still computes in their memory.
 
 use super::resources::LeaseEntry;
+use crate::broker::Share;
 use crate::supervisor::SessionClient;
 use cotensor_client::protocol::Id;
 use cotensor_core::sync::lock;
@@ -20,14 +22,15 @@ const PAUSE_FACTOR: u32 = 9;
 /// The most sessions that wait, as a multiple of that from which on clients that have some of them cannot begin another one.
 const SESSIONS_FACTOR: usize = 4;
 
-/// The leases of a session without a connection. Dropping them releases them.
-pub(crate) struct LeftLeases {
+/// The leases of a session without a connection, and its shares of devices. Dropping them releases them.
+pub(crate) struct LeftSession {
     pub(crate) session: u64,
     pub(crate) client: SessionClient,
     pub(super) leases: HashMap<(TensorId, Holder), LeaseEntry>,
+    pub(super) shares: Vec<Share>,
 }
 
-impl LeftLeases {
+impl LeftSession {
     /// The leased tensors.
     pub(crate) fn tensors(&self) -> Vec<Id> {
         self.leases.keys().map(|(id, _)| (*id).into()).collect()
@@ -43,7 +46,7 @@ pub(crate) struct Disconnected {
 
 #[derive(Default)]
 struct Waiting {
-    sessions: HashMap<u64, LeftLeases>,
+    sessions: HashMap<u64, LeftSession>,
     /// Whether a thread checks all sessions.
     is_watched: bool,
     /// Whether the daemon stops.
@@ -65,7 +68,7 @@ impl Disconnected {
     ///
     /// # Errors
     /// The leases when there are too many sessions, or the daemon stops.
-    pub(crate) fn add(&self, left: LeftLeases) -> Result<(), LeftLeases> {
+    pub(crate) fn add(&self, left: LeftSession) -> Result<(), LeftSession> {
         let mut waiting = lock(&self.waiting);
         if waiting.stopped || waiting.sessions.len() >= SESSIONS_FACTOR.saturating_mul(self.many) {
             return Err(left);
@@ -89,7 +92,7 @@ impl Disconnected {
         &self,
         session: u64,
         is_open: impl Fn(u64, &SessionClient) -> bool,
-        release: impl Fn(LeftLeases),
+        release: impl Fn(LeftSession),
     ) {
         let mut interval = CHECK_INTERVAL_MIN;
         while interval < CHECK_INTERVAL_MAX {
@@ -123,9 +126,16 @@ impl Disconnected {
     }
 
     /// Takes out the leases of those sessions that `is_over` selects.
-    pub(crate) fn take(&self, is_over: impl Fn(u64, &SessionClient) -> bool) -> Vec<LeftLeases> {
+    pub(crate) fn take(&self, is_over: impl Fn(u64, &SessionClient) -> bool) -> Vec<LeftSession> {
         let mut waiting = lock(&self.waiting);
         waiting.sessions.extract_if(|session, left| is_over(*session, &left.client)).map(|(_, left)| left).collect()
+    }
+
+    /// Takes out the shares of devices of those sessions that `is_former` selects.
+    pub(crate) fn take_shares(&self, is_former: impl Fn(u64, &SessionClient) -> bool) -> Vec<Share> {
+        let mut waiting = lock(&self.waiting);
+        let former = waiting.sessions.values_mut().filter(|left| is_former(left.session, &left.client));
+        former.flat_map(|left| std::mem::take(&mut left.shares)).collect()
     }
 
     /// Releases all leases, now and later.

@@ -11,7 +11,7 @@ mod segments;
 #[allow(clippy::module_inception, reason = "the file of the type that the folder is about")]
 mod session;
 
-pub(crate) use disconnected::{Disconnected, LeftLeases};
+pub(crate) use disconnected::{Disconnected, LeftSession};
 pub(crate) use handles::HANDLES_MAX;
 pub(crate) use locks::SessionLocks;
 pub(crate) use resources::{Reserved, SlabEntry};

@@ -2,6 +2,7 @@
 
 use super::handles::HandleTable;
 use super::segments::SegmentTable;
+use crate::broker::Share;
 use crate::segment::Slab;
 use cotensor_store::backend::{Charge, TensorCharge};
 use cotensor_store::{BlobPack, Holder, Lease, SegmentCharge, TensorId, TensorSpec, Ticket};
@@ -9,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-/// The resources of a session. Dropping them releases the leases and returns the charges.
+/// The resources of a session. Dropping them releases the leases and the shares, and returns the charges.
 #[derive(Default)]
 pub(crate) struct Resources {
     /// Holders by the names that the client gave them.
@@ -22,6 +23,8 @@ pub(crate) struct Resources {
     pub(crate) tickets: HandleTable<Ticket>,
     /// Slabs by the numbers of their segments.
     pub(crate) slabs: HashMap<u64, SlabEntry>,
+    /// Shares of the memory of devices.
+    pub(crate) shares: Vec<Share>,
     /// Bytes that the client keeps ready for calls, as it reports them.
     pub(crate) ready_for_calls: u64,
 }

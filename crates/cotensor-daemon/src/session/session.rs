@@ -1,6 +1,6 @@
 //! A session: the client, and its part of the budget.
 
-use super::disconnected::LeftLeases;
+use super::disconnected::LeftSession;
 use super::free_ranges::FreeRanges;
 use super::queues::Queues;
 use super::resources::Resources;
@@ -220,15 +220,16 @@ impl Session {
         self.lock().tickets.get(ticket).map(Ticket::key).ok_or_else(missing)
     }
 
-    /// Releases everything but leases that a client with a lock may resume.
-    pub(crate) fn end(&self) -> Option<LeftLeases> {
+    /// Releases everything but leases and shares of devices that a client with a lock may resume.
+    pub(crate) fn end(&self) -> Option<LeftSession> {
         self.queues.end();
         let mut resources = std::mem::take(&mut *self.lock());
         // Other threads may have this session for some time. The client opens its slabs in the next one meanwhile.
         resources.slabs.values().for_each(|entry| entry.slab().disown(self));
         let client = *self.resumable.get().filter(|client| client.locked)?;
-        let leases = std::mem::take(&mut resources.leases);
-        (!leases.is_empty()).then(|| LeftLeases { session: self.id, client, leases })
+        let (leases, shares) = (std::mem::take(&mut resources.leases), std::mem::take(&mut resources.shares));
+        let is_left = !leases.is_empty() || !shares.is_empty();
+        is_left.then(|| LeftSession { session: self.id, client, leases, shares })
     }
 }
 

@@ -42,4 +42,5 @@ pub(crate) use journal::{Event, SessionClient};
 pub(crate) use link::SupervisorLink;
 pub(crate) use orphans::Orphans;
 pub(crate) use process::{Image, stop_this_process};
+pub(crate) use resume::Resumed;
 pub(crate) use store_events::StoreEvents;

@@ -2,7 +2,6 @@
 
 use super::journal::SessionClient;
 use crate::segment::{Inode, Slab};
-use cotensor_client::protocol::Id;
 use cotensor_core::MemoryKind;
 use cotensor_store::{Key, Lease, SegmentCharge, Ticket};
 use std::collections::{BTreeSet, HashMap};
@@ -27,9 +26,6 @@ pub(crate) struct Orphans {
     /// The end of the wait.
     pub(super) until: Option<Instant>,
 }
-
-/// The result of a resume: for each lease the tensor, for each claim the ticket.
-pub(crate) type Resumed = (Vec<Option<Id>>, Vec<Option<u64>>);
 
 impl Orphans {
     /// Whether a session is awaited whose leases are not known.

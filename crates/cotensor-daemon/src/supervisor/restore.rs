@@ -60,13 +60,15 @@ impl Daemon {
                     waiting.end_waits(|session, client| !waiting.locks.is_open(session, client));
                 }
                 let is_late = start.elapsed() >= RECONNECT_TIMEOUT;
+                if is_late {
+                    waiting.broker.end_settling();
+                }
                 let mut orphans = waiting.orphans();
                 if is_late || !orphans.await_any() {
                     let given_up = orphans.give_up();
                     drop(orphans);
                     drop(given_up);
                     waiting.end_waits(|_, client| is_late && !client.locked);
-                    waiting.broker.end_settling();
                 }
             }
             let orphans = std::mem::take(&mut *waiting.orphans());

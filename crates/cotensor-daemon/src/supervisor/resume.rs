@@ -1,12 +1,13 @@
 //! A client resumes its session after the server was replaced.
 
 use super::journal::{Event, SessionClient};
-use super::orphans::{Orphans, Resumed};
+use super::orphans::Orphans;
 use super::restore::claim;
+use crate::broker::{DEVICES_MAX, DeviceProgram};
 use crate::daemon::Daemon;
 use crate::handlers::claim_key;
 use crate::session::{HANDLES_MAX, Session};
-use cotensor_client::protocol::{RESUME_TOKEN, Resume};
+use cotensor_client::protocol::{DeviceShareParams, Id, JoinDeviceParams, RESUME_TOKEN, Resume};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::Outbox;
 use std::sync::Arc;
@@ -15,19 +16,33 @@ use subtle::ConstantTimeEq;
 /// The most leases that one session can resume.
 const RESUMED_MAX: usize = 100_000;
 
+/// The result of a resume.
+#[derive(Default)]
+pub(crate) struct Resumed {
+    /// For each lease, the tensor.
+    pub(crate) leases: Vec<Option<Id>>,
+    /// For each claim, the ticket.
+    pub(crate) tickets: Vec<Option<u64>>,
+    /// For each device, the share.
+    pub(crate) shares: Vec<DeviceShareParams>,
+}
+
 impl Daemon {
-    /// Gives a session the leases and the claims of its session at the former server. [`end_wait`](Self::end_wait)
+    /// Gives a session the leases, the claims and the shares of devices of its former session. [`end_wait`](Self::end_wait)
     /// follows when the supervisor has the new session.
     ///
     /// # Errors
     /// `Refused` for a token that no server of this supervisor issued, `Invalid` for too many leases.
-    pub(crate) fn resume(&self, session: &Session, resume: &Resume) -> Result<Resumed> {
+    pub(crate) fn resume(&self, session: &Arc<Session>, resume: Resume) -> Result<Resumed> {
         let token = self.token(resume.session);
         if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
             return Err(Error::new(ErrorKind::Refused, "the token is not that of the session").in_field(RESUME_TOKEN));
         }
         if resume.leases.len() > RESUMED_MAX || resume.claims.len() > HANDLES_MAX {
             return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));
+        }
+        if resume.devices.len() > DEVICES_MAX {
+            return Err(Error::invalid(format!("more than {DEVICES_MAX} devices")).in_field("resume.devices"));
         }
         self.end_connections(session, resume.session);
         let mut leases = Vec::with_capacity(resume.leases.len());
@@ -43,8 +58,28 @@ impl Daemon {
             let ticket = waiting.or_else(|| claim(&self.store, &key, &holder))?;
             session.lock().tickets.add(ticket).ok()
         };
-        let claims = resume.claims.iter().map(resume_claim).collect();
-        Ok((leases, claims))
+        let tickets = resume.claims.iter().map(resume_claim).collect();
+        let shares = self.resume_shares(session, resume.session, resume.devices)?;
+        Ok(Resumed { leases, tickets, shares })
+    }
+
+    /// Gives a session the shares of devices of its former session, `was`. No other program gets the memory in between.
+    fn resume_shares(
+        &self,
+        session: &Arc<Session>,
+        was: u64,
+        devices: Vec<JoinDeviceParams>,
+    ) -> Result<Vec<DeviceShareParams>> {
+        let mut former = self.disconnected.take_shares(|number, client| self.locks.is_former(was, number, client));
+        let program = Arc::clone(session) as Arc<dyn DeviceProgram>;
+        let mut answers = Vec::with_capacity(devices.len());
+        for device in devices {
+            let of_device = former.extract_if(.., |share| share.device() == device.device).collect();
+            let (share, answer) = self.broker.join_again(&program, device, of_device)?;
+            session.lock().shares.push(share);
+            answers.push(answer);
+        }
+        Ok(answers)
     }
 
     /// Ends those former sessions of the client that still have a connection. It opens their slabs again next.
@@ -57,7 +92,7 @@ impl Daemon {
             former.outbox().into_iter().for_each(Outbox::end);
             // Until the end of the resume, which may fail.
             if let Some(left) = self.end_session(former) {
-                self.keep_leases(left);
+                self.keep_left(left);
             }
         }
     }

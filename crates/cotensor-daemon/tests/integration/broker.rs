@@ -3,10 +3,10 @@
 use crate::support::processes::Processes;
 use crate::support::{Running, until};
 use cotensor_client::protocol as p;
-use cotensor_client::{ClientStore, DeviceNeeds, DeviceShare};
+use cotensor_client::{ClientStore, Connection, DeviceNeeds, DeviceShare, OpenSession};
 use cotensor_core::waiting::{WaitReport, set_wait_reporter};
 use cotensor_core::{ErrorKind, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const DEVICE: &str = "GPU-5c1e";
@@ -45,7 +45,7 @@ fn list(store: &ClientStore) -> Vec<p::ProgramShare> {
 }
 
 /// Calls over one session that does not follow its share.
-struct Silent(cotensor_client::Connection);
+struct Silent(Connection);
 
 impl Silent {
     fn connect(socket: &Path) -> Self {
@@ -167,6 +167,122 @@ fn no_memory_is_given_twice_after_a_takeover() {
     }
     drop(first);
     settles_at(&second, CAPACITY);
+}
+
+/// A program that holds 500 of the device, and that connects again only when it is told to.
+struct Slow {
+    socket: PathBuf,
+    session: OpenSession,
+    connection: Option<Connection>,
+}
+
+impl Slow {
+    fn joined(socket: &Path) -> Self {
+        let (connection, session, shares) = Self::hello(socket, None);
+        assert!(shares.is_empty());
+        assert_eq!(connection.call::<p::JoinDevice>(&half(0), Vec::new(), None).unwrap().0.share_bytes, 500);
+        Self { socket: socket.to_path_buf(), session, connection: Some(connection) }
+    }
+
+    fn hello(socket: &Path, resume: Option<p::Resume>) -> (Connection, OpenSession, Vec<p::DeviceShareParams>) {
+        let connection = cotensor_client::connect(socket, Box::new(|_, _, _| {})).unwrap();
+        let params = OpenSession::hello("slow", resume);
+        let (hello, mut fds) = connection.call::<p::Hello>(&params, Vec::new(), None).unwrap();
+        let session = OpenSession::new(&hello, &mut fds).unwrap();
+        (connection, session, hello.shares)
+    }
+
+    /// Closes the connection, and waits until the daemon has noticed it.
+    fn disconnect(&mut self, lister: &ClientStore) {
+        self.connection = None;
+        until("the daemon has noticed the end of the connection", || {
+            let sessions = lister.request::<p::Sessions>(&p::Empty {}).unwrap().sessions;
+            !sessions.iter().any(|session| session.client.starts_with("slow"))
+        });
+    }
+
+    /// Resumes the session. Returns the share.
+    fn resume(&mut self) -> u64 {
+        let resume = p::Resume { devices: vec![half(500)], ..self.session.resume() };
+        let (connection, session, shares) = Self::hello(&self.socket, Some(resume));
+        (self.connection, self.session) = (Some(connection), session);
+        shares[0].share_bytes
+    }
+}
+
+fn half(held_bytes: u64) -> p::JoinDeviceParams {
+    let device = DEVICE.to_owned();
+    p::JoinDeviceParams { device, capacity_bytes: CAPACITY, demand_bytes: 500, smallest_bytes: 100, held_bytes }
+}
+
+/// What programs hold, in the order of the names of their clients.
+fn held(store: &ClientStore) -> Vec<u64> {
+    let mut programs = list(store);
+    programs.sort_unstable_by(|one, other| one.client.cmp(&other.client));
+    programs.iter().map(|program| program.held_bytes).collect()
+}
+
+#[test]
+fn resumed_program_has_its_memory_at_once() {
+    let processes = Processes::start();
+    let lister = processes.connect("list");
+    let mut slow = Slow::joined(&processes.socket);
+    let fast = join(&processes.socket, "fast", ALL);
+    assert_eq!(fast.share().0, 500);
+    processes.kill_server();
+    assert_eq!(slow.resume(), 500, "with its hello, not later");
+    until("the other program is back", || list(&lister).len() == 2);
+    // All sessions are back: programs may grow.
+    until("the store has resumed, too", || fast.is_connected() && held(&lister) == [500, 500]);
+    assert_eq!(fast.share().0, 500);
+    drop(slow);
+    settles_at(&fast, CAPACITY);
+}
+
+#[test]
+fn program_without_a_connection_keeps_its_memory() {
+    let running = Running::start(|_| {});
+    let lister = running.connect("list");
+    let mut slow = Slow::joined(&running.socket);
+    let fast = join(&running.socket, "fast", ALL);
+    for _ in 0..2 {
+        slow.disconnect(&lister);
+        assert_eq!((held(&lister), fast.share().0), (vec![500, 500], 500));
+        assert_eq!(slow.resume(), 500);
+        assert_eq!((held(&lister), fast.share().0), (vec![500, 500], 500));
+    }
+    slow.disconnect(&lister);
+    // It releases the lock: the program is over.
+    drop(slow);
+    settles_at(&fast, CAPACITY);
+}
+
+#[test]
+fn memory_of_a_program_without_a_connection_is_kept_by_the_next_server() {
+    let processes = Processes::start();
+    let lister = processes.connect("list");
+    let mut slow = Slow::joined(&processes.socket);
+    let fast = join(&processes.socket, "fast", ALL);
+    slow.disconnect(&lister);
+    processes.kill_server();
+    until("the other program is back", || held(&lister) == [500]);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(held(&lister), [500], "the server waits for the session");
+    assert_eq!(slow.resume(), 500);
+    drop(slow);
+    settles_at(&fast, CAPACITY);
+}
+
+#[test]
+fn returning_program_is_not_refused_for_the_needs_of_new_ones() {
+    let processes = Processes::start();
+    let lister = processes.connect("list");
+    let mut slow = Slow::joined(&processes.socket);
+    processes.kill_server();
+    let new = join(&processes.socket, "new", DeviceNeeds { demand_bytes: CAPACITY, smallest_bytes: 950 });
+    assert_eq!(new.share().0, 0, "its memory is kept");
+    assert_eq!(slow.resume(), 50);
+    assert_eq!(held(&lister), [0, 500], "until it has freed the rest");
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Reader {
     fn resume(&self, name: &str) -> p::Resume {
         let lease = p::Resumed { name: name.to_owned(), version: self.tensor.id.version, holder: String::new() };
         let (session, token) = (self.hello.session, self.hello.token.clone());
-        p::Resume { session, token, leases: vec![lease], claims: Vec::new() }
+        p::Resume { session, token, leases: vec![lease], claims: Vec::new(), devices: Vec::new() }
     }
 }
 
