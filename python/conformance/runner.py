@@ -41,11 +41,13 @@ class Result:
 
 @dataclass
 class Selection:
-    """Which tasks and cases run: a seeded ``share`` of the tasks, and ``cases_max`` cases of each at most, chosen by the seed."""
+    """What runs, as the seed chooses: a ``share`` of the tasks, ``cases_max`` cases of each at most, and each case in ``places_max``
+    of the places of the run at most."""
 
     share: float = 1.0
     seed: int = 0
     cases_max: int = 1 << 30
+    places_max: int = 1 << 30
 
     def has(self, task: Task) -> bool:
         """Whether the seed selects a task."""
@@ -56,6 +58,10 @@ class Selection:
         found = list(enumerate(database(task.database).cases(task.name, getattr(torch, task.dtype))))
         found.sort(key=lambda one: self._number(f"{task} {one[1].label}"))
         return [case for _, case in sorted(found[: self.cases_max], key=lambda one: one[0])]
+
+    def places(self, task: Task, case: Case, places: List[Place]) -> List[Place]:
+        """The places of a case."""
+        return sorted(places, key=lambda place: self._number(f"{task} {case.label} {place}"))[: self.places_max]
 
     def _number(self, key: str) -> int:
         return zlib.crc32(f"{self.seed} {key}".encode())
@@ -112,7 +118,8 @@ class Run:
         for number, case in list(enumerate(self.selection.cases(task)))[first:]:
             send((number + 1, case.label))
             case.progress = send
-            send(Result(task, case.label, case.run(self.places if case.places is None else case.places)))
+            places = self.selection.places(task, case, self.places) if case.places is None else case.places
+            send(Result(task, case.label, case.run(places)))
 
 
 class _Child:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(PACKAGE))
 from conformance import fuzzing, machine, programs, runner  # noqa: E402
 from conformance.case import Case  # noqa: E402
 from conformance.outcomes import Outcome, difference, outcome_of, same_bits  # noqa: E402
-from conformance.places import PLAIN, Place  # noqa: E402
+from conformance.places import PLAIN, Place, places  # noqa: E402
 from conformance.report import Known, Report  # noqa: E402
 from conformance.runner import Result, Run, Selection, Task  # noqa: E402
 from cotensor.tensorref import simulated_device  # noqa: E402
@@ -91,6 +91,19 @@ class Faulty:
         yield Case("different", {"forward": shows(2)})
         clock = iter(range(1000))
         yield Case("changes", {"forward": lambda place, outcome: outcome.show("result", next(clock))})
+
+
+def test_the_seed_chooses_the_places_of_each_case():
+    all_, cases = places(["genoa", "flow", "lru", "cpu", "references"]), [Case(str(number), {}) for number in range(100)]
+
+    def chosen(seed, count):
+        selection = Selection(seed=seed, places_max=count)
+        return [selection.places(TASK, case, all_) for case in cases]
+
+    assert chosen(0, 3) == chosen(0, 3) != chosen(1, 3)
+    assert all([len(set(found)) == 3 for found in chosen(0, 3)])
+    assert {place for found in chosen(0, 3) for place in found} == set(all_), "together, the cases have all places"
+    assert all([set(found) == set(all_) for found in chosen(0, 99)])
 
 
 def test_abort_and_hang_are_failures_of_one_case(monkeypatch):
