@@ -41,8 +41,7 @@ class Result:
 
 @dataclass
 class Selection:
-    """What runs, as the seed chooses: a ``share`` of the tasks, ``cases_max`` cases of each at most, and each case in ``places_max``
-    of the places of the run at most."""
+    """What runs, chosen by the seed: a ``share`` of the tasks, ``cases_max`` cases of each, each in ``places_max`` places."""
 
     share: float = 1.0
     seed: int = 0
