@@ -119,6 +119,9 @@ pub(crate) struct ServeArgs {
     /// End after this time without clients and tensors [default: never; 10min for a daemon that a client started].
     #[arg(long, env = settings::IDLE_EXIT.variable, value_name = TIME, value_parser = time_from(Duration::from_secs(1), YEAR, "from 1s to 365d"))]
     pub(crate) idle_exit: Option<Duration>,
+    /// End when this process ends, such as the node of a cluster to which the daemon belongs.
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) end_with: Option<u32>,
     /// Time without requests after which a model is unloaded; 0 for never. The daemon serves models below /v1 of its HTTP address, and
     /// starts a process for them at the first request.
     #[arg(long, env = settings::MODEL_TTL.variable, default_value = "10min", value_name = TIME, value_parser = time_from(Duration::ZERO, YEAR, "of at most 365d"))]

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// The time for the processes to end after each signal.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest wait of one call.
+const WAIT_SLICE: Duration = Duration::from_secs(3600);
 /// The signals, in their order. A process that a signal starts, such as another supervisor, gets the next one.
 const SIGNALS: [Signal; 3] = [Signal::TERM, Signal::KILL, Signal::KILL];
 
@@ -22,7 +24,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    fn open(pid: u32) -> Option<Self> {
+    pub(super) fn open(pid: u32) -> Option<Self> {
         let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
         Some(Self { pid, fd: pidfd_open(pid, PidfdFlags::empty()).ok()? })
     }
@@ -35,6 +37,11 @@ impl Process {
     fn ends_within(&self, timeout: Duration) -> bool {
         let timeout = Timespec::try_from(timeout).unwrap_or_default();
         poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&timeout)).is_ok_and(|count| count > 0)
+    }
+
+    /// Waits until it has ended.
+    pub(super) fn wait(&self) {
+        while !self.ends_within(WAIT_SLICE) {}
     }
 }
 

@@ -1,3 +1,4 @@
+use super::daemon_processes::Process;
 use crate::args::serve_values::{address, filter};
 use crate::args::{DaemonOptions, ServeArgs};
 use crate::launch::Program;
@@ -10,6 +11,7 @@ use cotensor_client::connect_unix;
 use cotensor_daemon::http::HttpConfig;
 use cotensor_daemon::supervisor::{self, Role};
 use cotensor_daemon::{Config, ModelsConfig, Ready, Service, default_socket, share_of_memory};
+use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -77,10 +79,32 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
         hosts: args.allow_host.clone(),
         ..HttpConfig::default()
     });
+    if let Some(pid) = args.end_with
+        && args.role != Role::Server
+    {
+        end_with(pid, args.role)?;
+    }
     let service = Service { config, http };
     let outcome = supervisor::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
     log.flush_queue();
     outcome
+}
+
+/// Ends this process, which supervises the server, as SIGTERM does, when process `pid` has ended.
+fn end_with(pid: u32, role: Role) -> Result<()> {
+    let process = Process::open(pid);
+    // A supervisor that replaces another one ends the server, too.
+    if process.is_none() && role == Role::Foreground {
+        return Err(Error::invalid(format!("--end-with: no process {pid} runs here")));
+    }
+    let wait = move || {
+        process.iter().for_each(Process::wait);
+        tracing::info!("process {pid} has ended");
+        // It fails for a process without a handler of signals only.
+        let _ = kill_process(getpid(), Signal::TERM);
+    };
+    let thread = std::thread::Builder::new().name("end-with".to_owned()).spawn(wait);
+    thread.map(drop).map_err(|error| Error::io("starting a thread", &error))
 }
 
 /// How the daemon starts `serve-models`.

@@ -192,3 +192,19 @@ fn dashboard_is_opened_by_a_file_without_a_secret_in_its_name() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("cotensor.sock.dashboard.html"), "{text}");
 }
+
+#[test]
+fn daemon_ends_with_a_process() {
+    let mut node = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = node.id().to_string();
+    let mut daemon = Daemon::start(&["--end-with", &pid]);
+    // The process that replaces the server gets the option, too, and does not follow it.
+    assert!(Command::new("kill").args(["-KILL", &daemon.ready["server"].to_string()]).status().unwrap().success());
+    daemon.ok(&["ls"]);
+    node.kill().unwrap();
+    node.wait().unwrap();
+    assert_eq!(daemon.ended(), Some(0));
+    assert!(!daemon.socket().exists());
+    daemon.expect_error(&["serve", "--end-with", &pid], 2, &["--end-with", "no process"]);
+    daemon.expect_error(&["serve", "--end-with", "0"], 2, &["--end-with"]);
+}
