@@ -3,20 +3,31 @@
 use std::num::NonZero;
 use std::thread::{available_parallelism, scope};
 
-/// From this many bytes on, several threads save more time than starting them takes.
+/// From this many bytes of new memory on, several threads save more time than starting them takes: they share its page faults.
 pub const PARALLEL_COPY_BYTES_MIN: usize = 8 << 20;
+/// As [`PARALLEL_COPY_BYTES_MIN`], for memory that was used before (decision 071).
+const PARALLEL_COPY_AGAIN_BYTES_MIN: usize = 16 << 20;
 /// More threads do not copy faster: memory bandwidth is the limit.
 const THREADS_MAX: usize = 4;
 /// The part of a thread is a multiple of this, so that no two threads write to one page.
 const PART_UNIT_BYTES: usize = 64 << 10;
 
-/// Copies `source` to `target`, on up to four threads from [`PARALLEL_COPY_BYTES_MIN`] on.
+/// Copies `source` to `target`, new memory, on up to four threads from [`PARALLEL_COPY_BYTES_MIN`] on.
 ///
 /// # Panics
 /// When the lengths differ, as `copy_from_slice`.
 pub fn copy_parallel(target: &mut [u8], source: &[u8]) {
+    copy_in_parts(target, source, part_bytes(source.len()));
+}
+
+/// As [`copy_parallel`], to memory that was used before.
+pub(crate) fn copy_parallel_again(target: &mut [u8], source: &[u8]) {
+    let one = source.len() < PARALLEL_COPY_AGAIN_BYTES_MIN;
+    copy_in_parts(target, source, if one { source.len() } else { part_bytes(source.len()) });
+}
+
+fn copy_in_parts(target: &mut [u8], source: &[u8], part: usize) {
     assert_eq!(target.len(), source.len(), "source and target have different lengths");
-    let part = part_bytes(source.len());
     if part >= source.len() {
         return target.copy_from_slice(source);
     }
@@ -47,12 +58,14 @@ mod tests {
 
     #[test]
     fn every_byte_is_copied_at_every_length() {
-        for len in [0, 1, 4097, PARALLEL_COPY_BYTES_MIN - 1, PARALLEL_COPY_BYTES_MIN, PARALLEL_COPY_BYTES_MIN + 12_345]
-        {
+        let (new, again) = (PARALLEL_COPY_BYTES_MIN, PARALLEL_COPY_AGAIN_BYTES_MIN);
+        for len in [0, 1, 4097, new - 1, new, new + 12_345, again - 1, again, again + 12_345] {
             let source: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-            let mut target = vec![255; len];
-            copy_parallel(&mut target, &source);
-            assert!(target == source, "{len} bytes");
+            for copy in [copy_parallel, copy_parallel_again] {
+                let mut target = vec![255; len];
+                copy(&mut target, &source);
+                assert!(target == source, "{len} bytes");
+            }
         }
     }
 

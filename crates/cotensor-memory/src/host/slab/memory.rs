@@ -4,7 +4,7 @@ use super::free_list::FreeList;
 use super::segment::SlabSegment;
 use super::shared::{Ranges, SlabShared};
 use crate::host::memfd::{Guarantee, allocate, seal};
-use crate::host::parallel_copy::copy_parallel;
+use crate::host::parallel_copy::copy_parallel_again;
 use crate::mapping::{Access, Mapping, OnFork, Windows};
 use cotensor_core::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, SegmentMut, padded};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -127,7 +127,7 @@ impl Memory for Slab {
 
     fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
         let (mut segment, _) = self.allocate(source.len())?;
-        copy_parallel(segment.writable(), source);
+        copy_parallel_again(segment.writable(), source);
         Ok(Box::new(segment))
     }
 }

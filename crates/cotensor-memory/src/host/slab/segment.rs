@@ -1,7 +1,7 @@
 //! Segments of a slab.
 
 use super::shared::SlabShared;
-use crate::host::parallel_copy::copy_parallel;
+use crate::host::parallel_copy::copy_parallel_again;
 use crate::mapping::Windows;
 use cotensor_core::{ALIGNMENT, Device, MemoryKind, Result, Segment, SegmentMut, range_within};
 use std::any::Any;
@@ -68,7 +68,7 @@ impl SegmentMut for SlabSegment {
     fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         self.slab.check_owner()?;
         let range = range_within(offset, source.len(), self.len)?;
-        copy_parallel(&mut self.writable()[range], source);
+        copy_parallel_again(&mut self.writable()[range], source);
         Ok(())
     }
 
