@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
 TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings bench-low-bit test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-ray test-torch test-conformance test-projects test-versions parity dist try-dist first-hour try-containers bench-peers bench-sizes bench-embeddings bench-low-bit test-gpu bench-gpu test-dashboard test-web bench-web web-demo docs bench bench-engine soak demo protocol \
   valgrind miri fuzz fuzz-short wasm test-aarch64
 
 test: $(TEST_STEPS)
@@ -51,6 +51,9 @@ protocol:
 # The Python package, without torch and with it. Each uses a virtual environment of its own below target/python.
 test-python:
 	scripts/test_python.sh numpy
+
+test-ray:
+	scripts/test_python.sh ray
 
 test-torch:
 	scripts/test_python.sh torch

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # test_python.sh KIND: builds the Python extension into a virtual environment and runs its tests. `numpy` runs the tests
-# without torch; `torch` runs those that need torch, transformers and JAX (a large download, once).
+# without torch; `ray` those of cotensor.ray; `torch` those that need torch, transformers and JAX (a large download, once).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-kind=${1:?numpy or torch}
+kind=${1:?numpy, ray or torch}
 venv=$(scripts/python_environment.sh "$kind")
 source "$venv/bin/activate"
 # The extension uses Python's stable ABI, so that the second environment installs what the first one compiled.
@@ -17,7 +17,12 @@ case $kind in
   numpy)
     ruff check .
     ruff check --config pyproject.toml ../examples/recipes ../examples/first_week ../tests/versions
-    tests=(--ignore-glob='*test_torch*')
+    tests=(--ignore-glob='*test_torch*' --ignore-glob='*test_ray*')
+    ;;
+  ray)
+    # One process: each cluster takes all processors of the machine.
+    run_tests() { python -m pytest -q --durations=5 "$@"; }
+    tests=(tests/test_ray_parts.py tests/test_ray_cluster.py tests/test_documents.py -k 'test_ray or labs/ray.md')
     ;;
   torch)
     # Only this environment has all packages that the Python package imports.

@@ -1,0 +1,41 @@
+"""Cotensor on Ray: tensors in ordinary arguments, results and ``ray.put`` travel as handles, and each node has one copy.
+
+    import cotensor.ray
+    cotensor.ray.init()
+
+``pip install cotensor[ray]``. Each node has a daemon of its own, which an :class:`~cotensor.ray.agent.Agent` starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import ray
+
+from .._native import Store
+from .process import Process
+from .serialization import INLINE_BYTES_MAX
+from .setup import HOOK, runtime_env, setup
+from .status import status
+
+__all__ = ["HOOK", "INLINE_BYTES_MAX", "init", "runtime_env", "setup", "status", "store"]
+
+
+def init(address: Optional[str] = None, *, runtime_env: Optional[Dict[str, Any]] = None, **options: Any) -> Any:
+    """Calls ``ray.init`` with a runtime environment that sets each worker up, and sets this process up.
+
+    ``runtime_env`` is the program's own; its ``worker_process_setup_hook`` runs after Cotensor's. ``options`` are those of
+    ``ray.init``, whose result this returns. A program that calls ``ray.init`` itself passes :func:`runtime_env` to it, and
+    calls :func:`setup` afterwards.
+    """
+    context = ray.init(address, runtime_env=_runtime_env(runtime_env), **options)
+    setup()
+    return context
+
+
+def store() -> Store:
+    """The store of this process's node. All processes of the node have the same daemon."""
+    return Process.current().store
+
+
+_runtime_env = runtime_env

@@ -1,0 +1,48 @@
+"""The daemon of a node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import List
+
+from .._native import Store
+from ..errors import CotensorError, NoDaemonError
+
+#: The time for a daemon to start, in seconds.
+_START_TIMEOUT = 60.0
+
+
+def socket_of(node: str) -> Path:
+    """The socket of a node's daemon, in a folder of this user. Nodes of one machine have different ones."""
+    folder = Path(tempfile.gettempdir(), f"cotensor-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"ray-{node[:32]}.sock"
+
+
+def start(socket: Path, memory_bytes: int) -> None:
+    """Starts the daemon of a node, or finds a running one. It ends with the node's raylet, and not with this process.
+
+    Raises :class:`NoDaemonError` with the reason when it does not start.
+    """
+    command = [sys.executable, "-m", "cotensor", "serve", "--detach", "--socket", str(socket)]
+    command += ["--max-memory", f"{memory_bytes}B", *_end_with()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_START_TIMEOUT)
+        reason = done.stderr.strip()
+    except subprocess.TimeoutExpired:
+        reason = f"it did not answer within {_START_TIMEOUT:.0f} s"
+    try:
+        # Another process may have started it.
+        Store.connect(socket, autostart=False).close()
+    except CotensorError as error:
+        raise NoDaemonError(f"{socket}: the daemon of this node did not start: {reason or error}") from error
+
+
+def _end_with() -> List[str]:
+    """The option that ends the daemon with the raylet."""
+    raylet = os.environ.get("RAY_RAYLET_PID", "")
+    return ["--end-with", raylet] if raylet.isdecimal() else []

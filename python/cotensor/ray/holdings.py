@@ -1,0 +1,99 @@
+"""The tensors that the agent of a node keeps, and the references for which it does. No Ray, sockets or stores."""
+
+from __future__ import annotations
+
+import threading
+from typing import Dict, Generic, List, Protocol, Set, Tuple, TypeVar
+
+from ..errors import NotFoundError
+
+#: A tensor of a node: the node, and the tensor's id there.
+Key = Tuple[str, Tuple[int, int]]
+
+
+class Leased(Protocol):
+    """A leased tensor."""
+
+    def release(self) -> None:
+        """Ends the lease."""
+
+
+_L = TypeVar("_L", bound=Leased)
+
+
+class Holdings(Generic[_L]):
+    """Leases by tokens: a token is a reference that Ray counts, and a handle contains it.
+
+    A node's own tensor has one lease for each token. A copy of another node's tensor is kept for all tokens with which it was
+    asked for, until the other node reports the end of each.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own: Dict[bytes, _L] = {}
+        #: Nodes that have copies of the tensor, by its token.
+        self._nodes: Dict[bytes, Set[str]] = {}
+        self._copies: Dict[Key, _L] = {}
+        #: Tokens of copies, also of those that are on their way.
+        self._wanted: Dict[Key, Set[bytes]] = {}
+
+    def keep(self, token: bytes, lease: _L) -> None:
+        """Keeps a tensor until the end of the token."""
+        with self._lock:
+            before = self._own.get(token)
+            self._own[token] = lease
+        if before is not None:
+            before.release()
+
+    def serve(self, token: bytes, node: str) -> _L:
+        """The tensor of a token, for a copy on another node. Raises :class:`NotFoundError` for a token that has ended."""
+        with self._lock:
+            lease = self._own.get(token)
+            if lease is None:
+                raise NotFoundError("the tensor of this handle was freed: its last reference has ended")
+            self._nodes.setdefault(token, set()).add(node)
+            return lease
+
+    def end(self, token: bytes) -> Set[str]:
+        """The last reference has ended. Returns the nodes that have copies, to call :meth:`end_copies` there."""
+        with self._lock:
+            lease, nodes = self._own.pop(token, None), self._nodes.pop(token, set())
+        if lease is not None:
+            lease.release()
+        return nodes
+
+    def want(self, key: Key, token: bytes) -> None:
+        """A copy is needed, for this token too. :meth:`end_copies` ends it, also before the copy is here."""
+        with self._lock:
+            self._wanted.setdefault(key, set()).add(token)
+
+    def copy(self, key: Key) -> "_L | None":
+        """The copy, if it is here."""
+        with self._lock:
+            return self._copies.get(key)
+
+    def add_copy(self, key: Key, lease: _L) -> None:
+        """The copy has arrived. If all of its tokens have ended meanwhile, it is released."""
+        with self._lock:
+            ended = self._copies.pop(key, None) if self._wanted.get(key) else lease
+            if ended is not lease:
+                self._copies[key] = lease
+        if ended is not None:
+            ended.release()
+
+    def end_copies(self, token: bytes) -> None:
+        """The token has ended on its node. Copies without another one are released."""
+        ended: List[_L] = []
+        with self._lock:
+            for key, tokens in list(self._wanted.items()):
+                tokens.discard(token)
+                if not tokens:
+                    del self._wanted[key]
+                    ended += [self._copies.pop(key)] if key in self._copies else []
+        for lease in ended:
+            lease.release()
+
+    def counts(self) -> Dict[str, int]:
+        """The numbers of tensors that are kept, and of copies."""
+        with self._lock:
+            return {"kept": len(self._own), "copies": len(self._copies)}

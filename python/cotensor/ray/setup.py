@@ -1,0 +1,47 @@
+"""Sets the processes of a Ray program up: the driver, and each worker by a hook of its runtime environment."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Callable, Dict, Optional
+
+from ..errors import InvalidError
+from .serialization import register
+
+#: The hook that Ray runs in each worker.
+HOOK = "cotensor.ray.setup.setup_worker"
+#: Names the hook of the program, which runs after this one.
+_OWN_HOOK = "COTENSOR_RAY_SETUP_HOOK"
+_KEY = "worker_process_setup_hook"
+
+
+def runtime_env(own: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    """A runtime environment for ``ray.init``, actors and tasks: the program's ``own`` one, with the hook that sets workers up.
+
+    A hook of its own is named by a string, ``module.function``; Ray takes one hook, so that another object raises
+    :class:`InvalidError`.
+    """
+    env = dict(own or {})
+    hook = env.get(_KEY)
+    if hook is None or hook == HOOK:
+        return {**env, _KEY: HOOK}
+    if not isinstance(hook, str) or "." not in hook:
+        raise InvalidError(f"{_KEY}: name the function as a string, such as 'module.function', not {hook!r}", field=_KEY)
+    variables = {**env.get("env_vars", {}), _OWN_HOOK: hook}
+    return {**env, _KEY: HOOK, "env_vars": variables}
+
+
+def setup() -> None:
+    """Sets this process up. It connects to the daemon of its node when it sends or receives the first tensor."""
+    register()
+
+
+def setup_worker() -> None:
+    """The hook."""
+    setup()
+    own = os.environ.get(_OWN_HOOK)
+    if own:
+        module, _, name = own.rpartition(".")
+        function: Callable[[], Any] = getattr(importlib.import_module(module), name)
+        function()

@@ -1,0 +1,33 @@
+"""The state of a cluster."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import ray
+
+from .agent import NAMESPACE
+
+_ANSWER_TIMEOUT = 5.0
+
+
+def status() -> Dict[str, Dict[str, Any]]:
+    """For each living node: the ``socket`` of its daemon, the tensors that its agent has ``kept`` for handles, the ``copies`` of
+    other nodes' tensors, the number of tensors that it has ``pulled``, and the ``sent_bytes``. A node without an agent has none
+    of these, and one that does not answer within 5 s has ``error``."""
+    found: Dict[str, Dict[str, Any]] = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            found[node["NodeID"]] = _of(node["NodeID"])
+    return found
+
+
+def _of(node: str) -> Dict[str, Any]:
+    try:
+        agent = ray.get_actor(node, NAMESPACE)
+    except ValueError:
+        return {}
+    try:
+        return ray.get(agent.counts.remote(), timeout=_ANSWER_TIMEOUT)  # type: ignore[no-any-return]
+    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        return {"error": str(error)}

@@ -1,0 +1,237 @@
+"""Tensors in ordinary objects of Ray, on a cluster of two nodes of this machine."""
+
+import os
+import signal
+import time
+
+import pytest
+
+ray = pytest.importorskip("ray")
+np = pytest.importorskip("numpy")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import cotensor  # noqa: E402
+import cotensor.ray  # noqa: E402
+from cotensor.ray.daemon import socket_of  # noqa: E402
+
+NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
+COUNT = 1 << 18
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    cluster.other = cluster.add_node(**NODE, resources={"other": 100})
+    cotensor.ray.init(cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+    until("the daemons end with their nodes", lambda: daemons() == [])
+
+
+def daemons():
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if b"serve" in words and any(b"/ray-" in word for word in words):
+            found.append(int(pid))
+    return found
+
+
+def until(what, done):
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end, f"timed out waiting until {what}"
+        time.sleep(0.05)
+
+
+@ray.remote(num_cpus=0.1, max_restarts=1)
+class Worker:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def pid(self):
+        return os.getpid()
+
+    def make(self, value, count=COUNT):
+        return {"x": np.full(count, value, "f4"), "small": [np.arange(3)]}
+
+    def total(self, value):
+        return float(np.asarray(value["x"] if isinstance(value, dict) else value).sum())
+
+    def hold(self, value):
+        self.held = value
+        return float(np.asarray(value["x"]).sum())
+
+    def drop(self):
+        self.held = None
+
+    def kind(self, value):
+        return type(value).__name__
+
+    def again(self, value):
+        return {"x": value["x"]}
+
+    def twice(self):
+        # Actors and tasks that a worker starts have the serializers, too.
+        return ray.get(doubled.remote(np.ones(COUNT, "f4")))
+
+
+@ray.remote(num_cpus=0.1)
+def doubled(array):
+    return array * 2
+
+
+@pytest.fixture
+def near(cluster):
+    worker = Worker.remote()
+    yield worker
+    ray.kill(worker)
+
+
+@pytest.fixture
+def far(cluster):
+    worker = Worker.options(resources={"other": 1}).remote()
+    yield worker
+    ray.kill(worker)
+
+
+def counts(name):
+    return [one.get(name, 0) for one in cotensor.ray.status().values()]
+
+
+def nothing_is_kept():
+    until("all tensors are released", lambda: not any(counts("kept")) and not any(counts("copies")))
+
+
+def test_results_arguments_and_put_travel_as_handles(near):
+    made = near.make.remote(2.0)
+    assert ray.get(near.total.remote(made)) == 2.0 * COUNT
+    assert sum(counts("kept")) == 1
+    value = ray.get(made)
+    assert value["x"].dtype == np.float32 and not value["x"].flags.writeable and value["small"][0].tolist() == [0, 1, 2]
+    put = ray.put(np.ones(COUNT, "f4"))
+    assert sum(counts("kept")) == 2 and ray.get(near.total.remote(put)) == COUNT
+    assert ray.get(near.twice.remote()).sum() == 2 * COUNT
+    del made, value, put
+    nothing_is_kept()
+
+
+def test_arguments_are_kept_until_their_task_has_them(near):
+    for number in range(30):
+        assert ray.get(near.total.remote({"x": np.full(COUNT, number, "f4")})) == number * COUNT
+    nothing_is_kept()
+
+
+def test_another_node_gets_one_copy_for_all_its_processes(near, far):
+    assert ray.get(near.node.remote()) != ray.get(far.node.remote())
+    others = [Worker.options(resources={"other": 1}).remote() for _ in range(3)]
+    made = near.make.remote(3.0, 8 * COUNT)
+    pulled, sent = sum(counts("pulled")), sum(counts("sent_bytes"))
+    assert ray.get([one.hold.remote(made) for one in [far, *others]]) == [3.0 * 8 * COUNT] * 4
+    assert sum(counts("pulled")) - pulled == 1
+    assert sum(counts("sent_bytes")) - sent == 4 * 8 * COUNT
+    assert (sum(counts("kept")), sum(counts("copies"))) == (1, 1)
+    # An object that is passed on has a handle of its own node.
+    assert ray.get(near.total.remote(far.again.remote(made))) == 3.0 * 8 * COUNT
+    del made
+    nothing_is_kept()
+    ray.get([one.drop.remote() for one in [far, *others]])
+    for one in others:
+        ray.kill(one)
+
+
+def test_tensors_outlive_their_producer(near, far):
+    made, pid = near.make.remote(4.0), ray.get(near.pid.remote())
+    ray.wait([made])
+    os.kill(pid, signal.SIGKILL)
+    assert ray.get(far.total.remote(made)) == 4.0 * COUNT
+    assert ray.get(made)["x"][0] == 4.0
+    del made
+    nothing_is_kept()
+
+
+def test_killed_consumers_leave_nothing(near, far):
+    made = near.make.remote(5.0)
+    assert ray.get(far.hold.remote(made)) == 5.0 * COUNT
+    os.kill(ray.get(far.pid.remote()), signal.SIGKILL)
+    del made
+    nothing_is_kept()
+
+
+def test_tensors_of_cotensor_stay_tensors(near, far):
+    store = cotensor.ray.store()
+    tensor = store.put("named", np.arange(COUNT, dtype="f4"))
+    assert ray.get(near.kind.remote(tensor)) == "Tensor"
+    assert ray.get([one.total.remote(tensor[10:20]) for one in (near, far)]) == [145.0, 145.0]
+    other = cotensor.Store().put("elsewhere", np.ones(COUNT, "f4"))
+    assert ray.get(far.total.remote(other)) == COUNT, "of a store in this process"
+    del tensor
+    store.remove("named")
+    nothing_is_kept()
+
+
+def test_what_is_small_or_no_plain_array_travels_inside_of_its_object(near):
+    values = [
+        np.ones(8),
+        np.zeros(0),
+        np.array([{"a": 1}] * 100_000, dtype=object),
+        np.zeros(100_000, [("a", "f4"), ("b", "i8")]),
+        np.ma.masked_array(np.ones(100_000), False),
+    ]
+    for value in values:
+        found = ray.get(ray.put(value))
+        assert type(found) is type(value) and found.dtype == value.dtype and len(found) == len(value)
+        assert not any(counts("kept"))
+    large = np.full(COUNT, 7, "f4")
+
+    @ray.remote(num_cpus=0.1)
+    def closure():
+        return float(large.sum())
+
+    assert ray.get(closure.remote()) == 7.0 * COUNT
+    nothing_is_kept()
+
+
+def test_every_dtype_and_order_is_the_same_elsewhere(far):
+    for array in [
+        np.arange(COUNT, dtype="i8").reshape(512, -1),
+        np.asfortranarray(np.arange(COUNT, dtype="f8").reshape(512, -1)),
+        np.arange(4 * COUNT, dtype="u2")[::-2],
+        np.ones(COUNT, "c8") * 1j,
+        np.arange(COUNT) % 2 == 0,
+        np.full(COUNT, "2026-11-27", "M8[D]"),
+        np.ones(COUNT, ">f4"),
+    ]:
+        found = ray.get(same.options(resources={"other": 1}).remote(array))
+        assert found.dtype == array.dtype and np.array_equal(found, array)
+
+
+@ray.remote(num_cpus=0.1)
+def same(value):
+    return value
+
+
+def test_node_that_comes_later_is_served_and_its_daemon_ends_with_it(cluster, near):
+    late = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"late": 1})
+    worker = Worker.options(resources={"late": 0.1}).remote()
+    assert ray.get(worker.total.remote(near.make.remote(6.0))) == 6.0 * COUNT
+    made = worker.make.remote(7.0)
+    ray.wait([made])
+    node = ray.get(worker.node.remote())
+    socket = socket_of(node)
+    assert socket.exists()
+    cluster.remove_node(late)
+    until("the daemon has ended", lambda: not socket.exists())
+    start = time.monotonic()
+    with pytest.raises(Exception, match=node[:8]):
+        ray.get(near.total.remote({"x": ray.get(made)["x"]}))
+    assert time.monotonic() - start < 60
+    del made
