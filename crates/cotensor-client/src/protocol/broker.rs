@@ -1,6 +1,5 @@
 //! The broker: programs that compute on one device divide its memory.
 
-use super::messages::message;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,5 @@
 //! Channels in messages.
 
-use super::messages::message;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,5 @@
 //! The directory of functions: the names that the daemon knows, and their providers.
 
-use super::messages::message;
 use super::provider::{TaskInfo, TaskState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -8,18 +8,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-macro_rules! message {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {
-        $(
-            $(#[$meta])*
-            #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-            pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
-        )*
-    };
-}
-
-pub(crate) use message;
-
 message! {
     /// Nothing.
     #[derive(Default, Copy)]

@@ -1,5 +1,16 @@
 //! The daemon's methods: names, parameters and results. The protocol's documents are generated from this list.
 
+/// Defines parameters and results.
+macro_rules! message {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+            pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
+        )*
+    };
+}
+
 mod broker;
 mod channels;
 mod device_name;

@@ -1,6 +1,5 @@
 //! Names and their changes in messages.
 
-use super::messages::message;
 use super::tensor::Id;
 use cotensor_store::{ChangePosition, NameFilter};
 use schemars::JsonSchema;

@@ -9,7 +9,7 @@
 //!
 //! Both ends send `arena.open`, `arena.close` and `arena.release`, as notifications, and fields named `released`.
 
-use super::messages::{Empty, message};
+use super::messages::Empty;
 use super::service::Document;
 use super::tensor::Id;
 use schemars::JsonSchema;

@@ -1,6 +1,5 @@
 //! Reports of the store, and what clients report to it.
 
-use super::messages::message;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
