@@ -71,6 +71,23 @@ def test_folders_of_earlier_versions_give_the_same_embedding() -> None:
     numpy.testing.assert_allclose(values.ravel(), reference["values"], atol=2e-5)
 
 
+def test_codes_in_the_store_have_their_bits_and_errors(store: cotensor.Store) -> None:
+    low_bit = REPOSITORY / "fixtures" / "low-bit"
+    pool = ResourcePoolBridgeIntegration(models=low_bit, store=store, threads=1, engine="rten")
+    model = get(pool, "text", "bert", precision=4)
+    embedding(model)
+    assert model.quantization is not None
+    found = {}
+    encoder = next(graph for graph in model.quantization["graphs"] if graph["file"] == "onnx/model.onnx")
+    for matrix in encoder["matrices"]:
+        for name in store.names(f"weight/bert/{matrix['name']}.codes/"):
+            found[matrix["name"]] = metadata = store[name].metadata
+            assert {key: metadata[key] for key in ("scheme", "bits", "group")} == {"scheme": "search", "bits": 4, "group": 32}
+            assert metadata["relative_error"] == matrix["relative_error"] and metadata["output_error"] is None
+            assert metadata["stored_bits"] == 4.5
+    assert found["embeddings.word_embeddings.weight"]["run_bits"] == 4.0  # Its scales are too small to be shared.
+
+
 def test_widths_are_mixed_by_errors_on_samples(pool: ResourcePoolBridgeIntegration) -> None:
     steps = []
     config = setup_ultra_low_precision(
