@@ -133,7 +133,11 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     workspace.expect_error(&["quantize", "bert", "-o", "there"], &["there", "exists already"]);
     workspace.expect_error(&["quantize", "bert", "-o", "new", "--bits", "5"], &["--bits", "2, 3, 4, 8"]);
     workspace.expect_error(&["quantize", "bert", "-o", "new", "--group", "48"], &["--group"]);
-    workspace.expect_error(&["quantize", "bert", "-o", "new", "--scheme", "two_level"], &["--scheme", "search"]);
+    workspace.expect_error(&["quantize", "bert", "-o", "new", "--scheme", "best"], &["--scheme", "search"]);
+    for bits in ["2", "4", "8"] {
+        let arguments = ["quantize", "bert", "-o", "new", "--scheme", "two_level", "--bits", bits];
+        workspace.expect_error(&arguments, &["scheme", "two_level", "one scale for each group", "affine"]);
+    }
     workspace.expect_error(&["quantize", "bert", "-o", "new", "--keep", ""], &["keep", "empty"]);
     workspace.expect_error(&["quantize", "there", "-o", "new"], &["there", "no ONNX graph"]);
     workspace.expect_error(&["quantize", "absent", "-o", "new"], &["absent"]);

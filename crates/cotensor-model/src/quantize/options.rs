@@ -50,7 +50,7 @@ pub struct QuantizeOptions {
     pub width: Width,
     /// The most elements of a group: 16 to 256.
     pub group: usize,
-    /// How scales are fitted. `TwoLevel` is not possible: no engine reads its scales.
+    /// How scales are fitted. `TwoLevel` is not possible: see [`check_scheme`].
     pub scheme: Scheme,
     /// Whether the rows of each matrix are rotated in blocks of at most 128 by Hadamard's matrix, which spreads outliers. Products rotate
     /// their other factor, too.
@@ -69,12 +69,7 @@ impl QuantizeOptions {
     /// # Errors
     /// `Invalid`, with the field, for a group, a scheme, a number of bits or an error that is not possible, and for an empty text.
     pub fn check(&self) -> Result<()> {
-        if self.scheme == Scheme::TwoLevel {
-            return Err(Error::unsupported(
-                "no engine reads scales of two levels; round, search and affine are possible",
-            )
-            .in_field("scheme"));
-        }
+        check_scheme(self.scheme)?;
         if self.mixed_bits.is_some_and(|bits| !(2.0..=16.0).contains(&bits)) {
             return Err(Error::invalid("2 to 16 bits for a weight are possible").in_field("target-bits"));
         }
@@ -139,6 +134,17 @@ impl QuantizeOptions {
             accuracy_level: self.activations.accuracy_level(spec.width()),
         }
     }
+}
+
+/// # Errors
+/// `Unsupported` for `two_level`.
+pub fn check_scheme(scheme: Scheme) -> Result<()> {
+    if scheme == Scheme::TwoLevel {
+        let message = "two_level is for programs that read its codes themselves: engines read one scale for each group, so a model would \
+                       take the memory of smaller groups; affine, with --group 16 or 32, has the smaller errors for that";
+        return Err(Error::unsupported(message).in_field("scheme"));
+    }
+    Ok(())
 }
 
 /// The first text that one of the names contains.
