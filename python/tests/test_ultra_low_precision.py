@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import gc
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +187,45 @@ def test_errors_of_progress_reach_the_caller(pool: ResourcePoolBridgeIntegration
     with pytest.raises(RuntimeError, match="no display"):
         setup_ultra_low_precision("bert", "text", 4, False, pool=pool, progress=fails)
     assert get(pool, "text", "bert", precision=4).quantization is not None
+
+
+def test_interrupt_ends_the_wait_for_a_model_that_is_quantized(tmp_path: Path) -> None:
+    environment = {**os.environ, "COTENSOR_CACHE": str(tmp_path / "cache")}
+    script = (
+        "import asyncio, sys; from cotensor.pool import ResourcePoolBridgeIntegration;"
+        " pool = ResourcePoolBridgeIntegration(models=sys.argv[1], threads=1);"
+        " asyncio.run(pool.get_model('text', 'bert', {'precision': 3}))"
+    )
+    program = [sys.executable, "-c", script, str(TINY)]
+    subprocess.run(program, env=environment, check=True, timeout=120)
+    derived = tmp_path / "cache" / "derived"
+    locks = list(derived.glob(".lock-*"))
+    for made in derived.iterdir():
+        if made.is_dir():
+            shutil.rmtree(made)
+    # Another program makes the copy, for ever.
+    with contextlib.ExitStack() as locked:
+        for lock in locks:
+            fcntl.flock(locked.enter_context(lock.open("w")), fcntl.LOCK_EX)
+        waiting = subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
+        try:
+            while not any(".lock-" in name for name in open_files(waiting.pid)):
+                assert waiting.poll() is None
+                time.sleep(0.02)
+            waiting.send_signal(signal.SIGINT)
+            assert "KeyboardInterrupt" in waiting.communicate(timeout=60)[1]
+        finally:
+            waiting.kill()
+
+
+def heed_interrupts() -> None:
+    """Background processes of a shell ignore SIGINT, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def open_files(process: int) -> "list[str]":
+    found = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(link))
+    return found
