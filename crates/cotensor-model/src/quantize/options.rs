@@ -119,6 +119,20 @@ impl QuantizeOptions {
         QuantSpec::new(width, group, self.scheme).map_err(|error| error.message().to_owned())
     }
 
+    /// The reason why a matrix with elements of at most `largest` stays as it is, if the nearest `float16` to each of its scales is zero: the
+    /// smallest other one, 2⁻²⁴, is twice as large as the scale or more.
+    pub(super) fn too_small(&self, spec: &QuantSpec, largest: f32) -> Option<String> {
+        // Any width is possible if each matrix has its own.
+        let width = if self.mixed_bits.is_some() { Width::Eight } else { spec.width() };
+        let limit = f32::from(width.middle()) * (-25.0f32).exp2();
+        (0.0 < largest && largest < limit).then(|| {
+            format!(
+                "its elements are at most {largest:.1e}: scales in float16 are too coarse for codes of {} bits",
+                width.bits()
+            )
+        })
+    }
+
     /// The block of the rotation of a matrix with these columns, if it is rotated.
     pub(super) fn rotation(&self, columns: usize) -> Option<usize> {
         self.rotates.then(|| 1 << columns.trailing_zeros().min(ROTATION_MAX.trailing_zeros()))
