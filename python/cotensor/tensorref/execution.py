@@ -398,7 +398,7 @@ class Execution(TorchFunctionMode):
             original = originals.get(id(value))
             if original is not None or results_to is None:
                 return value if original is None else original
-            if self.results_on_host or (value._is_view() and self.weights.sharing(value)):
+            if self.results_on_host or (value._is_view() and self.weights.belongs(value)):
                 return self.marks.add(value) if self.results_on_host else value
             result = transfer(value, device)
             operation.give(value, result)
