@@ -94,7 +94,7 @@ def lengths_of(name: str, args: Args) -> Optional[torch.Tensor]:
 
 
 def name_of(func: Any) -> str:
-    """The name of a function; of a property for its getter and setter, and of an operator without its overload (``add.Tensor``)."""
+    """The name of a function; of a property for its getter and setter, of an operator (``add.Tensor``) without its overload."""
     name = getattr(func, "__name__", str(func))
     if name in ("__get__", "__set__", "__delete__"):
         name = getattr(func.__self__, "__name__", name)
