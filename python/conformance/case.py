@@ -80,14 +80,14 @@ def same_algorithms() -> Iterator[None]:
         cross_entropy = functional.cross_entropy
 
         def as_subclass(*args: Any, **kwargs: Any) -> Any:
-            with _SubclassAlgorithms():
+            with SubclassAlgorithms():
                 return cross_entropy(*args, **kwargs)
 
         stack.enter_context(mock.patch.object(functional, "cross_entropy", as_subclass))
         yield
 
 
-class _SubclassAlgorithms(TorchDispatchMode):
+class SubclassAlgorithms(TorchDispatchMode):
     """Functions of PyTorch that add other elements for subclasses of tensors, such as those of the simulated device, than for
     tensors of the host, take the way of subclasses everywhere: it rounds differently."""
 
