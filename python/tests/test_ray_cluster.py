@@ -223,8 +223,10 @@ def test_node_that_comes_later_is_served_and_its_daemon_ends_with_it(cluster, ne
     late = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"late": 1})
     worker = Worker.options(resources={"late": 0.1}).remote()
     assert ray.get(worker.total.remote(near.make.remote(6.0))) == 6.0 * COUNT
-    made = worker.make.remote(7.0)
+    made, opened = worker.make.remote(7.0), worker.make.remote(8.0)
     ray.wait([made])
+    array = ray.get(opened)["x"]
+    assert sum(counts("copies")) == 1
     node = ray.get(worker.node.remote())
     socket = socket_of(node)
     assert socket.exists()
@@ -234,4 +236,6 @@ def test_node_that_comes_later_is_served_and_its_daemon_ends_with_it(cluster, ne
     with pytest.raises(Exception, match=node[:8]):
         ray.get(near.total.remote({"x": ray.get(made)["x"]}))
     assert time.monotonic() - start < 60
-    del made
+    assert array[0] == 8.0
+    until("its copies are released", lambda: not any(counts("copies")))
+    assert array[-1] == 8.0

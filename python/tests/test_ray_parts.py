@@ -65,6 +65,17 @@ def test_copy_whose_token_ended_on_its_way_is_released():
     assert holdings.copy(KEY) is None and copy.released == 1
 
 
+def test_copies_of_a_node_end_with_it():
+    holdings, copies = Holdings(), [Lease(), Lease(), Lease()]
+    keys = [("node", (1, 1)), ("node", (2, 1)), ("other", (1, 1))]
+    for key, copy in zip(keys, copies):
+        holdings.want(key, b"t")
+        holdings.add_copy(key, copy)
+    assert holdings.nodes() == {"node", "other"}
+    holdings.end_node("node")
+    assert [copy.released for copy in copies] == [1, 1, 0] and holdings.nodes() == {"other"}
+
+
 def test_every_order_of_events_ends_with_nothing():
     for seed in range(300):
         chance = random.Random(seed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import queue
 import threading
+import time
 from typing import Any, Dict, List
 
 import ray
@@ -24,6 +26,8 @@ KEEP, PULL = "cotensor.ray.keep", "cotensor.ray.pull"
 MEMORY_SHARE = 0.3
 #: The time for another node's agent to answer, in seconds.
 _ANSWER_TIMEOUT = 5.0
+#: The time between two looks for nodes that have ended, in seconds.
+_NODES_INTERVAL = 5.0
 #: Copies that come at a time.
 _PULLS = 8
 
@@ -97,11 +101,22 @@ class Agent:
         return self._holdings.serve(token, "")
 
     def _end_tokens(self) -> None:
+        looked = time.monotonic()
         while True:
-            token = self._ended.get()
-            for node in self._holdings.end(token) - {""}:
-                # Its answer does not matter: a node that is gone has no copy.
-                agent_of(node).end_copies.remote(token.hex())
+            with contextlib.suppress(queue.Empty):
+                token = self._ended.get(timeout=_NODES_INTERVAL)
+                for node in self._holdings.end(token) - {""}:
+                    # Its answer does not matter: a node that is gone has no copy.
+                    agent_of(node).end_copies.remote(token.hex())
+            if time.monotonic() - looked >= _NODES_INTERVAL:
+                self._end_nodes()
+                looked = time.monotonic()
+
+    def _end_nodes(self) -> None:
+        if self._holdings.nodes():
+            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            for node in self._holdings.nodes() - alive:
+                self._holdings.end_node(node)
 
     def _keep(self, token: str, id_: List[int]) -> None:
         self._holdings.keep(bytes.fromhex(token), self._store.lease((id_[0], id_[1])))

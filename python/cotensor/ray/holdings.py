@@ -93,6 +93,21 @@ class Holdings(Generic[_L]):
         for lease in ended:
             lease.release()
 
+    def nodes(self) -> Set[str]:
+        """The nodes whose tensors have copies here, or have them on their way."""
+        with self._lock:
+            return {node for node, _ in self._wanted}
+
+    def end_node(self, node: str) -> None:
+        """The node has ended, which would report the ends of its tokens. Its copies are released."""
+        with self._lock:
+            keys = [key for key in self._wanted if key[0] == node]
+            ended = [self._copies.pop(key) for key in keys if key in self._copies]
+            for key in keys:
+                del self._wanted[key]
+        for lease in ended:
+            lease.release()
+
     def counts(self) -> Dict[str, int]:
         """The numbers of tensors that are kept, and of copies."""
         with self._lock:
