@@ -48,6 +48,11 @@ def agent_of(node: str) -> Any:
     return ray.remote(Agent).options(**options).remote(node)
 
 
+def running_agent(node: str) -> Any:
+    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended."""
+    return ray.get_actor(node, NAMESPACE)
+
+
 class Agent:
     """See the module. Its methods are called by Ray; the functions at its end by Cotensor's calls."""
 
@@ -106,8 +111,9 @@ class Agent:
             with contextlib.suppress(queue.Empty):
                 token = self._ended.get(timeout=_NODES_INTERVAL)
                 for node in self._holdings.end(token) - {""}:
-                    # Its answer does not matter: a node that is gone has no copy.
-                    agent_of(node).end_copies.remote(token.hex())
+                    # A node that is gone has no copy.
+                    with contextlib.suppress(ValueError):
+                        running_agent(node).end_copies.remote(token.hex())
             if time.monotonic() - looked >= _NODES_INTERVAL:
                 self._end_nodes()
                 looked = time.monotonic()
@@ -138,8 +144,8 @@ class Agent:
     def _copied(self, key: Key, token: str, name: str, shape: List[int], dtype: str) -> Tensor:
         node, id_ = key
         try:
-            address = ray.get(agent_of(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            address = ray.get(running_agent(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT)
+        except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, CotensorError) else None
