@@ -8,6 +8,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -212,6 +213,34 @@ def test_every_dtype_and_order_is_the_same_elsewhere(far):
     ]:
         found = ray.get(same.options(resources={"other": 1}).remote(array))
         assert found.dtype == array.dtype and np.array_equal(found, array)
+
+
+def test_tensors_of_torch_stay_tensors_of_torch(near, far):
+    made = [
+        torch.arange(COUNT, dtype=torch.float32).reshape(64, -1),
+        torch.arange(COUNT).to(torch.bfloat16),
+        torch.arange(COUNT).reshape(512, -1).t(),
+        torch.arange(4.0).expand(COUNT, 4),
+    ]
+    for tensor in made:
+        for found in ray.get([same.remote(tensor), same.options(resources={"other": 1}).remote(tensor)]):
+            assert type(found) is torch.Tensor and found.dtype == tensor.dtype and torch.equal(found, tensor)
+    del found
+    nothing_is_kept()
+    handle = ray.put(made[0])
+    assert sum(counts("kept")) == 1
+    found = ray.get(handle)
+    found += 1
+    assert torch.equal(ray.get(handle), made[0]), "writes stay private"
+    del handle, found
+    nothing_is_kept()
+    complex_ = torch.arange(COUNT).to(torch.complex64).mul_(1j)
+    for tensor in [torch.nn.Parameter(made[0]), made[0].clone().requires_grad_(), made[0].to_sparse(), complex_.conj()]:
+        found = ray.get(same.remote(tensor))
+        assert type(found) is type(tensor) and found.requires_grad == tensor.requires_grad and found.layout == tensor.layout
+        assert torch.equal(found.detach().to_dense(), tensor.detach().to_dense())
+    del found
+    nothing_is_kept()
 
 
 @ray.remote(num_cpus=0.1)

@@ -63,7 +63,7 @@ class Agent:
         daemon.start(self._socket, int(own["Resources"].get("memory", 0) * MEMORY_SHARE))
         self._store = Store.connect(self._socket, client="ray agent", autostart=False)
         self._holdings: Holdings[Tensor] = Holdings()
-        self._server = Server(own["NodeManagerAddress"], self._own)
+        self._server = Server(own["NodeManagerAddress"], self._bytes)
         #: Held while a copy is on its way.
         self._pulls: Dict[Key, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -102,8 +102,10 @@ class Agent:
         counts = {"pulled": self._pulled, "sent_bytes": self._server.sent_bytes}
         return {"socket": str(self._socket), **self._holdings.counts(), **counts}
 
-    def _own(self, token: bytes) -> Tensor:
-        return self._holdings.serve(token, "")
+    def _bytes(self, token: bytes) -> Tensor:
+        tensor = self._holdings.serve(token, "")
+        # Not every dtype has a buffer.
+        return tensor.view(0, "uint8", (tensor.nbytes,))
 
     def _end_tokens(self) -> None:
         looked = time.monotonic()
