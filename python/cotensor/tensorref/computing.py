@@ -57,9 +57,10 @@ class Computing(Execution):
         if not (on_device or self.results_on_host) and in_backward():
             # The gradient of what ran on the host.
             return self.call(func, args, kwargs)
-        out = tensors(kwargs["out"]) if kwargs and kwargs.get("out") is not None else ()
-        if any([tensor.is_cpu for tensor in out]):
-            return self._write(func, args, kwargs, out, uses)
+        if kwargs and kwargs.get("out") is not None:
+            out = tensors(kwargs["out"])
+            if any([tensor.is_cpu for tensor in out]):
+                return self._write(func, args, kwargs, out, uses)
         weights = self._weights_of(uses)
         if not weights and not on_device and not any([self.belongs(tensor) for tensor, _ in uses.values()]):
             return self._factory(func, args, kwargs)

@@ -225,7 +225,11 @@ class Execution(TorchFunctionMode):
                 copies[key] = copy
                 given.append((tensor, part, copy, copy._version))
             given_args, given_kwargs = replace(args, copies), replace_values(kwargs, copies) if kwargs else kwargs
-            result = self._call_once(func, given_args, given_kwargs, [one for one in statistics if not one.is_cpu])
+            if statistics:
+                of_device = [one for one in statistics if not one.is_cpu]
+                result = self._call_once(func, given_args, given_kwargs, of_device)
+            else:
+                result = self.call(func, given_args, given_kwargs)
         except torch.OutOfMemoryError:
             # Code of several operations may have written copies before it failed.
             for tensor, _, copy in _written(given, statistics):

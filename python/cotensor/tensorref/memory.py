@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Protocol, Tuple
 
 import torch
 
@@ -20,6 +20,14 @@ _WINDOW = 256
 _INTERVAL_SECONDS = 0.05
 #: What programs need is rounded up to multiples of the device's memory divided by this.
 _NEED_STEPS = 256
+
+
+class Used(Protocol):
+    """What knows the bytes of weights on a device."""
+
+    @property
+    def used(self) -> int:
+        """Bytes."""
 
 
 class DeviceMemory:
@@ -87,8 +95,8 @@ class DeviceMemory:
         reserve = max(max(self._peaks), self._total // _RESERVED)
         return max((self._total - reserve) // step * step, 1)
 
-    def measure(self, weights_bytes: int, failed: bool = False) -> Optional[int]:
-        """Notes the memory beside ``weights_bytes`` of weights. Returns a new budget if it may have changed.
+    def measure(self, weights: Used, failed: bool = False) -> Optional[int]:
+        """Notes the memory beside that of ``weights``. Returns a new budget if it may have changed.
 
         Reads the device at most every 50 ms, unless an allocation ``failed``.
         """
@@ -99,7 +107,7 @@ class DeviceMemory:
         if now - self._read_at < _INTERVAL_SECONDS and not failed:
             return None
         self._read_at = now
-        self.weights_bytes = weights_bytes
+        weights_bytes = self.weights_bytes = weights.used
         activations = max(self.allocated() - weights_bytes, 0)
         if failed:
             # Somewhat more than now is needed.

@@ -47,7 +47,8 @@ class Mover:
         self.report: Optional[Callable[[], None]] = None
         #: Weights by the memory of their copies.
         self.by_copy: Dict[int, Weight] = {}
-        self._operations: Dict[Tuple[str, Tuple[int, ...]], int] = {}
+        #: The numbers of operations, by their names and weights.
+        self._operations: Dict[Tuple[object, ...], int] = {}
         #: Copies to the device with their bytes, evictions, operations on the host, failed allocations.
         self.copies = self.copied_bytes = self.evictions = self.on_host = self.out_of_memory = 0
 
@@ -81,10 +82,10 @@ class Mover:
 
     def operation(self, name: str, weights: List[Weight]) -> int:
         """The number of an operation."""
-        key = (name, tuple([weight.number for weight in weights]))
+        key = (name, *weights)
         number = self._operations.get(key)
         if number is None:
-            number = self._operations[key] = self.placement.add_operation(name, list(key[1]))
+            number = self._operations[key] = self.placement.add_operation(name, [weight.number for weight in weights])
         return number
 
     def running(self) -> None:
@@ -98,7 +99,7 @@ class Mover:
         moves = self.placement.end(elapsed_ns)
         if moves:
             self.make(moves)
-        budget = self.memory.measure(self.placement.used)
+        budget = self.memory.measure(self.placement)
         if budget is None:
             return
         if budget != self.placement.budget:
@@ -128,7 +129,7 @@ class Mover:
 
     def _reserve(self) -> None:
         """Keeps more memory for activations than they take now."""
-        budget = self.memory.measure(self.placement.used, failed=True)
+        budget = self.memory.measure(self.placement, failed=True)
         if budget is not None and budget < self.placement.budget:
             self.make(self.placement.set_budget(budget))
 
