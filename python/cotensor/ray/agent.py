@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
-from typing import Any, Dict, List
+from typing import Any, Dict, List, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -109,26 +109,42 @@ class Agent:
     def _pull(self, token: str, node: str, name: str, id_: List[int], shape: List[int], dtype: str) -> List[int]:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""
         key: Key = (node, (id_[0], id_[1]))
-        self._holdings.want(key, bytes.fromhex(token))
-        with self._lock:
-            lock = self._pulls.setdefault(key, threading.Lock())
-        with lock:
-            copy = self._holdings.copy(key)
-            if copy is None:
-                copy = self._copied(key, token, name, shape, dtype)
-        with self._lock:
-            self._pulls.pop(key, None)
-        return list(copy.id)
+        while True:
+            with self._lock:
+                lock = self._pulls.setdefault(key, threading.Lock())
+            with lock:
+                if self._pulls.get(key) is not lock:
+                    # The pull for which this one waited is over.
+                    continue
+                try:
+                    return list(self._copy(key, token, name, shape, dtype).id)
+                finally:
+                    with self._lock:
+                        del self._pulls[key]
 
-    def _copied(self, key: Key, token: str, name: str, shape: List[int], dtype: str) -> Tensor:
-        node, id_ = key
+    def _copy(self, key: Key, token: str, name: str, shape: List[int], dtype: str) -> Tensor:
+        is_new, copy = self._holdings.want(key, bytes.fromhex(token))
+        if copy is not None and not is_new:
+            return copy
         try:
-            address = ray.get(agent_of(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT)
+            # Also when the copy is here: the other node reports the end of tokens that it was asked for.
+            address = self._served(key[0], token, name)
+            return self._copied(address, key, token, shape, dtype) if copy is None else copy
+        except BaseException:
+            self._holdings.end_copies(bytes.fromhex(token))
+            raise
+
+    def _served(self, node: str, token: str, name: str) -> Address:
+        try:
+            return cast(Address, ray.get(agent_of(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT))
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, CotensorError) else None
             raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
+
+    def _copied(self, address: Address, key: Key, token: str, shape: List[int], dtype: str) -> Tensor:
+        node, id_ = key
         with self._store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
             if builder.nbytes:
                 memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)

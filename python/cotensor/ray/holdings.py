@@ -62,15 +62,16 @@ class Holdings(Generic[_L]):
             lease.release()
         return nodes
 
-    def want(self, key: Key, token: bytes) -> None:
-        """A copy is needed, for this token too. :meth:`end_copies` ends it, also before the copy is here."""
-        with self._lock:
-            self._wanted.setdefault(key, set()).add(token)
+    def want(self, key: Key, token: bytes) -> "Tuple[bool, _L | None]":
+        """A copy is needed, for this token too. :meth:`end_copies` ends it, also before the copy is here.
 
-    def copy(self, key: Key) -> "_L | None":
-        """The copy, if it is here."""
+        Returns whether the token is a new one, and the copy, if it is here.
+        """
         with self._lock:
-            return self._copies.get(key)
+            tokens = self._wanted.setdefault(key, set())
+            is_new = token not in tokens
+            tokens.add(token)
+            return is_new, self._copies.get(key)
 
     def add_copy(self, key: Key, lease: _L) -> None:
         """The copy has arrived. If all of its tokens have ended meanwhile, it is released."""
