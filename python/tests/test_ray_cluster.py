@@ -178,6 +178,21 @@ def test_tensors_of_cotensor_stay_tensors(near, far):
     nothing_is_kept()
 
 
+def test_tensor_in_two_handles_leaves_no_copy(far):
+    store = cotensor.ray.store()
+    with store.put("twice", np.ones(COUNT, "f4")) as tensor:
+        first, second = ray.put(tensor), ray.put(tensor)
+    pulled = sum(counts("pulled"))
+    assert ray.get([far.total.remote(one) for one in (first, second)]) == [COUNT] * 2
+    assert sum(counts("pulled")) - pulled == 1
+    del first
+    until("the first one is released", lambda: sum(counts("kept")) == 1)
+    assert ray.get(far.total.remote(second)) == COUNT and sum(counts("copies")) == 1
+    del second
+    store.remove("twice")
+    nothing_is_kept()
+
+
 def test_what_is_small_or_no_plain_array_travels_inside_of_its_object(near):
     values = [
         np.ones(8),
@@ -185,11 +200,19 @@ def test_what_is_small_or_no_plain_array_travels_inside_of_its_object(near):
         np.array([{"a": 1}] * 100_000, dtype=object),
         np.zeros(100_000, [("a", "f4"), ("b", "i8")]),
         np.ma.masked_array(np.ones(100_000), False),
+        np.ones((1,) * 20 + (100_000,)),
     ]
     for value in values:
         found = ray.get(ray.put(value))
         assert type(found) is type(value) and found.dtype == value.dtype and len(found) == len(value)
         assert not any(counts("kept"))
+    contained = np.array([None], dtype=object)
+    contained[0] = contained
+    found = ray.get(ray.put(contained))
+    assert found[0] is found
+    contained[0] = None
+    for value in values:
+        assert b"cotensor" not in ray.cloudpickle.dumps(value), "it can be read without Cotensor"
     large = np.full(COUNT, 7, "f4")
 
     @ray.remote(num_cpus=0.1)
@@ -212,6 +235,7 @@ def test_every_dtype_and_order_is_the_same_elsewhere(far):
     ]:
         found = ray.get(same.options(resources={"other": 1}).remote(array))
         assert found.dtype == array.dtype and np.array_equal(found, array)
+        assert found.flags.c_contiguous or array.flags.f_contiguous and found.flags.f_contiguous
 
 
 @ray.remote(num_cpus=0.1)
