@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import queue
 import threading
+import time
 from typing import Any, Dict, List, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .._native import Store, Tensor
-from ..errors import CotensorError, IoError, NotFoundError
+from ..errors import CotensorError, IoError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
 from .holdings import Holdings, Key
@@ -26,6 +29,8 @@ MEMORY_SHARE = 0.3
 _ANSWER_TIMEOUT = 5.0
 #: Copies that come at a time.
 _PULLS = 8
+#: The time between two looks at the daemon and at the nodes of copies, in seconds.
+_WATCH_INTERVAL = 5.0
 
 
 def agent_of(node: str) -> Any:
@@ -62,6 +67,7 @@ class Agent:
         #: Tokens that have ended. The callback runs in a thread of Ray, which must not wait.
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._provider = SharedTensorProvider(store=self._store, execution_mode="server", workers=_PULLS)
         self._provider.share(name=KEEP)(self._keep)
         self._provider.share(name=PULL)(self._pull)
@@ -75,6 +81,7 @@ class Agent:
         """References without a value. When Ray counts none to one of them any more, its tensor is released."""
         worker = ray._private.worker.global_worker.core_worker
         references = [ray.put(None) for _ in range(count)]
+        self._holdings.begin(reference.binary() for reference in references)
         for reference in references:
             worker.add_object_out_of_scope_callback(reference, self._ended.put)
         return references
@@ -88,6 +95,10 @@ class Agent:
         """A token has ended on its node."""
         self._holdings.end_copies(bytes.fromhex(token))
 
+    def ended(self, tokens: List[bytes]) -> List[bytes]:
+        """Those of the tokens that have ended."""
+        return self._holdings.ended(tokens)
+
     def counts(self) -> Dict[str, Any]:
         """Numbers for :func:`cotensor.ray.status`."""
         counts = {"pulled": self._pulled, "sent_bytes": self._server.sent_bytes}
@@ -100,8 +111,35 @@ class Agent:
         while True:
             token = self._ended.get()
             for node in self._holdings.end(token) - {""}:
-                # Its answer does not matter: a node that is gone has no copy.
-                agent_of(node).end_copies.remote(token.hex())
+                # Its answer does not matter: a node that is gone has no copy, and another one asks for what it was not told.
+                with contextlib.suppress(Exception):
+                    ray.get_actor(node, NAMESPACE).end_copies.remote(token.hex())
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_WATCH_INTERVAL)
+            try:
+                Store.connect(self._socket, autostart=False).close()
+            except NoDaemonError:
+                # It and its supervisor were killed. Ray starts this actor again, which starts another daemon.
+                os._exit(1)
+            except CotensorError:
+                continue
+            with contextlib.suppress(Exception):
+                self._end_copies_without_token()
+
+    def _end_copies_without_token(self) -> None:
+        """Ends copies whose node is gone, or has another agent now."""
+        wanted = self._holdings.wanted()
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if wanted else set()
+        for node, tokens in wanted.items():
+            ended = tokens
+            if node in alive:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ended = []
+                    ended = ray.get(agent_of(node).ended.remote(tokens), timeout=_ANSWER_TIMEOUT)
+            for token in ended:
+                self._holdings.end_copies(token)
 
     def _keep(self, token: str, id_: List[int]) -> None:
         self._holdings.keep(bytes.fromhex(token), self._store.lease((id_[0], id_[1])))
@@ -136,8 +174,8 @@ class Agent:
 
     def _served(self, node: str, token: str, name: str) -> Address:
         try:
-            return cast(Address, ray.get(agent_of(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT))
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            return cast(Address, ray.get(ray.get_actor(node, NAMESPACE).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT))
+        except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, CotensorError) else None
@@ -153,4 +191,3 @@ class Agent:
         self._pulled += 1
         self._holdings.add_copy(key, copy)
         return copy
-

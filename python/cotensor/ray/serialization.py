@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Tuple, cast
 import ray
 
 from .._native import Tensor
-from ..errors import CotensorError, InvalidError, OverBudgetError, UnsupportedError
+from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
 from .imports import when_imported
 from .process import Form, Handle, Process, node_id
 
@@ -56,7 +56,7 @@ def _published(value: Any, form: Form) -> Optional[_Reduced]:
     except (UnsupportedError, InvalidError):
         # A dtype that is not shared, such as dates, or too many dimensions.
         return None
-    except OverBudgetError as error:
+    except (OverBudgetError, NoDaemonError) as error:
         warnings.warn(f"a tensor travels inside of its object: {error}", ResourceWarning, stacklevel=2)
         return None
 
