@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # test_python.sh KIND: builds the Python extension into a virtual environment and runs its tests. `numpy` runs the tests
-# without torch; `ray` those of cotensor.ray; `torch` those that need torch, transformers and JAX (a large download, once).
+# without torch; `torch` those that need torch,
+# transformers and JAX (a large download, once); `ray` those of cotensor.ray, in the environment of `torch`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-kind=${1:?numpy, ray or torch}
-venv=$(scripts/python_environment.sh "$kind")
+kind=${1:?numpy, torch or ray}
+venv=$(scripts/python_environment.sh "${kind/ray/torch}")
 source "$venv/bin/activate"
 # The extension uses Python's stable ABI, so that the second environment installs what the first one compiled.
 maturin develop --quiet --manifest-path python/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}"

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from unittest import mock
 
 import torch
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -77,17 +76,18 @@ def same_algorithms() -> Iterator[None]:
                 return adjust(self, *args, **{**kwargs, "device": torch.device("cpu")})
 
             stack.enter_context(mock.patch.object(options, "_adjust", as_on_host))
-        cross_entropy = functional.cross_entropy
+        # Not `functional.cross_entropy`, which names itself to sessions.
+        loss = torch._C._nn.cross_entropy_loss
 
         def as_subclass(*args: Any, **kwargs: Any) -> Any:
-            with _SubclassAlgorithms():
-                return cross_entropy(*args, **kwargs)
+            with SubclassAlgorithms():
+                return loss(*args, **kwargs)
 
-        stack.enter_context(mock.patch.object(functional, "cross_entropy", as_subclass))
+        stack.enter_context(mock.patch.object(torch._C._nn, "cross_entropy_loss", as_subclass))
         yield
 
 
-class _SubclassAlgorithms(TorchDispatchMode):
+class SubclassAlgorithms(TorchDispatchMode):
     """Functions of PyTorch that add other elements for subclasses of tensors, such as those of the simulated device, than for
     tensors of the host, take the way of subclasses everywhere: it rounds differently."""
 

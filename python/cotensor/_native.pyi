@@ -730,6 +730,7 @@ class ResourcePool:
         precision: Optional[str] = None,
         mixed_precision: bool = False,
         calibration: Optional[Union[Sequence[str], _Path]] = None,
+        is_wanted: Optional[Callable[[], bool]] = None,
     ) -> PooledModel: ...
     def setup_ultra_low_precision(
         self,

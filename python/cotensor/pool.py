@@ -102,7 +102,7 @@ class ResourcePoolBridgeIntegration:
         its number of bits (16, 8, 4); without it, the first variant that the model has runs. A model without a variant of
         2, 3, 4 or 8 bits is quantized once for all programs of the user, which :func:`.setup_ultra_low_precision` does
         before. With ``"mixed_precision": True``, each matrix has a width of its own, by the errors on the samples in
-        ``"calibration"``.
+        ``"calibration"``. After Ctrl-C and a cancellation, that work goes on in a thread until the process ends.
 
         Raises :class:`NotFoundError` without such a folder or name, :class:`InvalidError` for a model of another type,
         :class:`UnsupportedError` if no preferred device is available, and for an unknown preference or precision.
@@ -118,9 +118,21 @@ class ResourcePoolBridgeIntegration:
             devices = [devices] if isinstance(devices, str) else [str(device) for device in devices]
         if precision is not None:
             precision = str(precision)
-        found = await asyncio.to_thread(
-            self._pool.get_model, model_type, model_name, devices, precision, mixed, calibration
-        )
+        is_wanted = True
+        try:
+            found = await asyncio.to_thread(
+                self._pool.get_model,
+                model_type,
+                model_name,
+                devices,
+                precision,
+                mixed,
+                calibration,
+                lambda: is_wanted,
+            )
+        finally:
+            # After Ctrl-C or a cancellation: the end of the loop waits for its threads.
+            is_wanted = False
         return Model(found, model_name)
 
     async def share_tensor_between_models(

@@ -64,6 +64,37 @@ pub(crate) fn run_interruptible_within<T: Send + 'static>(
     timeout: Option<Duration>,
     work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
 ) -> PyResult<T> {
+    run_checked(py, name, timeout, &|| py.check_signals(), work)
+}
+
+/// As [`run_interruptible`], also while `is_wanted`, a function of Python, gives true: signals reach the main thread only.
+///
+/// # Errors
+/// As [`run_interruptible`]; `Conflict` for a result that is no longer wanted, and what `is_wanted` raises.
+pub(crate) fn run_while_wanted<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    is_wanted: Option<&Bound<'_, PyAny>>,
+    work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
+) -> PyResult<T> {
+    let check = || {
+        py.check_signals()?;
+        match is_wanted.map_or(Ok(true), |is_wanted| is_wanted.call0()?.is_truthy())? {
+            true => Ok(()),
+            false => Err(raise(py, &Error::new(ErrorKind::Conflict, "the result is no longer wanted"))),
+        }
+    };
+    run_checked(py, name, None, &check, work)
+}
+
+/// As [`run_interruptible_within`], until `check` fails in place of a signal handler.
+fn run_checked<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    timeout: Option<Duration>,
+    check: &dyn Fn() -> PyResult<()>,
+    work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
+) -> PyResult<T> {
     let (send, receive) = channel();
     let interrupted = Arc::new(AtomicBool::new(false));
     let abandoned = Arc::clone(&interrupted);
@@ -78,7 +109,7 @@ pub(crate) fn run_interruptible_within<T: Send + 'static>(
         match py.detach(|| receive.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(interval)) {
             Ok(done) => return Ok(done),
             Err(RecvTimeoutError::Timeout) => {
-                py.check_signals().inspect_err(|_| interrupted.store(true, Ordering::Relaxed))?;
+                check().inspect_err(|_| interrupted.store(true, Ordering::Relaxed))?;
                 if let Some(timeout) = timeout.filter(|timeout| started.elapsed() >= *timeout) {
                     interrupted.store(true, Ordering::Relaxed);
                     let message = format!("no result within {} s", timeout.as_secs_f64());

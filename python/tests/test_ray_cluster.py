@@ -8,11 +8,13 @@ import pytest
 
 ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.ray  # noqa: E402
+from cotensor.ray.agent import running_agent  # noqa: E402
 from cotensor.ray.daemon import socket_of  # noqa: E402
 
 NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
@@ -238,6 +240,71 @@ def test_every_dtype_and_order_is_the_same_elsewhere(far):
         assert found.flags.c_contiguous or array.flags.f_contiguous and found.flags.f_contiguous
 
 
+def test_tensors_of_torch_stay_tensors_of_torch(near, far):
+    made = [
+        torch.arange(COUNT, dtype=torch.float32).reshape(64, -1),
+        torch.arange(COUNT).to(torch.bfloat16),
+        torch.arange(COUNT).reshape(512, -1).t(),
+        torch.arange(4.0).expand(COUNT, 4),
+    ]
+    for tensor in made:
+        for found in ray.get([same.remote(tensor), same.options(resources={"other": 1}).remote(tensor)]):
+            assert type(found) is torch.Tensor and found.dtype == tensor.dtype and torch.equal(found, tensor)
+    del found
+    nothing_is_kept()
+    handle = ray.put(made[0])
+    assert sum(counts("kept")) == 1
+    found = ray.get(handle)
+    found += 1
+    assert torch.equal(ray.get(handle), made[0]), "writes stay private"
+    del handle, found
+    nothing_is_kept()
+    complex_ = torch.arange(COUNT).to(torch.complex64).mul_(1j)
+    for tensor in [torch.nn.Parameter(made[0]), made[0].clone().requires_grad_(), made[0].to_sparse(), complex_.conj()]:
+        found = ray.get(same.remote(tensor))
+        assert type(found) is type(tensor) and found.requires_grad == tensor.requires_grad and found.layout == tensor.layout
+        assert torch.equal(found.detach().to_dense(), tensor.detach().to_dense())
+    del found
+    nothing_is_kept()
+
+
+def test_an_agent_that_was_killed_is_started_again(near, far):
+    node = ray.get_runtime_context().get_node_id()
+    opened = ray.get(ray.put(np.ones(COUNT, "f4")))
+    for no_restart in (False, True):
+        lost = ray.put(np.full(COUNT, 2.0, "f4"))
+        assert ray.get(far.hold.remote({"x": ray.get(lost)})) == 2.0 * COUNT
+        ray.kill(running_agent(node), no_restart=no_restart)
+        # Tokens of the former agent are not used any more.
+        made = ray.put(np.full(COUNT, 3.0, "f4"))
+        assert ray.get([one.total.remote(made) for one in (near, far)]) == [3.0 * COUNT] * 2
+        with pytest.raises(Exception, match=f"{node}: the tensor was freed"):
+            ray.get(lost)
+        with pytest.raises(Exception, match=f"{node}: the tensor was freed"):
+            ray.get(far.total.remote(lost))
+        assert opened.sum() == COUNT
+        del lost, made
+        nothing_is_kept()
+    ray.get(far.drop.remote())
+
+
+def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far):
+    made = ray.put(np.ones(COUNT, "f4"))
+    opened, before = ray.get(made), set(daemons())
+    socket = str(cotensor.ray.store().socket)
+    for process in before:
+        with open(f"/proc/{process}/cmdline") as file:
+            if socket in file.read():
+                os.kill(process, signal.SIGKILL)
+    with pytest.warns(ResourceWarning, match="inside of its object"):
+        assert ray.get(far.total.remote(np.ones(COUNT, "f4"))) == COUNT
+    until("the agent has started another one", lambda: len(daemons()) == len(before) and not before.issuperset(daemons()))
+    until("arrays travel as handles again", lambda: ray.put(opened) and any(counts("kept")))
+    assert ray.get(far.total.remote(opened)) == COUNT
+    del made
+    nothing_is_kept()
+
+
 @ray.remote(num_cpus=0.1)
 def same(value):
     return value
@@ -247,8 +314,10 @@ def test_node_that_comes_later_is_served_and_its_daemon_ends_with_it(cluster, ne
     late = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"late": 1})
     worker = Worker.options(resources={"late": 0.1}).remote()
     assert ray.get(worker.total.remote(near.make.remote(6.0))) == 6.0 * COUNT
-    made = worker.make.remote(7.0)
+    made, opened = worker.make.remote(7.0), worker.make.remote(8.0)
     ray.wait([made])
+    array = ray.get(opened)["x"]
+    assert sum(counts("copies")) == 1
     node = ray.get(worker.node.remote())
     socket = socket_of(node)
     assert socket.exists()
@@ -258,4 +327,6 @@ def test_node_that_comes_later_is_served_and_its_daemon_ends_with_it(cluster, ne
     with pytest.raises(Exception, match=node[:8]):
         ray.get(near.total.remote({"x": ray.get(made)["x"]}))
     assert time.monotonic() - start < 60
-    del made
+    assert array[0] == 8.0
+    until("its copies are released", lambda: not any(counts("copies")))
+    assert array[-1] == 8.0

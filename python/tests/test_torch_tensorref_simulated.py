@@ -250,6 +250,14 @@ def test_conjugates_are_views(memory):
     equal(device, torch.complex(host.conj().mul(1j).real, -2 * host.conj().mul(1j).imag))
 
 
+def test_parts_of_one_operation_see_conjugates(memory):
+    """PyTorch runs them inside of the dispatch of the operation."""
+    host = torch.complex(torch.linspace(-1, 2, 9).sin(), torch.linspace(0, 3, 9).cos()).reshape(3, 3) + torch.eye(3)
+    device = host.to("simulated")
+    for function in (torch.linalg.pinv, lambda x: torch.linalg.matrix_sqrth(x @ x.mH)):
+        equal(function(device), function(host))
+
+
 def test_gradient_through_a_write_to_a_conjugate(memory):
     def gradient(x):
         x.requires_grad_()

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cotensor.tensorref import offload, simulated_device  # noqa: E402
+from cotensor.tensorref.arguments import to_device  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("memory")
 
@@ -75,6 +76,41 @@ def test_parts_without_elements_show_the_device(strategy, room):
     with offload(model, "simulated", strategy=strategy, memory=room):
         assert model.empty.view(4, 0).device.type == "simulated"
         assert [part.device.type for part in model.empty.t().unbind()] == ["simulated"] * 4
+
+
+@places
+def test_write_to_a_conjugate_without_elements_is_an_error(strategy, room):
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(0, 4, dtype=torch.complex64))])
+    with offload(model, "simulated", strategy=strategy, memory=room):
+        part = model[0].conj()
+        assert part.device.type == "simulated"
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+            part.mul_(2)
+
+
+@places
+def test_copies_of_conjugates_are_conjugates(strategy, room):
+    """Products of conjugates round differently than those of their elements."""
+
+    def run(model, x):
+        result = (model[0] * x).mH @ x[:3].outer(x).mT
+        result.abs().sum().backward()
+        return result.detach().cpu(), model[0].grad
+
+    def model():
+        return torch.nn.ParameterList([torch.nn.Parameter(torch.polar(torch.ones(8, 8), torch.linspace(0, 9, 64).reshape(8, 8)))])
+
+    x = torch.polar(torch.linspace(1, 2, 8), torch.linspace(3, 4, 8))
+    offloaded = model()
+    with offload(offloaded, "simulated", strategy=strategy, memory=room):
+        found = run(offloaded, x.to("simulated"))
+    assert all([torch.equal(one, other) for one, other in zip(found, run(model(), x))])
+
+
+def test_a_copy_of_a_conjugate_has_its_strides_and_its_bit():
+    x = torch.polar(torch.ones(2, 3), torch.linspace(0, 9, 6).reshape(2, 3)).mH
+    copy = to_device(x, torch.device("simulated"))
+    assert copy.is_conj() and copy.stride() == (1, 3) and not copy._is_view() and torch.equal(copy.cpu(), x)
 
 
 @places

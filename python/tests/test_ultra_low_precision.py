@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import gc
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +74,23 @@ def test_folders_of_earlier_versions_give_the_same_embedding() -> None:
     values = model(reference["text"])["output_tensors"]["text_embedding"].numpy()
     assert list(values.shape) == reference["shape"]
     numpy.testing.assert_allclose(values.ravel(), reference["values"], atol=2e-5)
+
+
+def test_codes_in_the_store_have_their_bits_and_errors(store: cotensor.Store) -> None:
+    low_bit = REPOSITORY / "fixtures" / "low-bit"
+    pool = ResourcePoolBridgeIntegration(models=low_bit, store=store, threads=1, engine="rten")
+    model = get(pool, "text", "bert", precision=4)
+    embedding(model)
+    assert model.quantization is not None
+    found = {}
+    encoder = next(graph for graph in model.quantization["graphs"] if graph["file"] == "onnx/model.onnx")
+    for matrix in encoder["matrices"]:
+        for name in store.names(f"weight/bert/{matrix['name']}.codes/"):
+            found[matrix["name"]] = metadata = store[name].metadata
+            assert {key: metadata[key] for key in ("scheme", "bits", "group")} == {"scheme": "search", "bits": 4, "group": 32}
+            assert metadata["relative_error"] == matrix["relative_error"] and metadata["output_error"] is None
+            assert metadata["stored_bits"] == 4.5
+    assert found["embeddings.word_embeddings.weight"]["run_bits"] == 4.0  # Its scales are too small to be shared.
 
 
 def test_widths_are_mixed_by_errors_on_samples(pool: ResourcePoolBridgeIntegration) -> None:
@@ -165,3 +187,45 @@ def test_errors_of_progress_reach_the_caller(pool: ResourcePoolBridgeIntegration
     with pytest.raises(RuntimeError, match="no display"):
         setup_ultra_low_precision("bert", "text", 4, False, pool=pool, progress=fails)
     assert get(pool, "text", "bert", precision=4).quantization is not None
+
+
+def test_interrupt_ends_the_wait_for_a_model_that_is_quantized(tmp_path: Path) -> None:
+    environment = {**os.environ, "COTENSOR_CACHE": str(tmp_path / "cache")}
+    script = (
+        "import asyncio, sys; from cotensor.pool import ResourcePoolBridgeIntegration;"
+        " pool = ResourcePoolBridgeIntegration(models=sys.argv[1], threads=1);"
+        " asyncio.run(pool.get_model('text', 'bert', {'precision': 3}))"
+    )
+    program = [sys.executable, "-c", script, str(TINY)]
+    subprocess.run(program, env=environment, check=True, timeout=120)
+    derived = tmp_path / "cache" / "derived"
+    locks = list(derived.glob(".lock-*"))
+    for made in derived.iterdir():
+        if made.is_dir():
+            shutil.rmtree(made)
+    # Another program makes the copy, for ever.
+    with contextlib.ExitStack() as locked:
+        for lock in locks:
+            fcntl.flock(locked.enter_context(lock.open("w")), fcntl.LOCK_EX)
+        waiting = subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
+        try:
+            while not any(".lock-" in name for name in open_files(waiting.pid)):
+                assert waiting.poll() is None
+                time.sleep(0.02)
+            waiting.send_signal(signal.SIGINT)
+            assert "KeyboardInterrupt" in waiting.communicate(timeout=60)[1]
+        finally:
+            waiting.kill()
+
+
+def heed_interrupts() -> None:
+    """Background processes of a shell ignore SIGINT, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def open_files(process: int) -> "list[str]":
+    found = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(link))
+    return found

@@ -49,6 +49,11 @@ def agent_of(node: str) -> Any:
     return ray.remote(Agent).options(**options).remote(node)
 
 
+def running_agent(node: str) -> Any:
+    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended."""
+    return ray.get_actor(node, NAMESPACE)
+
+
 class Agent:
     """See the module. Its methods are called by Ray; the functions at its end by Cotensor's calls."""
 
@@ -59,7 +64,7 @@ class Agent:
         daemon.start(self._socket, int(own["Resources"].get("memory", 0) * MEMORY_SHARE))
         self._store = Store.connect(self._socket, client="ray agent", autostart=False)
         self._holdings: Holdings[Tensor] = Holdings()
-        self._server = Server(own["NodeManagerAddress"], self._own)
+        self._server = Server(own["NodeManagerAddress"], self._bytes)
         #: Held while a copy is on its way.
         self._pulls: Dict[Key, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -104,16 +109,18 @@ class Agent:
         counts = {"pulled": self._pulled, "sent_bytes": self._server.sent_bytes}
         return {"socket": str(self._socket), **self._holdings.counts(), **counts}
 
-    def _own(self, token: bytes) -> Tensor:
-        return self._holdings.serve(token, "")
+    def _bytes(self, token: bytes) -> Tensor:
+        tensor = self._holdings.serve(token, "")
+        # Not every dtype has a buffer.
+        return tensor.view(0, "uint8", (tensor.nbytes,))
 
     def _end_tokens(self) -> None:
         while True:
             token = self._ended.get()
             for node in self._holdings.end(token) - {""}:
-                # Its answer does not matter: a node that is gone has no copy, and another one asks for what it was not told.
+                # A node that is gone has no copy, and another one asks for what it was not told.
                 with contextlib.suppress(Exception):
-                    ray.get_actor(node, NAMESPACE).end_copies.remote(token.hex())
+                    running_agent(node).end_copies.remote(token.hex())
 
     def _watch(self) -> None:
         while True:
@@ -126,18 +133,19 @@ class Agent:
             except CotensorError:
                 continue
             with contextlib.suppress(Exception):
-                self._end_copies_without_token()
+                self._end_lost_copies()
 
-    def _end_copies_without_token(self) -> None:
-        """Ends copies whose node is gone, or has another agent now."""
+    def _end_lost_copies(self) -> None:
+        """Ends copies of nodes that have ended, or have another agent now: it has other tokens."""
         wanted = self._holdings.wanted()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if wanted else set()
         for node, tokens in wanted.items():
-            ended = tokens
-            if node in alive:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ended = []
-                    ended = ray.get(agent_of(node).ended.remote(tokens), timeout=_ANSWER_TIMEOUT)
+            try:
+                ended = ray.get(running_agent(node).ended.remote(tokens), timeout=_ANSWER_TIMEOUT) if node in alive else tokens
+            except ValueError:
+                ended = tokens
+            except ray.exceptions.RayError:
+                continue
             for token in ended:
                 self._holdings.end_copies(token)
 
@@ -174,7 +182,7 @@ class Agent:
 
     def _served(self, node: str, token: str, name: str) -> Address:
         try:
-            return cast(Address, ray.get(ray.get_actor(node, NAMESPACE).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT))
+            return cast(Address, ray.get(running_agent(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT))
         except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
         except ray.exceptions.RayTaskError as error:

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import ray
 
-from .agent import NAMESPACE
+from .agent import running_agent
 
 _ANSWER_TIMEOUT = 5.0
 
@@ -24,7 +24,7 @@ def status() -> Dict[str, Dict[str, Any]]:
 
 def _of(node: str) -> Dict[str, Any]:
     try:
-        agent = ray.get_actor(node, NAMESPACE)
+        agent = running_agent(node)
     except ValueError:
         return {}
     try:

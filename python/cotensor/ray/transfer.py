@@ -36,7 +36,7 @@ CONNECTIONS_MAX = 64
 
 
 class Server:
-    """Serves the bytes that ``find`` returns for a token. It raises :class:`NotFoundError` for one that has ended."""
+    """Serves the buffer of bytes that ``find`` returns for a token. It raises :class:`NotFoundError` for one that has ended."""
 
     def __init__(self, host: str, find: Callable[[bytes], Any]) -> None:
         self._find = find
@@ -88,11 +88,11 @@ class Server:
         token = _read(stream, length)
         offset, count = _RANGE.unpack(_read(stream, _RANGE.size))
         try:
-            lease = self._find(token)
+            found = self._find(token)
         except NotFoundError:
             stream.sendall(_REFUSED)
             return
-        with memoryview(lease) as whole, whole.cast("B") as data:
+        with memoryview(found) as data:
             if offset + count > len(data):
                 stream.sendall(_REFUSED)
                 return

@@ -140,13 +140,16 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy with the same strides, if that needs no more memory than twice the elements."""
+    """A copy with the same strides, if that needs no more memory than twice the elements; of a conjugate view, one as well."""
     if tensor.layout == torch.sparse_coo and not tensor.requires_grad:
         # Sums of sparse gradients choose their algorithm by the strides of the values.
         indices, values = to_device(tensor._indices(), device), to_device(tensor._values(), device)
         coalesced = tensor.is_coalesced()
         return torch.sparse_coo_tensor(indices, values, tensor.size(), is_coalesced=coalesced, check_invariants=False)
-    plain = tensor.layout == torch.strided and not tensor.requires_grad and not tensor.is_conj()
+    plain = tensor.layout == torch.strided and not tensor.requires_grad
+    if plain and tensor.is_conj():
+        # Products of conjugate views round differently than those of their elements.
+        return to_device(tensor.conj(), device).conj().detach()
     kept = None if not plain or tensor.is_contiguous() else _copied_extent(tensor)
     if kept is None:
         return tensor.to(device)

@@ -17,6 +17,7 @@ from .simulated.tensor import raw_storage
 from .views import is_new
 from .weights import Part, Weight
 
+_is_excluded, _VERSIONS = torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
 #: The transforms of ``torch.func`` that this thread is in.
 _transforms = transforms.active
 
@@ -29,7 +30,8 @@ class Computing(Execution):
             known = self.functions[func]
         except KeyError:
             known = self.functions[func] = Function(func, getattr(self, f"_{kind_of(func).name.lower()}"))
-        if self.paused and self.is_paused():
+        if (self.paused and self.is_paused()) or (known.is_operator and _is_excluded(_VERSIONS)):
+            # A dispatch mode runs its operators below versions and gradients: with the tensors that there are.
             return func(*args, **(kwargs or {}))
         if _transforms() is not None and known.name not in ("backward", "grad"):
             with torch._C.DisableTorchFunction():

@@ -41,12 +41,13 @@ _MEASURED = 3
 class Function:
     """A function of PyTorch or of the program: the method that handles its calls, and what is known of these."""
 
-    __slots__ = ("handle", "may_write", "name", "saves_early", "takes_lengths")
+    __slots__ = ("handle", "is_operator", "may_write", "name", "saves_early", "takes_lengths")
 
     def __init__(self, func: Any, handle: Callable[[Any, Args, Kwargs], Any]) -> None:
         self.handle, self.name, self.may_write = handle, name_of(func), may_write(func)
         self.takes_lengths = self.name in TAKE_LENGTHS
         self.saves_early = self.name in SAVES_EARLY
+        self.is_operator = isinstance(func, torch._ops.OpOverload)
 
 
 class Execution(TorchFunctionMode):
@@ -373,6 +374,9 @@ class Execution(TorchFunctionMode):
         args, kwargs = mapped(home, (list(args), dict(kwargs)))
         if self.ours(kwargs.get("device")) is not None:
             kwargs["device"] = "cpu"  # type: ignore[index]
+        elif kwargs.get("device") is not None:
+            # The program names another one.
+            results_to = None
         operation = Substitution()
         operation.arguments += [(tensor, copy) for tensor, copy, _ in moved.values()]
         try:
@@ -398,7 +402,7 @@ class Execution(TorchFunctionMode):
             original = originals.get(id(value))
             if original is not None or results_to is None:
                 return value if original is None else original
-            if self.results_on_host or (value._is_view() and self.weights.sharing(value)):
+            if self.results_on_host or (value._is_view() and self.weights.belongs(value)):
                 return self.marks.add(value) if self.results_on_host else value
             result = transfer(value, device)
             operation.give(value, result)

@@ -70,6 +70,8 @@ WRITES: Dict[Tuple[str, str], Tuple[Tuple[int, str], ...]] = {
     ("torch.nn.functional", "instance_norm"): ((1, "running_mean"), (2, "running_var")),
     ("torch", "batch_norm"): ((3, "running_mean"), (4, "running_var")),
     ("torch", "instance_norm"): ((3, "running_mean"), (4, "running_var")),
+    ("torch", "native_batch_norm"): ((3, "running_mean"), (4, "running_var")),
+    ("torch", "cudnn_batch_norm"): ((3, "running_mean"), (4, "running_var")),
 }
 _NORMALIZING = frozenset([name for _, name in WRITES])
 
@@ -92,17 +94,17 @@ def lengths_of(name: str, args: Args) -> Optional[torch.Tensor]:
 
 
 def name_of(func: Any) -> str:
-    """The name of a function; of a property for its getter and setter."""
+    """The name of a function; of a property for its getter and setter, of an operator (``add.Tensor``) without its overload."""
     name = getattr(func, "__name__", str(func))
     if name in ("__get__", "__set__", "__delete__"):
         name = getattr(func.__self__, "__name__", name)
-    return str(name)
+    return str(name).partition(".")[0]
 
 
 @functools.lru_cache(maxsize=4096)
 def writes_of(func: Any) -> Tuple[Tuple[int, str], ...]:
     """The arguments that a function may write without a new version: positions and names, by its schema if it has one."""
-    name, module = getattr(func, "__name__", ""), getattr(func, "__module__", None)
+    name, module = name_of(func), getattr(func, "__module__", None)
     known = WRITES.get((module if module == "torch.nn.functional" else "torch", name))
     if known is not None or name.endswith("_"):
         return known or ()
@@ -127,7 +129,7 @@ def written_by(func: Any, args: Args, kwargs: Kwargs) -> List[torch.Tensor]:
     places = writes_of(func)
     if not places:
         return []
-    if func.__name__ in _NORMALIZING:
+    if name_of(func) in _NORMALIZING:
         if not (args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))):
             return []
     found = [argument(args, kwargs, position, name) for position, name in places]

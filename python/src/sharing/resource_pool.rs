@@ -4,7 +4,7 @@ use super::manager::TensorSharingManager;
 use super::pooled_model::PooledModel;
 use crate::args;
 use crate::errors::OrRaise;
-use crate::interrupt::run_interruptible;
+use crate::interrupt::{run_interruptible, run_while_wanted};
 use crate::process::ProcessLocal;
 use crate::settings::configured;
 use crate::store::report::report;
@@ -94,8 +94,9 @@ impl ResourcePool {
     /// The model in the folder ``model_name``, or of this name on the hub, on the first available device of ``priority_list``.
     /// ``model_type`` is a kind (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to
     /// match. ``precision`` is a variant of its graphs (``fp16``) or the variant's number of bits; without such a variant, weights
-    /// of 2, 3, 4 or 8 bits. ``calibration`` is a list of texts, or the path of samples.
-    #[pyo3(signature = (model_type, model_name, priority_list=None, precision=None, mixed_precision=false, calibration=None))]
+    /// of 2, 3, 4 or 8 bits. ``calibration`` is a list of texts, or the path of samples. After an interrupt, and when ``is_wanted``
+    /// gives False, the work goes on in a thread.
+    #[pyo3(signature = (model_type, model_name, priority_list=None, precision=None, mixed_precision=false, calibration=None, is_wanted=None))]
     #[expect(clippy::too_many_arguments, reason = "preferences by name")]
     fn get_model(
         &self,
@@ -106,8 +107,10 @@ impl ResourcePool {
         #[pyo3(from_py_with = args::precision)] precision: Option<String>,
         #[pyo3(from_py_with = args::mixed_precision)] mixed_precision: bool,
         calibration: Option<&Bound<'_, PyAny>>,
+        is_wanted: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PooledModel> {
-        let pool = self.pool.get(py, "pool")?;
+        let pool = Arc::clone(self.pool.get(py, "pool")?);
+        let store = Arc::clone(pool.runtime().store());
         let calibration = calibration.map(samples).transpose()?;
         let copies = if precision.is_some() { self.copies(py)? } else { None };
         let mut preferences =
@@ -115,12 +118,13 @@ impl ResourcePool {
         if let Some(priority_list) = priority_list {
             preferences.priority_list = priority_list;
         }
-        let found = py.detach(|| {
+        let load = move |_: &dyn Fn() -> bool| {
             let quantizing =
                 Quantizing { copies: copies.as_deref().map(|copies| copies as _), progress: &mut |_, _, _| {} };
             pool.get_model_with(&model_type, &model_name, &preferences, quantizing)
-        });
-        Ok(PooledModel::new(found.or_raise(py)?, Arc::clone(pool.runtime().store())))
+        };
+        let found = run_while_wanted(py, "cotensor-model", is_wanted, load)?;
+        Ok(PooledModel::new(found.or_raise(py)?, store))
     }
 
     /// Quantizes a model for :meth:`get_model` with the same precision: its folder, the report of the command ``quantize`` and the

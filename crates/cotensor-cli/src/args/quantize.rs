@@ -1,7 +1,7 @@
 //! Arguments of `quantize`.
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use cotensor::model::quantize::Activations;
 use cotensor::quant::Scheme;
 use std::error::Error;
@@ -35,7 +35,7 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, default_value = "32", value_name = "N", value_parser = one_of::<usize>(&["16", "32", "64", "128", "256"]))]
     pub(crate) group: usize,
     /// How scales are fitted: round (the largest magnitude), search (least squares), or affine (least squares, with an offset).
-    #[arg(long, default_value = "search", value_name = "NAME", value_parser = one_of::<Scheme>(&["round", "search", "affine"]))]
+    #[arg(long, default_value = "search", value_name = "NAME", value_parser = scheme())]
     pub(crate) scheme: Scheme,
     /// Rotate the rows of each matrix in blocks of at most 128 by Hadamard's matrix, and the other factor of each product in the same
     /// way: outliers are spread over a block, and codes have smaller errors.
@@ -67,6 +67,13 @@ pub(crate) struct QuantizeArgs {
     /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `two_level` is parsed, so that the command can give the reason why it is not possible.
+fn scheme() -> impl TypedValueParser<Value = Scheme> {
+    let names = ["round", "search", "affine"].map(PossibleValue::new);
+    let known = PossibleValue::new(Scheme::TwoLevel.name()).hide(true);
+    PossibleValuesParser::new(names.into_iter().chain([known])).try_map(|text| text.parse())
 }
 
 /// A value with one of these texts.

@@ -9,8 +9,8 @@ use cotensor::Samples;
 use cotensor::core::{Result, size};
 use cotensor::hub::{Hub, Settings};
 use cotensor::model::quantize::{
-    GraphReport, ImportOptions, MixedReport, QuantizeOptions, QuantizeReport, import_folder, quantize_folder,
-    work_folder,
+    GraphReport, ImportOptions, MixedReport, QuantizeOptions, QuantizeReport, check_scheme, import_folder,
+    quantize_folder, work_folder,
 };
 use cotensor::quant::{QuantSpec, Width};
 use cotensor_demo::Progress;
@@ -31,6 +31,7 @@ fn import(args: &QuantizeArgs, from: &Path) -> Result<()> {
 }
 
 fn own(args: &QuantizeArgs) -> Result<()> {
+    check_scheme(args.scheme)?;
     let width = Width::of(args.bits)?;
     let uniform_bits = QuantSpec::new(width, args.group, args.scheme)?.bits_per_weight();
     let is_mixed = args.mixed || args.target_bits.is_some();

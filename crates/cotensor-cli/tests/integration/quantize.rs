@@ -1,6 +1,8 @@
 //! `quantize`: a copy of a model whose weights have few bits.
 
-use crate::support::{BERT, Workspace, fixtures};
+use crate::support::{BERT, Daemon, Workspace, copy, fixtures};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::thread::sleep;
@@ -64,6 +66,57 @@ fn a_quantized_model_answers_nearly_as_before() {
 }
 
 #[test]
+fn codes_in_the_store_have_their_bits_and_errors() {
+    let daemon = Daemon::start(&[]);
+    copy(&fixtures().join("tiny/bert"), &daemon.path("bert"));
+    // The metadata of each tensor of codes.
+    let metadata = |text: &str| -> BTreeMap<String, Value> {
+        daemon.ok(&["run", "quantized", "sentence-embedding", "--text", text, "--daemon", "--engine", "rten"]);
+        let listed = daemon.json(&["ls"]);
+        let names = listed["tensors"].as_array().unwrap().iter().map(|tensor| tensor["name"].as_str().unwrap());
+        let of = |name: &str| daemon.json(&["stat", name])["tensors"][0]["versions"][0]["metadata"].clone();
+        let found = names.filter(|name| name.starts_with("weight/quantized/")).map(|name| (name.to_owned(), of(name)));
+        let (codes, others): (BTreeMap<_, _>, BTreeMap<_, _>) = found.partition(|(name, _)| name.contains(".codes"));
+        assert!(!others.is_empty() && others.values().all(Value::is_null), "{others:?}");
+        codes
+    };
+    // Tables are read as they are stored, with scales in float32.
+    for (bits, stored, run) in [("4", 5.0, 6.0), ("8", 9.0, 10.0), ("3", 4.0, 5.0)] {
+        let report = daemon.json(&["quantize", "bert", "-o", "quantized", "--bits", bits, "--group", "16"]);
+        let graphs = report["graphs"].as_array().unwrap();
+        let encoder = graphs.iter().find(|graph| graph["file"] == "onnx/model.onnx").unwrap();
+        let matrices = encoder["matrices"].as_array().unwrap();
+        let found = metadata(TEXT);
+        for (name, metadata) in &found {
+            let is_of = |matrix: &&Value| name.contains(&format!("/{}.codes", matrix["name"].as_str().unwrap()));
+            let matrix = matrices.iter().find(is_of).unwrap();
+            for field in ["scheme", "bits", "group", "relative_error", "output_error"] {
+                assert_eq!(metadata[field], matrix[field], "{name} {field}");
+            }
+            assert_eq!(metadata["stored_bits"], stored, "{name}: {metadata}");
+            // Scales of the other matrices are too small to be shared.
+            if matrix["rows"] == 400 {
+                assert_eq!(metadata["run_bits"], run, "{name}: {metadata}");
+            }
+        }
+        assert!(found.keys().any(|name| name.contains("word_embeddings")), "{found:?}");
+        // Without the report, what the nodes of products say.
+        found.keys().for_each(|name| drop(daemon.ok(&["rm", name])));
+        fs::remove_file(daemon.path("quantized/quantization.json")).unwrap();
+        let found = metadata("Another text.");
+        let (tables, products): (Vec<_>, Vec<_>) = found.iter().partition(|(name, _)| name.contains("embeddings"));
+        assert!(!tables.is_empty() && tables.iter().all(|(_, metadata)| metadata.is_null()), "{tables:?}");
+        assert_eq!(products.is_empty(), bits == "3", "codes of 3 bits are too small to be shared: {found:?}");
+        for (name, metadata) in products {
+            assert!(metadata["scheme"].is_null() && metadata["relative_error"].is_null(), "{name}: {metadata}");
+            assert_eq!(metadata["bits"], bits.parse::<u32>().unwrap(), "{name}: {metadata}");
+        }
+        found.keys().for_each(|name| drop(daemon.ok(&["rm", name])));
+        fs::remove_dir_all(daemon.path("quantized")).unwrap();
+    }
+}
+
+#[test]
 fn the_report_names_matrices_and_what_stayed() {
     let workspace = Workspace::with("bert");
     let output = workspace.run(&["quantize", "bert", "-o", "small", "--keep", "word_embeddings", "--scheme", "affine"]);
@@ -80,7 +133,11 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     workspace.expect_error(&["quantize", "bert", "-o", "there"], &["there", "exists already"]);
     workspace.expect_error(&["quantize", "bert", "-o", "new", "--bits", "5"], &["--bits", "2, 3, 4, 8"]);
     workspace.expect_error(&["quantize", "bert", "-o", "new", "--group", "48"], &["--group"]);
-    workspace.expect_error(&["quantize", "bert", "-o", "new", "--scheme", "two_level"], &["--scheme", "search"]);
+    workspace.expect_error(&["quantize", "bert", "-o", "new", "--scheme", "best"], &["--scheme", "search"]);
+    for bits in ["2", "4", "8"] {
+        let arguments = ["quantize", "bert", "-o", "new", "--scheme", "two_level", "--bits", bits];
+        workspace.expect_error(&arguments, &["scheme", "two_level", "one scale for each group", "affine"]);
+    }
     workspace.expect_error(&["quantize", "bert", "-o", "new", "--keep", ""], &["keep", "empty"]);
     workspace.expect_error(&["quantize", "there", "-o", "new"], &["there", "no ONNX graph"]);
     workspace.expect_error(&["quantize", "absent", "-o", "new"], &["absent"]);

@@ -375,6 +375,9 @@ message! {
         /// What it is for people, such as `bert/pooler.dense.weight`: a part of the tensor's name.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         label: String,
+        /// The metadata of the tensor, if this request provides the bytes: a JSON object as text.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        metadata: Option<String>,
     }
 
     /// Blobs to lease.

@@ -45,9 +45,10 @@ struct Answer {
 /// Requests the blobs at the indices `left`. The indices of the answer refer to `specs`.
 fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
     let content = |&place: &usize| {
-        let BlobSpec { hash, dtype, shape, device, label, .. } = &specs[place];
+        let BlobSpec { hash, dtype, shape, device, label, metadata, .. } = &specs[place];
         let (hash, dtype) = (hash.to_string(), dtype.name().to_owned());
-        p::BlobParams { hash, dtype, shape: shape.clone(), device: *device, label: label.clone() }
+        let metadata = metadata.as_deref().map(str::to_owned);
+        p::BlobParams { hash, dtype, shape: shape.clone(), device: *device, label: label.clone(), metadata }
     };
     let params = p::PlanUploadParams {
         blobs: left.iter().map(content).collect(),

@@ -7,10 +7,12 @@ use crate::dispatch::{Caller, Reply};
 use crate::segment::own_segment;
 use cotensor_client::protocol::{
     BlobUpload, Descriptors, Empty, PlanUploadParams, PlanUploadResult, PublishBlobsParams, ReservationParams,
+    check_metadata,
 };
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result, Segment};
 use cotensor_store::{BlobPack, BlobSpec, UploadPlan, check_name};
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -28,6 +30,7 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
         .iter()
         .map(|blob| {
             check_name(&blob.label, "label")?;
+            blob.metadata.as_deref().map_or(Ok(()), check_metadata)?;
             Ok(BlobSpec {
                 device: blob.device,
                 hash: key(&blob.hash)?,
@@ -35,6 +38,7 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
                 shape: blob.shape.clone(),
                 producer: params.producer.clone(),
                 label: blob.label.clone(),
+                metadata: blob.metadata.as_deref().map(Arc::from),
             })
         })
         .collect::<Result<_>>()?;

@@ -26,6 +26,7 @@ fn blob(byte: u8, len: usize) -> BlobSpec {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
+        metadata: None,
     }
 }
 

@@ -94,6 +94,7 @@ fn unknown_devices_are_refused() {
         device: Device::Fake(7),
         producer: String::new(),
         label: String::new(),
+        metadata: None,
     };
     let error = other.blobs(&[blob], &mut Fill(0), &other.holder("")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -223,6 +224,7 @@ fn client_checks_the_hashes_of_blobs_on_a_device() {
         device: DEVICE,
         producer: String::new(),
         label: String::new(),
+        metadata: None,
     };
     let error = one.blobs(std::slice::from_ref(&blob), &mut Fill(2), &one.holder("")).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Refused, Some("blobs")), "{error}");

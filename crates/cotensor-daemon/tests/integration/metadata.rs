@@ -4,10 +4,12 @@ use crate::support::processes::{Processes, put as publish, settles_empty};
 use crate::support::until;
 use crate::support::{Running, spec};
 use cotensor_client::ClientStore;
-use cotensor_core::ErrorKind;
+use cotensor_core::{ContentHash, DType, Device, ErrorKind};
 use cotensor_daemon::METADATA_BYTES;
 use cotensor_store::backend::{DIMENSION_BYTES, TEXT_COPIES};
-use cotensor_store::{CopyReason, Lease, Retention, Stats, StoreReports, TensorSpec, TensorStore};
+use cotensor_store::{
+    BlobSource, BlobSpec, BlobStore, CopyReason, Lease, Retention, Stats, StoreReports, TensorSpec, TensorStore,
+};
 use std::time::Duration;
 
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
@@ -38,6 +40,47 @@ fn metadata_that_is_no_json_object_is_refused() {
     }
     let spec = TensorSpec { metadata: Some("{\"a\":[{}]}".into()), ..spec("x", 1 << 20) };
     assert!(store.reserve(spec, &store.holder("")).is_ok());
+}
+
+/// Fills blobs with zeros.
+struct Zeros;
+
+impl BlobSource for Zeros {
+    fn fill(&mut self, _: usize, target: &mut [u8]) -> cotensor_core::Result<()> {
+        target.fill(0);
+        Ok(())
+    }
+}
+
+fn blob(metadata: &str) -> BlobSpec {
+    BlobSpec {
+        hash: ContentHash::of(&[0; 5000]),
+        dtype: DType::U8,
+        shape: vec![5000],
+        device: Device::Cpu,
+        producer: "test".to_owned(),
+        label: "w".to_owned(),
+        metadata: Some(metadata.into()),
+    }
+}
+
+#[test]
+fn metadata_of_blobs_counts_and_outlives_the_server() {
+    const METADATA: &str = r#"{"scheme":"search","relative_error":0.09}"#;
+    let processes = Processes::start();
+    let one = processes.connect("one");
+    for metadata in ["", "[1]", "{\"a\":1} 2"] {
+        let error = one.blobs(&[blob(metadata)], &mut Zeros, &one.holder("")).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("metadata")), "{metadata}");
+    }
+    let lease = one.blobs(&[blob(METADATA)], &mut Zeros, &one.holder("")).unwrap().remove(0);
+    let counted = metadata([lease.name()]) + TEXT_COPIES * METADATA.len() as u64;
+    assert_eq!(one.stats().metadata_bytes, counted);
+    processes.kill_server();
+    let two = processes.connect("two");
+    let other = two.blobs(&[blob("{}")], &mut Zeros, &two.holder("")).unwrap().remove(0);
+    assert_eq!((other.id(), other.metadata()), (lease.id(), Some(METADATA)));
+    assert_eq!(two.stats().metadata_bytes, counted);
 }
 
 fn counted(stats: &Stats) -> u64 {

@@ -143,6 +143,7 @@ fn blob(len: usize) -> BlobSpec {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
+        metadata: None,
     }
 }
 

@@ -148,6 +148,7 @@ fn lease(wanted: &TensorRef, context: &dyn CodecContext) -> Result<Lease> {
         shape: wanted.shape.clone(),
         producer,
         label: String::new(),
+        metadata: None,
     })
 }
 

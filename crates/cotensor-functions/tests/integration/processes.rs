@@ -343,6 +343,7 @@ fn blob() -> BlobSpec {
         shape: vec![64],
         producer: "model".to_owned(),
         label: String::new(),
+        metadata: None,
     }
 }
 

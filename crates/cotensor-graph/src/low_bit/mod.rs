@@ -28,12 +28,14 @@ mod product;
 mod replace;
 mod rotation;
 mod table;
+mod tensors;
 mod zero_points;
 
 pub(crate) use check::{check, unchecked};
 pub use codes::{Content, LowBits};
 pub use find::Matrix;
 pub use replace::LowBitGraph;
+pub use tensors::CodedProduct;
 
 /// The domain of `MatMulNBits`.
 const MICROSOFT: &str = "com.microsoft";

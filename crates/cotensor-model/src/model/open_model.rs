@@ -242,8 +242,12 @@ impl Model {
     /// As [`quantization`](Self::quantization).
     pub fn quantized(&self, stage: &Stage) -> Result<Option<QuantizedWeights>> {
         let Some(report) = self.quantization()? else { return Ok(None) };
-        let file = stage.path().strip_prefix(&self.folder).unwrap_or(stage.path());
-        Ok(QuantizedWeights::of(report, file, stage.weight_bytes()))
+        Ok(QuantizedWeights::of(report, self.relative(stage.path()), stage.weight_bytes()))
+    }
+
+    /// A path in the folder, relative to it.
+    pub(super) fn relative<'p>(&self, path: &'p Path) -> &'p Path {
+        path.strip_prefix(&self.folder).unwrap_or(path)
     }
 
     /// The function from the logit of a reranker to its score.

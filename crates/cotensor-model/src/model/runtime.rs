@@ -2,8 +2,9 @@ use super::open_model::{Model, StageSource};
 use crate::engine::{EngineOptions, Engines};
 use crate::graph::Graph;
 use crate::graph::key::space_of;
+use crate::quantize::GraphReport;
 use crate::stage::{RunsOn, Sharing, Stage};
-use crate::weights::HashedWeights;
+use crate::weights::{HashedWeights, StoredCodes};
 use cotensor_core::{ContentHash, Kind, Result, Space};
 use cotensor_hub::{Hub, ModelId};
 use cotensor_memory::process::check_memory;
@@ -33,6 +34,14 @@ type FolderVariant = (PathBuf, Option<String>);
 
 /// Called with the role and the model when a stage begins to load.
 type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
+
+/// Where a graph is from.
+pub(crate) struct Origin<'a> {
+    /// The producer of its weights: the model.
+    pub(crate) producer: &'a str,
+    /// What is known of its quantized weights.
+    pub(crate) report: Option<&'a GraphReport>,
+}
 
 impl Runtime {
     /// A runtime over `store` that runs each graph on the first of `engines` that supports it. Models are found by the hub
@@ -176,19 +185,21 @@ impl Runtime {
     }
 
     /// Loads `graph` as a stage with shared weights. `preprocessing` has the fingerprints of the preprocessing of its
-    /// inputs; the load time counts from `start`.
+    /// inputs; the load time counts from `start`. The weights have the producer and the errors of `origin`.
     pub(crate) fn load_stage(
         &self,
         role: &str,
         kind: Kind,
         mut graph: Graph,
         preprocessing: &[ContentHash],
-        producer: &str,
+        origin: &Origin<'_>,
         start: Instant,
     ) -> Result<Arc<Stage>> {
+        let Origin { producer, report } = origin;
         if let Some(observer) = self.observer.get() {
             observer(role, producer.trim_start_matches("model:"));
         }
+        let codes = StoredCodes::of(&graph, *report);
         self.engines.place(graph.has_codes(), |engine, reasons| {
             graph.check_repeatable()?;
             engine.check(&graph)?;
@@ -210,7 +221,7 @@ impl Runtime {
                 };
                 let Some(loaded) = loaded else {
                     drop(stages);
-                    leases = Some(weights.lease(&self.store.holder(producer), producer)?);
+                    leases = Some(weights.lease_described(&self.store.holder(producer), producer, &codes)?);
                     continue;
                 };
                 let sizes = graph.weights().iter().map(|weight| weight.size_bytes());

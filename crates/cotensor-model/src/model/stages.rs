@@ -1,6 +1,7 @@
 //! The stages and heads of a model: which file has the graph, and loading it.
 
 use super::open_model::{Model, StageSource};
+use super::runtime::Origin;
 use crate::graph::{Graph, open_graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, ErrorKind, Kind, Result, Space};
@@ -222,7 +223,10 @@ impl Model {
             StageSource::Shared(runtime) => {
                 let start = Instant::now();
                 let graph = part(open_graph(path)?)?;
-                runtime.load_stage(role, kind, graph, preprocessing, &format!("model:{}", self.name()), start)
+                // A damaged report is no reason to refuse the model.
+                let report = self.quantization().ok().flatten().and_then(|report| report.graph(self.relative(path)));
+                let origin = Origin { producer: &format!("model:{}", self.name()), report };
+                runtime.load_stage(role, kind, graph, preprocessing, &origin, start)
             }
             StageSource::Private(engines, mode) => engines.place(false, |engine, reasons| {
                 let start = Instant::now();

@@ -78,7 +78,7 @@ pub(super) fn write_graph(
 ) -> Result<GraphReport> {
     let graph = open_graph(path)?;
     let mut reasons = reasons_of(&graph);
-    let chosen = choose(&graph, path, plan, &mut reasons);
+    let chosen = choose(&graph, path, plan, &mut reasons)?;
     let pairs: Vec<_> = chosen.iter().map(|one| (one.matrix.clone(), one.low)).collect();
     write_codes(graph, target, &pairs, reasons, progress, &mut |weights, number| {
         let one = &chosen[number];
@@ -113,7 +113,7 @@ pub(super) fn candidates(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<Candidate>> {
     let graph = open_graph(path)?;
-    let chosen = choose(&graph, path, plan, &mut reasons_of(&graph));
+    let chosen = choose(&graph, path, plan, &mut reasons_of(&graph))?;
     let runs =
         plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| of_graph.runs.as_slice());
     let sensitivity = runs.filter(|runs| !runs.is_empty()).map(|runs| Sensitivity::open(path, runs)).transpose()?;
@@ -144,13 +144,21 @@ pub(super) fn candidates(
 }
 
 /// The matrices that are quantized; `reasons` gets why others stay.
-fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, reasons: &mut Reasons) -> Vec<Chosen<'c>> {
+///
+/// # Errors
+/// Those of reading weights.
+fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, reasons: &mut Reasons) -> Result<Vec<Chosen<'c>>> {
     let inputs = plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| &of_graph.inputs);
     let mut chosen = Vec::new();
     for matrix in graph.matrices() {
         let name = &graph.weights()[matrix.weights[0]].name;
         let names: Vec<&str> = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str()).collect();
-        let found = plan.options.of_matrix(&names, &matrix, plan.width(path, name));
+        let mut found = plan.options.of_matrix(&names, &matrix, plan.width(path, name));
+        if let Ok(spec) = &found
+            && let Some(reason) = plan.options.too_small(spec, largest(&graph.weights()[matrix.weights[0]])?)
+        {
+            found = Err(reason);
+        }
         for &weight in &matrix.weights {
             reasons[weight] = found.as_ref().err().map(|reason| Some(reason.clone()));
         }
@@ -161,7 +169,13 @@ fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, reasons: &mut Reasons
             chosen.push(Chosen { low: plan.options.low_bits(&spec, matrix.columns), matrix, inputs, spec });
         }
     }
-    chosen
+    Ok(chosen)
+}
+
+/// The largest magnitude of a weight.
+fn largest(weight: &Weight) -> Result<f32> {
+    let values = to_f32(DType::F32, &read_weight(weight)?);
+    Ok(values.iter().fold(0.0, |most, value| most.max(value.abs())))
 }
 
 /// The elements of a matrix, row by row.

@@ -22,6 +22,6 @@ pub use folder::{quantize_folder, work_folder};
 pub use graph::quantize_graph;
 pub use import::{ImportOptions, import_folder};
 pub use job::Progress;
-pub use options::{Activations, QuantizeOptions};
+pub use options::{Activations, QuantizeOptions, check_scheme};
 pub use report::{GraphReport, Kept, MatrixReport, MixedReport, QuantizeReport, REPORT_FILE};
 pub use summary::QuantizedWeights;

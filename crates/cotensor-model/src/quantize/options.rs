@@ -50,7 +50,7 @@ pub struct QuantizeOptions {
     pub width: Width,
     /// The most elements of a group: 16 to 256.
     pub group: usize,
-    /// How scales are fitted. `TwoLevel` is not possible: no engine reads its scales.
+    /// How scales are fitted. `TwoLevel` is not possible: see [`check_scheme`].
     pub scheme: Scheme,
     /// Whether the rows of each matrix are rotated in blocks of at most 128 by Hadamard's matrix, which spreads outliers. Products rotate
     /// their other factor, too.
@@ -69,12 +69,7 @@ impl QuantizeOptions {
     /// # Errors
     /// `Invalid`, with the field, for a group, a scheme, a number of bits or an error that is not possible, and for an empty text.
     pub fn check(&self) -> Result<()> {
-        if self.scheme == Scheme::TwoLevel {
-            return Err(Error::unsupported(
-                "no engine reads scales of two levels; round, search and affine are possible",
-            )
-            .in_field("scheme"));
-        }
+        check_scheme(self.scheme)?;
         if self.mixed_bits.is_some_and(|bits| !(2.0..=16.0).contains(&bits)) {
             return Err(Error::invalid("2 to 16 bits for a weight are possible").in_field("target-bits"));
         }
@@ -124,6 +119,20 @@ impl QuantizeOptions {
         QuantSpec::new(width, group, self.scheme).map_err(|error| error.message().to_owned())
     }
 
+    /// The reason why a matrix with elements of at most `largest` stays as it is, if the nearest `float16` to each of its scales is zero: the
+    /// smallest other one, 2⁻²⁴, is twice as large as the scale or more.
+    pub(super) fn too_small(&self, spec: &QuantSpec, largest: f32) -> Option<String> {
+        // Any width is possible if each matrix has its own.
+        let width = if self.mixed_bits.is_some() { Width::Eight } else { spec.width() };
+        let limit = f32::from(width.middle()) * (-25.0f32).exp2();
+        (0.0 < largest && largest < limit).then(|| {
+            format!(
+                "its elements are at most {largest:.1e}: scales in float16 are too coarse for codes of {} bits",
+                width.bits()
+            )
+        })
+    }
+
     /// The block of the rotation of a matrix with these columns, if it is rotated.
     pub(super) fn rotation(&self, columns: usize) -> Option<usize> {
         self.rotates.then(|| 1 << columns.trailing_zeros().min(ROTATION_MAX.trailing_zeros()))
@@ -139,6 +148,17 @@ impl QuantizeOptions {
             accuracy_level: self.activations.accuracy_level(spec.width()),
         }
     }
+}
+
+/// # Errors
+/// `Unsupported` for `two_level`.
+pub fn check_scheme(scheme: Scheme) -> Result<()> {
+    if scheme == Scheme::TwoLevel {
+        let message = "two_level is for programs that read its codes themselves: engines read one scale for each group, so a model would \
+                       take the memory of smaller groups; affine, with --group 16 or 32, has the smaller errors for that";
+        return Err(Error::unsupported(message).in_field("scheme"));
+    }
+    Ok(())
 }
 
 /// The first text that one of the names contains.

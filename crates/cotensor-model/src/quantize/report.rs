@@ -38,6 +38,11 @@ impl QuantizeReport {
         serde_json::from_slice(&text).map(Some).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))
     }
 
+    /// That of the graph `file`, relative to the model's folder.
+    pub(crate) fn graph(&self, file: &Path) -> Option<&GraphReport> {
+        self.graphs.iter().find(|graph| Path::new(&graph.file) == file)
+    }
+
     /// Whether the matrices have these bits, or, with `is_mixed`, were written with widths of their own for them. Where one width had no
     /// larger error, that was written.
     pub fn has_bits(&self, bits: u32, is_mixed: bool) -> bool {

@@ -1,6 +1,6 @@
 //! What is known of the quantized weights of a graph, for users of the model.
 
-use super::report::{GraphReport, QuantizeReport, bits_per_weight};
+use super::report::{QuantizeReport, bits_per_weight};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -27,8 +27,7 @@ impl QuantizedWeights {
     /// Those of the graph `file`, relative to the model's folder, whose weights have `bytes` bytes in the store. `None` for a graph
     /// without matrices of codes.
     pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64) -> Option<Self> {
-        let of_file = |graph: &&GraphReport| Path::new(&graph.file) == file && !graph.matrices.is_empty();
-        let graph = report.graphs.iter().find(of_file)?;
+        let graph = report.graph(file).filter(|graph| !graph.matrices.is_empty())?;
         let (mut elements, mut error) = (0.0, 0.0);
         for matrix in &graph.matrices {
             let count = matrix.rows as f64 * matrix.columns as f64;

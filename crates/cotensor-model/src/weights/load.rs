@@ -1,5 +1,6 @@
 //! Leases a graph's weights and reads the missing ones into the store.
 
+use super::codes::StoredCodes;
 use super::hash::{CHUNK_BYTES, WeightFiles, hash_weights, read_whole};
 use super::note::{read_note, write_note};
 use crate::graph::content::to_f32;
@@ -90,15 +91,21 @@ impl<'g> HashedWeights<'g> {
     /// # Errors
     /// As [`load_weights`].
     pub fn lease(&self, holder: &Holder, producer: &str) -> Result<Vec<Lease>> {
-        let weights = self.weights.iter().zip(&self.hashes);
+        self.lease_described(holder, producer, &StoredCodes::default())
+    }
+
+    /// As [`lease`](Self::lease), with metadata of codes.
+    pub(crate) fn lease_described(&self, holder: &Holder, producer: &str, codes: &StoredCodes) -> Result<Vec<Lease>> {
+        let weights = self.weights.iter().zip(&self.hashes).zip(codes.describe(self.weights));
         let specs: Vec<BlobSpec> = weights
-            .map(|(weight, &hash)| BlobSpec {
+            .map(|((weight, &hash), metadata)| BlobSpec {
                 device: Device::Cpu,
                 hash,
                 dtype: weight.dtype,
                 shape: weight.shape.clone(),
                 producer: producer.to_owned(),
                 label: label_of(weight, producer),
+                metadata,
             })
             .collect();
         let leases = self.store.blobs(&specs, &mut self.reader(), holder)?;

@@ -232,6 +232,35 @@ fn codes_are_weights_of_the_store() {
 }
 
 #[test]
+fn matrices_that_are_too_small_for_their_scales_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    // The second matrix has elements of at most `largest`.
+    let quantized = |width: Width, largest: f32| {
+        let small =
+            |number| matrix(number).0.iter().map(|value| value * if number == 1 { largest } else { 1.0 }).collect();
+        let full = save(folder.path(), "full.onnx", &network(18, small));
+        let path = folder.path().join(format!("{}-{largest}.onnx", width.bits()));
+        let options = options(width, 16, Scheme::Search, Activations::Float32);
+        let report = quantize_graph(&full, &path, &options, &mut |_, _, _| {}).unwrap();
+        assert!(report.matrices.iter().all(|matrix| matrix.relative_error < 0.4), "{report:?}");
+        let reason = report.kept.iter().find(|kept| kept.name == "first").and_then(|kept| kept.reason.clone());
+        assert_eq!(report.matrices.len(), if reason.is_some() { 2 } else { 3 });
+        for engine in engines() {
+            run(&*engine, &path);
+        }
+        reason
+    };
+    for (width, small, large) in
+        [(Width::Two, 5e-8, 1e-6), (Width::Three, 1e-7, 1e-6), (Width::Four, 2e-7, 1e-6), (Width::Eight, 3e-6, 5e-6)]
+    {
+        assert_eq!(quantized(width, large), None, "{width:?}");
+        let reason = quantized(width, small).unwrap();
+        assert!(reason.contains("float16") && reason.contains(&format!("{} bits", width.bits())), "{reason}");
+    }
+    assert_eq!(quantized(Width::Eight, 0.0), None);
+}
+
+#[test]
 fn inputs_without_rows_have_results_without_rows() {
     let folder = tempfile::tempdir().unwrap();
     let mut whole = product(&noise(ROWS * COLUMNS, 5));

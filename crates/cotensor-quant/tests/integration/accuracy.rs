@@ -47,3 +47,20 @@ fn better_schemes_have_smaller_errors() {
         assert!(error(&weights, Width::Eight, 64, Scheme::Search) < 0.01);
     }
 }
+
+/// Scales of two levels save bits of a file, and give no smaller errors than flat scales of the same groups.
+#[test]
+fn two_levels_have_the_errors_of_flat_scales_in_their_groups() {
+    let mut rotated = student(ROWS * COLUMNS, 2);
+    rotate(&mut rotated, 128).unwrap();
+    for weights in [normal(ROWS * COLUMNS, 1), rotated] {
+        let flat =
+            [(Width::Two, 16, Scheme::Affine), (Width::Three, 16, Scheme::Search), (Width::Four, 32, Scheme::Affine)];
+        for (width, group, scheme) in flat {
+            let [two_level, flat] =
+                [(0, Scheme::TwoLevel), (group, scheme)].map(|(group, scheme)| error(&weights, width, group, scheme));
+            println!("{width:?}: two_level {two_level:.4}, {scheme} {flat:.4}");
+            assert!((two_level / flat - 1.0).abs() < 0.02);
+        }
+    }
+}

@@ -2,6 +2,7 @@
 
 use crate::budget::TensorCharge;
 use crate::embedded::EmbeddedStore;
+use crate::types::check_metadata;
 use crate::{
     BlobSource, BlobSpec, Claim, ComputationStore, CopyReason, Holder, Key, Lease, Retention, StoreReports, TensorSpec,
     Ticket,
@@ -33,7 +34,7 @@ struct Missing {
 /// that order, so that they cannot wait for each other in a circle.
 ///
 /// # Errors
-/// `Invalid` for a blob with two sizes, or for two devices in one request.
+/// `Invalid` for a blob with two sizes, for two devices in one request, and for metadata that are too long.
 fn distinct(specs: &[BlobSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
     let mut wanted = BTreeMap::new();
     for (index, spec) in specs.iter().enumerate() {
@@ -44,6 +45,7 @@ fn distinct(specs: &[BlobSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>>
             );
             return Err(Error::invalid(message).in_field("device"));
         }
+        check_metadata(spec.metadata.as_deref())?;
         let len = Layout::contiguous(spec.dtype, &spec.shape)?.size_bytes();
         let (_, first) = *wanted.entry(spec.hash).or_insert((index, len));
         if first != len {
@@ -142,7 +144,7 @@ fn charges<'a>(
     let segment = store.charge(device, bytes)?;
     let charge = |each: &Missing| {
         let asked = &specs[each.index];
-        let text = each.name.len() + asked.producer.len();
+        let text = each.name.len() + asked.producer.len() + asked.metadata.as_deref().map_or(0, str::len);
         store.metadata_charge(&segment, store.devices.host().metadata_of(text, asked.shape.len()))
     };
     contents.into_iter().map(charge).collect()
@@ -227,7 +229,7 @@ fn list(
         producer: listed.producer,
         retention: Retention::Cached { recompute },
         keep_for: None,
-        metadata: None,
+        metadata: listed.metadata,
         members: None,
     };
     let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder)?;

@@ -136,7 +136,15 @@ fn device_blobs_are_filled_once(device: Device, open: &OpenStore) {
         .map(|index| {
             let bytes = vec![index; LARGE / 2];
             let (hash, shape) = (ContentHash::of(&bytes), vec![bytes.len()]);
-            BlobSpec { hash, dtype: DType::U8, shape, device, producer: "suite".to_owned(), label: String::new() }
+            BlobSpec {
+                hash,
+                dtype: DType::U8,
+                shape,
+                device,
+                producer: "suite".to_owned(),
+                label: String::new(),
+                metadata: None,
+            }
         })
         .collect();
     let mut source = Numbered(0);

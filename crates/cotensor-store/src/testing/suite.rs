@@ -12,7 +12,7 @@ type Check = fn(&dyn Fn(u64) -> OpenStore);
 /// # Panics
 /// When the store breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
-    let all: [(&str, Check); 28] = [
+    let all: [(&str, Check); 29] = [
         ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
         ("many tensors are published and leased together", tensors::many_tensors_are_published_and_leased_together),
         ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),
@@ -43,6 +43,7 @@ pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
         ),
         ("private or missing results are refused", work::private_or_missing_results_are_refused),
         ("blobs are filled once", work::blobs_are_filled_once),
+        ("a blob has the metadata of its first caller", work::blob_has_the_metadata_of_its_first_caller),
         ("failing source publishes nothing", work::failing_source_publishes_nothing),
     ];
     for (what, check) in all {

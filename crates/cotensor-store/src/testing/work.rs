@@ -182,6 +182,7 @@ fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<BlobSpec> {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
+        metadata: None,
     };
     lens.into_iter().map(spec).collect()
 }
@@ -214,6 +215,28 @@ pub(super) fn blobs_are_filled_once(make: &dyn Fn(u64) -> OpenStore) {
     assert_eq!((leases[1].dtype(), leases[1].shape()), (DType::F32, &[2, 2][..]));
     assert_eq!(leases[0].bytes().map(<[u8]>::as_ptr), leases[1].bytes().map(<[u8]>::as_ptr));
     assert_ne!(leases[0].identity(), leases[1].identity(), "another value");
+}
+
+pub(super) fn blob_has_the_metadata_of_its_first_caller(make: &dyn Fn(u64) -> OpenStore) {
+    const FIRST: &str = r#"{"bits":4,"relative_error":null}"#;
+    let open = make(u64::MAX);
+    let (one, other, filled) = (open(), open(), AtomicUsize::new(0));
+    let with = |text: &str| BlobSpec { metadata: Some(text.into()), ..contents([40]).remove(0) };
+    let lease = |store: &dyn Store, blob: BlobSpec| {
+        let mut source = Lengths { filled: &filled, fails: None };
+        store.blobs(&[blob], &mut source, &store.holder("m")).map(|mut leases| leases.remove(0))
+    };
+    let too_long = with(&format!("{{{}}}", " ".repeat(crate::METADATA_BYTES_MAX)));
+    let error = lease(&*one, too_long).expect_err("it is too long");
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("metadata")));
+    let first = lease(&*one, with(FIRST)).expect("a blob");
+    let second = lease(&*other, with(r#"{"bits":8}"#)).expect("the same blob");
+    let plain = lease(&*other, contents([40]).remove(0)).expect("the same blob");
+    let named = other.get(first.name(), &other.holder("m")).expect("by name");
+    for lease in [&first, &second, &plain, &named] {
+        assert_eq!((lease.metadata(), lease.id()), (Some(FIRST), first.id()));
+    }
+    assert_eq!(filled.load(Ordering::SeqCst), 1);
 }
 
 pub(super) fn failing_source_publishes_nothing(make: &dyn Fn(u64) -> OpenStore) {

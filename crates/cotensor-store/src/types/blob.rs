@@ -1,6 +1,7 @@
 //! Blobs: contents that are found by their hash.
 
 use cotensor_core::{ContentHash, DType, Device, Hasher, Result};
+use std::sync::Arc;
 
 /// A blob to lease: its hash, and the dtype and shape of its bytes. Row-major.
 #[derive(Clone, Debug)]
@@ -17,6 +18,9 @@ pub struct BlobSpec {
     pub producer: String,
     /// What it is for people, such as `bert/pooler.dense.weight`: a part of the tensor's name, unless it is empty or too long.
     pub label: String,
+    /// What readers are to know: a JSON object, at most [`METADATA_BYTES_MAX`](crate::METADATA_BYTES_MAX) bytes. A blob has those of the
+    /// caller that provided its bytes.
+    pub metadata: Option<Arc<str>>,
 }
 
 impl BlobSpec {

@@ -21,4 +21,5 @@ pub use names::{ChangePosition, EveryVersion, NameChange, NameChanges, NameFilte
 pub use report::{
     Copies, DeviceStats, Diagnostics, KeptTensors, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo,
 };
+pub(crate) use tensor::check_metadata;
 pub use tensor::{METADATA_BYTES_MAX, NAME_BYTES_MAX, Retention, TensorId, TensorSpec, check_name};

@@ -125,13 +125,22 @@ impl TensorSpec {
         if self.name.is_empty() {
             return Err(Error::invalid("a name is required").in_field("name"));
         }
-        let metadata = self.metadata.as_ref().map_or(0, |metadata| metadata.len());
-        if metadata > METADATA_BYTES_MAX {
-            let message = format!("{metadata} bytes of JSON; at most {METADATA_BYTES_MAX} are kept with a tensor");
-            return Err(Error::invalid(message).in_field("metadata"));
-        }
+        check_metadata(self.metadata.as_deref())?;
         check_name(&self.name, "name").and_then(|()| check_name(&self.producer, "producer"))
     }
+}
+
+/// Checks the length of metadata.
+///
+/// # Errors
+/// `Invalid` for more than [`METADATA_BYTES_MAX`] bytes.
+pub(crate) fn check_metadata(metadata: Option<&str>) -> Result<()> {
+    let bytes = metadata.map_or(0, str::len);
+    if bytes > METADATA_BYTES_MAX {
+        let message = format!("{bytes} bytes of JSON; at most {METADATA_BYTES_MAX} are kept with a tensor");
+        return Err(Error::invalid(message).in_field("metadata"));
+    }
+    Ok(())
 }
 
 /// Checks the length of a name.

@@ -27,6 +27,7 @@ impl Source {
             shape: vec![bytes.len()],
             producer: "bert".to_owned(),
             label: String::new(),
+            metadata: None,
         };
         let specs = contents.iter().map(spec).collect();
         (Self { contents, filled: 0 }, specs)
@@ -169,6 +170,7 @@ fn blob_is_leased_in_several_shapes_and_dtypes() {
         shape: shape.to_vec(),
         producer: "bert".to_owned(),
         label: String::new(),
+        metadata: None,
     };
     let mut source = Source { contents: vec![bytes.to_vec(); 3], filled: 0 };
     let specs = [spec(DType::F32, &[6]), spec(DType::F32, &[1, 6]), spec(DType::I64, &[3])];

@@ -132,6 +132,7 @@ fn content(number: usize) -> BlobSpec {
         shape: vec![number * 10],
         producer: "m".to_owned(),
         label: String::new(),
+        metadata: None,
     }
 }
 

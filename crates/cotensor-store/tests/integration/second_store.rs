@@ -305,6 +305,7 @@ fn sharing_manager_runs_on_a_second_store() {
         shape: shape.to_vec(),
         producer: "bert".to_owned(),
         label: String::new(),
+        metadata: None,
     };
     let specs = [content(DType::U8, &[8]), content(DType::F32, &[1, 2])];
     let leases = client.blobs(&specs, &mut Fill, &client.holder("bert")).unwrap();

@@ -24,6 +24,8 @@ _INDEXING = {
     aten._index_put_impl_.default,
     aten._unsafe_index.Tensor,
 }
+#: PyTorch resolves views with these bits before kernels that do not know them, but not inside of ``__torch_dispatch__``.
+_BITS = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate) | torch._C.DispatchKeySet(torch._C.DispatchKey.Negative)
 
 
 class SimulatedTensor(torch.Tensor):
@@ -156,7 +158,8 @@ def _is_composite(func: Any) -> bool:
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Runs an operation on the elements, which are on the host and which no mode sees."""
-    with torch._C.DisableTorchFunction():
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C.DisableTorchFunction(), torch._C._ForceDispatchKeyGuard(included, excluded - _BITS):
         return _dispatch(func, args, kwargs)
 
 

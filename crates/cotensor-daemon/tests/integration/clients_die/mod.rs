@@ -62,6 +62,7 @@ fn specs() -> Vec<BlobSpec> {
         shape: vec![len],
         producer: "model".to_owned(),
         label: String::new(),
+        metadata: None,
     };
     [5000, 6000, 7000].map(spec).to_vec()
 }

@@ -1,0 +1,42 @@
+//! The tensors that products by codes read.
+
+use super::check::{Shape, is_product};
+use crate::onnx::Graph;
+use crate::proto::visit_nodes;
+
+/// The inputs of the operator before the indices of groups.
+const TENSORS: std::ops::Range<usize> = 1..4;
+
+/// A product by codes, as its node has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodedProduct {
+    /// The names of its codes, scales and zero points; no zero points for a node without these.
+    pub tensors: Vec<String>,
+    /// Bits of a code.
+    pub bits: u32,
+    /// Elements of a group.
+    pub group: usize,
+    /// The columns of the result.
+    pub rows: usize,
+    /// The elements that the product sums over, in whole groups.
+    pub columns: usize,
+}
+
+impl Graph {
+    /// The products by codes of this graph and its subgraphs.
+    pub fn coded_products(&self) -> Vec<CodedProduct> {
+        let mut found = Vec::new();
+        visit_nodes(self.graph(), &mut |node| {
+            let Some(Ok(shape)) = is_product(node).then(|| Shape::of(node)) else { return };
+            let tensors = node.input.iter().take(TENSORS.end).skip(TENSORS.start);
+            found.push(CodedProduct {
+                tensors: tensors.filter(|name| !name.is_empty()).cloned().collect(),
+                bits: shape.bits,
+                group: shape.group,
+                rows: shape.rows,
+                columns: shape.groups.saturating_mul(shape.group),
+            });
+        });
+        found
+    }
+}

@@ -1,0 +1,139 @@
+//! What the tensors of quantized weights say about them: metadata of the blobs.
+
+use crate::graph::{Graph, Weight};
+use crate::quantize::{GraphReport, MatrixReport};
+use cotensor_store::METADATA_BYTES_MAX;
+use serde::Serialize;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The end of the name of codes that `cotensor quantize` wrote.
+const CODES: &str = ".codes";
+
+/// Where a tensor is in a file. What loading makes of it for an engine has the same place.
+type Place = (PathBuf, u64);
+
+fn place(weight: &Weight) -> Place {
+    (weight.source.file.clone(), weight.source.offset)
+}
+
+/// The matrices of codes of a graph, before an engine got its forms.
+#[derive(Default)]
+pub(crate) struct StoredCodes {
+    matrices: Vec<Stored>,
+    /// The number of the matrix, by the place of its codes.
+    by_codes: HashMap<Place, usize>,
+}
+
+/// A matrix as the file has it.
+struct Stored {
+    metadata: Metadata,
+    elements: f64,
+    /// The places of codes, scales, offsets and zero points.
+    places: HashSet<Place>,
+}
+
+/// The metadata of a tensor of codes. What is not known is `null`.
+#[derive(Clone, Serialize)]
+struct Metadata {
+    /// How scales were fitted, or the format of another program.
+    scheme: Option<String>,
+    /// Bits of a code in the file.
+    bits: u32,
+    /// Elements of a group.
+    group: usize,
+    /// Bits of an element in the file, with its part of scales and offsets.
+    stored_bits: f64,
+    /// The same in the store.
+    run_bits: f64,
+    /// The relative error of the weights in the L2 norm.
+    relative_error: Option<f64>,
+    /// That of the product's result, for the inputs of the calibration.
+    output_error: Option<f64>,
+}
+
+impl StoredCodes {
+    /// Those of a graph as it was read. `report` is that of the program that quantized it.
+    pub(crate) fn of(graph: &Graph, report: Option<&GraphReport>) -> Self {
+        let weights: HashMap<&str, &Weight> =
+            graph.weights().iter().map(|weight| (weight.name.as_str(), weight)).collect();
+        let mut found = Self::default();
+        // Tables are known by the report only.
+        for matrix in report.iter().flat_map(|report| &report.matrices) {
+            let parts = ["codes", "scales", "offsets"].map(|part| format!("{}.{part}", matrix.name));
+            let metadata = Metadata {
+                scheme: Some(matrix.scheme.clone()),
+                bits: matrix.bits,
+                group: matrix.group,
+                stored_bits: matrix.bits_per_weight,
+                run_bits: 0.0,
+                relative_error: Some(matrix.relative_error),
+                output_error: matrix.output_error,
+            };
+            let MatrixReport { rows, columns, .. } = matrix;
+            found.add(&weights, &parts, *rows as f64 * *columns as f64, metadata);
+        }
+        for product in graph.coded_products() {
+            let mut parts = product.tensors;
+            // Scales may be converted before the product reads them, and offsets are another product.
+            let stem = parts.first().and_then(|codes| codes.strip_suffix(CODES)).map(str::to_owned);
+            parts.extend(stem.iter().flat_map(|stem| ["scales", "offsets"].map(|part| format!("{stem}.{part}"))));
+            let elements = product.rows as f64 * product.columns as f64;
+            let stored: HashMap<Place, u64> = parts
+                .iter()
+                .filter_map(|name| weights.get(name.as_str()))
+                .map(|weight| (place(weight), weight.source.length))
+                .collect();
+            let metadata = Metadata {
+                scheme: None,
+                bits: product.bits,
+                group: product.group,
+                stored_bits: stored.values().sum::<u64>() as f64 * 8.0 / elements,
+                run_bits: 0.0,
+                relative_error: None,
+                output_error: None,
+            };
+            found.add(&weights, &parts, elements, metadata);
+        }
+        found
+    }
+
+    /// Adds a matrix by the names of its tensors, codes first, unless its codes are known or no weight.
+    fn add(&mut self, weights: &HashMap<&str, &Weight>, parts: &[String], elements: f64, metadata: Metadata) {
+        let Some(codes) = parts.first().and_then(|codes| weights.get(codes.as_str())) else { return };
+        let codes = place(codes);
+        if !self.by_codes.contains_key(&codes) {
+            self.by_codes.insert(codes, self.matrices.len());
+            let places = parts.iter().filter_map(|name| weights.get(name.as_str())).map(|weight| place(weight));
+            self.matrices.push(Stored { metadata, elements, places: places.collect() });
+        }
+    }
+
+    /// The metadata of each of these weights, which are those of the graph in the forms of an engine: of codes, and none of others. None,
+    /// either, if they are too long for a tensor.
+    pub(crate) fn describe(&self, weights: &[Weight]) -> Vec<Option<Arc<str>>> {
+        let mut at: HashMap<Place, Vec<&Weight>> = HashMap::new();
+        for weight in weights {
+            at.entry(place(weight)).or_default().push(weight);
+        }
+        let describe = |weight| {
+            let stored = &self.matrices[*self.by_codes.get(&place(weight))?];
+            let run_bits =
+                stored.places.iter().map(|place| at.get(place).map_or(0, |forms| bytes(forms))).sum::<usize>();
+            let run_bits = run_bits as f64 * 8.0 / stored.elements;
+            let text = serde_json::to_string(&Metadata { run_bits, ..stored.metadata.clone() }).ok()?;
+            (text.len() <= METADATA_BYTES_MAX).then(|| text.into())
+        };
+        weights.iter().map(describe).collect()
+    }
+}
+
+/// The bytes in the store of what is made of one place of a file. Equal tensors have one place: each form counts once.
+fn bytes(weights: &[&Weight]) -> usize {
+    let forms = weights.iter().map(|weight| {
+        let source = &weight.source;
+        ((weight.dtype, &source.permutation, source.repack), weight.size_bytes())
+    });
+    forms.collect::<HashMap<_, _>>().values().sum()
+}
