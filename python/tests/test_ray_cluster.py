@@ -275,6 +275,7 @@ def test_an_agent_that_was_killed_is_started_again(near, far):
         lost = ray.put(np.full(COUNT, 2.0, "f4"))
         assert ray.get(far.hold.remote({"x": ray.get(lost)})) == 2.0 * COUNT
         ray.kill(running_agent(node), no_restart=no_restart)
+        until("it has ended", lambda: not any(counts("kept")))
         # Tokens of the former agent are not used any more.
         made = ray.put(np.full(COUNT, 3.0, "f4"))
         assert ray.get([one.total.remote(made) for one in (near, far)]) == [3.0 * COUNT] * 2
@@ -303,6 +304,23 @@ def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far
     assert ray.get(far.total.remote(opened)) == COUNT
     del made
     nothing_is_kept()
+
+
+def test_nodes_without_room_get_and_send_values(cluster):
+    small = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"small": 1}, memory=10 << 20)
+    worker = Worker.options(resources={"small": 0.1}).remote()
+    assert ray.get(worker.total.remote(np.ones(4 * COUNT, "f4"))) == 4.0 * COUNT
+    assert ray.get(worker.total.remote(torch.ones(8 * COUNT).bfloat16().float())) == 8.0 * COUNT
+    tensor = cotensor.ray.store().put("large", np.arange(4 * COUNT, dtype="f4"))
+    assert ray.get(worker.total.remote(tensor[10:20])) == 145.0
+    assert ray.get(worker.kind.remote(tensor)) == "Tensor"
+    made = worker.make.remote(2.0, 4 * COUNT)
+    assert ray.get(made)["x"].sum() == 8.0 * COUNT
+    del tensor
+    cotensor.ray.store().remove("large")
+    nothing_is_kept()
+    ray.kill(worker)
+    cluster.remove_node(small)
 
 
 @ray.remote(num_cpus=0.1)

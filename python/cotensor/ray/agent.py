@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Dict, List, cast
+from typing import Any, Dict, List, Sequence, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -52,6 +52,27 @@ def agent_of(node: str) -> Any:
 def running_agent(node: str) -> Any:
     """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended."""
     return ray.get_actor(node, NAMESPACE)
+
+
+def ask(node: str, token: str, asking: str, name: str) -> Address:
+    """Where the tensor of another node's token is read. The node ``asking`` is told when the token ends."""
+    try:
+        return cast(Address, ray.get(running_agent(node).serve.remote(token, asking), timeout=_ANSWER_TIMEOUT))
+    except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, CotensorError) else None
+        raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
+
+
+def copied(store: Store, address: Address, key: Key, token: str, shape: Sequence[int], dtype: str) -> Tensor:
+    """A copy of another node's tensor in a store."""
+    node, id_ = key
+    with store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
+        if builder.nbytes:
+            memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
+            fetch(address, bytes.fromhex(token), memoryview(memory).cast("B"))
+        return builder.publish()
 
 
 class Agent:
@@ -174,28 +195,12 @@ class Agent:
             return copy
         try:
             # Also when the copy is here: the other node reports the end of tokens that it was asked for.
-            address = self._served(key[0], token, name)
-            return self._copied(address, key, token, shape, dtype) if copy is None else copy
+            address = ask(key[0], token, self._node, name)
+            if copy is None:
+                copy = copied(self._store, address, key, token, shape, dtype)
+                self._pulled += 1
+                self._holdings.add_copy(key, copy)
+            return copy
         except BaseException:
             self._holdings.end_copies(bytes.fromhex(token))
             raise
-
-    def _served(self, node: str, token: str, name: str) -> Address:
-        try:
-            return cast(Address, ray.get(running_agent(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT))
-        except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, CotensorError) else None
-            raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
-
-    def _copied(self, address: Address, key: Key, token: str, shape: List[int], dtype: str) -> Tensor:
-        node, id_ = key
-        with self._store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
-            if builder.nbytes:
-                memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
-                fetch(address, bytes.fromhex(token), memoryview(memory).cast("B"))
-            copy = builder.publish()
-        self._pulled += 1
-        self._holdings.add_copy(key, copy)
-        return copy

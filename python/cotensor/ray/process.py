@@ -6,14 +6,15 @@ import contextlib
 import threading
 import time
 import uuid
+import warnings
 from typing import Any, Iterator, List, Literal, NamedTuple, Optional, Tuple, cast
 
 import ray
 
 from .._native import Store, Tensor
 from ..client import SharedTensorClient
-from ..errors import IoError, NoDaemonError, NotFoundError, RemoteError, UnsupportedError
-from .agent import KEEP, PULL, agent_of
+from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
+from .agent import KEEP, PULL, agent_of, ask, copied
 from .submissions import keep_while_submitted
 
 #: As what a handle is opened.
@@ -96,24 +97,38 @@ class Process:
 
     def open(self, handle: Handle) -> Any:
         """The tensor of a handle, mapped. One of another node is copied to this node first, once for all of its processes."""
-        id_ = handle.id
-        if handle.node != self.node:
-            key = [handle.node, handle.name, list(handle.id), list(handle.shape), handle.dtype]
-            arguments = [handle.token.hex(), *key]
-            id_ = tuple(self._call(PULL, arguments, _ANSWER_TIMEOUT))
-        try:
-            tensor = self.store.lease(id_)
-        except NotFoundError as error:
-            raise _lost(handle) from error
-        if handle.node == self.node and tensor.name != handle.name:
-            # Another daemon has given the id again.
-            tensor.release()
-            raise _lost(handle)
+        tensor = self._own(handle) if handle.node == self.node else self._copy(handle)
         if handle.view is not None:
             tensor = tensor.view(*handle.view)
         if handle.form == "tensor":
             return tensor
         return tensor.numpy() if handle.form == "numpy" else tensor.torch()
+
+    def _own(self, handle: Handle) -> Tensor:
+        try:
+            tensor = self.store.lease(handle.id)
+        except NotFoundError as error:
+            raise _lost(handle) from error
+        if tensor.name != handle.name:
+            # Another daemon has given the id again.
+            tensor.release()
+            raise _lost(handle)
+        return tensor
+
+    def _copy(self, handle: Handle) -> Tensor:
+        token, shape = handle.token.hex(), list(handle.shape)
+        arguments = [token, handle.node, handle.name, list(handle.id), shape, handle.dtype]
+        try:
+            id_ = tuple(self._call(PULL, arguments, _ANSWER_TIMEOUT))
+        except OverBudgetError as error:
+            warnings.warn(f"a tensor of another node is copied into this process: {error}", ResourceWarning, stacklevel=2)
+            with aside():
+                address = ask(handle.node, token, self.node, handle.name)
+            return copied(Store(), address, (handle.node, handle.id), token, shape, handle.dtype)
+        try:
+            return self.store.lease(id_)
+        except NotFoundError as error:
+            raise _lost(handle) from error
 
     def _whole(self, id_: Tuple[int, int]) -> Tuple[Tuple[int, ...], str]:
         with self.store.lease(id_) as whole:
