@@ -259,6 +259,9 @@ def test_tensors_of_torch_stay_tensors_of_torch(near, far):
     assert torch.equal(ray.get(handle), made[0]), "writes stay private"
     del handle, found
     nothing_is_kept()
+    named = torch.ones(COUNT)
+    named.name_of_program = "weights"
+    assert ray.get(ray.put(named)).name_of_program == "weights"
     complex_ = torch.arange(COUNT).to(torch.complex64).mul_(1j)
     for tensor in [torch.nn.Parameter(made[0]), made[0].clone().requires_grad_(), made[0].to_sparse(), complex_.conj()]:
         found = ray.get(same.remote(tensor))

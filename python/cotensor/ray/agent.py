@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Dict, List, Sequence, cast
+from typing import Any, Callable, Dict, List, Sequence, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -94,10 +94,14 @@ class Agent:
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        self._provider = SharedTensorProvider(store=self._store, execution_mode="server", workers=_PULLS)
-        self._provider.share(name=KEEP)(self._keep)
-        self._provider.share(name=PULL)(self._pull)
-        self._provider.start()
+        # Two, so that new handles do not wait for copies.
+        self._providers = [self._provide(KEEP, self._keep, 1), self._provide(PULL, self._pull, _PULLS)]
+
+    def _provide(self, name: str, function: Callable[..., Any], workers: int) -> SharedTensorProvider:
+        provider = SharedTensorProvider(store=self._store, execution_mode="server", workers=workers)
+        provider.share(name=name)(function)
+        provider.start()
+        return provider
 
     def socket(self) -> str:
         """The socket of the node's daemon."""

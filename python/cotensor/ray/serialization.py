@@ -45,6 +45,7 @@ def _array(array: Any) -> _Reduced:
 def _torch(tensor: Any) -> _Reduced:
     torch = sys.modules["torch"]
     is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    is_plain = is_plain and not vars(tensor)
     if not is_plain or tensor.nbytes <= INLINE_BYTES_MAX or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return _inline(tensor)
     return _published(tensor, "torch") or _inline(tensor)
