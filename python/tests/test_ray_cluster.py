@@ -14,6 +14,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.ray  # noqa: E402
+from cotensor.ray.agent import running_agent  # noqa: E402
 from cotensor.ray.daemon import socket_of  # noqa: E402
 
 NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
@@ -179,6 +180,21 @@ def test_tensors_of_cotensor_stay_tensors(near, far):
     nothing_is_kept()
 
 
+def test_tensor_in_two_handles_leaves_no_copy(far):
+    store = cotensor.ray.store()
+    with store.put("twice", np.ones(COUNT, "f4")) as tensor:
+        first, second = ray.put(tensor), ray.put(tensor)
+    pulled = sum(counts("pulled"))
+    assert ray.get([far.total.remote(one) for one in (first, second)]) == [COUNT] * 2
+    assert sum(counts("pulled")) - pulled == 1
+    del first
+    until("the first one is released", lambda: sum(counts("kept")) == 1)
+    assert ray.get(far.total.remote(second)) == COUNT and sum(counts("copies")) == 1
+    del second
+    store.remove("twice")
+    nothing_is_kept()
+
+
 def test_what_is_small_or_no_plain_array_travels_inside_of_its_object(near):
     values = [
         np.ones(8),
@@ -186,11 +202,19 @@ def test_what_is_small_or_no_plain_array_travels_inside_of_its_object(near):
         np.array([{"a": 1}] * 100_000, dtype=object),
         np.zeros(100_000, [("a", "f4"), ("b", "i8")]),
         np.ma.masked_array(np.ones(100_000), False),
+        np.ones((1,) * 20 + (100_000,)),
     ]
     for value in values:
         found = ray.get(ray.put(value))
         assert type(found) is type(value) and found.dtype == value.dtype and len(found) == len(value)
         assert not any(counts("kept"))
+    contained = np.array([None], dtype=object)
+    contained[0] = contained
+    found = ray.get(ray.put(contained))
+    assert found[0] is found
+    contained[0] = None
+    for value in values:
+        assert b"cotensor" not in ray.cloudpickle.dumps(value), "it can be read without Cotensor"
     large = np.full(COUNT, 7, "f4")
 
     @ray.remote(num_cpus=0.1)
@@ -213,6 +237,7 @@ def test_every_dtype_and_order_is_the_same_elsewhere(far):
     ]:
         found = ray.get(same.options(resources={"other": 1}).remote(array))
         assert found.dtype == array.dtype and np.array_equal(found, array)
+        assert found.flags.c_contiguous or array.flags.f_contiguous and found.flags.f_contiguous
 
 
 def test_tensors_of_torch_stay_tensors_of_torch(near, far):
@@ -234,6 +259,9 @@ def test_tensors_of_torch_stay_tensors_of_torch(near, far):
     assert torch.equal(ray.get(handle), made[0]), "writes stay private"
     del handle, found
     nothing_is_kept()
+    named = torch.ones(COUNT)
+    named.name_of_program = "weights"
+    assert ray.get(ray.put(named)).name_of_program == "weights"
     complex_ = torch.arange(COUNT).to(torch.complex64).mul_(1j)
     for tensor in [torch.nn.Parameter(made[0]), made[0].clone().requires_grad_(), made[0].to_sparse(), complex_.conj()]:
         found = ray.get(same.remote(tensor))
@@ -241,6 +269,61 @@ def test_tensors_of_torch_stay_tensors_of_torch(near, far):
         assert torch.equal(found.detach().to_dense(), tensor.detach().to_dense())
     del found
     nothing_is_kept()
+
+
+def test_an_agent_that_was_killed_is_started_again(near, far):
+    node = ray.get_runtime_context().get_node_id()
+    opened = ray.get(ray.put(np.ones(COUNT, "f4")))
+    for no_restart in (False, True):
+        lost = ray.put(np.full(COUNT, 2.0, "f4"))
+        assert ray.get(far.hold.remote({"x": ray.get(lost)})) == 2.0 * COUNT
+        ray.kill(running_agent(node), no_restart=no_restart)
+        until("it has ended", lambda: not any(counts("kept")))
+        # Tokens of the former agent are not used any more.
+        made = ray.put(np.full(COUNT, 3.0, "f4"))
+        assert ray.get([one.total.remote(made) for one in (near, far)]) == [3.0 * COUNT] * 2
+        with pytest.raises(Exception, match=f"{node}: the tensor was freed"):
+            ray.get(lost)
+        with pytest.raises(Exception, match=f"{node}: the tensor was freed"):
+            ray.get(far.total.remote(lost))
+        assert opened.sum() == COUNT
+        del lost, made
+        nothing_is_kept()
+    ray.get(far.drop.remote())
+
+
+def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far):
+    made = ray.put(np.ones(COUNT, "f4"))
+    opened, before = ray.get(made), set(daemons())
+    socket = str(cotensor.ray.store().socket)
+    for process in before:
+        with open(f"/proc/{process}/cmdline") as file:
+            if socket in file.read():
+                os.kill(process, signal.SIGKILL)
+    with pytest.warns(ResourceWarning, match="inside of its object"):
+        assert ray.get(far.total.remote(np.ones(COUNT, "f4"))) == COUNT
+    until("the agent has started another one", lambda: len(daemons()) == len(before) and not before.issuperset(daemons()))
+    until("arrays travel as handles again", lambda: ray.put(opened) and any(counts("kept")))
+    assert ray.get(far.total.remote(opened)) == COUNT
+    del made
+    nothing_is_kept()
+
+
+def test_nodes_without_room_get_and_send_values(cluster):
+    small = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"small": 1}, memory=10 << 20)
+    worker = Worker.options(resources={"small": 0.1}).remote()
+    assert ray.get(worker.total.remote(np.ones(4 * COUNT, "f4"))) == 4.0 * COUNT
+    assert ray.get(worker.total.remote(torch.ones(8 * COUNT).bfloat16().float())) == 8.0 * COUNT
+    tensor = cotensor.ray.store().put("large", np.arange(4 * COUNT, dtype="f4"))
+    assert ray.get(worker.total.remote(tensor[10:20])) == 145.0
+    assert ray.get(worker.kind.remote(tensor)) == "Tensor"
+    made = worker.make.remote(2.0, 4 * COUNT)
+    assert ray.get(made)["x"].sum() == 8.0 * COUNT
+    del tensor
+    cotensor.ray.store().remove("large")
+    nothing_is_kept()
+    ray.kill(worker)
+    cluster.remove_node(small)
 
 
 @ray.remote(num_cpus=0.1)

@@ -29,6 +29,7 @@ KEY = ("node", (1, 1))
 
 def test_tensor_is_kept_until_its_token_ends():
     holdings, lease = Holdings(), Lease()
+    holdings.begin([b"t"])
     holdings.keep(b"t", lease)
     assert holdings.serve(b"t", "a") is lease and holdings.serve(b"t", "b") is lease
     assert lease.released == 0
@@ -40,6 +41,7 @@ def test_tensor_is_kept_until_its_token_ends():
 
 def test_repeated_keep_of_a_token_keeps_one_lease():
     holdings, first, second = Holdings(), Lease(), Lease()
+    holdings.begin([b"t"])
     holdings.keep(b"t", first)
     holdings.keep(b"t", second)
     assert (first.released, second.released) == (1, 0)
@@ -47,14 +49,13 @@ def test_repeated_keep_of_a_token_keeps_one_lease():
 
 def test_copy_is_kept_for_all_tokens_that_asked_for_it():
     holdings, copy = Holdings(), Lease()
-    holdings.want(KEY, b"1")
-    assert holdings.copy(KEY) is None
+    assert holdings.want(KEY, b"1") == (True, None)
     holdings.add_copy(KEY, copy)
-    holdings.want(KEY, b"2")
+    assert holdings.want(KEY, b"2") == (True, copy)
     holdings.end_copies(b"1")
-    assert holdings.copy(KEY) is copy and copy.released == 0
+    assert holdings.want(KEY, b"2") == (False, copy) and copy.released == 0
     holdings.end_copies(b"2")
-    assert holdings.copy(KEY) is None and copy.released == 1
+    assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
 def test_copy_whose_token_ended_on_its_way_is_released():
@@ -62,18 +63,27 @@ def test_copy_whose_token_ended_on_its_way_is_released():
     holdings.want(KEY, b"1")
     holdings.end_copies(b"1")
     holdings.add_copy(KEY, copy)
-    assert holdings.copy(KEY) is None and copy.released == 1
+    assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
-def test_copies_of_a_node_end_with_it():
-    holdings, copies = Holdings(), [Lease(), Lease(), Lease()]
-    keys = [("node", (1, 1)), ("node", (2, 1)), ("other", (1, 1))]
-    for key, copy in zip(keys, copies):
-        holdings.want(key, b"t")
-        holdings.add_copy(key, copy)
-    assert holdings.nodes() == {"node", "other"}
-    holdings.end_node("node")
-    assert [copy.released for copy in copies] == [1, 1, 0] and holdings.nodes() == {"other"}
+def test_tokens_of_copies_are_known_by_their_nodes():
+    holdings = Holdings()
+    for node, token in [("node", b"1"), ("node", b"2"), ("other", b"3")]:
+        holdings.want((node, (int(token), 1)), token)
+    assert {node: sorted(tokens) for node, tokens in holdings.wanted().items()} == {"node": [b"1", b"2"], "other": [b"3"]}
+    holdings.end_copies(b"3")
+    assert set(holdings.wanted()) == {"node"}
+
+
+def test_token_that_has_ended_or_is_of_a_former_agent_keeps_nothing():
+    holdings, lease = Holdings(), Lease()
+    holdings.begin([b"1", b"2"])
+    holdings.end(b"1")
+    assert holdings.ended([b"1", b"2", b"3"]) == [b"1", b"3"]
+    for token in (b"1", b"3"):
+        with pytest.raises(NotFoundError, match="restarted"):
+            holdings.keep(token, lease)
+    assert lease.released == 2 and holdings.counts()["kept"] == 0
 
 
 def test_every_order_of_events_ends_with_nothing():
@@ -85,6 +95,7 @@ def test_every_order_of_events_ends_with_nothing():
             event = chance.randrange(5)
             if event < 2:
                 leases.append(Lease())
+                holdings.begin([token])
                 holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, leases[-1])
             elif event == 2:
                 holdings.want(key, token)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import queue
 import threading
 import time
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Sequence, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .._native import Store, Tensor
-from ..errors import CotensorError, IoError, NotFoundError
+from ..errors import CotensorError, IoError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
 from .holdings import Holdings, Key
@@ -26,10 +27,10 @@ KEEP, PULL = "cotensor.ray.keep", "cotensor.ray.pull"
 MEMORY_SHARE = 0.3
 #: The time for another node's agent to answer, in seconds.
 _ANSWER_TIMEOUT = 5.0
-#: The time between two looks for nodes that have ended, in seconds.
-_NODES_INTERVAL = 5.0
 #: Copies that come at a time.
 _PULLS = 8
+#: The time between two looks at the daemon and at the nodes of copies, in seconds.
+_WATCH_INTERVAL = 5.0
 
 
 def agent_of(node: str) -> Any:
@@ -53,6 +54,27 @@ def running_agent(node: str) -> Any:
     return ray.get_actor(node, NAMESPACE)
 
 
+def ask(node: str, token: str, asking: str, name: str) -> Address:
+    """Where the tensor of another node's token is read. The node ``asking`` is told when the token ends."""
+    try:
+        return cast(Address, ray.get(running_agent(node).serve.remote(token, asking), timeout=_ANSWER_TIMEOUT))
+    except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, CotensorError) else None
+        raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
+
+
+def copied(store: Store, address: Address, key: Key, token: str, shape: Sequence[int], dtype: str) -> Tensor:
+    """A copy of another node's tensor in a store."""
+    node, id_ = key
+    with store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
+        if builder.nbytes:
+            memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
+            fetch(address, bytes.fromhex(token), memoryview(memory).cast("B"))
+        return builder.publish()
+
+
 class Agent:
     """See the module. Its methods are called by Ray; the functions at its end by Cotensor's calls."""
 
@@ -71,10 +93,15 @@ class Agent:
         #: Tokens that have ended. The callback runs in a thread of Ray, which must not wait.
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
-        self._provider = SharedTensorProvider(store=self._store, execution_mode="server", workers=_PULLS)
-        self._provider.share(name=KEEP)(self._keep)
-        self._provider.share(name=PULL)(self._pull)
-        self._provider.start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        # Two, so that new handles do not wait for copies.
+        self._providers = [self._provide(KEEP, self._keep, 1), self._provide(PULL, self._pull, _PULLS)]
+
+    def _provide(self, name: str, function: Callable[..., Any], workers: int) -> SharedTensorProvider:
+        provider = SharedTensorProvider(store=self._store, execution_mode="server", workers=workers)
+        provider.share(name=name)(function)
+        provider.start()
+        return provider
 
     def socket(self) -> str:
         """The socket of the node's daemon."""
@@ -84,6 +111,7 @@ class Agent:
         """References without a value. When Ray counts none to one of them any more, its tensor is released."""
         worker = ray._private.worker.global_worker.core_worker
         references = [ray.put(None) for _ in range(count)]
+        self._holdings.begin(reference.binary() for reference in references)
         for reference in references:
             worker.add_object_out_of_scope_callback(reference, self._ended.put)
         return references
@@ -97,6 +125,10 @@ class Agent:
         """A token has ended on its node."""
         self._holdings.end_copies(bytes.fromhex(token))
 
+    def ended(self, tokens: List[bytes]) -> List[bytes]:
+        """Those of the tokens that have ended."""
+        return self._holdings.ended(tokens)
+
     def counts(self) -> Dict[str, Any]:
         """Numbers for :func:`cotensor.ray.status`."""
         counts = {"pulled": self._pulled, "sent_bytes": self._server.sent_bytes}
@@ -108,23 +140,39 @@ class Agent:
         return tensor.view(0, "uint8", (tensor.nbytes,))
 
     def _end_tokens(self) -> None:
-        looked = time.monotonic()
         while True:
-            with contextlib.suppress(queue.Empty):
-                token = self._ended.get(timeout=_NODES_INTERVAL)
-                for node in self._holdings.end(token) - {""}:
-                    # A node that is gone has no copy.
-                    with contextlib.suppress(ValueError):
-                        running_agent(node).end_copies.remote(token.hex())
-            if time.monotonic() - looked >= _NODES_INTERVAL:
-                self._end_nodes()
-                looked = time.monotonic()
+            token = self._ended.get()
+            for node in self._holdings.end(token) - {""}:
+                # A node that is gone has no copy, and another one asks for what it was not told.
+                with contextlib.suppress(Exception):
+                    running_agent(node).end_copies.remote(token.hex())
 
-    def _end_nodes(self) -> None:
-        if self._holdings.nodes():
-            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-            for node in self._holdings.nodes() - alive:
-                self._holdings.end_node(node)
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_WATCH_INTERVAL)
+            try:
+                Store.connect(self._socket, autostart=False).close()
+            except NoDaemonError:
+                # It and its supervisor were killed. Ray starts this actor again, which starts another daemon.
+                os._exit(1)
+            except CotensorError:
+                continue
+            with contextlib.suppress(Exception):
+                self._end_lost_copies()
+
+    def _end_lost_copies(self) -> None:
+        """Ends copies of nodes that have ended, or have another agent now: it has other tokens."""
+        wanted = self._holdings.wanted()
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if wanted else set()
+        for node, tokens in wanted.items():
+            try:
+                ended = ray.get(running_agent(node).ended.remote(tokens), timeout=_ANSWER_TIMEOUT) if node in alive else tokens
+            except ValueError:
+                ended = tokens
+            except ray.exceptions.RayError:
+                continue
+            for token in ended:
+                self._holdings.end_copies(token)
 
     def _keep(self, token: str, id_: List[int]) -> None:
         self._holdings.keep(bytes.fromhex(token), self._store.lease((id_[0], id_[1])))
@@ -132,32 +180,31 @@ class Agent:
     def _pull(self, token: str, node: str, name: str, id_: List[int], shape: List[int], dtype: str) -> List[int]:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""
         key: Key = (node, (id_[0], id_[1]))
-        self._holdings.want(key, bytes.fromhex(token))
-        with self._lock:
-            lock = self._pulls.setdefault(key, threading.Lock())
-        with lock:
-            copy = self._holdings.copy(key)
-            if copy is None:
-                copy = self._copied(key, token, name, shape, dtype)
-        with self._lock:
-            self._pulls.pop(key, None)
-        return list(copy.id)
+        while True:
+            with self._lock:
+                lock = self._pulls.setdefault(key, threading.Lock())
+            with lock:
+                if self._pulls.get(key) is not lock:
+                    # The pull for which this one waited is over.
+                    continue
+                try:
+                    return list(self._copy(key, token, name, shape, dtype).id)
+                finally:
+                    with self._lock:
+                        del self._pulls[key]
 
-    def _copied(self, key: Key, token: str, name: str, shape: List[int], dtype: str) -> Tensor:
-        node, id_ = key
+    def _copy(self, key: Key, token: str, name: str, shape: List[int], dtype: str) -> Tensor:
+        is_new, copy = self._holdings.want(key, bytes.fromhex(token))
+        if copy is not None and not is_new:
+            return copy
         try:
-            address = ray.get(running_agent(node).serve.remote(token, self._node), timeout=_ANSWER_TIMEOUT)
-        except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, CotensorError) else None
-            raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
-        with self._store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
-            if builder.nbytes:
-                memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
-                fetch(address, bytes.fromhex(token), memoryview(memory).cast("B"))
-            copy = builder.publish()
-        self._pulled += 1
-        self._holdings.add_copy(key, copy)
-        return copy
-
+            # Also when the copy is here: the other node reports the end of tokens that it was asked for.
+            address = ask(key[0], token, self._node, name)
+            if copy is None:
+                copy = copied(self._store, address, key, token, shape, dtype)
+                self._pulled += 1
+                self._holdings.add_copy(key, copy)
+            return copy
+        except BaseException:
+            self._holdings.end_copies(bytes.fromhex(token))
+            raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, Generic, List, Protocol, Set, Tuple, TypeVar
+from typing import Dict, Generic, Iterable, List, Protocol, Set, Tuple, TypeVar
 
 from ..errors import NotFoundError
 
@@ -30,6 +30,8 @@ class Holdings(Generic[_L]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        #: Tokens that have not ended.
+        self._live: Set[bytes] = set()
         self._own: Dict[bytes, _L] = {}
         #: Nodes that have copies of the tensor, by its token.
         self._nodes: Dict[bytes, Set[str]] = {}
@@ -37,40 +39,56 @@ class Holdings(Generic[_L]):
         #: Tokens of copies, also of those that are on their way.
         self._wanted: Dict[Key, Set[bytes]] = {}
 
-    def keep(self, token: bytes, lease: _L) -> None:
-        """Keeps a tensor until the end of the token."""
+    def begin(self, tokens: Iterable[bytes]) -> None:
+        """Tokens that this node's agent has made, and whose ends it is told."""
         with self._lock:
-            before = self._own.get(token)
-            self._own[token] = lease
-        if before is not None:
-            before.release()
+            self._live.update(tokens)
+
+    def ended(self, tokens: Iterable[bytes]) -> List[bytes]:
+        """Those that have ended, or are of a former agent."""
+        with self._lock:
+            return [token for token in tokens if token not in self._live]
+
+    def keep(self, token: bytes, lease: _L) -> None:
+        """Keeps a tensor until the end of the token. Raises :class:`NotFoundError` for an ended or unknown one."""
+        with self._lock:
+            is_live = token in self._live
+            unused = self._own.get(token) if is_live else lease
+            if is_live:
+                self._own[token] = lease
+        if unused is not None:
+            unused.release()
+        if not is_live:
+            raise NotFoundError("the token of a handle has ended, or its agent was restarted")
 
     def serve(self, token: bytes, node: str) -> _L:
         """The tensor of a token, for a copy on another node. Raises :class:`NotFoundError` for a token that has ended."""
         with self._lock:
             lease = self._own.get(token)
             if lease is None:
-                raise NotFoundError("the tensor of this handle was freed: its last reference has ended")
+                raise NotFoundError("the tensor was freed: no reference to it is left, or the node's agent was restarted")
             self._nodes.setdefault(token, set()).add(node)
             return lease
 
     def end(self, token: bytes) -> Set[str]:
         """The last reference has ended. Returns the nodes that have copies, to call :meth:`end_copies` there."""
         with self._lock:
+            self._live.discard(token)
             lease, nodes = self._own.pop(token, None), self._nodes.pop(token, set())
         if lease is not None:
             lease.release()
         return nodes
 
-    def want(self, key: Key, token: bytes) -> None:
-        """A copy is needed, for this token too. :meth:`end_copies` ends it, also before the copy is here."""
-        with self._lock:
-            self._wanted.setdefault(key, set()).add(token)
+    def want(self, key: Key, token: bytes) -> "Tuple[bool, _L | None]":
+        """A copy is needed, for this token too. :meth:`end_copies` ends it, also before the copy is here.
 
-    def copy(self, key: Key) -> "_L | None":
-        """The copy, if it is here."""
+        Returns whether the token is a new one, and the copy, if it is here.
+        """
         with self._lock:
-            return self._copies.get(key)
+            tokens = self._wanted.setdefault(key, set())
+            is_new = token not in tokens
+            tokens.add(token)
+            return is_new, self._copies.get(key)
 
     def add_copy(self, key: Key, lease: _L) -> None:
         """The copy has arrived. If all of its tokens have ended meanwhile, it is released."""
@@ -93,20 +111,13 @@ class Holdings(Generic[_L]):
         for lease in ended:
             lease.release()
 
-    def nodes(self) -> Set[str]:
-        """The nodes whose tensors have copies here, or have them on their way."""
+    def wanted(self) -> Dict[str, List[bytes]]:
+        """The tokens of copies, by their nodes."""
+        wanted: Dict[str, List[bytes]] = {}
         with self._lock:
-            return {node for node, _ in self._wanted}
-
-    def end_node(self, node: str) -> None:
-        """The node has ended, which would report the ends of its tokens. Its copies are released."""
-        with self._lock:
-            keys = [key for key in self._wanted if key[0] == node]
-            ended = [self._copies.pop(key) for key in keys if key in self._copies]
-            for key in keys:
-                del self._wanted[key]
-        for lease in ended:
-            lease.release()
+            for (node, _), tokens in self._wanted.items():
+                wanted.setdefault(node, []).extend(tokens)
+        return wanted
 
     def counts(self) -> Dict[str, int]:
         """The numbers of tensors that are kept, and of copies."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
+import warnings
 from typing import Any, Iterator, List, Literal, NamedTuple, Optional, Tuple, cast
 
 import ray
 
 from .._native import Store, Tensor
 from ..client import SharedTensorClient
-from ..errors import NotFoundError, UnsupportedError
-from .agent import KEEP, PULL, agent_of
+from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
+from .agent import KEEP, PULL, agent_of, ask, copied
 from .submissions import keep_while_submitted
 
 #: As what a handle is opened.
@@ -22,6 +24,8 @@ Form = Literal["tensor", "numpy", "torch"]
 _TOKENS = 64
 #: The time for an agent to start, with its daemon, in seconds.
 START_TIMEOUT = 120.0
+#: The time for an agent that was started again to offer its functions, in seconds.
+_START_WAIT = 10.0
 #: The time for an answer of the node's own agent: for a copy from another node it includes the transfer.
 _ANSWER_TIMEOUT = 600.0
 
@@ -54,10 +58,7 @@ class Process:
 
     def __init__(self) -> None:
         self.node = node_id()
-        with aside():
-            self._agent = agent_of(self.node)
-            socket = ray.get(self._agent.socket.remote(), timeout=START_TIMEOUT)
-        self.store = Store.connect(socket, client="ray", autostart=False)
+        self.store = Store.connect(self._start_agent(), client="ray", autostart=False)
         self._client = SharedTensorClient(store=self.store)
         self._tokens: List[Any] = []
         self._tokens_lock = threading.Lock()
@@ -89,42 +90,105 @@ class Process:
         socket, _, name, id_, view = reduced[1]
         if str(socket) != str(self.store.socket):
             return self.publish(tensor, form)
-        token = self._token()
+        token = self._keep(id_)
         keep_while_submitted(token)
-        self._client.call_function(KEEP, [token.hex(), list(id_)])
         shape, dtype = (tensor.shape, str(tensor.dtype)) if view is None else self._whole(id_)
         return Handle(self.node, name, tuple(id_), shape, dtype, view, form, token)
 
     def open(self, handle: Handle) -> Any:
         """The tensor of a handle, mapped. One of another node is copied to this node first, once for all of its processes."""
-        id_ = handle.id
-        if handle.node != self.node:
-            key = [handle.node, handle.name, list(handle.id), list(handle.shape), handle.dtype]
-            arguments = [handle.token.hex(), *key]
-            id_ = tuple(self._client.call_function(PULL, arguments, timeout=_ANSWER_TIMEOUT))
-        tensor = self.store.lease(id_)
-        if handle.node == self.node and tensor.name != handle.name:
-            tensor.release()
-            raise NotFoundError(f"{handle.name}: the node's daemon was replaced, and its tensors are lost", field=handle.name)
+        tensor = self._own(handle) if handle.node == self.node else self._copy(handle)
         if handle.view is not None:
             tensor = tensor.view(*handle.view)
         if handle.form == "tensor":
             return tensor
         return tensor.numpy() if handle.form == "numpy" else tensor.torch()
 
+    def _own(self, handle: Handle) -> Tensor:
+        try:
+            tensor = self.store.lease(handle.id)
+        except NotFoundError as error:
+            raise _lost(handle) from error
+        if tensor.name != handle.name:
+            # Another daemon has given the id again.
+            tensor.release()
+            raise _lost(handle)
+        return tensor
+
+    def _copy(self, handle: Handle) -> Tensor:
+        token, shape = handle.token.hex(), list(handle.shape)
+        arguments = [token, handle.node, handle.name, list(handle.id), shape, handle.dtype]
+        try:
+            id_ = tuple(self._call(PULL, arguments, _ANSWER_TIMEOUT))
+        except OverBudgetError as error:
+            warnings.warn(f"a tensor of another node is copied into this process: {error}", ResourceWarning, stacklevel=2)
+            with aside():
+                address = ask(handle.node, token, self.node, handle.name)
+            return copied(Store(), address, (handle.node, handle.id), token, shape, handle.dtype)
+        try:
+            return self.store.lease(id_)
+        except NotFoundError as error:
+            raise _lost(handle) from error
+
     def _whole(self, id_: Tuple[int, int]) -> Tuple[Tuple[int, ...], str]:
         with self.store.lease(id_) as whole:
             return whole.shape, str(whole.dtype)
+
+    def _keep(self, id_: Tuple[int, int]) -> Any:
+        """A token for which the agent keeps the tensor."""
+        token = self._token()
+        try:
+            self._call(KEEP, [token.hex(), list(id_)])
+        except NotFoundError:
+            # The agent was restarted, and does not know the tokens of the former one.
+            with self._tokens_lock:
+                self._tokens.clear()
+            token = self._token()
+            self._call(KEEP, [token.hex(), list(id_)])
+        return token
 
     def _token(self) -> Any:
         while True:
             with self._tokens_lock:
                 if self._tokens:
                     return self._tokens.pop()
-            with aside():
-                more = ray.get(self._agent.tokens.remote(_TOKENS), timeout=START_TIMEOUT)
+            try:
+                with aside():
+                    more = ray.get(self._agent.tokens.remote(_TOKENS), timeout=START_TIMEOUT)
+            except ray.exceptions.RayActorError:
+                self._start_agent()
+                continue
             with self._tokens_lock:
                 self._tokens += more
+
+    def _call(self, function: str, arguments: List[Any], timeout: Optional[float] = None) -> Any:
+        """Calls a function of the agent, which is started again when it does not run."""
+        try:
+            return self._client.call_function(function, arguments, timeout=timeout)
+        except (NotFoundError, IoError) as error:
+            if isinstance(error, (NoDaemonError, RemoteError)):
+                raise
+        self._start_agent()
+        return self._client.call_function(function, arguments, timeout=timeout, wait=_START_WAIT)
+
+    def _start_agent(self) -> str:
+        """Starts the agent unless it runs. Returns the socket of its daemon."""
+        for last in (False, False, True):
+            try:
+                with aside():
+                    self._agent = agent_of(self.node)
+                    return cast(str, ray.get(self._agent.socket.remote(), timeout=START_TIMEOUT))
+            except ray.exceptions.RayActorError as error:
+                # It was killed just now, unless it cannot start.
+                if last or "creation task" in str(error):
+                    raise
+                time.sleep(_START_WAIT / 10)
+        raise AssertionError
+
+
+def _lost(handle: Handle) -> NotFoundError:
+    why = "no reference to it is left, or the node's agent or daemon was restarted"
+    return NotFoundError(f"{handle.name} of node {handle.node}: the tensor was freed: {why}", field=handle.name)
 
 
 @contextlib.contextmanager
