@@ -29,21 +29,24 @@ def cluster():
     cluster.other = cluster.add_node(**NODE, resources={"other": 100})
     cotensor.ray.init(cluster.address, log_to_driver=False)
     yield cluster
+    sockets = [str(socket_of(node["NodeID"])) for node in ray.nodes()]
+    assert any(map(daemon, sockets))
     ray.shutdown()
     cluster.shutdown()
-    until("the daemons end with their nodes", lambda: daemons() == [])
+    until("the daemons end with their nodes", lambda: not any(map(daemon, sockets)))
 
 
-def daemons():
-    found = []
+def daemon(socket):
+    """The processes of the daemon of a socket."""
+    found = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")
         except OSError:
             continue
-        if b"serve" in words and any(b"/ray-" in word for word in words):
-            found.append(int(pid))
+        if b"serve" in words and socket.encode() in words:
+            found.add(int(pid))
     return found
 
 
@@ -294,15 +297,13 @@ def test_an_agent_that_was_killed_is_started_again(near, far):
 
 def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far):
     made = ray.put(np.ones(COUNT, "f4"))
-    opened, before = ray.get(made), set(daemons())
-    socket = str(cotensor.ray.store().socket)
+    opened, socket = ray.get(made), str(cotensor.ray.store().socket)
+    before = daemon(socket)
     for process in before:
-        with open(f"/proc/{process}/cmdline") as file:
-            if socket in file.read():
-                os.kill(process, signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
     with pytest.warns(ResourceWarning, match="inside of its object"):
         assert ray.get(far.total.remote(np.ones(COUNT, "f4"))) == COUNT
-    until("the agent has started another one", lambda: len(daemons()) == len(before) and not before.issuperset(daemons()))
+    until("the agent has started another one", lambda: daemon(socket) - before)
     until("arrays travel as handles again", lambda: ray.put(opened) and any(counts("kept")))
     assert ray.get(far.total.remote(opened)) == COUNT
     del made
