@@ -16,6 +16,7 @@ from tensorref_common import X, check, mlp  # noqa: E402
 
 from cotensor.errors import InvalidError  # noqa: E402
 from cotensor.tensorref import Strategy, disable, enable, offload  # noqa: E402
+from cotensor.tensorref.execution import Execution  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("memory")
 
@@ -277,3 +278,31 @@ def test_hundreds_of_models_are_enabled(strategy):
     expected = [models[0](X), models[-1](X) + models[7][0].bias, torch.zeros(3), models[3][0].weight + models[200][0].weight]
     for one, other in zip(found, expected):
         torch.testing.assert_close(one.detach().cpu(), other.detach())
+
+
+def test_functions_ask_each_session_once(strategy, monkeypatch):
+    """Repeated calls cost as much with many models as with few; a change of what a session knows is seen at once."""
+    models, asked = [mlp(2) for _ in range(20)], []
+    knows = Execution.knows
+    monkeypatch.setattr(Execution, "knows", lambda session, *known: asked.append(session) or knows(session, *known))
+    for model in models:
+        enable(model, "simulated", strategy=strategy)
+    try:
+        x = X.to("simulated")
+        for _ in range(2):
+            before = [model(x).detach().cpu() for model in models]
+        asked.clear()
+        again = [model(x).detach().cpu() for model in models]
+        # With genoa, results stay on the host, and each of them is known to its session.
+        assert asked == [] or strategy == "genoa"
+        assert all([torch.equal(one, other) for one, other in zip(before, again)])
+        # A tensor that no session knew becomes a weight of the first one.
+        weight = torch.ones(4, 4)
+        assert weight.device.type == "cpu"
+        models[0].extra = torch.nn.Parameter(weight)
+        assert (models[0].extra * 2).device.type == "simulated"
+        disable(models.pop())
+        assert models[0](x).device.type == models[-1](x).device.type == "simulated" and asked != []
+    finally:
+        for model in models:
+            disable(model)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch._C import _len_torch_function_stack
@@ -121,7 +121,7 @@ class Execution(TorchFunctionMode):
         """Whether a tensor of the host is shown as one of the device."""
         return (tensor in self.marks or self.weights.belongs(tensor)) and not self._in_node_of_host()
 
-    def knows(self, ids: Set[int], storages: Set[int]) -> bool:
+    def knows(self, ids: AbstractSet[int], storages: AbstractSet[int]) -> bool:
         """Whether one of some tensors of the host is shown as one of the device, by their ids and memory."""
         weights = self.weights
         by_id = not (weights.owners.keys().isdisjoint(ids) and self.marks.ids().isdisjoint(ids))

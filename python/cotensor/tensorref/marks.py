@@ -8,6 +8,7 @@ from typing import Any, Dict, KeysView
 import torch
 
 from .arguments import mapped
+from .weights import Known
 
 
 class Marks:
@@ -31,13 +32,22 @@ class Marks:
     def discard(self, tensor: torch.Tensor) -> None:
         """A tensor is one of the host only."""
         self._marked.pop(id(tensor), None)
+        Known.change()
 
     def clear(self) -> None:
         """Forgets all tensors."""
         self._marked.clear()
+        Known.change()
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_cpu:
             key, marked = id(tensor), self._marked
-            marked[key] = weakref.ref(tensor, lambda dead: marked.pop(key, None) if marked.get(key) is dead else None)
+
+            def end(dead: "weakref.ref[torch.Tensor]") -> None:
+                if marked.get(key) is dead:
+                    del marked[key]
+                    Known.change()
+
+            marked[key] = weakref.ref(tensor, end)
+            Known.change()
         return tensor

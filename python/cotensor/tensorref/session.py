@@ -290,7 +290,7 @@ class Offload(Interception):
 
     def _before_forward(self, model: torch.nn.Module, args: Any) -> None:
         # Threads of the backward pass have the modes of the thread that called it.
-        entered = self.is_entered and not any([session is self for session in threads.entered()])
+        entered = self.is_entered and not threads.is_in(self)
         self.local.__dict__.setdefault("forwards", []).append(entered)
         if entered:
             self._push()

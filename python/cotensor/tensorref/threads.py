@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from .arguments import collect, unwrapped
 from .operations import Kind, kind_of
-from .weights import memory_of
+from .weights import Known, memory_of
 
 #: The current transforms of ``torch.func`` of this thread; None: none.
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -35,7 +35,7 @@ class _Session(Protocol):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
     def add_read(self, tensors: Any) -> None: ...
     def for_function(self, args: Any) -> Any: ...
-    def knows(self, ids: Set[int], storages: Set[int]) -> bool: ...
+    def knows(self, ids: AbstractSet[int], storages: AbstractSet[int]) -> bool: ...
     def is_paused(self) -> bool: ...
     def backward_pass(self) -> Any: ...
     def show_gradients(self, args: Any, kwargs: Any, result: Any) -> None: ...
@@ -62,6 +62,10 @@ class Inherited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+#: The most sets of tensors whose sessions are remembered.
+_FOUND_MAX = 4096
+
+
 class Sessions(TorchFunctionMode):
     """Sessions of a thread that were entered one after another, as one mode. A function passes those that know its tensors."""
 
@@ -69,6 +73,9 @@ class Sessions(TorchFunctionMode):
         super().__init__()
         #: Sessions, also as :class:`Inherited`; the last one was entered last.
         self.entries = [entry]
+        #: The entries that know tensors, by ids and memory, since the last change.
+        self._found: Dict[Tuple[FrozenSet[int], FrozenSet[int]], List[Any]] = {}
+        self._changes = -1
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
@@ -106,9 +113,16 @@ class Sessions(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             found, _ = collect([*args, *kwargs.values()])
             found = found if transforms() is None else [unwrapped(tensor) for tensor in found]
-            ids = {id(tensor) for tensor in found}
-            storages = {key for key in map(memory_of, found) if key is not None}
-        known = [entry for entry in self.entries if session_of(entry).knows(ids, storages)]
+            ids = frozenset([id(tensor) for tensor in found])
+            storages = frozenset([key for key in map(memory_of, found) if key is not None])
+        if self._changes != Known.changes:
+            self._found.clear()
+            self._changes = Known.changes
+        known = self._found.get((ids, storages))
+        if known is None:
+            known = [entry for entry in self.entries if session_of(entry).knows(ids, storages)]
+            if len(self._found) < _FOUND_MAX:
+                self._found[ids, storages] = known
         return known or self.entries[-1:]
 
 
@@ -168,6 +182,15 @@ def entered() -> List[_Session]:
     return [session for session in found if id(session) in known]
 
 
+def is_in(session: object) -> bool:
+    """Whether this thread is in a session."""
+    for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        for entry in mode.entries if isinstance(mode, Sessions) else (mode,):
+            if session_of(entry) is session:
+                return True
+    return False
+
+
 def everywhere() -> List[_Session]:
     """The sessions that some thread is in."""
     return list(_sessions)
@@ -213,6 +236,7 @@ def enter(entry: Any) -> None:
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if modes and isinstance(modes[-1], Sessions):
         modes[-1].entries.append(entry)
+        Known.change()
     else:
         _push_mode(Sessions(entry))  # type: ignore[no-untyped-call]
 
@@ -232,13 +256,20 @@ def _take(modes: Sequence[Any], place: int) -> Callable[[], None]:
     """Takes an entry out of the first one of the modes on top of this thread's."""
     entries, later = modes[0].entries, modes[1:]
     entry = entries.pop(place)
+    Known.change()
     if entries:
-        return lambda: entries.insert(place, entry)
+
+        def again() -> None:
+            entries.insert(place, entry)
+            Known.change()
+
+        return again
     _exchange(modes, later)
 
     def back() -> None:
         _exchange(later, modes)
         entries.insert(place, entry)
+        Known.change()
 
     return back
 

@@ -135,6 +135,17 @@ class Part:
         self.weight.seen = self.weight.state()
 
 
+class Known:
+    """Counts the changes of what sessions know of tensors of the host, and of the sessions."""
+
+    changes = 0
+
+    @classmethod
+    def change(cls) -> None:
+        """Notes a change."""
+        cls.changes += 1
+
+
 class Weights:
     """Finds the weight of a tensor, by its identity or its memory."""
 
@@ -153,6 +164,7 @@ class Weights:
             return None
         if tensor.numel() == 0:
             self.empty[raw_storage(tensor)] = tensor.untyped_storage()
+            Known.change()
             return None
         start, end = extent(tensor)
         ranges = self.by_storage.setdefault(raw_storage(tensor), [])
@@ -172,6 +184,7 @@ class Weights:
     def _own(self, tensor: torch.Tensor, weight: Weight) -> None:
         part = self.owners[id(tensor)] = Part(tensor, weight)
         weight.owners.append(part)
+        Known.change()
 
     def keeps(self, owner: Part) -> bool:
         """Whether an owner's memory is still that of its weight."""
@@ -188,6 +201,7 @@ class Weights:
         weight = owner.weight
         weight.owners.remove(owner)
         del self.owners[id(owner.tensor)]
+        Known.change()
         if not weight.owners:
             self.by_storage[raw_storage(weight.source)].remove(weight)
             weight.source = torch.empty(0, dtype=weight.dtype)
