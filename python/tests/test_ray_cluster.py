@@ -304,7 +304,13 @@ def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far
     with pytest.warns(ResourceWarning, match="inside of its object"):
         assert ray.get(far.total.remote(np.ones(COUNT, "f4"))) == COUNT
     until("the agent has started another one", lambda: daemon(socket) - before)
-    until("arrays travel as handles again", lambda: ray.put(opened) and any(counts("kept")))
+
+    def travels():
+        # The reference, without which the agent releases the tensor.
+        sent = ray.put(opened)
+        return any(counts("kept")) and sent is not None
+
+    until("arrays travel as handles again", travels)
     assert ray.get(far.total.remote(opened)) == COUNT
     del made
     nothing_is_kept()
