@@ -26,7 +26,7 @@ KEEP, PULL = "cotensor.ray.keep", "cotensor.ray.pull"
 #: The part of a node's memory, as Ray counts it, for the tensors of its daemon.
 MEMORY_SHARE = 0.3
 #: The time for another node's agent to answer, in seconds.
-_ANSWER_TIMEOUT = 5.0
+ANSWER_TIMEOUT = 5.0
 #: Copies that come at a time.
 _PULLS = 8
 #: The time between two looks at the daemon and at the nodes of copies, in seconds.
@@ -55,9 +55,9 @@ def running_agent(node: str) -> Any:
 
 
 def ask(node: str, token: str, asking: str, name: str) -> Address:
-    """Where the tensor of another node's token is read. The node ``asking`` is told when the token ends."""
+    """Where the tensor of another node's token is read. Its agent reports the token's end to the node ``asking``."""
     try:
-        return cast(Address, ray.get(running_agent(node).serve.remote(token, asking), timeout=_ANSWER_TIMEOUT))
+        return cast(Address, ray.get(running_agent(node).serve.remote(token, asking), timeout=ANSWER_TIMEOUT))
     except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
         raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
     except ray.exceptions.RayTaskError as error:
@@ -117,7 +117,7 @@ class Agent:
         return references
 
     def serve(self, token: str, node: str) -> Address:
-        """Where another node reads the tensor of a token. That node is told when the token ends."""
+        """Where another node reads the tensor of a token. This agent reports the token's end to that node."""
         self._holdings.serve(bytes.fromhex(token), node)
         return self._server.address
 
@@ -166,7 +166,7 @@ class Agent:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if wanted else set()
         for node, tokens in wanted.items():
             try:
-                ended = ray.get(running_agent(node).ended.remote(tokens), timeout=_ANSWER_TIMEOUT) if node in alive else tokens
+                ended = ray.get(running_agent(node).ended.remote(tokens), timeout=ANSWER_TIMEOUT) if node in alive else tokens
             except ValueError:
                 ended = tokens
             except ray.exceptions.RayError:

@@ -40,7 +40,7 @@ class Holdings(Generic[_L]):
         self._wanted: Dict[Key, Set[bytes]] = {}
 
     def begin(self, tokens: Iterable[bytes]) -> None:
-        """Tokens that this node's agent has made, and whose ends it is told."""
+        """Tokens that this node's agent has made, and whose ends Ray reports to it."""
         with self._lock:
             self._live.update(tokens)
 

@@ -6,9 +6,7 @@ from typing import Any, Dict
 
 import ray
 
-from .agent import running_agent
-
-_ANSWER_TIMEOUT = 5.0
+from .agent import ANSWER_TIMEOUT, running_agent
 
 
 def status() -> Dict[str, Dict[str, Any]]:
@@ -28,6 +26,6 @@ def _of(node: str) -> Dict[str, Any]:
     except ValueError:
         return {}
     try:
-        return ray.get(agent.counts.remote(), timeout=_ANSWER_TIMEOUT)  # type: ignore[no-any-return]
+        return ray.get(agent.counts.remote(), timeout=ANSWER_TIMEOUT)  # type: ignore[no-any-return]
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
         return {"error": str(error)}

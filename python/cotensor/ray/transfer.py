@@ -102,11 +102,11 @@ class Server:
         self.sent_bytes += count
 
 
-def fetch(address: Address, token: bytes, target: memoryview, keep_going: Callable[[], bool] = lambda: True) -> None:
+def fetch(address: Address, token: bytes, target: memoryview) -> None:
     """Fills ``target``, bytes, with those of the tensor of ``token``.
 
     Raises :class:`NotFoundError` when the server has no such tensor, or one of another length, and :class:`IoError` when no
-    bytes come. ``keep_going`` is asked before a stream is opened again.
+    bytes come.
     """
     size = len(target)
     streams = max(1, min(STREAMS_MAX, size // STREAM_BYTES))
@@ -114,7 +114,7 @@ def fetch(address: Address, token: bytes, target: memoryview, keep_going: Callab
     ranges = [(number * part, min((number + 1) * part, size)) for number in range(streams)]
 
     def one(bounds: Tuple[int, int]) -> None:
-        _fetch_range(address, token, target, bounds, keep_going)
+        _fetch_range(address, token, target, bounds)
 
     if len(ranges) == 1:
         one(ranges[0])
@@ -123,15 +123,11 @@ def fetch(address: Address, token: bytes, target: memoryview, keep_going: Callab
         list(pool.map(one, ranges))
 
 
-def _fetch_range(
-    address: Address, token: bytes, target: memoryview, bounds: Tuple[int, int], keep_going: Callable[[], bool]
-) -> None:
+def _fetch_range(address: Address, token: bytes, target: memoryview, bounds: Tuple[int, int]) -> None:
     host, port, secret = address
     at, end = bounds
     error: Optional[BaseException] = None
     for _ in range(_TRIES):
-        if error is not None and not keep_going():
-            break
         try:
             with socket.create_connection((host, port), timeout=IDLE_TIMEOUT) as stream:
                 stream.sendall(secret + _HEAD.pack(len(token)) + token + _RANGE.pack(at, end - at))

@@ -1,5 +1,6 @@
 //! Programs that divide the memory of a device.
 
+use crate::lost_connections::LOOKED;
 use crate::support::processes::Processes;
 use crate::support::{Running, until};
 use cotensor_client::protocol as p;
@@ -169,7 +170,7 @@ fn no_memory_is_given_twice_after_a_takeover() {
     settles_at(&second, CAPACITY);
 }
 
-/// A program that holds 500 of the device, and that connects again only when it is told to.
+/// A program that holds 500 of the device. Only `resume` connects it again.
 struct Slow {
     socket: PathBuf,
     session: OpenSession,
@@ -266,7 +267,7 @@ fn memory_of_a_program_without_a_connection_is_kept_by_the_next_server() {
     slow.disconnect(&lister);
     processes.kill_server();
     until("the other program is back", || held(&lister) == [500]);
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(LOOKED);
     assert_eq!(held(&lister), [500], "the server waits for the session");
     assert_eq!(slow.resume(), 500);
     drop(slow);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longer than a new server waits before it looks which sessions of the former one are over. It reports no event then.
-const LOOKED: Duration = Duration::from_millis(700);
+pub(crate) const LOOKED: Duration = Duration::from_millis(700);
 
 /// A client that has mapped a tensor, and that never connects again by itself.
 struct Reader {

@@ -4,8 +4,8 @@ use super::check::{Shape, is_product};
 use crate::onnx::Graph;
 use crate::proto::visit_nodes;
 
-/// The inputs of the operator before the indices of groups.
-const TENSORS: std::ops::Range<usize> = 1..4;
+/// The inputs of the operator between the activations and the indices of groups.
+const TENSORS: usize = 3;
 
 /// A product by codes, as its node has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Graph {
         let mut found = Vec::new();
         visit_nodes(self.graph(), &mut |node| {
             let Some(Ok(shape)) = is_product(node).then(|| Shape::of(node)) else { return };
-            let tensors = node.input.iter().take(TENSORS.end).skip(TENSORS.start);
+            let tensors = node.input.iter().skip(1).take(TENSORS);
             found.push(CodedProduct {
                 tensors: tensors.filter(|name| !name.is_empty()).cloned().collect(),
                 bits: shape.bits,

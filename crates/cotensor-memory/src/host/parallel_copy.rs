@@ -17,18 +17,19 @@ const PART_UNIT_BYTES: usize = 64 << 10;
 /// # Panics
 /// When the lengths differ, as `copy_from_slice`.
 pub fn copy_parallel(target: &mut [u8], source: &[u8]) {
-    copy_in_parts(target, source, part_bytes(source.len()));
+    copy_from(target, source, PARALLEL_COPY_BYTES_MIN);
 }
 
 /// As [`copy_parallel`], to memory that was used before.
 pub(crate) fn copy_parallel_again(target: &mut [u8], source: &[u8]) {
-    let one = source.len() < PARALLEL_COPY_AGAIN_BYTES_MIN;
-    copy_in_parts(target, source, if one { source.len() } else { part_bytes(source.len()) });
+    copy_from(target, source, PARALLEL_COPY_AGAIN_BYTES_MIN);
 }
 
-fn copy_in_parts(target: &mut [u8], source: &[u8], part: usize) {
+/// Copies on several threads from `parallel_min` bytes on.
+fn copy_from(target: &mut [u8], source: &[u8], parallel_min: usize) {
     assert_eq!(target.len(), source.len(), "source and target have different lengths");
-    if part >= source.len() {
+    let part = part_bytes(source.len());
+    if source.len() < parallel_min || part >= source.len() {
         return target.copy_from_slice(source);
     }
     scope(|threads| {

@@ -113,6 +113,9 @@ impl StoredCodes {
     /// The metadata of each of these weights, which are those of the graph in the forms of an engine: of codes, and none of others. None,
     /// either, if they are too long for a tensor.
     pub(crate) fn describe(&self, weights: &[Weight]) -> Vec<Option<Arc<str>>> {
+        if self.matrices.is_empty() {
+            return vec![None; weights.len()];
+        }
         let mut at: HashMap<Place, Vec<&Weight>> = HashMap::new();
         for weight in weights {
             at.entry(place(weight)).or_default().push(weight);
