@@ -299,10 +299,17 @@ def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far
     made = ray.put(np.ones(COUNT, "f4"))
     opened, socket = ray.get(made), str(cotensor.ray.store().socket)
     before = daemon(socket)
-    for process in before:
-        os.kill(process, signal.SIGKILL)
-    with pytest.warns(ResourceWarning, match="inside of its object"):
-        assert ray.get(far.total.remote(np.ones(COUNT, "f4"))) == COUNT
+    node = ray.get_runtime_context().get_node_id()
+    agent = ray.get(running_agent(node).__ray_call__.remote(lambda agent: os.getpid()))
+    # A put waits 1 s for a daemon. The agent, which looks every 5 s, must not start one in this second.
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        for process in before:
+            os.kill(process, signal.SIGKILL)
+        with pytest.warns(ResourceWarning, match="inside of its object"):
+            assert ray.get(far.total.remote(np.ones(COUNT, "f4"))) == COUNT
+    finally:
+        os.kill(agent, signal.SIGCONT)
     until("the agent has started another one", lambda: daemon(socket) - before)
 
     def travels():

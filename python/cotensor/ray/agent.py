@@ -151,7 +151,7 @@ class Agent:
         while True:
             time.sleep(_WATCH_INTERVAL)
             try:
-                Store.connect(self._socket, autostart=False).close()
+                self._store.get_stats()
             except NoDaemonError:
                 # It and its supervisor were killed. Ray starts this actor again, which starts another daemon.
                 os._exit(1)
