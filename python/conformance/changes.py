@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
-from .layers import LAYERS, ROWS, WIDTH, make, tie, tied
+from .layers import LAYERS, ROWS, WIDTH, make, tied
 from .machine import Machine, step
 from .places import Place
 from .steps import loss_of
@@ -253,12 +253,9 @@ def convert(machine: Machine, a: int, b: int, c: int) -> None:
     machine.dtype = (torch.float32, torch.float64, torch.bfloat16, torch.float16)[a % 4]
     machine.optimizer = None
     machine.forget_results()
-    layers = tied(machine.model)
     method = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16", torch.float16: "half"}[machine.dtype]
-    machine.model = getattr(machine.model, method)() if b % 2 else machine.model.to(machine.device, machine.dtype)
-    if machine.place.name != "host":
-        # PyTorch makes new parameters for tensors of a backend in Python.
-        tie(layers)
+    with tied(machine.model):
+        machine.model = getattr(machine.model, method)() if b % 2 else machine.model.to(machine.device, machine.dtype)
 
 
 @step("move", 0.5)
@@ -274,9 +271,8 @@ def edit(machine: Machine, a: int, b: int, c: int) -> None:
     machine.optimizer = None
     new = make(LAYERS[c % len(LAYERS)], c).to(machine.dtype)
     if machine.place.name == "plain" or a % 2:
-        pairs = tied(new)
-        new.to(machine.device)
-        tie(pairs)
+        with tied(new):
+            new.to(machine.device)
     place = b % max(len(layers), 1)
     if a % 5 == 0 and len(layers) > 1:
         del layers[place]

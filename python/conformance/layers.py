@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+import contextlib
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -142,14 +143,13 @@ def _tied(layer: Any) -> None:
     layer.second.weight = layer.first.weight
 
 
-def tied(module: nn.Module) -> List[Layer]:
-    """The layers with tied weights. A program may have replaced one of the two."""
+@contextlib.contextmanager
+def tied(module: nn.Module) -> Iterator[None]:
+    """A block that moves or converts a module: PyTorch makes new parameters for tensors of a Python backend, tied again here."""
     layers = [part for part in module.modules() if isinstance(part, Layer) and part.name == "tied"]
-    return [layer for layer in layers if layer.second.weight is layer.first.weight]  # type: ignore[union-attr]
-
-
-def tie(layers: Iterable[Layer]) -> None:
-    """Ties weights again: for tensors of another class, ``Module.to`` makes new parameters."""
+    # A program may have replaced one of the two.
+    layers = [layer for layer in layers if layer.second.weight is layer.first.weight]  # type: ignore[union-attr]
+    yield
     for layer in layers:
         layer.second.weight = layer.first.weight  # type: ignore[union-attr,assignment]
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from .layers import ROWS, WIDTH, Model
+from .layers import ROWS, WIDTH, Model, tied
 from .outcomes import Outcome
 from .places import Place
 
@@ -85,7 +85,8 @@ class Machine:
             tensors = [*self.model.parameters(), *self.model.buffers()]
             if any([not tensor.is_cpu for tensor in tensors]) and self.place.is_offloaded:
                 # A copy of a model may have tensors on the device (docs/labs/offload.md).
-                self.model.cpu()
+                with tied(self.model):
+                    self.model.cpu()
 
     def run(self, number: int, name: str, numbers: Tuple[int, int, int]) -> None:
         """A step; its error is one of its results."""

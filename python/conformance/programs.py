@@ -15,7 +15,7 @@ import torch
 from . import changes as changes
 from . import steps as steps
 from .case import Case
-from .layers import LAYERS, Model, make, tie, tied
+from .layers import LAYERS, Model, make, tied
 from .machine import KINDS, Machine
 from .outcomes import Outcome
 from .places import HOST, PLAIN, Place
@@ -78,9 +78,8 @@ class Program:
         model = Model(*[make(name, 1000 * self.seed + number) for number, name in self.layers])
         machine = Machine(model, place, outcome)
         if place == PLAIN:
-            layers = tied(machine.model)
-            machine.model.to("simulated")
-            tie(layers)
+            with tied(model):
+                model.to("simulated")
         machine.enter()
         try:
             for number, one in self.steps:
