@@ -2,7 +2,7 @@ import type { Description } from "./core.js";
 import { CotensorError } from "./errors.js";
 import type { Segment, StoreState } from "./state.js";
 import { Tensor } from "./tensor.js";
-import { bytesOf, elements, type Device, type DType, type TypedArray } from "./types.js";
+import { bytesOf, checkElements, elements, type Device, type DType, type TypedArray } from "./types.js";
 
 /** Memory of a tensor that its producer writes. No other holder sees it until `publish`. */
 export class Reservation {
@@ -54,6 +54,7 @@ export class Reservation {
   /** Copies `array`, which has the bytes of all elements. The copy is counted. */
   write(array: ArrayBufferView<ArrayBuffer>): void {
     this.#check();
+    checkElements(this.name, array, this.dtype);
     const bytes = bytesOf(array);
     if (bytes.byteLength !== this.#bytes) {
       throw new CotensorError("Invalid", `${this.name}: the array has ${bytes.byteLength} bytes, the tensor ${this.#bytes}`);

@@ -6,7 +6,7 @@ import type { CopyReason, Diagnostics, OptimizeReport, Recommendations, Stats } 
 import { Reservation } from "./reservation.js";
 import { StoreState } from "./state.js";
 import { Tensor } from "./tensor.js";
-import { bytesOf, dtypeOf, type Device, type DType, type Kind } from "./types.js";
+import { bytesOf, checkElements, dtypeOf, type Device, type DType, type Kind } from "./types.js";
 
 /** The holder of leases that no other holder is named for. */
 export const DEFAULT_HOLDER = "page";
@@ -127,6 +127,7 @@ export class Store {
     const device = options.device ?? "cpu";
     const existing = device === "cpu" && isArray ? bytesOf(memory as ArrayBufferView<ArrayBuffer>) : memory;
     const dtype = options.dtype ?? (isArray ? dtypeOf(memory) : "float32");
+    if (isArray) checkElements(name, memory, dtype);
     const length = isArray && "length" in memory ? (memory.length as number) : 0;
     return this.#reserve(name, { shape: [length], ...options, device, dtype }, (owner, bytes, layout) => {
       const storage = owner.adopt(existing, layout);

@@ -13,7 +13,10 @@ export type Kind =
   | "weight"
   | "other";
 
-/** An array of numbers. Types that JavaScript lacks are arrays of their bits; complex numbers are pairs. */
+/**
+ * An array of numbers. Types that JavaScript lacks are arrays of their bits; complex numbers are pairs. `float16` is a `Float16Array`
+ * where the browser has this class; its type is that of the bits here, because TypeScript's library has it only from 5.8 on.
+ */
 export type TypedArray =
   | Uint8Array<ArrayBuffer>
   | Int8Array<ArrayBuffer>
@@ -26,6 +29,9 @@ export type TypedArray =
   | BigUint64Array<ArrayBuffer>
   | BigInt64Array<ArrayBuffer>;
 
+/** The class of half-precision numbers, in browsers that have it; elsewhere an array of their bits. */
+const HalfArray = (globalThis as { Float16Array?: typeof Uint16Array }).Float16Array ?? Uint16Array;
+
 const ARRAYS = {
   bool: Uint8Array,
   uint8: Uint8Array,
@@ -34,7 +40,7 @@ const ARRAYS = {
   float8_e5m2: Uint8Array,
   uint16: Uint16Array,
   int16: Int16Array,
-  float16: Uint16Array,
+  float16: HalfArray,
   bfloat16: Uint16Array,
   uint32: Uint32Array,
   int32: Int32Array,
@@ -65,12 +71,25 @@ const DTYPES: ReadonlyMap<string, DType> = new Map([
   ["BigInt64Array", "int64"],
 ]);
 
+/** The name of an array's class, also of an array of another frame. */
+const classOf = (array: ArrayBufferView): string => Object.prototype.toString.call(array).slice("[object ".length, -1);
+
 /** The element type of `array`. */
 export function dtypeOf(array: ArrayBufferView): DType {
-  const name = Object.prototype.toString.call(array).slice("[object ".length, -1);
+  const name = classOf(array);
   const dtype = DTYPES.get(name);
   if (!dtype) throw new CotensorError("Invalid", `dtype: a ${name} has no element type; pass one of the typed arrays`);
   return dtype;
+}
+
+/** Checks that `array` has numbers of a type, or their bytes. */
+export function checkElements(field: string, array: ArrayBufferView, dtype: DType): void {
+  // An unknown type is an error of the store.
+  if (!Object.hasOwn(ARRAYS, dtype)) return;
+  const [name, wanted] = [classOf(array), ARRAYS[dtype].name];
+  const isBits = name === "Uint16Array" && (dtype === "float16" || dtype === "bfloat16");
+  if (isBits || [wanted, "Uint8Array", "DataView"].includes(name) || DTYPES.get(name) === dtype) return;
+  throw new CotensorError("Invalid", `${field}: a ${name} has no ${dtype} numbers; pass a ${wanted}, or their bytes as a Uint8Array`);
 }
 
 /** The elements of `bytes`, without a copy. */

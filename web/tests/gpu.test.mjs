@@ -152,6 +152,52 @@ test("a lost device and a tensor beyond its limits are refused", async (context)
   }
 });
 
+test("buffers that cannot be read are refused, or are errors when they are read", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const options = { device: "webgpu", shape: [4] };
+    const buffer = (usage, of = gpu, more = {}) => of.createBuffer({ size: 16, usage, ...more });
+    const readable = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC;
+    const refusals = [buffer(GPUBufferUsage.STORAGE), buffer(readable, gpu, { mappedAtCreation: true })].map((each, index) => {
+      try {
+        store.adopt(`refused ${index}`, each, options);
+        return "no error";
+      } catch ({ kind, message }) {
+        return `${kind} ${message}`;
+      }
+    });
+    const destroyed = buffer(readable);
+    destroyed.destroy();
+    const other = buffer(readable, await (await navigator.gpu.requestAdapter()).requestDevice());
+    const errors = [];
+    for (const [index, each] of [destroyed, other].entries()) {
+      const tensor = store.adopt(`x ${index}`, each, options);
+      errors.push(await tensor.read("test").then(() => "no error", ({ kind, message }) => `${kind} ${message}`));
+    }
+    const later = store.adopt("y", buffer(readable), options);
+    later.binding().buffer.destroy();
+    errors.push(await later.read("test").then(() => "no error", ({ kind, message }) => `${kind} ${message}`));
+    const good = store.adopt("z", buffer(readable | GPUBufferUsage.COPY_DST), options);
+    return { refusals, errors, good: [...(await good.read("test"))] };
+  });
+  if (!seen) return;
+  assert.match(seen.refusals[0], /^Invalid the GPUBuffer has no usage COPY_SRC/);
+  assert.match(seen.refusals[1], /^Invalid the GPUBuffer is mapped/);
+  for (const error of seen.errors) assert.match(error, /^Io the GPU refused the tensor's buffer: ./);
+  assert.deepEqual(seen.good, [0, 0, 0, 0]);
+});
+
+test("half-precision numbers are read as they were put, where the browser has them", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    if (!globalThis.Float16Array) return { names: [], values: [] };
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const tensors = ["cpu", "webgpu"].map((device) => store.put(device, Float16Array.of(0.5, -2), { device }));
+    const read = await Promise.all(tensors.map((tensor) => tensor.read("test")));
+    return { names: read.map(({ constructor }) => constructor.name), values: read.map((each) => [...each]) };
+  });
+  if (seen?.names.length > 0) assert.deepEqual([seen.names, seen.values], [["Float16Array", "Float16Array"], [[0.5, -2], [0.5, -2]]]);
+});
+
 test("the example of README.md prints what it says", async (context) => {
   const readme = await readFile(new URL("../README.md", import.meta.url), "utf8");
   const example = [...readme.matchAll(/^```js\n([^]*?)^```/gm)].map(([, text]) => text).find((text) => text.includes("Store.create"));

@@ -126,6 +126,28 @@ for (const browser of BROWSERS) {
       }
     });
 
+    on("a program may write to its result, and tokens that are not the text's are refused", async (run) => {
+      const seen = await run(async ({ backend, createBertModel }) => {
+        const bert = createBertModel(backend, { modelId: "bert-base-uncased" });
+        const classes = createBertModel(backend, { modelId: "/fixtures/tiny/bert", task: "text-classification" });
+        const same = [];
+        for (const model of [bert, classes]) {
+          const first = await model.process("a photo");
+          const before = first.outputs.map(({ values }) => [...values]);
+          for (const { values } of first.outputs) values.fill(7);
+          const next = await model.process("a photo");
+          same.push(JSON.stringify(next.outputs.map(({ values }) => [...values])) === JSON.stringify(before));
+        }
+        const tokens = await bert.tokenize("a photo");
+        const refusal = (input) => bert.process(input).then(() => "no error", ({ kind, message }) => `${kind} ${message}`);
+        const others = [{ ...tokens, input_ids: [...tokens.input_ids].reverse() }, { text: { ...tokens, attention_mask: tokens.attention_mask.map(() => 0) } }];
+        return { same, errors: await Promise.all(others.map(refusal)), equal: (await bert.process({ text: tokens })).task };
+      });
+      assert.deepEqual([seen.same, seen.equal], [[true, true], "sentence-embedding"]);
+      assert.match(seen.errors[0], /^Invalid input_ids: .* not those of the text "a photo"/);
+      assert.match(seen.errors[1], /^Invalid attention_mask: /);
+    });
+
     on("Whisper writes the tokens of the Rust library", async (run) => {
       const seen = await run(async ({ backend, createWhisperModel }) => {
         const sound = new Uint8Array(await (await fetch("/fixtures/media/speech.wav")).arrayBuffer());

@@ -254,3 +254,19 @@ test("a tensor has the space and the provenance that its producer gives", async 
     assert.throws(() => store.put("z", new Float32Array(2), { [field]: "ab" }), { kind: "Invalid", message: new RegExp(`${field}: .*64 hexadecimal digits`) });
   }
 });
+
+test("numbers of another type are refused, their bits and bytes are not", async () => {
+  const store = await Store.create();
+  const numbers = new Int32Array([1, 2]);
+  refuses(() => store.put("a", numbers, { dtype: "float32" }), "Invalid", /a: a Int32Array has no float32 numbers; pass a Float32Array/);
+  refuses(() => store.adopt("b", numbers, { dtype: "float32" }), "Invalid", /Float32Array/);
+  refuses(() => store.put("c", new Float32Array(2), { dtype: "int32", shape: [2] }), "Invalid", /Int32Array/);
+  refuses(() => store.put("d", new Float64Array(1), { dtype: "complex64", shape: [1] }), "Invalid", /Float32Array/);
+  const bytes = new Uint8Array(Float32Array.of(1, 2).buffer);
+  assert.deepEqual([...store.put("e", bytes, { dtype: "float32", shape: [2] }).array()], [1, 2]);
+  assert.equal(store.put("f", Uint16Array.of(0x3f80), { dtype: "bfloat16" }).array()[0], 0x3f80);
+  assert.equal(store.put("g", Float32Array.of(1, 2), { dtype: "complex64", shape: [1] }).dtype, "complex64");
+  assert.equal(store.put("h", Uint8Array.of(1, 0), { dtype: "bool" }).dtype, "bool");
+  const other = runInNewContext("Float32Array.of(1, 2)");
+  assert.equal(store.put("i", other).dtype, "float32", "of another frame");
+});

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { after, before, beforeEach, test } from "node:test";
 import { download, forgetDownload, MemoryFolders, WeightCache } from "cotensor";
+import { ModelFolder } from "../dist/models/folder.js";
 import { bytesOf, newHasher, serveFiles, sha256 } from "./support/files.mjs";
 
 const COMMIT = "0123456789abcdef0123456789abcdef01234567";
@@ -62,6 +63,31 @@ test("a file without a version is fetched again", async () => {
   files.x = { body };
   await get("x");
   assert.equal((await get("x")).fetchedBytes, body.length);
+});
+
+test("a server that refuses HEAD is asked by GET", async () => {
+  for (const status of [403, 405]) {
+    files.x = { body, etag: '"a"', headStatus: status };
+    await get("x");
+    assert.equal((await get("x")).fetchedBytes, 0);
+    files.x = { body: bytesOf(10), etag: '"b"', headStatus: status };
+    assert.equal((await get("x")).size, 10);
+  }
+});
+
+test("a server that stops sending is continued, and then given up", async () => {
+  files.x = { body, etag: '"a"', stallAt: 100_000 };
+  const progress = () => (files.x = { body, etag: '"a"' });
+  assert.equal((await get("x", { stallMilliseconds: 300, progress })).hash, sha256(body));
+  files.y = { body, etag: '"a"', stallAt: 100_000, ranges: false };
+  const waiting = [get("y", { stallMilliseconds: 300 }), get("y", { stallMilliseconds: 300 })].map(refusal);
+  const [error, next] = await Promise.all(waiting);
+  assert.deepEqual([error.kind, next.kind], ["Io", "Io"]);
+  assert.match(error.message, /broke after 100000 bytes \(no bytes for 0.3 s\)/);
+  files.z = { silent: true };
+  assert.match((await refusal(get("z", { stallMilliseconds: 300 }))).message, /no answer within 0.3 s/);
+  files.y = { body, etag: '"a"' };
+  assert.equal((await get("y")).fetchedBytes, body.length);
 });
 
 test("calls at the same time fetch a file once", async () => {
@@ -168,4 +194,16 @@ test("a model is imported from a download, which is forgotten", async () => {
   });
   assert.deepEqual([(await cache.usage()).blobs, blobs[0].size], [1, 1000]);
   assert.equal((await get("x")).fetchedBytes, body.length);
+});
+
+test("without a version of the server, the content of a model's file is its version", async () => {
+  const version = () => new ModelFolder("model", new URL(server.url), cache).version("x");
+  files.x = { body };
+  const first = await version();
+  assert.equal(await version(), first);
+  files.x = { body: bytesOf(body.length, 2) };
+  assert.notEqual(await version(), first, "the length is the same");
+  files.x = { body, etag: '"a"' };
+  await version();
+  assert.deepEqual(server.log.slice(-2), ["GET /x", "HEAD /x"]);
 });

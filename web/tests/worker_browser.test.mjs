@@ -52,6 +52,24 @@ test("a tensor on the GPU stays in the worker", async (context) => {
   assert.deepEqual(seen, { before: [], device: "webgpu", readBacks, refused: "OverBudget", values: [1, 2, 3, 4] });
 });
 
+test("a hub whose GPU is lost tells the tabs, and the next connection has a new one", async (context) => {
+  for (const mode of ["shared", "dedicated"]) {
+    const page = await site.blank();
+    await page.evaluate(connect, { ...OWN, mode });
+    if (!(await page.evaluate(() => store.connection.devices)).includes("webgpu")) return context.skip("workers have no WebGPU adapter");
+    await put(page, "x", { device: "webgpu" });
+    const reason = await page.evaluate(async () => {
+      store.connection.call("test.lose", {}).catch(() => undefined);
+      return (await store.connection.closed).message;
+    });
+    assert.match(reason, /the device webgpu of the worker was lost .*connect again/);
+    await page.evaluate(connect, { ...OWN, mode });
+    await put(page, "y", { device: "webgpu" });
+    assert.deepEqual(await page.evaluate(async () => [await store.names(), [...(await kept.read("test"))]]), [["y"], [1, 2, 3, 4]]);
+    await page.close();
+  }
+});
+
 test("a hub without a GPU has the host's memory, also where the browser refuses to look for one", async () => {
   const seen = [];
   for (const kind of ["none", "refused"]) {

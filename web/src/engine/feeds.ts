@@ -5,7 +5,7 @@ import type { Reservation } from "../reservation.js";
 import type { CopyReason } from "../reports.js";
 import type { Store } from "../store.js";
 import { Tensor } from "../tensor.js";
-import { bytesOf, dtypeOf, elements, type Device, type DType, type TypedArray } from "../types.js";
+import { bytesOf, checkElements, dtypeOf, elements, type Device, type DType, type TypedArray } from "../types.js";
 import type { HostArray, Input, Port } from "./api.js";
 import type { KnownOrt, OrtTensor } from "./ort.js";
 import type { Target } from "./target.js";
@@ -64,6 +64,7 @@ export function releaseInputs(given: readonly Given[]): void {
 }
 
 function checkArray(label: string, port: Port, array: HostArray): HostArray {
+  checkElements(`${label}: input ${port.name}`, array.data, port.dtype);
   const bytes = array.data.byteLength;
   const wanted = count(array.shape) * elements(port.dtype, new Uint8Array(0)).BYTES_PER_ELEMENT;
   if (bytes !== wanted) {

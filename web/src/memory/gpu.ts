@@ -41,14 +41,17 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   readonly device = "webgpu";
   /** The device of the buffers. */
   readonly gpu: GPUDevice;
-  /** Errors of buffers for which the GPU had no memory; WebGPU reports them later. */
+  /** What failed for a buffer. WebGPU reports it later. */
   readonly #failed = new WeakMap<GPUBuffer, string>();
+  readonly lost: Promise<string>;
+  /** The target of the copies that test adopted buffers. */
+  #probe: GPUBuffer | undefined;
   #lost: string | undefined;
 
   /** The program owns `gpu` and destroys it after the store. */
   constructor(gpu: GPUDevice) {
     this.gpu = gpu;
-    void gpu.lost.then((info) => (this.#lost = info.message || info.reason));
+    this.lost = gpu.lost.then((info) => (this.#lost = info.message || info.reason));
   }
 
   allocate(bytes: number): GPUBuffer {
@@ -61,16 +64,27 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
     this.gpu.pushErrorScope("out-of-memory");
     const buffer = this.gpu.createBuffer({ size: bufferBytes(bytes), usage });
-    void this.gpu.popErrorScope().then(
-      (error) => error && this.#failed.set(buffer, error.message || "no memory"),
-      // The device was lost.
-      () => undefined,
-    );
+    void this.#scope().then((error) => error && this.#failed.set(buffer, `the GPU had no memory for the tensor: ${error}; lower the budget of webgpu`));
     return buffer;
   }
 
+  /**
+   * A buffer of the program that is not mapped, with the usage `COPY_SRC`. One that was destroyed, or of another
+   * device, is an error of the next read.
+   */
   adopt(value: unknown): GPUBuffer | undefined {
-    return value instanceof GPUBuffer ? value : undefined;
+    if (!(value instanceof GPUBuffer)) return undefined;
+    this.#check();
+    if ((value.usage & GPUBufferUsage.COPY_SRC) === 0) throw new CotensorError("Invalid", "the GPUBuffer has no usage COPY_SRC; create it with this usage");
+    if (value.mapState !== "unmapped") throw new CotensorError("Invalid", "the GPUBuffer is mapped; unmap it first");
+    this.#checked(value, () => {
+      // The smallest copy from it: WebGPU does not say otherwise whether it can be used.
+      this.#probe ??= this.gpu.createBuffer({ size: COPY_ALIGNMENT, usage: GPUBufferUsage.COPY_DST });
+      const encoder = this.gpu.createCommandEncoder();
+      encoder.copyBufferToBuffer(value, 0, this.#probe, 0, Math.min(value.size, COPY_ALIGNMENT));
+      this.gpu.queue.submit([encoder.finish()]);
+    });
+    return value;
   }
 
   sizeBytes(storage: GPUBuffer): number {
@@ -80,12 +94,13 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   write(storage: GPUBuffer, bytes: Uint8Array<ArrayBuffer>): void {
     this.#check(storage);
     const whole = bytes.byteLength - (bytes.byteLength % COPY_ALIGNMENT);
-    if (whole > 0) this.gpu.queue.writeBuffer(storage, 0, bytes, 0, whole);
-    if (whole < bytes.byteLength) {
+    this.#checked(storage, () => {
+      if (whole > 0) this.gpu.queue.writeBuffer(storage, 0, bytes, 0, whole);
+      if (whole === bytes.byteLength) return;
       const tail = new Uint8Array(COPY_ALIGNMENT);
       tail.set(bytes.subarray(whole));
       this.gpu.queue.writeBuffer(storage, whole, tail);
-    }
+    });
   }
 
   async read(storage: GPUBuffer, offset: number, size: number): Promise<Uint8Array<ArrayBuffer>> {
@@ -95,11 +110,13 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     if (span === 0) return new Uint8Array();
     const staging = this.gpu.createBuffer({ size: span, usage: GPUBufferUsage.COPY_DST | GPUBufferUsage.MAP_READ });
     try {
-      const encoder = this.gpu.createCommandEncoder();
-      encoder.copyBufferToBuffer(storage, start, staging, 0, span);
-      this.gpu.queue.submit([encoder.finish()]);
+      const copied = this.#checked(storage, () => {
+        const encoder = this.gpu.createCommandEncoder();
+        encoder.copyBufferToBuffer(storage, start, staging, 0, span);
+        this.gpu.queue.submit([encoder.finish()]);
+      });
       try {
-        await staging.mapAsync(GPUMapMode.READ);
+        await Promise.all([copied, staging.mapAsync(GPUMapMode.READ)]);
       } catch (error) {
         this.#check(storage);
         throw new CotensorError("Io", `the GPU did not copy the tensor to the host: ${String(error)}`);
@@ -115,12 +132,29 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     storage.destroy();
   }
 
+  /** Calls of the queue for a buffer. A refused one is an error of the buffer's next use; without this, the device skips it. */
+  #checked(storage: GPUBuffer, calls: () => void): Promise<void> {
+    this.gpu.pushErrorScope("validation");
+    calls();
+    return this.#scope().then((error) => {
+      if (error !== undefined) this.#failed.set(storage, `the GPU refused the tensor's buffer: ${error}`);
+    });
+  }
+
+  /** The message of the innermost scope's error. A lost device has none. */
+  #scope(): Promise<string | undefined> {
+    return this.gpu.popErrorScope().then(
+      (error) => (error ? error.message || "no reason given" : undefined),
+      () => undefined,
+    );
+  }
+
   #check(storage?: GPUBuffer): void {
     if (this.#lost !== undefined) {
       const way = "create a store with a new GPUDevice";
       throw new CotensorError("Io", `the GPU device was lost (${this.#lost}); ${way}`);
     }
     const failed = storage && this.#failed.get(storage);
-    if (failed) throw new CotensorError("Io", `the GPU had no memory for the tensor: ${failed}; lower the budget of webgpu`);
+    if (failed) throw new CotensorError("Io", failed);
   }
 }

@@ -15,6 +15,8 @@ export interface Layout {
 export interface DeviceMemory<Storage = unknown> {
   /** Where its storages are. A store has one memory for each device. */
   readonly device: Device;
+  /** Resolves with the reason when the device is lost, with all storages; without it, a device that cannot be lost. */
+  readonly lost?: Promise<string>;
 
   /** A storage for `bytes` bytes with this layout, zeroed. */
   allocate(bytes: number, layout: Layout): Storage;

@@ -51,11 +51,12 @@ export class MlStorage {
 export class WebnnMemory implements DeviceMemory<MlStorage> {
   readonly device = "webnn";
   readonly #adopted = new WeakMap<object, MlStorage>();
+  readonly lost: Promise<string>;
   #lost: string | undefined;
 
   /** The program owns `context`. */
   constructor(readonly context: MLContext) {
-    void context.lost.then((info) => (this.#lost = info.message || "no reason given"));
+    this.lost = context.lost.then((info) => (this.#lost = info.message || "no reason given"));
   }
 
   allocate(bytes: number, layout: Layout): MlStorage {

@@ -1,8 +1,9 @@
 // The files of a model: a folder of a web server, or a repository of the hub.
 import { CotensorError } from "../errors.js";
-import { body, checkAnswer, send, versionOf } from "../weights/body.js";
+import { ask, body, checkAnswer, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
 import type { WeightCache } from "../weights/cache.js";
-import { download } from "../weights/download.js";
+import { hashOf } from "../weights/hash.js";
+import { download, isFixed } from "../weights/download.js";
 
 /** Where models are found by name. */
 export interface ModelSources {
@@ -25,8 +26,8 @@ const LARGE_FILE_BYTES_MAX = 2 ** 31 - 1;
 
 /** The files of one model. */
 export class ModelFolder {
+  readonly #answers = new Map<string, Promise<FileVersion | undefined>>();
   readonly #versions = new Map<string, Promise<string | undefined>>();
-
   constructor(
     /** The name that the program gave. */
     readonly modelId: string,
@@ -38,16 +39,20 @@ export class ModelFolder {
     return new ModelFolder(modelId, folderUrl(modelId, sources), cache);
   }
 
-  /** The version of a file, as the server describes it; nothing if there is no such file. Asked once. */
-  version(file: string): Promise<string | undefined> {
-    const known = this.#versions.get(file) ?? this.#askVersion(file);
+  /**
+   * The version of a file; nothing if there is no such file. Asked once. Of a server that says neither `ETag` nor `Last-Modified`,
+   * the hash of the file, which is read for it.
+   */
+  version(file: string, progress?: Progress): Promise<string | undefined> {
+    const known = this.#versions.get(file) ?? this.#versionOf(file, progress);
     this.#versions.set(file, known);
+    known.catch(() => this.#versions.delete(file));
     return known;
   }
 
   /** Whether the folder has the file. */
   async has(file: string): Promise<boolean> {
-    return (await this.version(file)) !== undefined;
+    return (await this.#ask(file)) !== undefined;
   }
 
   /** A small file, stored in the browser; nothing if there is no such file. */
@@ -66,7 +71,7 @@ export class ModelFolder {
     const url = this.#urlOf(file).href;
     const response = await send(url, { cache: "no-store" });
     checkAnswer(url, response);
-    const limits = { url, maxBytes: LARGE_FILE_BYTES_MAX, size: undefined, signal: undefined, retries: 3, cache: "no-store" as const };
+    const limits = { url, maxBytes: LARGE_FILE_BYTES_MAX, size: undefined, signal: undefined, retries: 3, cache: "no-store" as const, stallMilliseconds: STALL_MILLISECONDS };
     const parts: Uint8Array<ArrayBuffer>[] = [];
     for await (const part of body(response, { ...limits, progress: (received, total) => progress?.(file, received, total) })) parts.push(part);
     return joined(parts);
@@ -91,17 +96,31 @@ export class ModelFolder {
     return new URL(file, this.url);
   }
 
-  async #askVersion(file: string): Promise<string | undefined> {
-    const url = this.#urlOf(file).href;
-    const response = await send(url, { method: "HEAD", cache: "no-store" });
+  async #versionOf(file: string, progress?: Progress): Promise<string | undefined> {
+    const answer = await this.#ask(file);
+    if (answer === undefined) return undefined;
+    const { etag, modified, length } = answer;
+    if (etag !== null || modified !== null || isFixed(this.#urlOf(file).href)) return [etag, modified, length].join(" ");
+    return hashOf(this.cache.newHasher, await this.bytes(file, progress));
+  }
+
+  /** What the server says about a file; nothing if there is no such file. Asked once. */
+  #ask(file: string): Promise<FileVersion | undefined> {
+    const known = this.#answers.get(file) ?? this.#request(this.#urlOf(file).href);
+    this.#answers.set(file, known);
+    known.catch(() => this.#answers.delete(file));
+    return known;
+  }
+
+  async #request(url: string): Promise<FileVersion | undefined> {
+    const response = await ask(url, null);
     try {
       checkAnswer(url, response);
     } catch (error) {
       if (isMissing(error)) return undefined;
       throw error;
     }
-    const { etag, modified, length } = versionOf(response);
-    return [etag, modified, length].join(" ");
+    return versionOf(response);
   }
 }
 

@@ -34,12 +34,12 @@ interface ImportDocument {
 /** The graphs of `file`, imported under `key`. A file that changed on the server is imported again. */
 export async function importGraphs(folder: ModelFolder, file: string, key: string, parts: Parts, progress?: Progress): Promise<readonly ImportedGraph[]> {
   const { cache } = folder;
-  const version = await folder.version(file);
+  const version = await folder.version(file, progress);
   if (version === undefined) throw new CotensorError("NotFound", `${folder.modelId}: it has no file ${file}`);
   const build = async (put: PutBlob): Promise<ImportDocument> => {
     const external: Record<string, string | undefined> = {};
     const graphFile = await openGraph(file, await folder.bytes(file, progress), async (location) => {
-      external[location] = await folder.version(beside(file, location));
+      external[location] = await folder.version(beside(file, location), progress);
       return folder.bytes(beside(file, location), progress);
     });
     try {

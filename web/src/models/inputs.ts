@@ -1,7 +1,7 @@
 // The inputs that `process` takes: texts, tokens, images and sounds, in the forms that browsers give.
 import { CotensorError } from "../errors.js";
 
-/** The tokens of a text, as a model reads them. `process` takes them in place of the text. */
+/** The tokens of a text, as a model reads them. `process` takes them in place of the text, and refuses others than the text's. */
 export interface Tokens {
   readonly text: string;
   readonly input_ids: readonly number[];
@@ -51,6 +51,8 @@ export type ModelInput =
 /** Inputs in one form of each kind. */
 export interface Inputs {
   readonly text?: string;
+  /** The text's tokens, as the program has them. */
+  readonly tokens?: Tokens;
   readonly texts?: readonly string[];
   readonly image?: Pixels | Encoded;
   readonly audio?: Samples | Encoded;
@@ -73,10 +75,11 @@ export function mediaOf(inputs: Inputs): Medium[] {
 export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (typeof input === "string") return { text: input };
   if (typeof input !== "object" || input === null) throw invalid("input", "a text, tokens, or an object with text, image or audio is required");
-  if ("input_ids" in input) return { text: input.text };
+  if ("input_ids" in input) return { text: input.text, tokens: input };
   const { text, texts, image, imageData, audio } = input;
   const read: { -readonly [Key in keyof Inputs]: Inputs[Key] } = {};
-  if (text !== undefined) read.text = typeof text === "string" ? text : text.text;
+  if (typeof text === "string") read.text = text;
+  else if (text !== undefined) Object.assign(read, { text: text.text, tokens: text });
   if (texts !== undefined) read.texts = checkTexts(texts);
   if (image !== undefined && imageData !== undefined) throw invalid("imageData", "give either image or imageData");
   if (imageData !== undefined) read.image = pixels(imageData, input.width, input.height);
@@ -85,6 +88,18 @@ export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (mediaOf(read).length === 0) throw invalid("input", "it has no text, image or audio");
   return read;
 }
+
+/** Checks that a program's tokens are those of their text: the model computes with these. */
+export function checkTokens(given: Tokens, ofText: Tokens): void {
+  for (const field of ["input_ids", "attention_mask", "token_type_ids"] as const) {
+    const [numbers, expected] = [Array.from(given[field] ?? [], Number), ofText[field]];
+    if (numbers.join() !== expected.join()) {
+      throw invalid(field, `[${shown(numbers)}] are not those of the text ${JSON.stringify(given.text.slice(0, 40))}, [${shown(expected)}]; pass a text alone, or tokens that tokenize() gave`);
+    }
+  }
+}
+
+const shown = (numbers: readonly number[]): string => `${numbers.slice(0, 12).join(", ")}${numbers.length > 12 ? ", …" : ""}`;
 
 function checkTexts(texts: readonly string[]): readonly string[] {
   if (!Array.isArray(texts) || texts.length === 0 || texts.length > TEXTS_MAX || texts.some((each) => typeof each !== "string")) {

@@ -3,7 +3,7 @@ import { SharedTensor } from "../shared_tensor.js";
 import type { Device, Kind } from "../types.js";
 import type { Backend } from "./backend.js";
 import type { Task } from "./definition.js";
-import { mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
+import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
 import { HeldTensors, type FamilyModel, type ModelOptions, type SharedTensors } from "./model.js";
 import { Result } from "./result.js";
@@ -125,6 +125,7 @@ export class LocalModel implements FamilyModel {
   /** Runs the task on inputs in one form, with tensors of other models. */
   async run(inputs: Inputs, tensors: readonly SharedTensor[]): Promise<Result> {
     const loaded = await this.#open();
+    if (inputs.tokens) checkTokens(inputs.tokens, loaded.tokens(inputs.tokens.text));
     const given = await loaded.replacedBy(tensors);
     const media = new Set([...mediaOf(inputs), ...[...given.keys()].map((role) => loaded.mediumOf(role))]);
     const task = this.options.task === undefined ? loaded.defaultTask([...media]) : loaded.task(this.options.task);

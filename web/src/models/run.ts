@@ -193,7 +193,8 @@ export class Run {
   async #read(task: Task, head: string | undefined, last: { tensor: Input; name: string }): Promise<{ answer: Answer; outputs: Output[] }> {
     if (task.answer === "similarity") return this.#similarity(task);
     const { tensor } = last;
-    const values = await this.numbers(tensor, `answer of ${task.name}`);
+    // A copy: the program may write to its result, and other programs read the tensor.
+    const values = (await this.numbers(tensor, `answer of ${task.name}`)).slice();
     const vector = (name: string, of: Float32Array): { answer: Answer; outputs: Output[] } => ({
       answer: { type: "embedding", width: of.length },
       outputs: [{ name, shape: [of.length], values: of }],

@@ -10,6 +10,8 @@ export interface BodyOptions {
   /** How often a broken connection is continued. */
   readonly retries: number;
   readonly cache: RequestCache;
+  /** A server that sends nothing for so long is given up. */
+  readonly stallMilliseconds: number;
   readonly progress: ((received: number, total: number | undefined) => void) | undefined;
 }
 
@@ -20,15 +22,33 @@ export interface Version {
   readonly length: number | undefined;
 }
 
+/** How long a server may send nothing, unless the program says otherwise. */
+export const STALL_MILLISECONDS = 30_000;
+
 /** Sends a request. Failures name the URL. */
-export async function send(url: string, init: RequestInit): Promise<Response> {
+export async function send(url: string, init: RequestInit, stallMilliseconds = STALL_MILLISECONDS): Promise<Response> {
+  const stalled = new AbortController();
+  const timer = setTimeout(() => stalled.abort(), stallMilliseconds);
+  const signal = init.signal ? AbortSignal.any([init.signal, stalled.signal]) : stalled.signal;
   try {
-    return await fetch(url, init);
+    return await fetch(url, { ...init, signal });
   } catch (error) {
     init.signal?.throwIfAborted();
+    if (stalled.signal.aborted) throw new CotensorError("Io", `${url}: no answer within ${stallMilliseconds / 1000} s; try again`);
     const way = "check the address and the connection; another site must allow this one (CORS)";
     throw new CotensorError("Io", `${url}: no answer (${messageOf(error)}); ${way}`);
+  } finally {
+    clearTimeout(timer);
   }
+}
+
+/** What a server says about a file, without its bytes. Signed addresses and some servers answer only `GET`. */
+export async function ask(url: string, signal: AbortSignal | null): Promise<Response> {
+  const response = await send(url, { method: "HEAD", cache: "no-store", signal });
+  if (![400, 403, 405, 501].includes(response.status)) return response;
+  const whole = await send(url, { cache: "no-store", signal });
+  await whole.body?.cancel();
+  return whole;
 }
 
 /** Checks that an answer is the file. */
@@ -76,7 +96,7 @@ export async function* body(first: Response, options: BodyOptions): AsyncGenerat
   let response = first;
   for (let retries = options.retries; ; retries -= 1) {
     const broken = { error: undefined as unknown };
-    for await (const part of streamParts(response, broken)) {
+    for await (const part of streamParts(response, broken, options.stallMilliseconds)) {
       received += part.byteLength;
       if (received > maxBytes) throw new CotensorError("Refused", `${url}: more than ${maxBytes} bytes, which maxBytes allows`);
       if (total !== undefined && received > total) throw new CotensorError("Corrupt", `${url}: more than the ${total} bytes that are expected`);
@@ -101,8 +121,9 @@ async function rest(options: BodyOptions, version: Version, offset: number): Pro
   // A weak ETag does not promise equal bytes.
   const isExact = version.etag !== null && !version.etag.startsWith("W/");
   if (!isExact && version.modified === null) return undefined;
-  const { url, signal, cache } = options;
-  const response = await send(url, { headers: { range: `bytes=${offset}-` }, cache, signal: signal ?? null }).catch(() => undefined);
+  const { url, signal, cache, stallMilliseconds } = options;
+  const init = { headers: { range: `bytes=${offset}-` }, cache, signal: signal ?? null };
+  const response = await send(url, init, stallMilliseconds).catch(() => undefined);
   if (!response) return undefined;
   const { etag, modified } = versionOf(response);
   const range = response.headers.get("content-range");
@@ -112,17 +133,23 @@ async function rest(options: BodyOptions, version: Version, offset: number): Pro
   return undefined;
 }
 
-/** The parts of an answer's body. They end early when the connection breaks; `broken` then has the error. */
-async function* streamParts(response: Response, broken: { error: unknown }): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+/** The parts of an answer's body. They end early when the connection breaks or stalls; `broken` then has the error. */
+async function* streamParts(response: Response, broken: { error: unknown }, stallMilliseconds: number): AsyncGenerator<Uint8Array<ArrayBuffer>> {
   // Not all browsers iterate over streams.
   const reader = response.body?.getReader();
   if (!reader) return;
   const read = async (): Promise<Uint8Array<ArrayBuffer> | undefined> => {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const stall = new Promise<never>((_, reject) => {
+      timer = setTimeout(() => reject(new Error(`no bytes for ${stallMilliseconds / 1000} s`)), stallMilliseconds);
+    });
     try {
-      return (await reader.read()).value as Uint8Array<ArrayBuffer> | undefined;
+      return (await Promise.race([reader.read(), stall])).value as Uint8Array<ArrayBuffer> | undefined;
     } catch (error) {
       broken.error = error;
       return undefined;
+    } finally {
+      clearTimeout(timer);
     }
   };
   try {

@@ -1,5 +1,5 @@
 import { CotensorError } from "../errors.js";
-import { body, checkAnswer, send, versionOf, type Version } from "./body.js";
+import { ask, body, checkAnswer, send, STALL_MILLISECONDS, versionOf, type Version } from "./body.js";
 import type { WeightCache } from "./cache.js";
 import type { BlobRef, Manifest } from "./manifest.js";
 
@@ -22,6 +22,8 @@ export interface DownloadOptions {
   readonly revalidate?: boolean;
   /** How often a broken connection is continued; 3 times by default. */
   readonly retries?: number;
+  /** After so many milliseconds without a byte a connection counts as broken, so that another tab can take over; 30,000 by default. */
+  readonly stallMilliseconds?: number;
 }
 
 /** A downloaded file. */
@@ -73,16 +75,16 @@ function keyOf(url: string): string {
 }
 
 async function fetchFile(cache: WeightCache, url: string, options: DownloadOptions): Promise<Downloaded> {
-  const { signal, maxBytes = MAX_BYTES, size, hash, retries = 3, progress } = options;
+  const { signal, maxBytes = MAX_BYTES, size, hash, retries = 3, progress, stallMilliseconds = STALL_MILLISECONDS } = options;
   // The browser's own cache would keep a second copy of the file.
   const requestCache = cache.home === "opfs" ? "no-store" : "default";
   const abort = new AbortController();
   const whole = signal ? AbortSignal.any([signal, abort.signal]) : abort.signal;
   try {
     const manifest = await cache.replace(keyOf(url), async (put): Promise<FileDocument> => {
-      const response = await send(url, { cache: requestCache, signal: whole });
+      const response = await send(url, { cache: requestCache, signal: whole }, stallMilliseconds);
       checkAnswer(url, response);
-      const blob = await put(body(response, { url, maxBytes, size, signal, retries, cache: requestCache, progress }));
+      const blob = await put(body(response, { url, maxBytes, size, signal, retries, cache: requestCache, stallMilliseconds, progress }));
       if (hash !== undefined && blob.hash !== hash) {
         throw new CotensorError("Corrupt", `${url}: the file has the BLAKE3 hash ${blob.hash}, ${hash} is expected`);
       }
@@ -113,7 +115,7 @@ async function storedFile(cache: WeightCache, url: string, manifest: Manifest, o
 async function compare(url: string, version: Version, signal: AbortSignal | undefined): Promise<"same" | "other" | "unknown"> {
   let response;
   try {
-    response = await send(url, { method: "HEAD", cache: "no-store", signal: signal ?? null });
+    response = await ask(url, signal ?? null);
   } catch (error) {
     if (error instanceof CotensorError) return "unknown";
     throw error;
@@ -126,7 +128,8 @@ async function compare(url: string, version: Version, signal: AbortSignal | unde
   return isKnown && etag === version.etag && modified === version.modified && length === version.length ? "same" : "other";
 }
 
-function isFixed(url: string, options: DownloadOptions): boolean {
+/** Whether a file cannot change: its URL names a commit. */
+export function isFixed(url: string, options: DownloadOptions = {}): boolean {
   return options.hash !== undefined || /\/resolve\/[0-9a-f]{40}\//.test(new URL(url).pathname);
 }
 

@@ -8,9 +8,14 @@ export interface Hasher {
 /** Makes a hasher. */
 export type NewHasher = () => Hasher;
 
+/** The hash of bytes. */
+export function hashOf(newHasher: NewHasher, bytes: Uint8Array): string {
+  const hasher = newHasher();
+  hasher.update(bytes);
+  return hasher.digest();
+}
+
 /** The hash of a text. */
 export function hashText(newHasher: NewHasher, text: string): string {
-  const hasher = newHasher();
-  hasher.update(new TextEncoder().encode(text));
-  return hasher.digest();
+  return hashOf(newHasher, new TextEncoder().encode(text));
 }

@@ -96,7 +96,8 @@ const LINKS: Record<Mode, (scope: string, options: ConnectOptions) => Promise<Li
     if (!make) throw new StartError("Unreachable", "the option `page` is required to run a program's own hub in the page");
     const hub = pageHubs.get(name) ?? Promise.resolve(make());
     pageHubs.set(name, hub);
-    hub.catch(() => pageHubs.delete(name));
+    const forget = (): unknown => pageHubs.get(name) === hub && pageHubs.delete(name);
+    hub.then((made) => made.ended).then(forget, forget);
     const { port1, port2 } = new MessageChannel();
     (await hub).accept(port2);
     return { mode: "page", port: port1, failed: new Promise(() => undefined), terminate: () => undefined };

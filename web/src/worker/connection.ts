@@ -67,8 +67,9 @@ export class Connection {
     const opened: { connection?: Connection } = {};
     const endpoint = new Endpoint(link.port, {
       request: (method) => Promise.reject(new CotensorError("Unsupported", `${method}: a page has no methods`)),
-      notification: (method) => {
-        if (method === "ended") opened.connection?.abandon("the worker ended the session, because the page lost its lock");
+      notification: (method, params) => {
+        const reason = (params as { reason?: unknown } | undefined)?.reason;
+        if (method === "ended") opened.connection?.abandon(typeof reason === "string" ? reason : "the worker ended the session");
       },
     });
     try {

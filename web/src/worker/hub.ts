@@ -42,7 +42,11 @@ export class Hub {
   readonly #handlers: Handlers;
   readonly #locks: Locks | undefined;
   readonly #lock: Promise<string | undefined>;
-  readonly #sessions = new Set<Session>();
+  /** The clients, and the function that ends each with a reason. */
+  readonly #sessions = new Map<Session, (reason: string) => void>();
+  #end: (reason: string) => void = () => undefined;
+  /** Resolves with the reason when the hub ended. */
+  readonly ended: Promise<string> = new Promise((resolve) => (this.#end = resolve));
 
   constructor({ name, content, handlers, locks }: HubOptions) {
     const twice = Object.keys(handlers).find((method) => method in HANDLERS);
@@ -64,13 +68,14 @@ export class Hub {
   /** Serves a client on a port, which the first call of the client opens. */
   accept(port: MessagePort): void {
     let session: Session | undefined;
+    void this.ended.then((reason) => endpoint.close(new CotensorError("Unreachable", reason)));
     let ended = (): void => undefined;
     const request = async (method: string, params: unknown): Promise<unknown> => {
       const fields = (typeof params === "object" && params !== null ? params : {}) as Record<string, unknown>;
       if (session === undefined) {
         if (method !== "hello") throw new CotensorError("Conflict", `${method}: the first call of a client is hello`);
         const answer = await this.#hello(fields);
-        session = this.#open(text(fields, "holder"));
+        session = new Session(text(fields, "holder"));
         ended = this.#watch(session, optionalText(fields, "lock"), endpoint);
         return answer;
       }
@@ -83,6 +88,12 @@ export class Hub {
       if (method === "release") session?.release((params as { handle?: unknown } | null)?.handle);
     };
     const endpoint = new Endpoint(port, { request, notification });
+  }
+
+  /** Ends all sessions, and tells the clients the reason. They connect again, to another hub. */
+  end(reason: string): void {
+    for (const end of [...this.#sessions.values()]) end(reason);
+    this.#end(reason);
   }
 
   async #hello(params: Record<string, unknown>): Promise<HelloAnswer> {
@@ -99,12 +110,6 @@ export class Hub {
     return { lock: await this.#lock, devices: store.getStats().devices.map(({ device }) => device as Device) };
   }
 
-  #open(holder: string): Session {
-    const session = new Session(holder);
-    this.#sessions.add(session);
-    return session;
-  }
-
   /** Ends the session when the client's lock is free. Returns what a client's `close` calls. */
   #watch(session: Session, lock: string | undefined, endpoint: Endpoint): () => void {
     const waiting = new AbortController();
@@ -113,13 +118,15 @@ export class Hub {
       this.#sessions.delete(session);
       session.end();
     };
+    const tell = (reason: string): void => {
+      end();
+      endpoint.notify("ended", { reason });
+      endpoint.close(new CotensorError("Unreachable", reason));
+    };
+    this.#sessions.set(session, tell);
     if (this.#locks && lock !== undefined) {
-      whenFree(this.#locks, lock, waiting.signal, () => {
-        end();
-        // A page that only lost its lock learns that its leases ended.
-        endpoint.notify("ended", {});
-        endpoint.close(new CotensorError("Unreachable", "the client ended"));
-      });
+      // A page that only lost its lock learns that its leases ended.
+      whenFree(this.#locks, lock, waiting.signal, () => tell("the worker ended the session, because the page lost its lock"));
     }
     return end;
   }

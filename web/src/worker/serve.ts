@@ -22,6 +22,7 @@ interface WorkerScope {
   name?: string;
   onconnect?: ((event: MessageEvent) => void) | null;
   onmessage?: ((event: MessageEvent) => void) | null;
+  close?: () => void;
 }
 
 /**
@@ -35,11 +36,22 @@ export function serve(options: ServeOptions = {}): Hub {
   let made: Promise<HubContent> | undefined;
   // After a failed attempt, the next client's call tries again.
   const content = (): Promise<HubContent> => {
-    made ??= make(options).catch((error: unknown) => {
+    made ??= make(options).then(watched, (error: unknown) => {
       made = undefined;
       throw error;
     });
     return made;
+  };
+  // onnxruntime-web runs on one device of a thread for good: clients that connect again start another worker.
+  const watched = (all: HubContent): HubContent => {
+    for (const device of all.store.devices) {
+      void all.store.memory(device).lost?.then((reason) => {
+        hub.end(`the device ${device} of the worker was lost (${reason})`);
+        all.store.dispose();
+        if (isShared || isDedicated) scope.close?.();
+      });
+    }
+    return all;
   };
   const hub = new Hub({
     name: ((isShared || isDedicated) && scope.name) || scopeName("page"),

@@ -1,6 +1,6 @@
 import type { Diagnostics, OptimizeReport, Recommendations, Stats } from "../reports.js";
 import type { TensorOptions } from "../store.js";
-import { dtypeOf, type Device } from "../types.js";
+import { checkElements, dtypeOf, type Device } from "../types.js";
 import type { Connection } from "./connection.js";
 import { SharedHandle } from "./shared_handle.js";
 import type { TensorAnswer } from "./store_handlers.js";
@@ -30,12 +30,13 @@ export class SharedStore {
    * is this client's, a slash, and `holder`.
    */
   async put(name: string, array: ArrayBufferView<ArrayBuffer>, options: SharedPutOptions = {}): Promise<SharedHandle> {
-    const { transfer = false, holder, ...rest } = options;
+    const { transfer = false, holder, dtype = dtypeOf(array), ...rest } = options;
+    checkElements(name, array, dtype);
     const isWhole = array.byteLength === array.buffer.byteLength;
     const given = transfer && isWhole;
     const bytes = given ? array.buffer : array.buffer.slice(array.byteOffset, array.byteOffset + array.byteLength);
     const length = "length" in array ? (array.length as number) : array.byteLength;
-    const params = { name, bytes, copied: !given, holder, options: { shape: [length], dtype: dtypeOf(array), ...rest } };
+    const params = { name, bytes, copied: !given, holder, options: { shape: [length], dtype, ...rest } };
     return this.adopt(await this.connection.call<TensorAnswer>("tensor.put", params, [bytes]));
   }
 

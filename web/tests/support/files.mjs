@@ -16,8 +16,8 @@ export function bytesOf(length, seed = 1) {
 }
 
 /**
- * A server of `files`: name to `{ body, etag, modified, type, breakAt, stallAt, chunked, ranges, status }`. It counts requests and the bytes of bodies
- * that it sends. `breakAt` cuts the connection of an answer after so many bytes; an answer with `stallAt` does not end; a `chunked` one has no length.
+ * A server of `files`: name to `{ body, etag, modified, type, breakAt, stallAt, chunked, ranges, status, headStatus, silent }`. It counts requests and the bytes of bodies
+ * that it sends. `breakAt` cuts the connection of an answer after so many bytes; an answer with `stallAt` does not end, a `silent` one does not begin; a `chunked` one has no length.
  */
 export async function serveFiles(files) {
   const log = [];
@@ -27,6 +27,8 @@ export async function serveFiles(files) {
     log.push(`${request.method} ${request.url}${request.headers.range ? ` ${request.headers.range}` : ""}`);
     response.setHeader("access-control-allow-origin", "*");
     response.setHeader("access-control-expose-headers", "etag, content-range");
+    if (file?.silent) return undefined;
+    if (request.method === "HEAD" && file?.headStatus) return response.writeHead(file.headStatus).end();
     if (!file || file.status) return response.writeHead(file?.status ?? 404).end();
     response.setHeader("content-type", file.type ?? "application/octet-stream");
     if (file.etag) response.setHeader("etag", file.etag);
