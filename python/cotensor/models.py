@@ -139,7 +139,7 @@ def create_webnn_backend(**options: Any) -> Backend:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a text. ``process`` takes them in place of the text."""
+    """The tokens of a text. ``process`` takes them in place of the text, and refuses others than the text's."""
 
     #: The text.
     text: str
@@ -282,14 +282,14 @@ class FamilyModel:
     async def _run(self, inputs: Any, more: Mapping[str, Any], embeddings: List[_Embedding]) -> Result:
         model = self._opened()
         if isinstance(inputs, Tokens):
-            inputs = inputs.text
+            inputs = await self._text_of(inputs)
         given = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
         given.update(more)
         for name, value in list(given.items()):
             if isinstance(value, (SharedTensor, Tensor)):
                 embeddings = [*embeddings, given.pop(name)]
             elif isinstance(value, Tokens):
-                given[name] = value.text
+                given[name] = await self._text_of(value)
         options = {name: value for name, value in self._options.items() if name != "precision"}
         given = as_inputs({**options, **given})
         task = given.pop("task", None)
@@ -300,6 +300,15 @@ class FamilyModel:
         result = await asyncio.to_thread(run)
         result["device"] = model.device
         return Result(result)
+
+    async def _text_of(self, tokens: Tokens) -> str:
+        """The text of tokens: the model computes these from it again."""
+        known = await self.tokenize(tokens.text)
+        for name in ("input_ids", "attention_mask", "token_type_ids"):
+            if tuple(getattr(tokens, name)) != getattr(known, name):
+                text = f"they are not those of the text {tokens.text[:40]!r}; pass a text alone, or tokens that tokenize() gave"
+                raise InvalidError(f"{name}: {text}", field=name)
+        return tokens.text
 
     def __repr__(self) -> str:
         state = "not initialized" if self._model is None else f"on {self._model.device}"

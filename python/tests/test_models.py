@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -169,6 +170,10 @@ def test_tokens_stand_for_their_text(hardware: Backend) -> None:
     assert len(tokens) == len(tokens.input_ids) == len(tokens.attention_mask) > 2 and set(tokens.attention_mask) == {1}
     by_tokens, by_text = asyncio.run(bert.process(tokens)), asyncio.run(bert.process({"text": tokens}))
     assert by_tokens["outputs"] == by_text["outputs"] == asyncio.run(bert.process("the harbour wakes"))["outputs"]
+    others = [replace(tokens, input_ids=tokens.input_ids[::-1]), replace(tokens, attention_mask=(0,) * len(tokens))]
+    for other, field in zip(others, ("input_ids", "attention_mask")):
+        with pytest.raises(cotensor.InvalidError, match=f"{field}: .* of the text 'the harbour wakes'"):
+            asyncio.run(bert.process(other))
 
 
 def test_image_data_of_a_browser(hardware: Backend) -> None:
