@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import types
-from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch._C import _len_torch_function_stack
@@ -121,11 +121,9 @@ class Execution(TorchFunctionMode):
         """Whether a tensor of the host is shown as one of the device."""
         return (tensor in self.marks or self.weights.belongs(tensor)) and not self._in_node_of_host()
 
-    def knows(self, ids: AbstractSet[int], storages: AbstractSet[int]) -> bool:
-        """Whether one of some tensors of the host is shown as one of the device, by their ids and memory."""
-        weights = self.weights
-        by_id = not (weights.owners.keys().isdisjoint(ids) and self.marks.ids().isdisjoint(ids))
-        return by_id or not (weights.by_storage.keys().isdisjoint(storages) and weights.empty.keys().isdisjoint(storages))
+    def holders(self) -> Tuple[object, object]:
+        """Know the tensors of the host that are shown as ones of the device."""
+        return self.weights.key, self.marks.key
 
     def _in_node_of_host(self) -> bool:
         """Whether a node of the backward pass runs whose function ran on the host: its tensors are shown where they are."""

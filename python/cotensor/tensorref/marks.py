@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, KeysView
+from typing import Any, Dict
 
 import torch
 
 from .arguments import mapped
-from .weights import Known
+from .known import TENSORS, Holder
 
 
-class Marks:
+class Marks(Holder):
     """Knows these tensors as long as they live."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._marked: Dict[int, "weakref.ref[torch.Tensor]"] = {}
+        self.registers(TENSORS, self._marked)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         found = self._marked.get(id(tensor))
@@ -25,29 +27,25 @@ class Marks:
         """Marks the tensors of the host among ``values``, and returns these."""
         return mapped(self._mark, values)
 
-    def ids(self) -> KeysView[int]:
-        """The ids of the tensors."""
-        return self._marked.keys()
-
     def discard(self, tensor: torch.Tensor) -> None:
         """A tensor is one of the host only."""
         self._marked.pop(id(tensor), None)
-        Known.change()
+        TENSORS.discard(id(tensor), self.key)
 
     def clear(self) -> None:
         """Forgets all tensors."""
+        TENSORS.discard_all(self._marked, self.key)
         self._marked.clear()
-        Known.change()
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_cpu:
-            key, marked = id(tensor), self._marked
+            number, marked, key = id(tensor), self._marked, self.key
 
             def end(dead: "weakref.ref[torch.Tensor]") -> None:
-                if marked.get(key) is dead:
-                    del marked[key]
-                    Known.change()
+                if marked.get(number) is dead:
+                    del marked[number]
+                    TENSORS.discard(number, key)
 
-            marked[key] = weakref.ref(tensor, end)
-            Known.change()
+            marked[number] = weakref.ref(tensor, end)
+            TENSORS.add(number, key)
         return tensor

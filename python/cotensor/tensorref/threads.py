@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from .arguments import collect, unwrapped
+from .known import MEMORY, TENSORS
 from .operations import Kind, kind_of
-from .weights import Known, memory_of
+from .weights import memory_of
 
 #: The current transforms of ``torch.func`` of this thread; None: none.
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -35,7 +36,7 @@ class _Session(Protocol):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
     def add_read(self, tensors: Any) -> None: ...
     def for_function(self, args: Any) -> Any: ...
-    def knows(self, ids: AbstractSet[int], storages: AbstractSet[int]) -> bool: ...
+    def holders(self) -> Tuple[object, object]: ...
     def is_paused(self) -> bool: ...
     def backward_pass(self) -> Any: ...
     def show_gradients(self, args: Any, kwargs: Any, result: Any) -> None: ...
@@ -62,20 +63,33 @@ class Inherited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-#: The most sets of tensors whose sessions are remembered.
-_FOUND_MAX = 4096
-
-
 class Sessions(TorchFunctionMode):
     """Sessions of a thread that were entered one after another, as one mode. A function passes those that know its tensors."""
 
     def __init__(self, entry: Any) -> None:
         super().__init__()
         #: Sessions, also as :class:`Inherited`; the last one was entered last.
-        self.entries = [entry]
-        #: The entries that know tensors, by ids and memory, since the last change.
-        self._found: Dict[Tuple[FrozenSet[int], FrozenSet[int]], List[Any]] = {}
-        self._changes = -1
+        self.entries: List[Any] = []
+        #: The places of entries by what knows their tensors.
+        self._places: Dict[object, List[int]] = {}
+        self.insert(0, entry)
+
+    def insert(self, place: int, entry: Any) -> None:
+        """Adds a session before the one at a place."""
+        self._set([*self.entries[:place], entry, *self.entries[place:]])
+
+    def pop(self, place: int) -> Any:
+        """Takes the session at a place out."""
+        entry = self.entries[place]
+        self._set([*self.entries[:place], *self.entries[place + 1 :]])
+        return entry
+
+    def _set(self, entries: List[Any]) -> None:
+        places: Dict[object, List[int]] = {}
+        for place, entry in enumerate(entries):
+            for key in session_of(entry).holders():
+                places.setdefault(key, []).append(place)
+        self.entries, self._places = entries, places
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
@@ -113,17 +127,13 @@ class Sessions(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             found, _ = collect([*args, *kwargs.values()])
             found = found if transforms() is None else [unwrapped(tensor) for tensor in found]
-            ids = frozenset([id(tensor) for tensor in found])
-            storages = frozenset([key for key in map(memory_of, found) if key is not None])
-        if self._changes != Known.changes:
-            self._found.clear()
-            self._changes = Known.changes
-        known = self._found.get((ids, storages))
-        if known is None:
-            known = [entry for entry in self.entries if session_of(entry).knows(ids, storages)]
-            if len(self._found) < _FOUND_MAX:
-                self._found[ids, storages] = known
-        return known or self.entries[-1:]
+            keys: Set[object] = set()
+            for tensor in found:
+                keys.update(TENSORS.keys(id(tensor)), MEMORY.keys(memory_of(tensor)))
+        entries, places = self.entries, [place for key in keys for place in self._places.get(key, ())]
+        if len(places) > 1:
+            return [entries[place] for place in sorted(set(places))]
+        return [entries[places[0] if places else -1]]
 
 
 @contextlib.contextmanager
@@ -235,8 +245,7 @@ def enter(entry: Any) -> None:
     """Adds a session to this thread's modes."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if modes and isinstance(modes[-1], Sessions):
-        modes[-1].entries.append(entry)
-        Known.change()
+        modes[-1].insert(len(modes[-1].entries), entry)
     else:
         _push_mode(Sessions(entry))  # type: ignore[no-untyped-call]
 
@@ -254,22 +263,15 @@ def leave(session: object) -> Callable[[], None]:
 
 def _take(modes: Sequence[Any], place: int) -> Callable[[], None]:
     """Takes an entry out of the first one of the modes on top of this thread's."""
-    entries, later = modes[0].entries, modes[1:]
-    entry = entries.pop(place)
-    Known.change()
-    if entries:
-
-        def again() -> None:
-            entries.insert(place, entry)
-            Known.change()
-
-        return again
+    mode, later = modes[0], modes[1:]
+    entry = mode.pop(place)
+    if mode.entries:
+        return lambda: mode.insert(place, entry)
     _exchange(modes, later)
 
     def back() -> None:
         _exchange(later, modes)
-        entries.insert(place, entry)
-        Known.change()
+        mode.insert(place, entry)
 
     return back
 

@@ -8,6 +8,7 @@ import torch
 
 from ..torch.weights.collect import is_plain
 from .copies import Copies, Landing
+from .known import MEMORY, TENSORS, Holder
 from .simulated.tensor import raw_storage
 
 
@@ -135,21 +136,11 @@ class Part:
         self.weight.seen = self.weight.state()
 
 
-class Known:
-    """Counts the changes of what sessions know of tensors of the host, and of the sessions."""
-
-    changes = 0
-
-    @classmethod
-    def change(cls) -> None:
-        """Notes a change."""
-        cls.changes += 1
-
-
-class Weights:
+class Weights(Holder):
     """Finds the weight of a tensor, by its identity or its memory."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.all: List[Weight] = []
         #: The tensors of the model, by their ids.
         self.owners: Dict[int, Part] = {}
@@ -157,6 +148,9 @@ class Weights:
         self.empty: Dict[int, torch.UntypedStorage] = {}
         #: By storage; most storages are one weight.
         self.by_storage: Dict[int, List[Weight]] = {}
+        self.registers(TENSORS, self.owners)
+        self.registers(MEMORY, self.empty)
+        self.registers(MEMORY, self.by_storage)
 
     def add(self, name: str, tensor: torch.Tensor) -> Optional[Weight]:
         """Manages a tensor on the host. Returns its weight if it is a new one."""
@@ -164,7 +158,7 @@ class Weights:
             return None
         if tensor.numel() == 0:
             self.empty[raw_storage(tensor)] = tensor.untyped_storage()
-            Known.change()
+            MEMORY.add(raw_storage(tensor), self.key)
             return None
         start, end = extent(tensor)
         ranges = self.by_storage.setdefault(raw_storage(tensor), [])
@@ -177,6 +171,7 @@ class Weights:
             return None
         weight = Weight(len(self.all), name, tensor, start, end)
         ranges.append(weight)
+        MEMORY.add(raw_storage(tensor), self.key)
         self.all.append(weight)
         self._own(tensor, weight)
         return weight
@@ -184,7 +179,7 @@ class Weights:
     def _own(self, tensor: torch.Tensor, weight: Weight) -> None:
         part = self.owners[id(tensor)] = Part(tensor, weight)
         weight.owners.append(part)
-        Known.change()
+        TENSORS.add(id(tensor), self.key)
 
     def keeps(self, owner: Part) -> bool:
         """Whether an owner's memory is still that of its weight."""
@@ -201,9 +196,13 @@ class Weights:
         weight = owner.weight
         weight.owners.remove(owner)
         del self.owners[id(owner.tensor)]
-        Known.change()
+        TENSORS.discard(id(owner.tensor), self.key)
         if not weight.owners:
-            self.by_storage[raw_storage(weight.source)].remove(weight)
+            memory = raw_storage(weight.source)
+            self.by_storage[memory].remove(weight)
+            if not self.by_storage[memory]:
+                del self.by_storage[memory]
+                MEMORY.discard(memory, self.key)
             weight.source = torch.empty(0, dtype=weight.dtype)
 
     def part(self, tensor: torch.Tensor) -> Optional[Part]:
