@@ -141,9 +141,11 @@ for (const browser of BROWSERS) {
         const tokens = await bert.tokenize("a photo");
         const refusal = (input) => bert.process(input).then(() => "no error", ({ kind, message }) => `${kind} ${message}`);
         const others = [{ ...tokens, input_ids: [...tokens.input_ids].reverse() }, { text: { ...tokens, attention_mask: tokens.attention_mask.map(() => 0) } }];
-        return { same, errors: await Promise.all(others.map(refusal)), equal: (await bert.process({ text: tokens })).task };
+        const budgets = backend.getStats().devices.map(({ max_memory_bytes }) => max_memory_bytes);
+        return { same, budgets, errors: await Promise.all(others.map(refusal)), equal: (await bert.process({ text: tokens })).task };
       });
       assert.deepEqual([seen.same, seen.equal], [[true, true], "sentence-embedding"]);
+      assert.ok(seen.budgets.every((bytes) => bytes >= 2 ** 26 && bytes <= 2 ** 31), String(seen.budgets));
       assert.match(seen.errors[0], /^Invalid input_ids: .* not those of the text "a photo"/);
       assert.match(seen.errors[1], /^Invalid attention_mask: /);
     });

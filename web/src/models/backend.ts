@@ -2,6 +2,7 @@
 import type { KnownOrt, Ort } from "../engine/ort.js";
 import { OrtEngine } from "../engine/engine.js";
 import { CotensorError } from "../errors.js";
+import { budgetsOf } from "../memory/budgets.js";
 import type { Diagnostics, Stats } from "../reports.js";
 import { Computations } from "../stage/computations.js";
 import { Store, type SharedTensorConfig, type StoreOptions } from "../store.js";
@@ -22,7 +23,7 @@ export interface BackendOptions extends ModelSources {
   readonly gpu?: GPUDevice;
   /** The program's own store, which the program disposes. */
   readonly store?: Store;
-  /** The most bytes of all tensors on a device. */
+  /** The most bytes of all tensors on a device; by default a quarter of the memory that the browser says, 2 GiB at most. */
   readonly budgets?: StoreOptions["budgets"];
   readonly sharedTensorConfig?: SharedTensorConfig;
   /** Where weights are kept between visits; by default the private file system of the site. */
@@ -201,7 +202,8 @@ export class Backend {
     const { ort = await importOrt(), budgets } = this.#options;
     const { device, memories } = this.#choice;
     const config = this.#config ? { sharedTensorConfig: this.#config } : {};
-    const store = this.#options.store ?? (await Store.create({ memories, ...(budgets ? { budgets } : {}), ...config }));
+    const devices: Device[] = ["cpu", ...memories.map((memory) => memory.device)];
+    const store = this.#options.store ?? (await Store.create({ memories, budgets: budgetsOf(devices, budgets), ...config }));
     const engine = OrtEngine.create({ ort, store, provider: device === "cpu" ? "wasm" : device });
     await loadModels();
     const cache = this.#options.cache ?? (await WeightCache.open({ newHasher }));

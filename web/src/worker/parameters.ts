@@ -1,4 +1,5 @@
 import { CotensorError } from "../errors.js";
+import { budgetsOf } from "../memory/budgets.js";
 import { GpuMemory, requestGpu } from "../memory/gpu.js";
 import { Store } from "../store.js";
 import type { Device } from "../types.js";
@@ -11,7 +12,7 @@ export interface WorkerSettings {
   readonly ort?: string | URL;
   /** Adds the memory of a WebGPU device, if the browser has one. */
   readonly webgpu?: boolean;
-  /** The most bytes of all tensors on a device. */
+  /** The most bytes of all tensors on a device; by default as those of a backend. */
   readonly budgets?: Partial<Record<Device, number>>;
 }
 
@@ -34,10 +35,10 @@ export function serveSettings(url: URL): Hub {
   }
   const store = async (): Promise<Store> => {
     const gpu = searchParams.has("webgpu") ? await requestGpu() : "not asked for";
-    if (typeof gpu !== "string") return Store.create({ memories: [new GpuMemory(gpu)], budgets });
+    if (typeof gpu !== "string") return Store.create({ memories: [new GpuMemory(gpu)], budgets: budgetsOf(["cpu", "webgpu"], budgets) });
     // A budget of a device that the browser lacks has no effect.
     delete budgets.webgpu;
-    return Store.create({ budgets });
+    return Store.create({ budgets: budgetsOf(["cpu"], budgets) });
   };
   // Nothing is awaited before: clients connect as soon as the script ran.
   return serve({ store, ...(ort === null ? {} : { ort: () => importOrt(ort) }) });

@@ -1,0 +1,16 @@
+import type { Device } from "../types.js";
+
+/** The memory of a computer whose browser does not say it, in bytes. */
+const MEMORY_BYTES = 4 * 2 ** 30;
+/** The part of it for the tensors on each device. */
+const SHARE = 1 / 4;
+
+/**
+ * The budgets of a store of models: those of the program, else a quarter of the memory that the browser says, 2 GiB at most. Results
+ * stay until their memory is needed, so that without a budget they would take all of it.
+ */
+export function budgetsOf(devices: readonly Device[], given: Partial<Record<Device, number>> = {}): Partial<Record<Device, number>> {
+  const { deviceMemory } = (globalThis.navigator ?? {}) as { deviceMemory?: number };
+  const bytes = (deviceMemory === undefined ? MEMORY_BYTES : Math.min(deviceMemory, 8) * 2 ** 30) * SHARE;
+  return { ...Object.fromEntries(devices.map((device) => [device, bytes])), ...given };
+}
