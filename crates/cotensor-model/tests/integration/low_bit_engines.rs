@@ -1,11 +1,14 @@
-//! Which codes engines multiply.
+//! Which codes engines multiply, and graphs of `float16`.
 
-use crate::low_bit::options;
+use crate::low_bit::{COLUMNS, ROWS, differs, matrix, network, options};
 use crate::support::onnx::*;
-use cotensor_model::engine::RtenEngine;
-use cotensor_model::quantize::{Activations, quantize_graph};
-use cotensor_quant::{Scheme, Width};
-use rten_onnx::onnx::{DataType, GraphProto};
+use cotensor_core::DType;
+use cotensor_model::engine::{Engine, RtenEngine};
+use cotensor_model::quantize::{Activations, QuantizeOptions, quantize_graph};
+use cotensor_model::tensor::TensorRef;
+use cotensor_quant::{QuantSpec, Scheme, Width, f16, quantize, rotate};
+use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
+use std::path::Path;
 
 #[test]
 fn engines_get_codes_that_they_do_not_expand() {
@@ -47,6 +50,72 @@ fn engines_get_codes_that_they_do_not_expand() {
             });
             assert!(levels.iter().all(|level| *level == wanted), "{} {width:?} {group} {levels:?}", engine.name());
             assert!(!levels.is_empty());
+        }
+    }
+}
+
+/// The model with `float16` in the place of `float32`.
+fn halved(mut whole: ModelProto) -> ModelProto {
+    let graph = whole.graph.as_mut().unwrap();
+    for tensor in graph.initializer.iter_mut().filter(|tensor| tensor.data_type == Some(DataType::FLOAT)) {
+        let floats = tensor.raw_data.take().unwrap().into_inner();
+        let floats = floats.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        let halves = floats.flat_map(|value| f16::from_f32(value).to_bits().to_le_bytes()).collect();
+        *tensor = raw_tensor(tensor.name.as_deref().unwrap(), DataType::FLOAT16, &tensor.dims, halves);
+    }
+    for port in graph.input.iter_mut().chain(&mut graph.output) {
+        let kind = port.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
+        if kind.elem_type == Some(DataType::FLOAT) {
+            kind.elem_type = Some(DataType::FLOAT16);
+        }
+    }
+    whole
+}
+
+#[test]
+fn graphs_of_float16_are_quantized() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = save(folder.path(), "full.onnx", &halved(network(18, |number| matrix(number).0)));
+    let run = |engine: &dyn Engine, path: &Path| {
+        let graph = load_on(engine, path, &*store());
+        let x: Vec<u16> = noise(2 * 3 * COLUMNS, 4).iter().map(|value| f16::from_f32(*value).to_bits()).collect();
+        let indices = TensorRef::i64(&[2, 3], &[0, 5, 47, 5, 1, 33]).unwrap();
+        let x = TensorRef::new(DType::F16, &[2, 3, COLUMNS], &x).unwrap();
+        let y = graph.run_alone(&[("indices", indices), ("x", x)], &["y"]).unwrap().remove(0);
+        assert_eq!(y.dtype(), DType::F16, "{}", engine.name());
+        TensorRef::from(&y).to_f32().unwrap().into_owned()
+    };
+    for (width, scheme, rotates) in [
+        (Width::Two, Scheme::Search, false),
+        (Width::Three, Scheme::Affine, false),
+        (Width::Four, Scheme::Affine, true),
+        (Width::Eight, Scheme::Round, false),
+    ] {
+        let path = folder.path().join(format!("{}.onnx", width.bits()));
+        let options = QuantizeOptions { rotates, ..options(width, 32, scheme, Activations::Float32) };
+        let report = quantize_graph(&full, &path, &options, &mut |_, _, _| {}).unwrap();
+        assert_eq!(report.matrices.len(), 3, "{report:?}");
+        let halves = |values: &[f32]| values.iter().map(|value| f16::from_f32(*value).to_f32()).collect::<Vec<f32>>();
+        let dequantized = network(18, |number| {
+            let (weights, rows, columns) = matrix(number);
+            let (mut weights, block) = (halves(&weights), if columns == ROWS { 32 } else { 128 });
+            if rotates {
+                rotate(&mut weights, block).unwrap();
+            }
+            let tensor = quantize(&weights, rows, columns, &QuantSpec::new(width, 32, scheme).unwrap()).unwrap();
+            tensor.dequantize_into(0..rows, &mut weights).unwrap();
+            if rotates {
+                rotate(&mut weights, block).unwrap();
+            }
+            weights
+        });
+        let dequantized = save(folder.path(), "dequantized.onnx", &halved(dequantized));
+        for engine in engines() {
+            let found = run(&*engine, &path);
+            let most = differs(&found, &run(&*engine, &dequantized));
+            assert!(most < 3e-3, "{} {width:?} {scheme}: {most}", engine.name());
+            let least = if width == Width::Eight { 3e-4 } else { 1e-2 };
+            assert!(differs(&found, &run(&*engine, &full)) > least, "the same weights");
         }
     }
 }
