@@ -1,7 +1,7 @@
 //! The constants of a graph: initializers, `Constant` nodes, and copies of them. Exporters write one initializer for equal
 //! parameters and give the others by `Identity`, and they convert constants by `Cast`.
 
-use super::proto::{dtype_of, operator, tensor_bytes};
+use super::proto::{dtype_of, integer, operator, tensor_bytes};
 use cotensor_core::DType;
 use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
@@ -13,8 +13,7 @@ pub struct Constants<'g>(HashMap<&'g str, Constant<'g>>);
 #[derive(Clone, Copy)]
 struct Constant<'g> {
     tensor: &'g TensorProto,
-    /// Whether the constant has another element type than the tensor.
-    is_cast: bool,
+    dtype: Option<DataType>,
 }
 
 impl Constant<'_> {
@@ -22,12 +21,17 @@ impl Constant<'_> {
     fn is_embedded(&self) -> bool {
         self.tensor.data_location != Some(DataLocation::EXTERNAL)
     }
+
+    /// Whether the constant has another element type than the tensor.
+    fn is_cast(&self) -> bool {
+        self.dtype != self.tensor.data_type
+    }
 }
 
 impl<'g> Constants<'g> {
     /// Reads the nodes in order; a copy before its source is no constant. Of two values with one name, the first counts.
     pub(super) fn of(graph: &'g GraphProto) -> Self {
-        let plain = |tensor| Constant { tensor, is_cast: false };
+        let plain = |tensor: &'g TensorProto| Constant { tensor, dtype: tensor.data_type };
         let named = graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, plain(tensor))));
         let mut known: HashMap<&str, Constant<'_>> = named.collect();
         for node in &graph.node {
@@ -35,7 +39,7 @@ impl<'g> Constants<'g> {
             let found = match operator(node) {
                 "Constant" => value_of(node).map(plain),
                 "Identity" => source(),
-                "Cast" => source().map(|source| Constant { is_cast: true, ..source }),
+                "Cast" => source().map(|source| Constant { dtype: cast_to(node), ..source }),
                 _ => None,
             };
             if let (Some(constant), Some(output)) = (found, node.output.first())
@@ -53,10 +57,9 @@ impl<'g> Constants<'g> {
         embedded.is_some_and(|constant| tensor_bytes(constant.tensor).iter().all(|&byte| byte == 0))
     }
 
-    /// Whether the elements of a constant are `uint8`.
-    pub(super) fn is_bytes(&self, name: &str) -> Option<bool> {
-        let constant = self.0.get(name)?;
-        Some(!constant.is_cast && constant.tensor.data_type == Some(DataType::UINT8))
+    /// Whether the elements of a constant have this type.
+    pub(super) fn has_type(&self, name: &str, dtype: DataType) -> Option<bool> {
+        Some(self.0.get(name)?.dtype == Some(dtype))
     }
 
     /// The shape of a constant.
@@ -67,15 +70,20 @@ impl<'g> Constants<'g> {
     /// The element type and the little-endian elements of a constant that the file of the graph holds. `None` after a
     /// conversion.
     pub fn elements(&self, name: &str) -> Option<(DType, Vec<u8>)> {
-        let constant = self.0.get(name).filter(|constant| !constant.is_cast && constant.is_embedded())?;
+        let constant = self.0.get(name).filter(|constant| !constant.is_cast() && constant.is_embedded())?;
         Some((dtype_of(constant.tensor.data_type).ok()?, tensor_bytes(constant.tensor)))
     }
 
     /// The name of the initializer of which a value is an unconverted copy.
     pub fn initializer(&self, name: &str) -> Option<&'g str> {
-        let Constant { tensor, is_cast } = self.0.get(name)?;
-        tensor.name.as_deref().filter(|_| !is_cast)
+        let constant = self.0.get(name)?;
+        constant.tensor.name.as_deref().filter(|_| !constant.is_cast())
     }
+}
+
+/// The type that a `Cast` gives.
+fn cast_to(node: &NodeProto) -> Option<DataType> {
+    integer(node, "to").and_then(|to| i32::try_from(to).ok()).map(DataType)
 }
 
 /// The tensor that a `Constant` node gives.

@@ -37,7 +37,7 @@ pub use limits::{
     DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,
     SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
 };
-pub use low_bit::{CodedProduct, Content, LowBitGraph, LowBits, Matrix};
+pub use low_bit::{CodeForm, CodeRules, CodedProduct, Content, LowBitGraph, LowBits, Matrix};
 pub use onnx::Graph;
 pub use proto::weight_location;
 pub use repack::Repack;

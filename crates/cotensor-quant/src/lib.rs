@@ -37,5 +37,5 @@ pub use members::Member;
 pub use repack::{AwqLinear, GgufBlocks, GptqLinear, RepackedMatrix, StoredScales};
 pub use rten_simd::f16;
 pub use scheme::{quantize, quantize_for};
-pub use spec::{QuantSpec, Scheme, Width};
+pub use spec::{GROUPS, QuantSpec, Scheme, Width};
 pub use tensor::{QuantTensor, relative_error};

@@ -115,6 +115,9 @@ impl FromStr for Scheme {
 /// The elements that share the two float16 of `TwoLevel`.
 pub(crate) const SUPER_GROUP: usize = 256;
 
+/// The elements that a group can have, the most first.
+pub const GROUPS: [usize; 5] = [256, 128, 64, 32, 16];
+
 /// Width, group and scheme. Valid by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantSpec {
@@ -124,7 +127,7 @@ pub struct QuantSpec {
 }
 
 impl QuantSpec {
-    /// Groups of `group` elements: a power of two from 16 to 256. `TwoLevel` has its own, and takes 0 for them.
+    /// Groups of `group` elements, one of [`GROUPS`]. `TwoLevel` has its own, and takes 0 for them.
     ///
     /// # Errors
     /// `Invalid`, with the field, for another group, and for `TwoLevel` with 8 bits.
@@ -145,7 +148,7 @@ impl QuantSpec {
             }
             None => group,
         };
-        if !(16..=256).contains(&group) || !group.is_power_of_two() {
+        if !GROUPS.contains(&group) {
             let message = format!("groups of {group}; 16, 32, 64, 128 and 256 are possible");
             return Err(Error::invalid(message).in_field("group"));
         }

@@ -5,7 +5,7 @@ use super::{COTENSOR, MICROSOFT};
 use crate::constants::Constants;
 use crate::proto::{defined_twice, integer, visit_nodes};
 use cotensor_core::{Error, Result};
-use rten_onnx::onnx::{GraphProto, NodeProto};
+use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
 use std::collections::HashSet;
 
 /// The most elements of a group.
@@ -20,6 +20,8 @@ pub(super) struct Shape {
     pub(super) rows: usize,
     /// Groups of a row.
     pub(super) groups: usize,
+    /// Whether the last group of a row is a whole one.
+    pub(super) is_whole: bool,
 }
 
 /// Whether a node is a product by codes.
@@ -49,7 +51,7 @@ impl Shape {
         let groups = columns.div_ceil(group);
         // The bits of a row can be counted.
         groups.checked_mul(8).ok_or("K")?;
-        Ok(Self { bits: bits as u32, group, rows, groups })
+        Ok(Self { bits: bits as u32, group, rows, groups, is_whole: columns.is_multiple_of(group) })
     }
 
     /// The dimensions of the codes; `None` beyond what can be addressed.
@@ -115,7 +117,9 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>, twice: &HashSet<String>)
         return wrong(format!("scales {dims:?} do not fit its attributes: {wanted:?} is expected"));
     }
     let zeros = node.input.get(3).filter(|name| !name.is_empty());
-    if let Some((dims, is_bytes)) = zeros.and_then(|name| Some((constants.dims(name)?, constants.is_bytes(name)?))) {
+    if let Some((dims, is_bytes)) =
+        zeros.and_then(|name| Some((constants.dims(name)?, constants.has_type(name, DataType::UINT8)?)))
+    {
         let of_row = if is_bytes { (shape.groups * shape.bits as usize).div_ceil(8) } else { shape.groups };
         let count = dims.iter().try_fold(1i64, |count, dim| count.checked_mul(*dim));
         if count != shape.rows.checked_mul(of_row).and_then(|count| i64::try_from(count).ok()) {

@@ -24,6 +24,8 @@ pub struct Matrix {
     pub is_transposed: bool,
     /// Whether a `Gather` reads it.
     pub is_table: bool,
+    /// `float32` or `float16`.
+    pub dtype: DType,
 }
 
 /// How a node reads a weight.
@@ -51,11 +53,11 @@ impl Use {
 }
 
 impl Graph {
-    /// The `float32` matrices that only products by them and tables read, in the order of [`weights`](Graph::weights).
+    /// The matrices of `float32` and `float16` that only products by them and tables read, in the order of [`weights`](Graph::weights).
     pub fn matrices(&self) -> Vec<Matrix> {
         let (uses, others) = self.uses();
         let mut found: Vec<Matrix> = Vec::new();
-        let mut by_place: HashMap<(&Path, u64, bool, [usize; 2]), usize> = HashMap::new();
+        let mut by_place: HashMap<(&Path, u64, DType, bool, [usize; 2]), usize> = HashMap::new();
         for (number, weight) in self.weights.iter().enumerate() {
             let is_own = !others.contains(&weight.name) && !is_rotation(&weight.name);
             let Some(used) = uses.get(&weight.name).filter(|_| is_own) else {
@@ -65,8 +67,8 @@ impl Graph {
                 continue;
             };
             let (rows, columns) = if used.is_transposed { (second, first) } else { (first, second) };
-            let place =
-                (weight.source.file.as_path(), weight.source.offset, stored != used.is_transposed, [rows, columns]);
+            let (source, dtype) = (&weight.source, weight.dtype);
+            let place = (source.file.as_path(), source.offset, dtype, stored != used.is_transposed, [rows, columns]);
             match by_place.get(&place) {
                 Some(&at) => {
                     found[at].weights.push(number);
@@ -80,6 +82,7 @@ impl Graph {
                         columns,
                         is_transposed: used.is_transposed,
                         is_table: used.is_table,
+                        dtype,
                     });
                 }
             }
@@ -166,10 +169,10 @@ impl Graph {
     }
 }
 
-/// Whether the file has the weight with exchanged dimensions. `None` for a weight that is no matrix of `float32`.
+/// Whether the file has the weight with exchanged dimensions. `None` for a weight that is no matrix of `float32` or `float16`.
 fn stored_transposed(weight: &Weight) -> Option<bool> {
     let source = &weight.source;
-    if weight.dtype != DType::F32 || source.dtype != DType::F32 || source.repack.is_some() {
+    if !matches!(weight.dtype, DType::F32 | DType::F16) || source.dtype != weight.dtype || source.repack.is_some() {
         return None;
     }
     match source.permutation.as_deref() {

@@ -1,13 +1,14 @@
-//! Products by codes of a width that an engine does not have, as products by codes of 4 bits.
+//! Products by codes that an engine does not have, or would expand, as products by codes of 4 bits.
 
 use super::MICROSOFT;
 use super::build::Builder;
 use super::check::{Shape, is_product};
-use super::product::sums_of_groups;
+use super::product::{float_scales, sums_of_groups};
+use super::rules::CodeRules;
 use crate::constants::Constants;
 use crate::initializer::detach;
 use crate::onnx::Graph;
-use crate::proto::{integer, tensor_bytes, visit_nodes};
+use crate::proto::{tensor_bytes, visit_nodes};
 use crate::repack::Repack;
 use crate::transpose::{self, drop_unread};
 use crate::types::{Weight, WeightSource};
@@ -16,12 +17,12 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 impl Graph {
-    /// Makes each `MatMulNBits` whose number of bits is not in `widths` one or two of 4 bits. A code of 2 or 3 bits becomes the code of
-    /// 4 bits with the same distance from the middle. One of 8 bits becomes two codes, and its product becomes a sum. The activations
-    /// of the new products are `float32`, but with 3 bits, which no engine has, they are as the file has them. Nodes with zero points
-    /// stay as they are.
-    pub fn fit_widths(&mut self, widths: &[u32]) {
-        let stored = Product::all(self.graph(), widths);
+    /// Makes each `MatMulNBits` that an engine does not multiply as it is one or two of 4 bits. A code of 2 or 3 bits becomes the code of
+    /// 4 bits with the same distance from the middle. One of 8 bits becomes two codes, and its product becomes a sum. Nodes with zero
+    /// points stay as they are.
+    pub(super) fn fit_widths(&mut self, rules: &CodeRules) {
+        let floats = float_scales(self.graph(), rules);
+        let stored = Product::all(self.graph(), rules, &floats);
         if stored.is_empty() {
             return;
         }
@@ -31,14 +32,14 @@ impl Graph {
         let mut codes =
             NewCodes { stored: &stored, made: HashMap::new(), tensors: Vec::new(), weights: &mut self.weights };
         build.replace(graph, &mut |build, node| {
-            let Some(product) = Product::of(node, widths) else { return false };
+            let Some(product) = Product::of(node, rules, &floats) else { return false };
             let (first, second) = Repack::of(product.shape.bits, product.shape.group);
             let Some(first) = codes.of(build, &product, first) else { return false };
+            if !rules.keeps_activations && product.shape.bits != 3 {
+                set(node, "accuracy_level", 0);
+            }
             match second {
-                None if product.shape.bits == 3 => {
-                    become_four_bits(node, &first, integer(node, "accuracy_level").unwrap_or(0))
-                }
-                None => become_four_bits(node, &first, 0),
+                None => become_four_bits(node, &first),
                 Some(second) => {
                     let Some(second) = codes.of(build, &product, second) else { return false };
                     product.halves(build, node, [&first, &second], flat.contains(&node.input[2]));
@@ -74,22 +75,20 @@ struct Product {
 }
 
 impl Product {
-    fn of(node: &NodeProto, widths: &[u32]) -> Option<Self> {
-        let shape = Shape::of(node).ok().filter(|shape| is_product(node) && !widths.contains(&shape.bits))?;
+    /// `floats` are the scales of products that may be sums.
+    fn of(node: &NodeProto, rules: &CodeRules, floats: &HashSet<String>) -> Option<Self> {
+        let shape = Shape::of(node).ok().filter(|shape| is_product(node) && !rules.run(node, shape, None))?;
         // Zero points and what follows them.
         let is_plain = node.input.iter().skip(3).all(String::is_empty) && node.output.len() == 1;
-        let is_whole =
-            integer(node, "K") == shape.groups.checked_mul(shape.group).and_then(|columns| i64::try_from(columns).ok());
-        if !is_plain || !is_whole || !matches!(shape.bits, 2 | 3 | 8) || node.input.len() < 3 {
-            return None;
-        }
-        Some(Self { codes: node.input[1].clone(), shape })
+        let [codes, scales] = node.input.get(1..3)? else { return None };
+        let is_possible = matches!(shape.bits, 2 | 3) || (shape.bits == 8 && floats.contains(scales));
+        (is_plain && shape.is_whole && is_possible).then(|| Self { codes: codes.clone(), shape })
     }
 
     /// The constants that are codes of such products.
-    fn all(graph: &GraphProto, widths: &[u32]) -> HashMap<String, TensorProto> {
+    fn all(graph: &GraphProto, rules: &CodeRules, floats: &HashSet<String>) -> HashMap<String, TensorProto> {
         let mut names = HashSet::new();
-        visit_nodes(graph, &mut |node| names.extend(Self::of(node, widths).map(|product| product.codes)));
+        visit_nodes(graph, &mut |node| names.extend(Self::of(node, rules, floats).map(|product| product.codes)));
         let named = graph.initializer.iter().filter_map(|tensor| Some((tensor.name.clone()?, tensor)));
         named.filter(|(name, _)| names.contains(name)).map(|(name, tensor)| (name, tensor.clone())).collect()
     }
@@ -104,7 +103,7 @@ impl Product {
             let mut half = node.clone();
             half.name = Some(product.clone());
             half.output = vec![product.clone()];
-            become_four_bits(&mut half, codes, 0);
+            become_four_bits(&mut half, codes);
             build.nodes.push(half);
         }
         let sixteen = build.float(own("sixteen"), 16.0);
@@ -125,16 +124,17 @@ impl Product {
 }
 
 /// Makes a node one of 4 bits with these codes.
-fn become_four_bits(node: &mut NodeProto, codes: &str, accuracy_level: i64) {
+fn become_four_bits(node: &mut NodeProto, codes: &str) {
     node.domain = Some(MICROSOFT.to_owned());
     codes.clone_into(&mut node.input[1]);
     node.input.truncate(3);
-    for attribute in &mut node.attribute {
-        match attribute.name.as_deref() {
-            Some("bits") => attribute.i = Some(4),
-            Some("accuracy_level") => attribute.i = Some(accuracy_level),
-            _ => {}
-        }
+    set(node, "bits", 4);
+}
+
+/// Sets an attribute that a node has.
+fn set(node: &mut NodeProto, name: &str, value: i64) {
+    for attribute in node.attribute.iter_mut().filter(|attribute| attribute.name.as_deref() == Some(name)) {
+        attribute.i = Some(value);
     }
 }
 

@@ -16,8 +16,8 @@
 //!
 //! Codes of 3 bits are two planes in each group: first the two lower bits of all codes, 4 in a byte, then the higher bits, 8 in a byte.
 //!
-//! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_widths`](crate::Graph::fit_widths)
-//! makes nodes of a width that an engine does not have products of 4-bit codes, with equal results.
+//! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_codes`](crate::Graph::fit_codes)
+//! makes nodes that an engine does not have, or would run by expanding the matrix, products of 4-bit codes, with equal results.
 
 mod build;
 mod check;
@@ -27,6 +27,7 @@ mod fit;
 mod product;
 mod replace;
 mod rotation;
+mod rules;
 mod table;
 mod tensors;
 mod zero_points;
@@ -35,6 +36,7 @@ pub(crate) use check::{check, unchecked};
 pub use codes::{Content, LowBits};
 pub use find::Matrix;
 pub use replace::LowBitGraph;
+pub use rules::{CodeForm, CodeRules};
 pub use tensors::CodedProduct;
 
 /// The domain of `MatMulNBits`.

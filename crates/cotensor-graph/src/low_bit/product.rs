@@ -1,10 +1,15 @@
 //! Products by codes.
 
 use super::build::{Builder, int};
+use super::check::is_product;
 use super::codes::{LowBits, Names};
 use super::rotation::rotated;
+use super::rules::CodeRules;
 use super::{COTENSOR, MICROSOFT};
-use rten_onnx::onnx::NodeProto;
+use crate::constants::Constants;
+use crate::proto::visit_nodes;
+use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
+use std::collections::HashSet;
 
 /// Adds the nodes of a `MatMul` or `Gemm` by a matrix of `rows × columns`.
 pub(super) fn replace(
@@ -54,4 +59,15 @@ pub(super) fn sums_of_groups(build: &mut Builder, x: &str, groups: usize, group:
     // A dimension of 0 stays one.
     let parts = build.op("Reshape", &[x, &shape], format!("{prefix}.groups"));
     build.sum_last(&parts, format!("{prefix}.sums"))
+}
+
+/// The scales of products that compute with `float32`, which can become sums with constants of this type.
+pub(super) fn float_scales(graph: &GraphProto, rules: &CodeRules) -> HashSet<String> {
+    let constants = Constants::of(graph);
+    let mut names = HashSet::new();
+    visit_nodes(graph, &mut |node| {
+        let is_float = |name: &&String| rules.widens_floats || constants.has_type(name, DataType::FLOAT) == Some(true);
+        names.extend(node.input.get(2).filter(|_| is_product(node)).filter(is_float).cloned());
+    });
+    names
 }

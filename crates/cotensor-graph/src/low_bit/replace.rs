@@ -1,6 +1,6 @@
 //! Puts codes in the place of matrices.
 
-use super::build::{Builder, ints};
+use super::build::{Builder, int, ints};
 use super::codes::{Content, LowBits, Names};
 use super::find::{Matrix, Use};
 use super::{COTENSOR, MICROSOFT, product, table};
@@ -8,7 +8,7 @@ use crate::initializer;
 use crate::onnx::Graph;
 use crate::types::{Weight, WeightPlace, WeightSource};
 use cotensor_core::{DType, Result};
-use rten_onnx::onnx::{ModelProto, OperatorSetIdProto, TensorProto};
+use rten_onnx::onnx::{DataType, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -124,6 +124,8 @@ fn replace_nodes(
         let Some((number, used)) = found else { return false };
         let (matrix, low) = &chosen[number];
         let stored = &names[number];
+        // What replaces a node of `float16` computes with `float32`.
+        let half = (matrix.dtype == DType::F16).then(|| in_floats(build, node, used)).flatten();
         if used.is_table {
             let floats =
                 of_tables[number].get_or_insert_with(|| build.at_the_start(|build| of_table(build, stored, low)));
@@ -133,6 +135,9 @@ fn replace_nodes(
                 of_products[number].get_or_insert_with(|| build.at_the_start(|build| of_product(build, stored, low)));
             product::replace(build, node, floats, [matrix.rows, matrix.columns], low);
         }
+        if let Some(half) = half {
+            build.give("Cast", &[&node.output[0]], &half, vec![int("to", i64::from(DataType::FLOAT16.0))]);
+        }
         true
     });
     for (_, (_, low)) in of_products.iter().zip(chosen).filter(|(floats, _)| floats.is_some()) {
@@ -141,6 +146,20 @@ fn replace_nodes(
             model.opset_import.push(OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(1) });
         }
     }
+}
+
+/// Makes a node read and give `float32`. Returns the name of what it gave.
+fn in_floats(build: &mut Builder, node: &mut NodeProto, used: Use) -> Option<String> {
+    for (at, input) in node.input.iter_mut().enumerate() {
+        // A product's other factor and summand.
+        if !used.is_table && at != 1 && !input.is_empty() {
+            let name = format!("{input}.float");
+            *input = build.once(name.clone(), |build| build.as_float(input, name));
+        }
+    }
+    let output = node.output.first_mut()?;
+    let float = build.fresh(format!("{output}.float"));
+    Some(std::mem::replace(output, float))
 }
 
 /// The tensors of a matrix as products read them: scales in `float32`, and offsets in `float32` by group.

@@ -1,13 +1,14 @@
-//! Products by codes with zero points, for an engine that has none.
+//! Products by codes with zero points, for an engine that has none, or not these.
 
 use super::build::Builder;
-use super::check::{Shape, has_products, is_product};
-use super::product::sums_of_groups;
+use super::check::{Shape, is_product};
+use super::product::{float_scales, sums_of_groups};
+use super::rules::CodeRules;
 use super::table::split;
 use crate::constants::Constants;
 use crate::onnx::Graph;
 use crate::proto::visit_nodes;
-use rten_onnx::onnx::NodeProto;
+use rten_onnx::onnx::{DataType, NodeProto};
 use std::collections::HashMap;
 
 /// The inputs of the operator after the scales.
@@ -15,44 +16,64 @@ const ZERO_POINTS: usize = 3;
 const GROUP_INDICES: usize = 4;
 const BIAS: usize = 5;
 
+/// The zero points of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Zeros {
+    /// Codes.
+    Packed,
+    /// Numbers.
+    Float,
+}
+
 impl Graph {
-    /// Makes each `MatMulNBits` with constant zero points or a bias a sum: `(code − z) · scale` is `(code − middle) · scale` plus
-    /// `(middle − z) · scale`, and the second part is a product of the sums of groups. Nodes with indices of groups stay as they are.
-    pub fn without_zero_points(&mut self) {
-        if !has_products(self.graph()) {
-            return;
-        }
+    /// Makes each `MatMulNBits` with constant zero points or a bias that an engine does not multiply as it is a sum: `(code − z) · scale` is
+    /// `(code − middle) · scale` plus `(middle − z) · scale`, and the second part is a product of the sums of groups. Nodes with indices of
+    /// groups stay as they are.
+    pub(super) fn without_zero_points(&mut self, rules: &CodeRules) {
         let mut build = Builder::new(&self.model);
         let graph = self.model.graph.as_mut().expect("an opened model has a graph");
         let constants = Constants::of(graph);
-        // Whether they are packed codes. The check of the graph has seen their number.
-        let mut packed: HashMap<String, bool> = HashMap::new();
+        // The check of the graph has seen their number.
+        let mut known: HashMap<String, Zeros> = HashMap::new();
         visit_nodes(graph, &mut |node| {
             if let Some(zeros) = given(node, ZERO_POINTS).filter(|_| is_product(node)) {
-                packed.extend(constants.is_bytes(zeros).map(|is_packed| (zeros.to_owned(), is_packed)));
+                let is_packed = constants.has_type(zeros, DataType::UINT8);
+                known.extend(is_packed.map(|is_packed| (zeros.to_owned(), Zeros::of(is_packed))));
             }
         });
+        let floats = float_scales(graph, rules);
         build.replace(graph, &mut |build, node| {
-            let shape = Shape::of(node).ok().filter(|shape| is_product(node) && matches!(shape.bits, 2 | 4 | 8));
-            let Some(shape) = shape else { return false };
-            let zeros = given(node, ZERO_POINTS).map(str::to_owned);
-            let is_known = zeros.as_ref().is_none_or(|zeros| packed.contains_key(zeros));
-            if !is_known || given(node, GROUP_INDICES).is_some() || (zeros.is_none() && given(node, BIAS).is_none()) {
+            let is_possible = |shape: &Shape| is_product(node) && matches!(shape.bits, 2 | 4 | 8) && shape.is_whole;
+            let Some(shape) = Shape::of(node).ok().filter(is_possible) else { return false };
+            let zeros = given(node, ZERO_POINTS);
+            let of_zeros = zeros.and_then(|zeros| known.get(zeros)).copied();
+            let is_plain = zeros.is_none() && bias(node).is_none();
+            let is_unknown = zeros.is_some() != of_zeros.is_some() || !floats.contains(&node.input[2]);
+            if is_plain || is_unknown || given(node, GROUP_INDICES).is_some() || rules.run(node, &shape, of_zeros) {
                 return false;
             }
-            let zeros = zeros.map(|zeros| (packed[&zeros], zeros));
-            replace(build, node, &shape, zeros);
+            replace(build, node, &shape, of_zeros.zip(zeros));
             true
         });
     }
+}
+
+impl Zeros {
+    fn of(is_packed: bool) -> Self {
+        if is_packed { Self::Packed } else { Self::Float }
+    }
+}
+
+pub(super) fn bias(node: &NodeProto) -> Option<&str> {
+    given(node, BIAS)
 }
 
 fn given(node: &NodeProto, at: usize) -> Option<&str> {
     node.input.get(at).map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// Adds the nodes of a product. `zeros` are packed or not, with their name.
-fn replace(build: &mut Builder, node: &NodeProto, shape: &Shape, zeros: Option<(bool, String)>) {
+/// Adds the nodes of a product. `zeros` have their name.
+fn replace(build: &mut Builder, node: &NodeProto, shape: &Shape, zeros: Option<(Zeros, &str)>) {
     let output = node.output.first().map(String::as_str).unwrap_or_default();
     let own = |part: &str| format!("{output}.{part}");
     let (x, scales) = (node.input[0].as_str(), node.input[2].as_str());
@@ -62,9 +83,9 @@ fn replace(build: &mut Builder, node: &NodeProto, shape: &Shape, zeros: Option<(
     plain.output = vec![product.clone()];
     plain.input.truncate(ZERO_POINTS);
     build.nodes.push(plain);
-    let bias = given(node, BIAS);
-    if let Some((is_packed, zeros)) = zeros {
-        let zeros = unpacked(build, &zeros, shape, is_packed, &own("zeros"));
+    let bias = bias(node);
+    if let Some((kind, zeros)) = zeros {
+        let zeros = unpacked(build, zeros, shape, kind, &own("zeros"));
         let middle = build.float(own("middle"), (1u32 << (shape.bits - 1)) as f32);
         let below = build.op("Sub", &[&middle, &zeros], own("below"));
         let groups = [shape.rows as i64, shape.groups as i64];
@@ -85,11 +106,11 @@ fn replace(build: &mut Builder, node: &NodeProto, shape: &Shape, zeros: Option<(
 }
 
 /// Zero points as numbers `[rows, groups]`.
-fn unpacked(build: &mut Builder, zeros: &str, shape: &Shape, is_packed: bool, prefix: &str) -> String {
+fn unpacked(build: &mut Builder, zeros: &str, shape: &Shape, kind: Zeros, prefix: &str) -> String {
     let (rows, groups) = (shape.rows as i64, shape.groups as i64);
     let dims = build.ints(format!("{prefix}.dims"), &[rows, groups]);
     let numbers = build.as_float(zeros, format!("{prefix}.numbers"));
-    if !is_packed || shape.bits == 8 {
+    if kind == Zeros::Float || shape.bits == 8 {
         return build.op("Reshape", &[&numbers, &dims], prefix.to_owned());
     }
     let in_byte = 8 / shape.bits as usize;

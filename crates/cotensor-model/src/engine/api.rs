@@ -1,6 +1,6 @@
 use super::output::{Output, OutputAllocator, OwnMemory};
 use super::state::{Keep, RunState, keep_arrays};
-use crate::graph::{Graph, Port};
+use crate::graph::{CodeForm, CodeRules, Graph, Port};
 use crate::tensor::{Array, TensorRef};
 use crate::weights::HashedWeights;
 use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Result};
@@ -104,28 +104,28 @@ pub struct Capabilities {
     pub writes_outputs_in_place: bool,
     /// The engine computes with `float32` for every floating-point type.
     pub widens_floats: bool,
-    /// The bits of the codes that the engine's `MatMulNBits` multiplies without expanding the matrix.
-    pub code_widths: &'static [u32],
+    /// The codes that the engine's `MatMulNBits` multiplies without expanding the matrix.
+    pub code_forms: &'static [CodeForm],
     /// The engine expands codes for each run of a graph, since it multiplies packed ones only and has no folder to keep them in.
     pub expands_codes: bool,
-    /// The engine's `MatMulNBits` has zero points and a bias.
+    /// The engine's `MatMulNBits` has packed zero points and a bias.
     pub has_zero_points: bool,
+    /// Codes of 2 and 8 bits that become those of 4 keep their activations. Otherwise these are `float32`.
+    pub keeps_activations: bool,
     /// A graph of [`Engine::load_file`] gives the same bits as one of [`Engine::load`]. Otherwise they differ by
     /// rounding, because the engine optimizes them differently.
     pub is_reproducible: bool,
 }
 
 impl Capabilities {
-    /// Gives a graph the forms of weights that the engine reads, before the weights are read: [`Graph::widen`],
-    /// [`Graph::without_zero_points`] and [`Graph::fit_widths`].
+    /// Gives a graph the forms of weights that the engine reads, before the weights are read: [`Graph::widen`] and
+    /// [`Graph::fit_codes`].
     pub fn fit(&self, graph: &mut Graph) {
         if self.widens_floats {
             graph.widen();
         }
-        if !self.has_zero_points {
-            graph.without_zero_points();
-        }
-        graph.fit_widths(self.code_widths);
+        let Self { code_forms: forms, has_zero_points, keeps_activations, widens_floats, .. } = *self;
+        graph.fit_codes(&CodeRules { forms, has_zero_points, keeps_activations, widens_floats });
     }
 }
 

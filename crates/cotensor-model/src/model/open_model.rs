@@ -242,7 +242,7 @@ impl Model {
     /// As [`quantization`](Self::quantization).
     pub fn quantized(&self, stage: &Stage) -> Result<Option<QuantizedWeights>> {
         let Some(report) = self.quantization()? else { return Ok(None) };
-        Ok(QuantizedWeights::of(report, self.relative(stage.path()), stage.weight_bytes()))
+        Ok(QuantizedWeights::of(report, self.relative(stage.path()), stage.weight_bytes(), stage.precision()))
     }
 
     /// A path in the folder, relative to it.

@@ -192,16 +192,16 @@ impl LoadedGraph for RecordingGraph {
         let more: Vec<&str> = self.recorded.iter().map(String::as_str).filter(is_added).collect();
         let mut made = self.inner.run(inputs, &[outputs, &more].concat(), allocator)?;
         for (name, output) in more.into_iter().zip(made.split_off(outputs.len())) {
-            self.record(name, output.into_array()?.as_f32()?);
+            self.record(name, &TensorRef::from(&output.into_array()?).to_f32()?);
         }
         for (name, tensor) in inputs.iter().filter(|(name, _)| self.recorded.iter().any(|known| known == name)) {
-            self.record(name, tensor.typed::<f32>()?);
+            self.record(name, &tensor.to_f32()?);
         }
         for (name, output) in
             outputs.iter().zip(&made).filter(|(name, _)| self.recorded.iter().any(|known| known == *name))
         {
             if let Output::Array(array) = output {
-                self.record(name, array.as_f32()?);
+                self.record(name, &TensorRef::from(array).to_f32()?);
             }
         }
         Ok(made)

@@ -220,7 +220,8 @@ fn check(folder: &Path, options: &QuantizeOptions, report: &QuantizeReport) -> R
         let reasons = kept().filter_map(|kept| Some(format!("{}: {}", kept.name, kept.reason.as_ref()?)));
         let reasons: Vec<String> = reasons.take(REASONS_MAX).collect();
         let reasons = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) };
-        let message = format!("no graph has a float32 matrix of a product or a table that can be quantized{reasons}");
+        let message =
+            format!("no graph has a float32 or float16 matrix of a product or a table that can be quantized{reasons}");
         return Err(Error::unsupported(message).in_file(folder));
     }
     match options.keep.iter().find(|text| !kept().any(|kept| kept.name.contains(text.as_str()))) {

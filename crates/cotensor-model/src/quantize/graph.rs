@@ -8,8 +8,8 @@ use super::sensitivity::Sensitivity;
 use super::write::{Encoded, Reasons, reasons_of, write_codes};
 use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
 use crate::weights::read_weight;
+use cotensor_core::Result;
 use cotensor_core::elements::to_f32;
-use cotensor_core::{DType, Result};
 use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Width, quantize, quantize_for, relative_error, rotate};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -174,13 +174,16 @@ fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, reasons: &mut Reasons
 
 /// The largest magnitude of a weight.
 fn largest(weight: &Weight) -> Result<f32> {
-    let values = to_f32(DType::F32, &read_weight(weight)?);
-    Ok(values.iter().fold(0.0, |most, value| most.max(value.abs())))
+    Ok(elements(weight)?.iter().fold(0.0, |most, value| most.max(value.abs())))
+}
+
+fn elements(weight: &Weight) -> Result<Vec<f32>> {
+    Ok(to_f32(weight.dtype, &read_weight(weight)?))
 }
 
 /// The elements of a matrix, row by row.
 pub(super) fn rows_of(weights: &[Weight], matrix: &Matrix) -> Result<Vec<f32>> {
-    let values = to_f32(DType::F32, &read_weight(&weights[matrix.weights[0]])?);
+    let values = elements(&weights[matrix.weights[0]])?;
     Ok(if matrix.is_transposed { transposed(&values, matrix.rows) } else { values })
 }
 

@@ -24,7 +24,12 @@ pub(super) struct Difference {
 impl Difference {
     /// The relative error of all outputs in the L2 norm. `None` if nothing was compared.
     pub(super) fn relative_error(&self) -> Option<f64> {
-        (self.all > 0.0).then(|| (self.wrong / self.all).sqrt())
+        (self.all > 0.0).then(|| self.relative())
+    }
+
+    /// The same: 0 for equal numbers, infinite for others than zeros.
+    pub(super) fn relative(&self) -> f64 {
+        if self.wrong == 0.0 { 0.0 } else { (self.wrong / self.all).sqrt() }
     }
 
     /// For the next token of a decoder, the mean divergence (Kullback-Leibler, in nats) and the share of equal first choices.
@@ -104,14 +109,17 @@ impl LoadedGraph for ComparedGraph {
         let difference = differences.entry(self.path.clone()).or_default();
         for (name, (full, other)) in outputs.iter().zip(made.iter().zip(&others)) {
             let Output::Array(full) = full else { continue };
-            if full.dtype() != DType::F32 || full.shape() != other.shape() {
+            // Not of integers.
+            let (Ok(values), Ok(others)) = (TensorRef::from(full).to_f32(), TensorRef::from(other).to_f32()) else {
+                continue;
+            };
+            if full.shape() != other.shape() {
                 continue;
             }
-            let (values, others) = (full.as_f32()?, other.as_f32()?);
-            difference.add(values, others);
+            difference.add(&values, &others);
             // `[batch, tokens, vocabulary]`
             if let (LOGITS, &[_, _, vocabulary]) = (*name, full.shape()) {
-                difference.add_tokens(values, others, vocabulary.max(1));
+                difference.add_tokens(&values, &others, vocabulary.max(1));
             }
         }
         Ok(made)

@@ -1,6 +1,6 @@
 use crate::graph::{LowBits, Matrix};
 use cotensor_core::{DType, Error, Hasher, Result};
-use cotensor_quant::{QuantSpec, Scheme, Width};
+use cotensor_quant::{GROUPS, QuantSpec, Scheme, Width};
 use std::str::FromStr;
 
 /// The largest block of a rotation.
@@ -111,10 +111,7 @@ impl QuantizeOptions {
         if let Some(text) = kept_by(&self.keep, names) {
             return Err(format!("--keep {text}"));
         }
-        let group = (4..=8)
-            .rev()
-            .map(|shift| 1usize << shift)
-            .find(|&group| group <= self.group && matrix.columns.is_multiple_of(group));
+        let group = GROUPS.into_iter().find(|&group| group <= self.group && matrix.columns.is_multiple_of(group));
         let group = group.ok_or_else(|| format!("{} columns are no multiple of 16", matrix.columns))?;
         QuantSpec::new(width, group, self.scheme).map_err(|error| error.message().to_owned())
     }

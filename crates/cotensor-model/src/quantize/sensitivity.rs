@@ -64,8 +64,11 @@ impl<'c> Sensitivity<'c> {
         let outputs = self.run(self.leases(Some((at, &values)))?)?;
         let mut difference = Difference::default();
         for (full, other) in self.outputs.iter().flatten().zip(outputs.iter().flatten()) {
-            if full.dtype() == DType::F32 && full.shape() == other.shape() {
-                difference.add(full.as_f32()?, other.as_f32()?);
+            // Not of integers.
+            if let (Ok(values), Ok(others)) = (TensorRef::from(full).to_f32(), TensorRef::from(other).to_f32())
+                && full.shape() == other.shape()
+            {
+                difference.add(&values, &others);
             }
         }
         Ok(difference.relative_error())

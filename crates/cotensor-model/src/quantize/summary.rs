@@ -1,6 +1,7 @@
 //! What is known of the quantized weights of a graph, for users of the model.
 
 use super::report::{QuantizeReport, bits_per_weight};
+use cotensor_core::DType;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -24,9 +25,9 @@ pub struct QuantizedWeights {
 }
 
 impl QuantizedWeights {
-    /// Those of the graph `file`, relative to the model's folder, whose weights have `bytes` bytes in the store. `None` for a graph
-    /// without matrices of codes.
-    pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64) -> Option<Self> {
+    /// Those of the graph `file`, relative to the model's folder, whose weights have `bytes` bytes in the store for an engine that
+    /// computes with `precision`. `None` for a graph without matrices of codes.
+    pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64, precision: DType) -> Option<Self> {
         let graph = report.graph(file).filter(|graph| !graph.matrices.is_empty())?;
         let (mut elements, mut error) = (0.0, 0.0);
         for matrix in &graph.matrices {
@@ -34,7 +35,8 @@ impl QuantizedWeights {
             elements += count;
             error += count * matrix.relative_error.powi(2);
         }
-        let kept: u64 = graph.kept.iter().map(|kept| kept.bytes).sum();
+        let is_wide = precision == DType::F32;
+        let kept: u64 = graph.kept.iter().map(|kept| kept.bytes << u32::from(is_wide && kept.is_float16)).sum();
         (elements > 0.0).then(|| Self {
             stored_bits: bits_per_weight(std::slice::from_ref(graph)),
             run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / elements,

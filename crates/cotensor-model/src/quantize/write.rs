@@ -33,7 +33,7 @@ fn no_matrix(weight: &Weight) -> Option<String> {
         return None;
     }
     Some(match weight.dtype {
-        DType::F32 => "something else than a product by it or a table reads it".to_owned(),
+        DType::F32 | DType::F16 => "something else than a product by it or a table reads it".to_owned(),
         other => format!("its elements are {other}"),
     })
 }
@@ -55,7 +55,8 @@ pub(super) fn write_codes(
     encode: &mut Encode<'_>,
 ) -> Result<GraphReport> {
     let kept = graph.weights().iter().zip(reasons).filter_map(|(weight, reason)| {
-        Some(Kept { name: weight.name.clone(), bytes: weight.size_bytes() as u64, reason: reason? })
+        let is_float16 = weight.dtype == DType::F16;
+        Some(Kept { name: weight.name.clone(), bytes: weight.size_bytes() as u64, is_float16, reason: reason? })
     });
     let mut report = GraphReport {
         bytes_before: graph.weights().iter().map(|weight| weight.source.length).sum(),

@@ -4,7 +4,7 @@ use crate::engine::{Engine, LoadedGraph, Output, OutputAllocator, OwnMemory};
 use crate::graph::key::{Execution, StageIdentity};
 use crate::graph::open_graph;
 use crate::tensor::Value;
-use cotensor_core::{ContentHash, Error, Kind, Result, Space};
+use cotensor_core::{ContentHash, DType, Error, Kind, Result, Space};
 use cotensor_store::{Claim, Holder, Key, Store, Ticket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -101,6 +101,11 @@ impl Stage {
     /// The graph's file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The floating-point type in which the engine computes.
+    pub(crate) fn precision(&self) -> DType {
+        self.graph.precision()
     }
 
     /// The engine that runs the stage.

@@ -1,7 +1,9 @@
+use super::convert::to_f32;
 use bytemuck::{AnyBitPattern, NoUninit};
 use cotensor_core::{DType, Device, Error, Layout, Result, Segment};
 use cotensor_preprocess::Array;
 use cotensor_store::Lease;
+use std::borrow::Cow;
 
 /// A borrowed row-major tensor, in host memory or on a device.
 #[derive(Clone, Copy)]
@@ -107,14 +109,30 @@ impl<'a> TensorRef<'a> {
         }
     }
 
+    /// The elements as `float32`. Converts a copy of elements of another floating-point type.
+    ///
+    /// # Errors
+    /// `Invalid` for integers, `Unsupported` on a device.
+    pub fn to_f32(&self) -> Result<Cow<'a, [f32]>> {
+        match self.dtype {
+            DType::F32 => self.typed().map(Cow::Borrowed),
+            DType::F16 | DType::BF16 | DType::F64 => Ok(Cow::Owned(to_f32(self.dtype, self.host_bytes()?))),
+            other => Err(Error::invalid(format!("floating-point numbers expected, the value has {other}"))),
+        }
+    }
+
+    fn host_bytes(&self) -> Result<&'a [u8]> {
+        self.bytes().ok_or_else(|| {
+            Error::unsupported(format!("the tensor is on {}, where the host cannot read it", self.device()))
+        })
+    }
+
     /// The elements as numbers of the size of the element type.
     ///
     /// # Errors
     /// `Unsupported` on a device, `Invalid` when `T` has another size.
     pub fn typed<T: AnyBitPattern>(&self) -> Result<&'a [T]> {
-        let bytes = self.bytes().ok_or_else(|| {
-            Error::unsupported(format!("the tensor is on {}, where the host cannot read it", self.device()))
-        })?;
+        let bytes = self.host_bytes()?;
         if size_of::<T>() != self.dtype.size_bytes() {
             return Err(Error::invalid(format!("{} has no elements of {} bytes", self.dtype, size_of::<T>())));
         }

@@ -1,4 +1,3 @@
-use super::convert::to_f32;
 use super::tensor_ref::TensorRef;
 use crate::graph::key::array_identity;
 use cotensor_core::{ContentHash, DType, Error, Result};
@@ -73,16 +72,7 @@ impl Value {
     /// # Errors
     /// `Invalid` for integers, `Unsupported` for a tensor on a device, or as [`Value::tensor`].
     pub fn to_f32(&self) -> Result<Cow<'_, [f32]>> {
-        let tensor = self.tensor()?;
-        match tensor.dtype() {
-            DType::F32 => tensor.typed().map(Cow::Borrowed),
-            DType::F16 | DType::BF16 | DType::F64 => {
-                // Refuses a tensor on a device.
-                let bytes = tensor.bytes().ok_or_else(|| device_error(&tensor))?;
-                Ok(Cow::Owned(to_f32(tensor.dtype(), bytes)))
-            }
-            other => Err(Error::invalid(format!("floating-point numbers expected, the value has {other}"))),
-        }
+        self.tensor()?.to_f32()
     }
 
     /// The elements of an `int64` value.
@@ -112,10 +102,6 @@ impl Value {
             Tensor::Array(_) => None,
         }
     }
-}
-
-fn device_error(tensor: &TensorRef<'_>) -> Error {
-    Error::unsupported(format!("the tensor is on {}, where the host cannot read it", tensor.device()))
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod imports;
 mod logit_ranking;
 mod long_speech;
 mod low_bit;
+mod low_bit_engines;
 mod object_detection;
 mod pipeline;
 mod pipeline_inputs;

@@ -128,21 +128,22 @@ fn engines_subtract_zero_points_and_add_a_bias() {
             matrix.chunks(COLUMNS).zip(&bias).map(move |(row, bias)| product(row) + bias).collect::<Vec<_>>()
         });
         let wanted: Vec<f32> = rows.collect();
-        let mut ran = 0;
         for engine in engines() {
-            // onnxruntime has no zero points in floating point with 8 bits.
-            if case.bits == 8 && engine.name() != RtenEngine::NAME && case.zeros == Zeros::Float {
-                continue;
-            }
-            let graph = load_on(&*engine, &path, &*store());
+            // onnxruntime expands zero points that are no codes, and codes of 2 and 8 bits with activations in float32.
+            let keeps = engine.name() != RtenEngine::NAME && case.bits == 4 && case.zeros != Zeros::Float;
+            let graph = open_for(&*engine, &path);
+            graph.visit_nodes(&mut |node| {
+                let is_product = node.op_type.as_deref() == Some("MatMulNBits");
+                assert!(!is_product || keeps || node.input.len() == 3, "{} {:?}", engine.name(), node.input);
+            });
+            assert!(graph.coded_products().iter().all(|product| product.bits == 4));
+            let graph = load_graph(&*engine, &graph, &*store());
             let y = graph.run_alone(&[("x", TensorRef::f32(&[2, COLUMNS], &x).unwrap())], &["y"]).unwrap().remove(0);
             let most = wanted.iter().fold(0.0f32, |most, value| most.max(value.abs()));
             let found = y.as_f32().unwrap().iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / most;
             let Case { bits, zeros, has_bias, is_flat } = case;
             assert!(found < 3e-6, "{} {bits} bits, {zeros:?}, {has_bias} {is_flat}: {found}", engine.name());
-            ran += 1;
         }
-        assert!(ran > 0, "case {number}");
     }
 }
 

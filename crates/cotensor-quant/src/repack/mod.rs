@@ -11,12 +11,9 @@ pub use gptq::GptqLinear;
 use crate::codes::pack;
 use crate::expand::expand_row;
 use crate::scales::GroupScale;
-use crate::spec::Width;
+use crate::spec::{GROUPS, Width};
 use cotensor_core::{DType, Error, Result};
 use rten_simd::f16;
-
-/// The elements of a group, the largest first.
-const GROUPS: [usize; 5] = [256, 128, 64, 32, 16];
 
 /// A matrix of codes whose scales and offsets are `float32`. An element is `(code − middle) · scale + offset`, and the codes lie as those of a
 /// [`QuantTensor`](crate::QuantTensor).

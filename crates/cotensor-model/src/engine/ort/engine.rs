@@ -6,7 +6,7 @@ use super::prepacked;
 use crate::engine::api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
 use crate::engine::checks::weight_bytes;
 use crate::engine::guard::guarded;
-use crate::graph::{Graph, Port};
+use crate::graph::{CodeForm, Graph, Port};
 use crate::weights::HashedWeights;
 use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Error, Result};
 use cotensor_memory::process::trim_heap;
@@ -14,6 +14,13 @@ use cotensor_store::Lease;
 use ort::value::Outlet;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Measured with 1.32: docs/labs/low-bit.md, `cargo bench -p cotensor-model`. Others are expanded for each run, or refused.
+const CODE_FORMS: &[CodeForm] = &[
+    CodeForm { bits: 2, groups: (32, 128), needs_int8: true },
+    CodeForm::all(4),
+    CodeForm { needs_int8: true, ..CodeForm::all(8) },
+];
 
 /// Runs graphs with onnxruntime, whose library is loaded when the first engine is opened.
 pub struct OrtEngine {
@@ -122,9 +129,10 @@ impl Engine for OrtEngine {
             borrows_inputs: true,
             writes_outputs_in_place: true,
             widens_floats: false,
-            code_widths: &[2, 4, 8],
+            code_forms: CODE_FORMS,
             expands_codes: self.derived.is_none(),
             has_zero_points: true,
+            keeps_activations: true,
             is_reproducible: false,
         }
     }

@@ -9,7 +9,7 @@ use crate::engine::checks::{input_positions, output_positions, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator};
 use crate::engine::state::{Keep, RunState};
-use crate::graph::{Graph, Port, open_graph, weight_location};
+use crate::graph::{CodeForm, Graph, Port, open_graph, weight_location};
 use crate::tensor::TensorRef;
 use crate::weights::load_weights;
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 /// The version that Cargo.toml pins.
 const VERSION: &str = "0.27.0";
+
+const CODE_FORMS: &[CodeForm] = &[CodeForm::all(4)];
 
 /// Runs graphs with rten.
 pub struct RtenEngine {
@@ -112,9 +114,10 @@ impl Engine for RtenEngine {
             borrows_inputs: true,
             writes_outputs_in_place: false,
             widens_floats: true,
-            code_widths: &[4],
+            code_forms: CODE_FORMS,
             expands_codes: false,
             has_zero_points: false,
+            keeps_activations: false,
             is_reproducible: true,
         }
     }

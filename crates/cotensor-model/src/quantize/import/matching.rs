@@ -4,6 +4,7 @@ use super::parameter::Parameter;
 use super::source::Source;
 use crate::graph::{Graph, Matrix};
 use crate::quantize::graph::rows_of;
+use crate::quantize::measure::Difference;
 use cotensor_core::{Error, Result};
 use cotensor_quant::{RepackedMatrix, Width};
 use std::collections::HashMap;
@@ -184,27 +185,6 @@ pub(super) fn errors_of(codes: &RepackedMatrix, weights: &[f32]) -> Errors {
     }
     let [own, above, below] = differences.map(|difference| difference.relative());
     Errors { own, shifted: above.min(below) }
-}
-
-/// ‖weights − found‖ and ‖weights‖, squared.
-#[derive(Default)]
-struct Difference {
-    wrong: f64,
-    all: f64,
-}
-
-impl Difference {
-    fn add(&mut self, weights: &[f32], found: &[f32]) {
-        for (weight, found) in weights.iter().zip(found) {
-            self.wrong += (f64::from(*weight) - f64::from(*found)).powi(2);
-            self.all += f64::from(*weight).powi(2);
-        }
-    }
-
-    /// 0 for equal elements, infinite for others than weights of zero.
-    fn relative(&self) -> f64 {
-        if self.wrong == 0.0 { 0.0 } else { (self.wrong / self.all).sqrt() }
-    }
 }
 
 /// The one parameter with one of these names: whole, else without the first modules of either.
