@@ -96,8 +96,9 @@ def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
     options = {"metadata": {"a": 1}, "producer": "p"}
     same = [described(f"{number}", store.put("x", np.ones(4), **options), False) for number, store in enumerate(stores)]
     assert same[0].fingerprint == same[1].fingerprint and same[0].metadata == {"a": 1} and same[0].producer == "p"
-    different = [stores[0].put("x", np.ones(4)), stores[0].put("x", np.ones(5), **options), stores[0].put("y", np.ones(4), **options)]
-    assert len({described("0", tensor, False).fingerprint for tensor in [*different, stores[1].get("x")]}) == 4
+    put = stores[0].put
+    different = [put("x", np.ones(4)), put("x", np.ones(5), **options), put("y", np.ones(4), **options), stores[1].get("x")]
+    assert len({described("0", tensor, False).fingerprint for tensor in different}) == 4
 
 
 def test_copies_are_known_while_they_are_the_newest_versions():

@@ -96,8 +96,11 @@ class Agent:
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         # Several, so that new handles do not wait for copies.
-        workers = [(KEEP, self._keep, 1), (PULL, self._pull, _PULLS), (BRING, self._named.bring, _PULLS)]
-        self._providers = [self._provide(*each) for each in workers]
+        self._providers = [
+            self._provide(KEEP, self._keep, 1),
+            self._provide(PULL, self._pull, _PULLS),
+            self._provide(BRING, self._named.bring, _PULLS),
+        ]
 
     def _provide(self, name: str, function: Callable[..., Any], workers: int) -> SharedTensorProvider:
         provider = SharedTensorProvider(store=self._store, execution_mode="server", workers=workers)
@@ -151,17 +154,17 @@ class Agent:
         with self._store.lease(id_) as tensor:
             return self._kept(tensor)
 
-    @ray.method(concurrency_group="calls")
+    @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(self, call: str, name: str, args: Any, kwargs: Any, timeout: Optional[float]) -> Outcome:
         """Calls a function of this node for another one."""
         return self._callee.call(call, name, args, kwargs, timeout)
 
-    @ray.method(concurrency_group="signs")
+    @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     def cancel_call(self, call: str) -> None:
         """The caller waits no more."""
         self._callee.cancel(call)
 
-    @ray.method(concurrency_group="signs")
+    @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     def hear(self, call: str) -> None:
         """The caller waits."""
         self._callee.hear(call)

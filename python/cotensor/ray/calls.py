@@ -12,10 +12,9 @@ from typing import Any, Callable, List, NamedTuple, Optional
 from .._native import Store, Tensor
 from ..async_client import AsyncSharedTensorClient
 from ..errors import CancelledError, CotensorError, UnsupportedError
-from ..functions.retries import not_called
 from . import values
 from .functions import PULSE_INTERVAL, Calls, is_found_elsewhere
-from .handle import Handle
+from .handle import Handle, reduced
 
 #: Calls that run at a time on a node for other nodes.
 CALLS_MAX = 64
@@ -28,8 +27,6 @@ class Outcome(NamedTuple):
 
     value: Any = None
     error: Optional[BaseException] = None
-    #: Whether the function may have run.
-    has_begun: bool = True
 
 
 class Callee:
@@ -77,7 +74,7 @@ class Callee:
         try:
             args, kwargs = (values.received(each, self._opened, lambda array: array) for each in (args, kwargs))
         except CotensorError as error:
-            return Outcome(error=error, has_begun=False)
+            return Outcome(error=error)
         if timeout is not None:
             timeout = max(timeout - (time.monotonic() - began), _TIMEOUT_MIN)
         calling = self._client.call_function(name, args, kwargs, timeout=timeout)
@@ -88,7 +85,7 @@ class Callee:
         except (concurrent.futures.CancelledError, asyncio.CancelledError):
             return Outcome(error=CancelledError(f"{name} was cancelled"))
         except Exception as error:
-            return Outcome(error=error, has_begun=not not_called(error))
+            return Outcome(error=error)
         finally:
             self._calls.end(call)
 
@@ -96,7 +93,7 @@ class Callee:
         tensor: Tensor = value
         view: Any = None
         try:
-            _, _, name, id_, view = tensor.__reduce__()[1]  # type: ignore[misc]
+            _, _, name, id_, view = reduced(tensor)
         except UnsupportedError:
             # In the memory of a call.
             tensor = self._store.put(f"ray/{uuid.uuid4().hex}", value, keep=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import ray
 
@@ -98,21 +98,18 @@ class Client(SharedTensorClient):
     def _call_elsewhere(
         self, name: str, args: Any, kwargs: Any, time_left: Callable[[], Optional[float]], error: NotFoundError
     ) -> Any:
-        is_sent = False
+        handles: Optional[Tuple[Any, Any]] = None
         for node in _offering(name, self._last.get(name)):
-            if not is_sent:
-                process = Process.current()
-                # They keep the tensors until the call is over.
-                args, kwargs = (values.sent(each, lambda value: _handle(process, value)) for each in (args, kwargs))
-                is_sent = True
+            # They keep the tensors until the call is over.
+            handles = handles or (values.sent(args, _handle), values.sent(kwargs, _handle))
             limit = _limit(time_left())
             if limit is not None and limit <= 0:
                 raise TimedOutError(f"{name}: the time is over before node {node} is called", field="timeout")
-            outcome = _Attempt(node, name).run(args, kwargs, limit)
+            outcome = _Attempt(node, name).run(handles, limit)
             if outcome.error is None:
                 self._last[name] = node
                 return self._received(outcome.value)
-            if outcome.has_begun or not isinstance(outcome.error, NotFoundError):
+            if not not_called(outcome.error):
                 raise _named(outcome.error, f"{name} on node {node}")
         raise error
 
@@ -129,7 +126,8 @@ class Client(SharedTensorClient):
         return values.received(value, lambda handle: process.open(handle._replace(form=form)), array)
 
 
-def _handle(process: Process, value: Any) -> Handle:
+def _handle(value: Any) -> Handle:
+    process = Process.current()
     if not isinstance(value, Tensor) and hasattr(value, "detach"):
         value = value.detach()
     return process.handle_of(value) if isinstance(value, Tensor) else process.publish(value, "tensor")
@@ -167,16 +165,16 @@ class _Attempt:
         self._node, self._name, self._id = node, name, uuid.uuid4().hex
         self._agent = running_agent(node)
 
-    def run(self, args: Any, kwargs: Any, timeout: Optional[float]) -> Outcome:
+    def run(self, arguments: Tuple[Any, Any], timeout: Optional[float]) -> Outcome:
         began = time.monotonic()
-        reference = self._agent.call.remote(self._id, self._name, args, kwargs, timeout)
+        reference = self._agent.call.remote(self._id, self._name, *arguments, timeout)
         try:
             self._wait(reference, None if timeout is None else began + timeout + _LATE)
         except BaseException:
             self._agent.cancel_call.remote(self._id)
             raise
         try:
-            return ray.get(reference)
+            return ray.get(reference)  # type: ignore[no-any-return]
         except ray.exceptions.RayError as error:
             raise self._error(IoError, f"ended during the call: {str(error).splitlines()[0]}") from error
 

@@ -25,7 +25,8 @@ def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
     """What another node needs for a copy."""
     members = []
     for name, member in tensor.members().items():
-        view: Any = member.__reduce__()[1][4]  # type: ignore[index]
+        # Without one, the member is all of the group.
+        view = reduced(member)[4]
         members.append((name, view[0] if view else 0, str(member.dtype), member.shape))
     plain: Tuple[Any, ...] = (tensor.shape, str(tensor.dtype), tensor.kind, tensor.metadata, tuple(members))
     parts = [tensor.name, repr(plain)]

@@ -15,7 +15,7 @@ from .._native import Store, Tensor
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
 from .agent import BRING, KEEP, PULL, agent_of, ask, copied
-from .handle import Form, Handle
+from .handle import Form, Handle, reduced
 from .submissions import keep_while_submitted
 
 #: Tokens that a process asks for at a time: a request takes longer than a call.
@@ -67,11 +67,10 @@ class Process:
     def handle_of(self, tensor: Tensor, form: Form = "tensor") -> Handle:
         """A handle of a tensor. One of another store is published here first."""
         try:
-            reduced: Tuple[Any, ...] = tensor.__reduce__()  # type: ignore[assignment]
+            socket, _, name, id_, view = reduced(tensor)
         except UnsupportedError:
             # Of a store inside of this process.
             return self.publish(tensor, form)
-        socket, _, name, id_, view = reduced[1]
         if str(socket) != str(self.store.socket):
             return self.publish(tensor, form)
         token = self._keep(id_)
