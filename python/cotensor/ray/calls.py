@@ -91,14 +91,14 @@ class Callee:
 
     def _handle_of(self, value: Any) -> Handle:
         tensor: Tensor = value
-        view: Any = None
+        name, id_, view = tensor.name, tensor.id, None
         try:
             _, _, name, id_, view = reduced(tensor)
         except UnsupportedError:
             # In the memory of a call.
             tensor = self._store.put(f"ray/{uuid.uuid4().hex}", value, keep=False)
             name, id_ = tensor.name, tensor.id
-        with self._store.lease(tuple(id_)) as whole:
+        with self._store.lease((id_[0], id_[1])) as whole:
             return Handle(self._node, name, whole.id, whole.shape, str(whole.dtype), view, "tensor", self._keep(whole))
 
     def _end_silent(self) -> None:

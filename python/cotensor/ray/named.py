@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
 from ..errors import CotensorError, IoError, NotFoundError
+from .handle import reduced
 from .models import Copies, Described, Id, sources
 from .peers import answer_of, answers
 from .transfer import Address, fetch

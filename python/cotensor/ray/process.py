@@ -76,7 +76,7 @@ class Process:
         token = self._keep(id_)
         keep_while_submitted(token)
         shape, dtype = (tensor.shape, str(tensor.dtype)) if view is None else self._whole(id_)
-        return Handle(self.node, name, tuple(id_), shape, dtype, view, form, token)
+        return Handle(self.node, name, (id_[0], id_[1]), shape, dtype, view, form, token)
 
     def open(self, handle: Handle) -> Any:
         """The tensor of a handle, mapped. One of another node is copied to this node first, once for all of its processes."""
