@@ -12,13 +12,14 @@ from typing import Any, Dict, Optional
 
 import ray
 
-from .._native import Store
+from .._native import Store, Tensor
+from .client import Client
 from .process import Process
 from .serialization import INLINE_BYTES_MAX
 from .setup import HOOK, runtime_env, setup
 from .status import status
 
-__all__ = ["HOOK", "INLINE_BYTES_MAX", "init", "runtime_env", "setup", "status", "store"]
+__all__ = ["HOOK", "INLINE_BYTES_MAX", "Client", "get", "init", "runtime_env", "setup", "status", "store"]
 
 
 def init(address: Optional[str] = None, *, runtime_env: Optional[Dict[str, Any]] = None, **options: Any) -> Any:
@@ -31,6 +32,16 @@ def init(address: Optional[str] = None, *, runtime_env: Optional[Dict[str, Any]]
     context = ray.init(address, runtime_env=_runtime_env(runtime_env), **options)
     setup()
     return context
+
+
+def get(name: str) -> Tensor:
+    """The tensor or group of a name: of this process's node, else of another one. It is copied to this node under its name then,
+    once for all processes, and stays as any tensor of :func:`store` does.
+
+    Raises :class:`NotFoundError` if no node has it, :class:`ConflictError` if two nodes have published different ones,
+    :class:`OverBudgetError`, and :class:`IoError` if no node that has it sends it.
+    """
+    return Process.current().get(name)
 
 
 def store() -> Store:

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, Sequence, cast
+from typing import Any, Callable, Dict, List, Optional, Sequence, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -17,16 +17,18 @@ from .._native import Store, Tensor
 from ..errors import CotensorError, IoError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
+from .calls import CALLS_MAX, Callee, Outcome
+from .handle import Handle
 from .holdings import Holdings, Key
+from .models import Described, Id
+from .named import Named
+from .peers import ANSWER_TIMEOUT, NAMESPACE, running_agent
 from .transfer import Address, Server, fetch
 
-#: The namespace of agents, and functions that an agent offers to the processes of its node.
-NAMESPACE = "cotensor"
-KEEP, PULL = "cotensor.ray.keep", "cotensor.ray.pull"
+#: Functions that an agent offers to the processes of its node.
+KEEP, PULL, BRING = "cotensor.ray.keep", "cotensor.ray.pull", "cotensor.ray.bring"
 #: The part of a node's memory, as Ray counts it, for the tensors of its daemon.
 MEMORY_SHARE = 0.3
-#: The time for another node's agent to answer, in seconds.
-ANSWER_TIMEOUT = 5.0
 #: Copies that come at a time.
 _PULLS = 8
 #: The time between two looks at the daemon and at the nodes of copies, in seconds.
@@ -46,12 +48,9 @@ def agent_of(node: str) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": strategy,
     }
-    return ray.remote(Agent).options(**options).remote(node)
-
-
-def running_agent(node: str) -> Any:
-    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended."""
-    return ray.get_actor(node, NAMESPACE)
+    # These are refused as options.
+    kind = ray.remote(concurrency_groups={"calls": CALLS_MAX, "signs": 2})(Agent)
+    return kind.options(**options).remote(node)
 
 
 def ask(node: str, token: str, asking: str, name: str) -> Address:
@@ -92,10 +91,16 @@ class Agent:
         self._pulled = 0
         #: Tokens that have ended. The callback runs in a thread of Ray, which must not wait.
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
+        self._callee = Callee(node, self._store, self._opened, self._kept)
+        self._named = Named(node, self._store, ask, self._count_pull)
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        # Two, so that new handles do not wait for copies.
-        self._providers = [self._provide(KEEP, self._keep, 1), self._provide(PULL, self._pull, _PULLS)]
+        # Several, so that new handles do not wait for copies.
+        self._providers = [
+            self._provide(KEEP, self._keep, 1),
+            self._provide(PULL, self._pull, _PULLS),
+            self._provide(BRING, self._named.bring, _PULLS),
+        ]
 
     def _provide(self, name: str, function: Callable[..., Any], workers: int) -> SharedTensorProvider:
         provider = SharedTensorProvider(store=self._store, execution_mode="server", workers=workers)
@@ -132,7 +137,59 @@ class Agent:
     def counts(self) -> Dict[str, Any]:
         """Numbers for :func:`cotensor.ray.status`."""
         counts = {"pulled": self._pulled, "sent_bytes": self._server.sent_bytes}
-        return {"socket": str(self._socket), **self._holdings.counts(), **counts}
+        functions = {"functions": self._callee.functions(), "running": self._callee.running()}
+        more = {**counts, **functions, "names": self._named.names()}
+        return {"socket": str(self._socket), **self._holdings.counts(), **more}
+
+    def describe(self, name: str) -> Optional[Described]:
+        """The tensor of a name on this node."""
+        return self._named.describe(name)
+
+    def newest_of(self, names: List[str]) -> Dict[str, Id]:
+        """The newest versions of names on this node."""
+        return self._named.newest(names)
+
+    def lend(self, id_: Id) -> Any:
+        """A token for a tensor of this node: it stays while another node has the token."""
+        with self._store.lease(id_) as tensor:
+            return self._kept(tensor)
+
+    @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
+    def call(self, call: str, name: str, args: Any, kwargs: Any, timeout: Optional[float]) -> Outcome:
+        """Calls a function of this node for another one."""
+        return self._callee.call(call, name, args, kwargs, timeout)
+
+    @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
+    def cancel_call(self, call: str) -> None:
+        """The caller waits no more."""
+        self._callee.cancel(call)
+
+    @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
+    def hear(self, call: str) -> None:
+        """The caller waits."""
+        self._callee.hear(call)
+
+    def functions(self) -> List[str]:
+        """The functions that other nodes find here."""
+        return self._callee.functions()
+
+    def offers(self, name: str) -> bool:
+        """Whether other nodes find a function here."""
+        return self._callee.offers(name)
+
+    def _opened(self, handle: Handle) -> Tensor:
+        """The tensor of a handle that another node has sent."""
+        id_ = list(handle.id)
+        if handle.node != self._node:
+            id_ = self._pull(handle.token.hex(), handle.node, handle.name, id_, list(handle.shape), handle.dtype)
+        tensor = self._store.lease((id_[0], id_[1]))
+        return tensor if handle.view is None else tensor.view(*handle.view)
+
+    def _kept(self, tensor: Tensor) -> Any:
+        """A token for a tensor of this node."""
+        [token] = self.tokens(1)
+        self._keep(token.hex(), list(tensor.id))
+        return token
 
     def _bytes(self, token: bytes) -> Tensor:
         tensor = self._holdings.serve(token, "")
@@ -157,8 +214,9 @@ class Agent:
                 os._exit(1)
             except CotensorError:
                 continue
-            with contextlib.suppress(Exception):
-                self._end_lost_copies()
+            for look in (self._end_lost_copies, self._named.update):
+                with contextlib.suppress(Exception):
+                    look()
 
     def _end_lost_copies(self) -> None:
         """Ends copies of nodes that have ended, or have another agent now: it has other tokens."""
@@ -173,6 +231,9 @@ class Agent:
                 continue
             for token in ended:
                 self._holdings.end_copies(token)
+
+    def _count_pull(self) -> None:
+        self._pulled += 1
 
     def _keep(self, token: str, id_: List[int]) -> None:
         self._holdings.keep(bytes.fromhex(token), self._store.lease((id_[0], id_[1])))
@@ -202,7 +263,7 @@ class Agent:
             address = ask(key[0], token, self._node, name)
             if copy is None:
                 copy = copied(self._store, address, key, token, shape, dtype)
-                self._pulled += 1
+                self._count_pull()
                 self._holdings.add_copy(key, copy)
             return copy
         except BaseException:

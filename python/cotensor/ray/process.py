@@ -7,18 +7,16 @@ import threading
 import time
 import uuid
 import warnings
-from typing import Any, Iterator, List, Literal, NamedTuple, Optional, Tuple, cast
+from typing import Any, Iterator, List, Optional, Tuple, cast
 
 import ray
 
 from .._native import Store, Tensor
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
-from .agent import KEEP, PULL, agent_of, ask, copied
+from .agent import BRING, KEEP, PULL, agent_of, ask, copied
+from .handle import Form, Handle, reduced
 from .submissions import keep_while_submitted
-
-#: As what a handle is opened.
-Form = Literal["tensor", "numpy", "torch"]
 
 #: Tokens that a process asks for at a time: a request takes longer than a call.
 _TOKENS = 64
@@ -28,20 +26,6 @@ START_TIMEOUT = 120.0
 _START_WAIT = 10.0
 #: The time for an answer of the node's own agent: for a copy from another node it includes the transfer.
 _ANSWER_TIMEOUT = 600.0
-
-
-class Handle(NamedTuple):
-    """A tensor in an object of Ray. As long as Ray counts a reference to ``token``, the agent of ``node`` keeps the tensor."""
-
-    node: str
-    name: str
-    id: Tuple[int, int]
-    shape: Tuple[int, ...]
-    dtype: str
-    #: Offset, dtype, shape and strides of a view.
-    view: Optional[Tuple[int, str, Tuple[int, ...], Tuple[int, ...]]]
-    form: Form
-    token: Any
 
 
 def node_id() -> str:
@@ -83,17 +67,16 @@ class Process:
     def handle_of(self, tensor: Tensor, form: Form = "tensor") -> Handle:
         """A handle of a tensor. One of another store is published here first."""
         try:
-            reduced: Tuple[Any, ...] = tensor.__reduce__()  # type: ignore[assignment]
+            socket, _, name, id_, view = reduced(tensor)
         except UnsupportedError:
             # Of a store inside of this process.
             return self.publish(tensor, form)
-        socket, _, name, id_, view = reduced[1]
         if str(socket) != str(self.store.socket):
             return self.publish(tensor, form)
         token = self._keep(id_)
         keep_while_submitted(token)
         shape, dtype = (tensor.shape, str(tensor.dtype)) if view is None else self._whole(id_)
-        return Handle(self.node, name, tuple(id_), shape, dtype, view, form, token)
+        return Handle(self.node, name, (id_[0], id_[1]), shape, dtype, view, form, token)
 
     def open(self, handle: Handle) -> Any:
         """The tensor of a handle, mapped. One of another node is copied to this node first, once for all of its processes."""
@@ -103,6 +86,14 @@ class Process:
         if handle.form == "tensor":
             return tensor
         return tensor.numpy() if handle.form == "numpy" else tensor.torch()
+
+    def get(self, name: str) -> Tensor:
+        """The tensor of a name. One of another node is copied to this node first, under the same name."""
+        try:
+            return self.store.get(name)
+        except NotFoundError:
+            self._call(BRING, [name], _ANSWER_TIMEOUT)
+            return self.store.get(name)
 
     def _own(self, handle: Handle) -> Tensor:
         try:

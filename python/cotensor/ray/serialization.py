@@ -10,8 +10,9 @@ import ray
 
 from .._native import Tensor
 from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
+from .handle import Form, Handle
 from .imports import when_imported
-from .process import Form, Handle, Process, node_id
+from .process import Process, node_id
 
 #: Arrays and tensors of at most this many bytes travel in the object itself.
 INLINE_BYTES_MAX = 256 << 10

@@ -6,7 +6,10 @@ import importlib
 import os
 from typing import Any, Callable, Dict, Optional
 
-from ..errors import InvalidError
+from .. import _elsewhere
+from .._native import Store
+from ..errors import InvalidError, NotFoundError
+from .process import Process
 from .serialization import register
 
 #: The hook that Ray runs in each worker.
@@ -35,6 +38,19 @@ def runtime_env(own: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
 def setup() -> None:
     """Sets this process up. It connects to the daemon of its node when it sends or receives the first tensor."""
     register()
+    _elsewhere.bring = _bring
+
+
+def _bring(store: Store, name: str) -> bool:
+    """For functions of :mod:`cotensor.torch` that take a store."""
+    process = Process.current()
+    if store.socket != process.store.socket:
+        return False
+    try:
+        process.get(name).release()
+    except NotFoundError:
+        return False
+    return True
 
 
 def setup_worker() -> None:

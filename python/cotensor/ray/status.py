@@ -6,13 +6,16 @@ from typing import Any, Dict
 
 import ray
 
-from .agent import ANSWER_TIMEOUT, running_agent
+from .peers import ANSWER_TIMEOUT, running_agent
 
 
 def status() -> Dict[str, Dict[str, Any]]:
     """For each living node: the ``socket`` of its daemon, the tensors that its agent has ``kept`` for handles, the ``copies`` of
-    other nodes' tensors, the number of tensors that it has ``pulled``, and the ``sent_bytes``. A node without an agent has none
-    of these, and one that does not answer within 5 s has ``error``."""
+    other nodes' tensors, the number of tensors that it has ``pulled``, the ``sent_bytes``, the ``functions`` that other nodes
+    find there, those that are ``running`` for other nodes, and the ``names`` under which it has copied other nodes' tensors.
+
+    A node without an agent has none of these, and one that does not answer within 5 s has ``error``.
+    """
     found: Dict[str, Dict[str, Any]] = {}
     for node in ray.nodes():
         if node["Alive"]:

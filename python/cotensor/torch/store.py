@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
-from .. import _checks, connect
+from .. import _checks, _elsewhere, connect
 from .._native import Store, Tensor, Ticket, content_hash
 from ..errors import ConflictError, InvalidError
 
@@ -31,7 +31,7 @@ def resolve(store: Optional[Store]) -> Store:
 
 def leased(store: Store, name: str, version: Optional[int]) -> Tensor:
     """Leases the newest version of a name, or ``version``, which another lease has to keep."""
-    whole = store.get(name)
+    whole = _elsewhere.get(store, name)
     if version is not None and whole.version != _checks.count(version, "version", 1):
         whole = store.lease((whole.id[0], version))
     return whole

@@ -9,6 +9,7 @@ from typing import Iterator, Optional
 
 import torch
 
+from ... import _elsewhere
 from ..._native import content_hash
 from ...errors import ConflictError, CotensorError, InvalidError, NotFoundError, UnsupportedError
 from ..store import claimed
@@ -23,7 +24,7 @@ from .session import Loading, Session, Weights
 def is_published(session: Session, name: str) -> bool:
     """Whether weights are published under ``name``."""
     try:
-        session.store.get(name).release()
+        _elsewhere.get(session.store, name).release()
         return True
     except NotFoundError:
         return False

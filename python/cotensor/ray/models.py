@@ -1,0 +1,88 @@
+"""Rules for tensors that other nodes find by name, such as models. No Ray, sockets or stores."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from ..errors import ConflictError
+
+#: A store's number of a version.
+Id = Tuple[int, int]
+
+
+class Described(NamedTuple):
+    """A tensor of a name on a node, for a copy under the same name on another one."""
+
+    node: str
+    name: str
+    id: Id
+    shape: Tuple[int, ...]
+    dtype: str
+    kind: str
+    producer: str
+    metadata: Dict[str, Any]
+    #: Name, offset in bytes, dtype and shape of each member of a group.
+    members: Tuple[Tuple[str, int, str, Tuple[int, ...]], ...]
+    #: Of all above but node and id, and of a model's manifest, which has its origin. Equal for equal models of two nodes.
+    fingerprint: str
+    #: Whether an agent has copied it from another node.
+    is_copy: bool
+
+
+def sources(name: str, found: List[Described]) -> List[Described]:
+    """Those from which a copy can come, in this order. Copies count only if no other node has the name.
+
+    Raises :class:`ConflictError` if two nodes have published different tensors under one name.
+    """
+    published = [each for each in found if not each.is_copy]
+    for other in published[1:]:
+        if other.fingerprint != published[0].fingerprint:
+            raise ConflictError(
+                f"{name}: node {published[0].node} and node {other.node} have published different tensors under this name: "
+                "remove one, or use another name",
+                field=name,
+            )
+    if not published:
+        return found[:1] + [each for each in found[1:] if each.fingerprint == found[0].fingerprint]
+    return published + [each for each in found if each.is_copy and each.fingerprint == published[0].fingerprint]
+
+
+class _Copy(NamedTuple):
+    id: Id
+    node: str
+    source: Id
+
+
+class Copies:
+    """The copies that an agent has made under the names of other nodes' tensors."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: Dict[str, _Copy] = {}
+
+    def add(self, name: str, id_: Id, node: str, source: Id) -> None:
+        """A copy of version ``source`` of a node has arrived, as version ``id_``."""
+        with self._lock:
+            self._copies[name] = _Copy(id_, node, source)
+
+    def is_copy(self, name: str, id_: Optional[Id]) -> bool:
+        """Whether this version of a name is a copy. For another one, or for ``None``, the copy is not known any more."""
+        with self._lock:
+            known = self._copies.get(name)
+            if known is not None and known.id != id_:
+                del self._copies[name]
+            return known is not None and known.id == id_
+
+    def by_node(self) -> Dict[str, Dict[str, Id]]:
+        """The versions that were copied, by node and name."""
+        found: Dict[str, Dict[str, Id]] = {}
+        with self._lock:
+            for name, copy in self._copies.items():
+                found.setdefault(copy.node, {})[name] = copy.source
+        return found
+
+    def names(self) -> List[str]:
+        """The names of the copies."""
+        with self._lock:
+            return sorted(self._copies)

@@ -1,0 +1,165 @@
+"""Tensors and models by name: the agent's part."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import uuid
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
+from ..errors import CotensorError, IoError, NotFoundError
+from .handle import reduced
+from .models import Copies, Described, Id, sources
+from .peers import answer_of, answers
+from .transfer import Address, fetch
+
+#: Names of tensors in handles and of values of calls, which no other node looks for.
+_OWN_PREFIX = "ray/"
+
+#: Where a token's tensor is read, as ``ask`` of the agent returns it: node, token, asking node, name.
+Ask = Callable[[str, str, str, str], Address]
+
+
+def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
+    """What another node needs for a copy."""
+    members = []
+    for name, member in tensor.members().items():
+        # Without one, the member is all of the group.
+        view = reduced(member)[4]
+        members.append((name, view[0] if view else 0, str(member.dtype), member.shape))
+    plain: Tuple[Any, ...] = (tensor.shape, str(tensor.dtype), tensor.kind, tensor.metadata, tuple(members))
+    parts = [tensor.name, repr(plain)]
+    with contextlib.suppress(CotensorError):
+        # A model: the header has its parameters and its origin.
+        data = read_manifest(tensor)[4]
+        parts.append(tensor.view(0, "uint8", (data,)).tobytes().hex())
+    shape, dtype, kind, metadata, _ = plain
+    fingerprint = content_hash("cotensor.ray: name", *parts)
+    return Described(
+        node, tensor.name, tensor.id, shape, dtype, kind, tensor.producer, metadata, tuple(members), fingerprint, is_copy
+    )
+
+
+class Named:
+    """Finds names on other nodes, and copies their tensors here under the same names, once for all processes.
+
+    ``ask`` is the agent's. ``pulled`` is called for each copy.
+    """
+
+    def __init__(self, node: str, store: Store, ask: Ask, pulled: Callable[[], None]) -> None:
+        self._node, self._store, self._ask, self._pulled = node, store, ask, pulled
+        self._copies = Copies()
+        self._lock = threading.Lock()
+        #: Held while a name is looked for and copied.
+        self._names: Dict[str, threading.Lock] = {}
+
+    def names(self) -> List[str]:
+        """The names of the copies that other nodes' tensors have here."""
+        return [name for name in self._copies.names() if self._current(name) is not None]
+
+    def describe(self, name: str) -> Optional[Described]:
+        """The tensor of a name on this node."""
+        try:
+            with self._store.get(name) as tensor:
+                return described(self._node, tensor, self._copies.is_copy(name, tensor.id))
+        except CotensorError:
+            return None
+
+    def newest(self, names: List[str]) -> Dict[str, Id]:
+        """The newest versions of those of the names that this node has."""
+        found = {}
+        for name in names:
+            with contextlib.suppress(CotensorError), self._store.get(name) as tensor:
+                found[name] = tensor.id
+        return found
+
+    def bring(self, name: str) -> None:
+        """Copies a tensor of another node here, unless this node has the name.
+
+        Raises :class:`NotFoundError` if no node has it, :class:`ConflictError` if two nodes have different ones, and
+        :class:`IoError` if no node that has it sends it.
+        """
+        with self._lock:
+            lock = self._names.setdefault(name, threading.Lock())
+        with lock:
+            if self._current(name) is None:
+                self._bring(name, self._sources(name))
+
+    def update(self) -> None:
+        """Copies newer versions of the copies that are in use, and frees unused copies of older ones."""
+        for node, copied in self._copies.by_node().items():
+            newest = answer_of(node, "newest_of", sorted(copied)) or {}
+            for name, source in copied.items():
+                if name in newest and tuple(newest[name]) != source:
+                    self._update(name, node)
+
+    def _update(self, name: str, node: str) -> None:
+        with self._lock:
+            lock = self._names.setdefault(name, threading.Lock())
+        with lock:
+            try:
+                with self._store.get(name) as tensor:
+                    if not self._copies.is_copy(name, tensor.id):
+                        return
+                    is_used = sum(tensor.holders.values()) > 1
+            except NotFoundError:
+                return
+            if not is_used:
+                self._store.remove(name, missing_ok=True)
+                return
+            found = answer_of(node, "describe", name)
+            if found is not None:
+                self._bring(name, [found])
+
+    def _current(self, name: str) -> Optional[Id]:
+        """The version of a name on this node."""
+        found = self.newest([name]).get(name)
+        # Forgets a copy that was freed or replaced.
+        self._copies.is_copy(name, found)
+        return found
+
+    def _sources(self, name: str) -> List[Described]:
+        found = [] if name.startswith(_OWN_PREFIX) else [each for _, each in answers(self._node, "describe", name) if each]
+        if not found:
+            raise NotFoundError(f"no node has a tensor {name!r}", field="name")
+        return sources(name, found)
+
+    def _bring(self, name: str, found: List[Described]) -> None:
+        error: Optional[CotensorError] = None
+        for source in found:
+            try:
+                tensor = self._copied(source)
+            except (IoError, NotFoundError) as caught:
+                error = type(caught)(f"{name} of node {source.node}: {caught}", field=name)
+                continue
+            with tensor:
+                self._copies.add(name, tensor.id, source.node, source.id)
+            self._pulled()
+            return
+        assert error is not None
+        raise error
+
+    def _copied(self, source: Described) -> Tensor:
+        """A copy under the same name. The other node keeps the tensor while this one has its token."""
+        token = answer_of(source.node, "lend", source.id)
+        if token is None:
+            raise IoError("the node does not answer, or has freed the tensor")
+        address = self._ask(source.node, token.hex(), self._node, source.name)
+        options: Dict[str, Any] = {"kind": source.kind, "producer": source.producer, "metadata": source.metadata or None}
+        if not source.members:
+            with self._store.empty(source.name, source.shape, source.dtype, **options) as builder:
+                return _filled(builder, address, token)
+        # A group is made of arrays: its bytes come under another name first.
+        with self._store.empty(f"{_OWN_PREFIX}{uuid.uuid4().hex}", source.shape, source.dtype, keep=False) as builder:
+            with _filled(builder, address, token) as whole:
+                members = {name: whole.view(offset, dtype, shape) for name, offset, dtype, shape in source.members}
+                return self._store.put_group(source.name, members, **options)
+
+
+def _filled(builder: TensorBuilder, address: Address, token: Any) -> Tensor:
+    if builder.nbytes:
+        memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
+        fetch(address, token.binary(), memoryview(memory).cast("B"))
+    return builder.publish()

@@ -1,0 +1,46 @@
+"""The agents of other nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Iterator, List, Optional, Tuple
+
+import ray
+
+#: The namespace of agents.
+NAMESPACE = "cotensor"
+#: The time for another node's agent to answer, in seconds.
+ANSWER_TIMEOUT = 5.0
+
+
+def running_agent(node: str) -> Any:
+    """The agent of a node, if it has one. Raises :class:`ValueError` otherwise, also for a node that has ended."""
+    return ray.get_actor(node, NAMESPACE)
+
+
+def answers(own: str, method: str, *arguments: Any) -> Iterator[Tuple[str, Any]]:
+    """The nodes but ``own`` and what their agents answer, in the order of the answers. They have 5 s."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+    return _answers(nodes, method, arguments, ANSWER_TIMEOUT)
+
+
+def answer_of(node: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT) -> Optional[Any]:
+    """What the agent of a node answers; ``None`` if it does not answer in time."""
+    return next((answer for _, answer in _answers([node], method, arguments, timeout)), None)
+
+
+def _answers(nodes: List[str], method: str, arguments: Tuple[Any, ...], timeout: float) -> Iterator[Tuple[str, Any]]:
+    end = time.monotonic() + timeout
+    asked = {}
+    for node in nodes:
+        # A node without an agent has no daemon.
+        with contextlib.suppress(ValueError):
+            asked[getattr(running_agent(node), method).remote(*arguments)] = node
+    while asked:
+        done, _ = ray.wait(list(asked), timeout=max(0.0, end - time.monotonic()))
+        if not done:
+            return
+        node = asked.pop(done[0])
+        with contextlib.suppress(ray.exceptions.RayError):
+            yield node, ray.get(done[0])

@@ -1,0 +1,44 @@
+"""What tests of cotensor.ray with a cluster use."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+
+import ray
+from ray.cluster_utils import Cluster
+
+import cotensor.ray
+
+NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
+
+
+@contextmanager
+def cluster_of(*names):
+    """A cluster of a head, and a node for each name, which is also its resource. ``nodes`` has the nodes by name."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    cluster.nodes = {name: cluster.add_node(**NODE, resources={name: 100}) for name in names}
+    cotensor.ray.init(cluster.address, log_to_driver=False)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def until(what, done):
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end, f"timed out waiting until {what}"
+        time.sleep(0.05)
+
+
+def counts(name):
+    """A number of each node, by its id."""
+    return {node: one[name] for node, one in cotensor.ray.status().items() if name in one}
+
+
+def nothing_is_kept():
+    until("all tensors are released", lambda: not any(counts("kept").values()) and not any(counts("copies").values()))

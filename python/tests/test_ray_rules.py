@@ -1,0 +1,131 @@
+"""The rules of functions and models of cotensor.ray, without a cluster."""
+
+from collections import OrderedDict
+
+import pytest
+
+pytest.importorskip("ray")
+np = pytest.importorskip("numpy")
+
+from cotensor import ConflictError, Store, UnsupportedError, _elsewhere  # noqa: E402
+from cotensor.ray import functions, values  # noqa: E402
+from cotensor.ray.functions import Calls, Pulse  # noqa: E402
+from cotensor.ray.handle import Handle  # noqa: E402
+from cotensor.ray.models import Copies, Described, sources  # noqa: E402
+from cotensor.ray.named import described  # noqa: E402
+
+
+def test_functions_of_agents_stay_on_their_nodes():
+    assert functions.is_found_elsewhere("cotensor.rays") and not functions.is_found_elsewhere("cotensor.ray.keep")
+
+
+def test_node_that_does_not_answer_is_silent():
+    pulse = Pulse(0.0)
+    assert not pulse.is_due(0.9) and pulse.is_due(1.0) and not pulse.is_silent(100.0)
+    pulse.asked(1.0)
+    # A failed sign is asked for again, and does not count as an answer.
+    pulse.asked(3.0)
+    assert not pulse.is_silent(4.4) and pulse.is_silent(4.5)
+    pulse.answered(4.4)
+    assert not pulse.is_silent(100.0) and not pulse.is_due(5.3) and pulse.is_due(5.4)
+
+
+def test_calls_end_with_their_callers():
+    calls, cancelled = Calls(), []
+    for call in ("a", "b", "c"):
+        calls.begin(call, f"function {call}", lambda call=call: cancelled.append(call), 0.0)
+    assert calls.running() == ["function a", "function b", "function c"]
+    calls.hear("a", 5.0)
+    calls.end("b")
+    calls.cancel_silent(9.9)
+    assert cancelled == []
+    calls.cancel_silent(10.0)
+    assert cancelled == ["c"]
+    calls.cancel("a", 11.0)
+    assert cancelled == ["c", "a"]
+
+
+def test_cancelled_call_that_begins_later_is_cancelled_then():
+    calls, cancelled = Calls(), []
+    calls.cancel("late", 0.0)
+    calls.cancel_silent(functions.CANCELLATION_KEPT - 1)
+    calls.begin("late", "f", lambda: cancelled.append("late"), 300.0)
+    assert cancelled == ["late"]
+    calls.end("late")
+    calls.cancel("never", 0.0)
+    calls.cancel_silent(functions.CANCELLATION_KEPT)
+    calls.begin("never", "f", lambda: cancelled.append("never"), 700.0)
+    assert cancelled == ["late"]
+
+
+def test_values_travel_as_handles_arrays_and_numbers():
+    handle = Handle("node", "name", (1, 1), (3,), "float32", None, "tensor", None)
+    large = np.ones(values.INLINE_BYTES_MAX + 1, "u1")
+    value = {"a": [1, (None, "text", b"bytes", 2.5, True)], "o": OrderedDict(x=np.float32(2)), "l": large, "s": np.arange(3)}
+    sent = values.sent(value, lambda array: handle if array is large else None)
+    assert sent["l"] is handle and sent["s"].tolist() == [0, 1, 2] and type(sent["o"]) is OrderedDict
+    found = values.received(sent, lambda one: ["opened", one], lambda array: array + 1)
+    assert found["l"] == ["opened", handle] and found["s"].tolist() == [1, 2, 3] and found["a"] == value["a"]
+    assert type(found["o"]["x"]) is np.float32
+    with Store().put("small", np.ones(2, "f4")) as tensor:
+        assert type(values.sent(tensor, lambda _: handle)) is np.ndarray
+    with Store().put_group("group", {"a": np.ones(2)}) as group:
+        assert values.sent(group, lambda _: handle) is handle, "an array has no members"
+    for wrong in ({1}, object(), np.datetime64("2026-11-27"), lambda: None):
+        with pytest.raises(UnsupportedError, match="cross between nodes"):
+            values.sent([wrong], lambda _: handle)
+
+
+def of(node, fingerprint, is_copy=False):
+    return Described(node, "m", (1, 1), (1,), "uint8", "weight", "p", {}, (), fingerprint, is_copy)
+
+
+def test_a_name_has_one_fingerprint_on_all_nodes():
+    first, second, copy, old = of("a", "1"), of("b", "1"), of("c", "1", True), of("d", "0", True)
+    assert sources("m", [first]) == [first]
+    assert sources("m", [copy, first, second]) == [first, second, copy]
+    assert sources("m", [old, first]) == [first], "a copy of an older version"
+    assert sources("m", [old, copy]) == [old], "its origin has ended"
+    with pytest.raises(ConflictError, match="m: node a and node e have published different tensors"):
+        sources("m", [first, of("e", "2"), copy])
+
+
+def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
+    stores = [Store(), Store()]
+    stores[1].put("other", np.ones(3))
+    options = {"metadata": {"a": 1}, "producer": "p"}
+    same = [described(f"{number}", store.put("x", np.ones(4), **options), False) for number, store in enumerate(stores)]
+    assert same[0].fingerprint == same[1].fingerprint and same[0].metadata == {"a": 1} and same[0].producer == "p"
+    put = stores[0].put
+    different = [put("x", np.ones(4)), put("x", np.ones(5), **options), put("y", np.ones(4), **options), stores[1].get("x")]
+    assert len({described("0", tensor, False).fingerprint for tensor in different}) == 4
+
+
+def test_copies_are_known_while_they_are_the_newest_versions():
+    copies = Copies()
+    copies.add("m", (5, 1), "node", (3, 2))
+    copies.add("n", (6, 1), "node", (4, 1))
+    assert copies.is_copy("m", (5, 1)) and not copies.is_copy("k", (5, 1))
+    assert copies.by_node() == {"node": {"m": (3, 2), "n": (4, 1)}}
+    assert not copies.is_copy("m", (5, 2)), "this node has published it"
+    assert not copies.is_copy("n", None), "it was freed"
+    assert copies.names() == [] and copies.by_node() == {}
+
+
+def test_names_are_looked_for_elsewhere_only_if_the_store_lacks_them(monkeypatch):
+    store, asked = Store(), []
+
+    def bring(store, name):
+        asked.append(name)
+        if name == "there":
+            store.put(name, np.ones(3))
+        return name == "there"
+
+    store.put("here", np.ones(2))
+    with pytest.raises(KeyError):
+        _elsewhere.get(store, "there")
+    monkeypatch.setattr(_elsewhere, "bring", bring)
+    assert [_elsewhere.get(store, name).shape for name in ("here", "there", "there")] == [(2,), (3,), (3,)]
+    with pytest.raises(KeyError, match="nowhere"):
+        _elsewhere.get(store, "nowhere")
+    assert asked == ["there", "nowhere"]
