@@ -15,7 +15,7 @@ import ray
 from .._native import Store
 from .process import Process
 from .serialization import INLINE_BYTES_MAX
-from .setup import HOOK, runtime_env, setup
+from .setup import HOOK, offer_transport, runtime_env, setup
 from .status import status
 
 __all__ = ["HOOK", "INLINE_BYTES_MAX", "init", "runtime_env", "setup", "status", "store"]
@@ -39,3 +39,5 @@ def store() -> Store:
 
 
 _runtime_env = runtime_env
+# Not in `setup`: decorators of modules name it, before a program has a cluster.
+offer_transport()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from types import FrameType
 from typing import Any, Callable, Optional, Tuple, cast
 
 import ray
@@ -15,6 +16,8 @@ from .process import Form, Handle, Process, node_id
 
 #: Arrays and tensors of at most this many bytes travel in the object itself.
 INLINE_BYTES_MAX = 256 << 10
+#: The name of :mod:`cotensor.ray.transport`.
+TRANSPORT = "COTENSOR"
 
 #: A function and its arguments that make a value, and more, as ``__reduce_ex__`` returns it.
 _Reduced = Tuple[Any, ...]
@@ -44,6 +47,9 @@ def _array(array: Any) -> _Reduced:
 
 def _torch(tensor: Any) -> _Reduced:
     torch = sys.modules["torch"]
+    if tensor.device.type != "cpu" and _transport() == TRANSPORT:
+        advice = "return tensor.cpu(), or use a transport of Ray for devices, such as NIXL"
+        raise UnsupportedError(f"{TRANSPORT} moves tensors of CPUs, and this one is on {tensor.device}: {advice}", field="device")
     is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
     is_plain = is_plain and not vars(tensor)
     if not is_plain or tensor.nbytes <= INLINE_BYTES_MAX or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
@@ -67,6 +73,17 @@ def _handle(make: Callable[[Process], Handle]) -> Optional[_Reduced]:
     if not ray._private.worker.global_worker.get_serialization_context().is_in_band_serialization():
         return None
     return _value, (make(Process.current()),)
+
+
+def _transport() -> Optional[str]:
+    """The transport of Ray for which this thread writes an object."""
+    noted = ray._private.worker.global_worker.get_serialization_context()._thread_local
+    if not getattr(noted, "use_external_transport", False):
+        return None
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "serialize_rdt_objects":
+        frame = frame.f_back
+    return frame and frame.f_locals["tensor_transport"]
 
 
 def _inline(value: Any) -> _Reduced:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from typing import Any, Callable, Dict, Optional
 
+import ray
+
 from ..errors import InvalidError
-from .serialization import register
+from .serialization import TRANSPORT, register
 
 #: The hook that Ray runs in each worker.
 HOOK = "cotensor.ray.setup.setup_worker"
@@ -35,6 +38,17 @@ def runtime_env(own: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
 def setup() -> None:
     """Sets this process up. It connects to the daemon of its node when it sends or receives the first tensor."""
     register()
+
+
+def offer_transport() -> None:
+    """Offers Ray's direct transport under a name. A release of Ray that has another interface for it has no such transport."""
+    try:
+        from . import transport
+
+        transport.register()
+    except (ImportError, AttributeError) as error:
+        why = f"Ray {ray.__version__} has another interface of transports: {error}"
+        warnings.warn(f"tensor_transport={TRANSPORT!r} is not offered: {why}", RuntimeWarning, stacklevel=3)
 
 
 def setup_worker() -> None:
