@@ -11,10 +11,10 @@ from typing import Any, Iterator, List, Literal, NamedTuple, Optional, Tuple, ca
 
 import ray
 
-from .._native import Store, Tensor
+from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
-from .agent import KEEP, PULL, agent_of, ask, copied
+from .agent import KEEP, NAMESPACE, PULL, agent_of, ask, copied
 from .submissions import keep_while_submitted
 
 #: As what a handle is opened.
@@ -177,7 +177,14 @@ class Process:
             try:
                 with aside():
                     self._agent = agent_of(self.node)
-                    return cast(str, ray.get(self._agent.socket.remote(), timeout=START_TIMEOUT))
+                    asked = [self._agent.socket.remote(), self._agent.version.remote()]
+                    socket, version = ray.get(asked, timeout=START_TIMEOUT)
+                if version != __version__:
+                    raise UnsupportedError(
+                        f"the agent of node {self.node} has Cotensor {version}, and this process {__version__}: use one version, "
+                        f"or end the agent with ray.kill(ray.get_actor({self.node!r}, {NAMESPACE!r}), no_restart=False)"
+                    )
+                return cast(str, socket)
             except ray.exceptions.RayActorError as error:
                 # It was killed just now, unless it cannot start.
                 if last or "creation task" in str(error):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from types import FrameType
 from typing import Any, Callable, Optional, Tuple, cast
 
 import ray
 
-from .._native import Tensor
-from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
+from .._native import Tensor, __version__
+from ..errors import InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
 from .imports import when_imported
 from .process import Form, Handle, Process, node_id
 
@@ -72,7 +73,7 @@ def _handle(make: Callable[[Process], Handle]) -> Optional[_Reduced]:
     """A handle; None where Ray does not count the references in it, as in a pickled function."""
     if not ray._private.worker.global_worker.get_serialization_context().is_in_band_serialization():
         return None
-    return _value, (make(Process.current()),)
+    return _value, (__version__, tuple(make(Process.current())))
 
 
 def _transport() -> Optional[str]:
@@ -90,11 +91,25 @@ def _inline(value: Any) -> _Reduced:
     return cast(_Reduced, value.__reduce_ex__(5))
 
 
-def _value(handle: Handle) -> Any:
+def _value(version: str, fields: Tuple[Any, ...]) -> Any:
+    """Opens a handle. Its fields are those of the Cotensor that made it."""
+    if version != __version__:
+        what = f"a tensor of Cotensor {version} cannot be opened by Cotensor {__version__} on node {node_id()}"
+        raise UnsupportedError(f"{what}: install one version on all nodes")
+    handle = Handle(*fields)
     try:
         return Process.current().open(handle)
-    except CotensorError as error:
+    except Exception as error:
         # Not before Python 3.11.
         if hasattr(error, "add_note"):
             error.add_note(f"opening {handle.name} of node {handle.node} on node {node_id()}")
+        # A program may keep the error, and the functions in it would keep the token.
+        _without_locals(error)
+        del fields, handle
         raise
+
+
+def _without_locals(error: Optional[BaseException]) -> None:
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
