@@ -23,7 +23,7 @@ case $kind in
   ray)
     # One process: each cluster takes all processors of the machine.
     run_tests() { python -m pytest -q --durations=5 "$@"; }
-    tests=(tests/test_ray_parts.py tests/test_ray_cluster.py tests/test_documents.py -k 'test_ray or labs/ray.md')
+    tests=(tests/test_ray_*.py tests/test_documents.py -k 'test_ray or labs/ray.md')
     ;;
   torch)
     # Only this environment has all packages that the Python package imports.

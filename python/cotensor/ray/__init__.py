@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 import ray
+import ray.util.client
 
 from .._native import Store
+from ..errors import UnsupportedError
 from .process import Process
 from .serialization import INLINE_BYTES_MAX
 from .setup import HOOK, offer_transport, runtime_env, setup
@@ -34,7 +36,12 @@ def init(address: Optional[str] = None, *, runtime_env: Optional[Dict[str, Any]]
 
 
 def store() -> Store:
-    """The store of this process's node. All processes of the node have the same daemon."""
+    """The store of this process's node. All processes of the node have the same daemon.
+
+    Raises :class:`~cotensor.UnsupportedError` in a client of Ray Client, which is on no node.
+    """
+    if ray.util.client.ray.is_connected():
+        raise UnsupportedError("a client of Ray Client (ray://) is on no node: call this in a task or an actor", field="address")
     return Process.current().store
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-import traceback
+import threading
 import warnings
 from types import FrameType
 from typing import Any, Callable, Optional, Tuple, cast
@@ -11,7 +12,7 @@ from typing import Any, Callable, Optional, Tuple, cast
 import ray
 
 from .._native import Tensor, __version__
-from ..errors import InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
+from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
 from .imports import when_imported
 from .process import Form, Handle, Process, node_id
 
@@ -19,6 +20,9 @@ from .process import Form, Handle, Process, node_id
 INLINE_BYTES_MAX = 256 << 10
 #: The name of :mod:`cotensor.ray.transport`.
 TRANSPORT = "COTENSOR"
+#: The time from an error to a collection of cycles, in seconds, and a lock that is held until then.
+_COLLECT_SECONDS = 1.0
+_collecting = threading.Lock()
 
 #: A function and its arguments that make a value, and more, as ``__reduce_ex__`` returns it.
 _Reduced = Tuple[Any, ...]
@@ -93,23 +97,36 @@ def _inline(value: Any) -> _Reduced:
 
 def _value(version: str, fields: Tuple[Any, ...]) -> Any:
     """Opens a handle. Its fields are those of the Cotensor that made it."""
+    try:
+        return _opened(version, fields)
+    except Exception:
+        _collect_soon()
+        raise
+
+
+def _opened(version: str, fields: Tuple[Any, ...]) -> Any:
     if version != __version__:
         what = f"a tensor of Cotensor {version} cannot be opened by Cotensor {__version__} on node {node_id()}"
         raise UnsupportedError(f"{what}: install one version on all nodes")
     handle = Handle(*fields)
     try:
         return Process.current().open(handle)
-    except Exception as error:
+    except CotensorError as error:
         # Not before Python 3.11.
         if hasattr(error, "add_note"):
             error.add_note(f"opening {handle.name} of node {handle.node} on node {node_id()}")
-        # A program may keep the error, and the functions in it would keep the token.
-        _without_locals(error)
-        del fields, handle
         raise
 
 
-def _without_locals(error: Optional[BaseException]) -> None:
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+def _collect_soon() -> None:
+    """Collects cycles. Ray keeps the error in a function that reads objects, and the error keeps that function: the reference
+    to the object would stay until a process, which may have nothing to do, collects by itself."""
+    if _collecting.acquire(blocking=False):
+        timer = threading.Timer(_COLLECT_SECONDS, _collect)
+        timer.daemon = True
+        timer.start()
+
+
+def _collect() -> None:
+    _collecting.release()
+    gc.collect()
