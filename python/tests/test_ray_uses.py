@@ -125,7 +125,7 @@ def run(program, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_clients_of_ray_client_send_values_and_actors_handles(cluster):
+def test_programs_of_ray_client_run_as_without_cotensor(cluster):
     pytest.importorskip("grpc")
     done = run(
         """
@@ -144,8 +144,6 @@ def test_clients_of_ray_client_send_values_and_actors_handles(cluster):
         assert ray.get(worker.total.remote({"x": np.ones(1 << 18, "f4")})) == 1 << 18
         made = worker.make.remote()
         assert ray.get(worker.total.remote(made)) == 1 << 18
-        [node] = cotensor.ray.status().values()
-        assert node["kept"] == 1, node
         assert ray.get(made)["x"].sum() == 1 << 18
         try:
             cotensor.ray.store()
@@ -163,11 +161,6 @@ def test_batches_of_ray_data_are_as_without_cotensor(cluster):
     pytest.importorskip("pyarrow")
     import ray.data
 
-    weights = np.full(COUNT, 2.0, "f4")
-    kept = ray.put(weights)
-    batches = ray.data.from_numpy([np.full((64, 1024), number, "f4") for number in range(4)])
-    weighted = batches.map_batches(lambda batch: {"data": batch["data"] * ray.get(kept)[0]}, batch_format="numpy")
-    assert sum(float(batch["data"].sum()) for batch in weighted.iter_batches()) == 2 * 64 * 1024 * (1 + 2 + 3)
-    del batches, weighted
-    kept = None
-    nothing_is_kept()
+    batches = ray.data.from_numpy([np.full((256, 1024), number, "f4") for number in range(4)])
+    doubled = batches.map_batches(lambda batch: {"data": batch["data"] * 2}, batch_format="numpy")
+    assert sum(float(batch["data"].sum()) for batch in doubled.iter_batches()) == 2 * 256 * 1024 * (1 + 2 + 3)
