@@ -79,7 +79,7 @@ def register() -> None:
 
     def is_managed_object(self: Any, obj_id: str) -> bool:
         # The caller's side: whether consumers are sent tensors, and whether a reference can be passed on.
-        return managed(self, obj_id) and self.get_rdt_metadata(obj_id).tensor_transport_backend != TRANSPORT
+        return bool(managed(self, obj_id)) and self.get_rdt_metadata(obj_id).tensor_transport_backend != TRANSPORT
 
     def get_rdt_ids(serialized_objects: Any, object_refs: Any) -> Any:
         # The consumer's side: the objects for whose tensors it waits.
