@@ -21,16 +21,29 @@ pub fn configured_socket() -> Result<PathBuf> {
 /// ([`socket_of_port`]), else [`default_socket`].
 ///
 /// # Errors
-/// As [`configured_socket`].
+/// As [`configured_socket`]; `Invalid` for the address of a machine: a file of that name would be a daemon of this one.
 pub fn own_socket(socket: Option<&Path>, port: Option<u16>) -> Result<PathBuf> {
-    if let Some(socket) = socket {
-        return Ok(socket.to_path_buf());
+    let named = match socket {
+        Some(socket) => Some(socket.to_path_buf()),
+        None => configured(&SOCKET)?.map(PathBuf::from),
+    };
+    match (named, port) {
+        (Some(socket), _) if is_address(&socket) => {
+            let message = "this is an address, not a socket: a daemon serves its own machine only. Several machines share \
+                           tensors on Ray, with `cotensor.ray.init()`";
+            Err(Error::invalid(message).in_file(socket))
+        }
+        (Some(socket), _) => Ok(socket),
+        (None, Some(port)) => Ok(socket_of_port(port)),
+        (None, None) => Ok(default_socket()),
     }
-    Ok(match (configured(&SOCKET)?, port) {
-        (Some(socket), _) => socket.into(),
-        (None, Some(port)) => socket_of_port(port),
-        (None, None) => default_socket(),
-    })
+}
+
+/// Whether a path has the form of an URL, or of a host and a port.
+fn is_address(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    text.contains("://") || !text.contains('/') && text.rsplit_once(':').is_some_and(|(_, port)| is_port(port))
 }
 
 /// `COTENSOR_SOCKET` if it is set, else `cotensor.sock` in [`runtime_folder`]. The configuration file is not read.
@@ -98,6 +111,18 @@ pub fn make_socket_folder(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_machines_are_refused() {
+        for address in ["host:7070", "192.0.2.1:80", "[::1]:80", "tcp://host:1", "http://host/", "unix:///tmp/a.sock"] {
+            let error = own_socket(Some(Path::new(address)), None).unwrap_err();
+            assert_eq!(error.file(), Some(Path::new(address)));
+            assert!(error.message().contains("cotensor.ray.init()"), "{error}");
+        }
+        for socket in ["host", "./host:7070", "/tmp/host:7070", "a:b", "a:", "host:7070.sock"] {
+            assert_eq!(own_socket(Some(Path::new(socket)), None).unwrap(), Path::new(socket));
+        }
+    }
 
     #[test]
     fn user_of_a_namespace_has_the_number_outside() {

@@ -11,12 +11,14 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 import ray
+import ray.util.client
 
 from .._native import Store, Tensor
+from ..errors import UnsupportedError
 from .client import Client
 from .process import Process
 from .serialization import INLINE_BYTES_MAX
-from .setup import HOOK, runtime_env, setup
+from .setup import HOOK, offer_transport, runtime_env, setup
 from .status import status
 
 __all__ = ["HOOK", "INLINE_BYTES_MAX", "Client", "get", "init", "runtime_env", "setup", "status", "store"]
@@ -45,8 +47,15 @@ def get(name: str) -> Tensor:
 
 
 def store() -> Store:
-    """The store of this process's node. All processes of the node have the same daemon."""
+    """The store of this process's node. All processes of the node have the same daemon.
+
+    Raises :class:`~cotensor.UnsupportedError` in a client of Ray Client, which is on no node.
+    """
+    if ray.util.client.ray.is_connected():
+        raise UnsupportedError("a client of Ray Client (ray://) is on no node: call this in a task or an actor", field="address")
     return Process.current().store
 
 
 _runtime_env = runtime_env
+# Not in `setup`: decorators of modules name it, before a program has a cluster.
+offer_transport()

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, cast
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from .._native import Store, Tensor
+from .._native import Store, Tensor, __version__
 from ..errors import CotensorError, IoError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
@@ -111,6 +111,10 @@ class Agent:
     def socket(self) -> str:
         """The socket of the node's daemon."""
         return str(self._socket)
+
+    def version(self) -> str:
+        """The version of Cotensor that this process has. It may have started for a former program."""
+        return str(__version__)
 
     def tokens(self, count: int) -> List[Any]:
         """References without a value. When Ray counts none to one of them any more, its tensor is released."""

@@ -11,11 +11,12 @@ from typing import Any, Iterator, List, Optional, Tuple, cast
 
 import ray
 
-from .._native import Store, Tensor
+from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
 from .agent import BRING, KEEP, PULL, agent_of, ask, copied
 from .handle import Form, Handle, reduced
+from .peers import NAMESPACE
 from .submissions import keep_while_submitted
 
 #: Tokens that a process asks for at a time: a request takes longer than a call.
@@ -168,7 +169,14 @@ class Process:
             try:
                 with aside():
                     self._agent = agent_of(self.node)
-                    return cast(str, ray.get(self._agent.socket.remote(), timeout=START_TIMEOUT))
+                    asked = [self._agent.socket.remote(), self._agent.version.remote()]
+                    socket, version = ray.get(asked, timeout=START_TIMEOUT)
+                if version != __version__:
+                    raise UnsupportedError(
+                        f"the agent of node {self.node} has Cotensor {version}, and this process {__version__}: use one version, "
+                        f"or end the agent with ray.kill(ray.get_actor({self.node!r}, {NAMESPACE!r}), no_restart=False)"
+                    )
+                return cast(str, socket)
             except ray.exceptions.RayActorError as error:
                 # It was killed just now, unless it cannot start.
                 if last or "creation task" in str(error):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 import warnings
+from types import FrameType
 from typing import Any, Callable, Optional, Tuple, cast
 
 import ray
 
-from .._native import Tensor
+from .._native import Tensor, __version__
 from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
 from .handle import Form, Handle
 from .imports import when_imported
@@ -16,6 +19,11 @@ from .process import Process, node_id
 
 #: Arrays and tensors of at most this many bytes travel in the object itself.
 INLINE_BYTES_MAX = 256 << 10
+#: The name of :mod:`cotensor.ray.transport`.
+TRANSPORT = "COTENSOR"
+#: The time from an error to a collection of cycles, in seconds, and a lock that is held until then.
+_COLLECT_SECONDS = 1.0
+_collecting = threading.Lock()
 
 #: A function and its arguments that make a value, and more, as ``__reduce_ex__`` returns it.
 _Reduced = Tuple[Any, ...]
@@ -45,6 +53,9 @@ def _array(array: Any) -> _Reduced:
 
 def _torch(tensor: Any) -> _Reduced:
     torch = sys.modules["torch"]
+    if tensor.device.type != "cpu" and _transport() == TRANSPORT:
+        advice = "return tensor.cpu(), or use a transport of Ray for devices, such as NIXL"
+        raise UnsupportedError(f"{TRANSPORT} moves tensors of CPUs, and this one is on {tensor.device}: {advice}", field="device")
     is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
     is_plain = is_plain and not vars(tensor)
     if not is_plain or tensor.nbytes <= INLINE_BYTES_MAX or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
@@ -67,14 +78,38 @@ def _handle(make: Callable[[Process], Handle]) -> Optional[_Reduced]:
     """A handle; None where Ray does not count the references in it, as in a pickled function."""
     if not ray._private.worker.global_worker.get_serialization_context().is_in_band_serialization():
         return None
-    return _value, (make(Process.current()),)
+    return _value, (__version__, tuple(make(Process.current())))
+
+
+def _transport() -> Optional[str]:
+    """The transport of Ray for which this thread writes an object."""
+    noted = ray._private.worker.global_worker.get_serialization_context()._thread_local
+    if not getattr(noted, "use_external_transport", False):
+        return None
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "serialize_rdt_objects":
+        frame = frame.f_back
+    return frame and frame.f_locals["tensor_transport"]
 
 
 def _inline(value: Any) -> _Reduced:
     return cast(_Reduced, value.__reduce_ex__(5))
 
 
-def _value(handle: Handle) -> Any:
+def _value(version: str, fields: Tuple[Any, ...]) -> Any:
+    """Opens a handle. Its fields are those of the Cotensor that made it."""
+    try:
+        return _opened(version, fields)
+    except Exception:
+        _collect_soon()
+        raise
+
+
+def _opened(version: str, fields: Tuple[Any, ...]) -> Any:
+    if version != __version__:
+        what = f"a tensor of Cotensor {version} cannot be opened by Cotensor {__version__} on node {node_id()}"
+        raise UnsupportedError(f"{what}: install one version on all nodes")
+    handle = Handle(*fields)
     try:
         return Process.current().open(handle)
     except CotensorError as error:
@@ -82,3 +117,17 @@ def _value(handle: Handle) -> Any:
         if hasattr(error, "add_note"):
             error.add_note(f"opening {handle.name} of node {handle.node} on node {node_id()}")
         raise
+
+
+def _collect_soon() -> None:
+    """Collects cycles. Ray keeps the error in a function that reads objects, and the error keeps that function: the reference
+    to the object would stay until a process, which may have nothing to do, collects by itself."""
+    if _collecting.acquire(blocking=False):
+        timer = threading.Timer(_COLLECT_SECONDS, _collect)
+        timer.daemon = True
+        timer.start()
+
+
+def _collect() -> None:
+    _collecting.release()
+    gc.collect()

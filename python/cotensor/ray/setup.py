@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from typing import Any, Callable, Dict, Optional
+
+import ray
 
 from .. import _elsewhere
 from .._native import Store
 from ..errors import InvalidError, NotFoundError
 from .process import Process
-from .serialization import register
+from .serialization import TRANSPORT, register
 
 #: The hook that Ray runs in each worker.
 HOOK = "cotensor.ray.setup.setup_worker"
@@ -51,6 +54,17 @@ def _bring(store: Store, name: str) -> bool:
     except NotFoundError:
         return False
     return True
+
+
+def offer_transport() -> None:
+    """Offers Ray's direct transport under a name. A release of Ray that has another interface for it has no such transport."""
+    try:
+        from . import transport
+
+        transport.register()
+    except (ImportError, AttributeError) as error:
+        why = f"Ray {ray.__version__} has another interface of transports: {error}"
+        warnings.warn(f"tensor_transport={TRANSPORT!r} is not offered: {why}", RuntimeWarning, stacklevel=3)
 
 
 def setup_worker() -> None:
