@@ -25,6 +25,7 @@ from ray.cluster_utils import Cluster
 
 import cotensor.ray
 from cotensor.ray import transfer
+from cotensor.ray.arrival import Whole
 
 SIZES = [4 << 10, 16 << 20, 256 << 20]
 #: Ray runs it in the workers that have no hook of Cotensor.
@@ -57,8 +58,8 @@ def actors(other: bool, plain: bool) -> Any:
 
 def raw_tcp(nbytes: int) -> Callable[[], object]:
     data, target = np.ones(nbytes, "u1"), bytearray(nbytes)
-    server = transfer.Server("127.0.0.1", lambda token: data)
-    return lambda: transfer.fetch(server.address, b"t", memoryview(target))
+    server = transfer.Server("127.0.0.1", lambda name: Whole(data))
+    return lambda: transfer.fetch([(server.address, b"t")], memoryview(target))
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

@@ -153,6 +153,29 @@ def test_another_node_gets_one_copy_for_all_its_processes(near, far):
         ray.kill(one)
 
 
+def test_a_node_that_has_a_copy_serves_it(cluster, near, far):
+    third = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"third": 1})
+    last = Worker.options(resources={"third": 0.1}).remote()
+
+    def sent(worker):
+        return cotensor.ray.status()[ray.get(worker.node.remote())].get("sent_bytes", 0)
+
+    made, other = near.make.remote(9.0, 8 * COUNT), near.make.remote(10.0, 8 * COUNT)
+    assert ray.get([far.total.remote(made), far.hold.remote(other)]) == [9.0 * 8 * COUNT, 10.0 * 8 * COUNT]
+    before = sent(near), sent(far)
+    assert ray.get(last.total.remote(made)) == 9.0 * 8 * COUNT
+    assert (sent(near) - before[0], sent(far) - before[1]) == (0, 4 * 8 * COUNT)
+    # The next life of the agent has no copies, and the tensor comes from its own node.
+    ray.kill(running_agent(ray.get(far.node.remote())), no_restart=False)
+    assert ray.get(last.total.remote(other)) == 10.0 * 8 * COUNT
+    assert sent(near) - before[0] == 4 * 8 * COUNT
+    del made, other
+    ray.get(far.drop.remote())
+    nothing_is_kept()
+    ray.kill(last)
+    cluster.remove_node(third)
+
+
 def test_tensors_outlive_their_producer(near, far):
     made, pid = near.make.remote(4.0), ray.get(near.pid.remote())
     ray.wait([made])

@@ -1,8 +1,7 @@
-"""The parts of cotensor.ray that need no cluster: holdings, transfers, imports, submissions, runtime environments."""
+"""The parts of cotensor.ray that need no cluster: holdings, imports, submissions, runtime environments."""
 
 import importlib
 import random
-import socket
 import sys
 import threading
 
@@ -10,13 +9,15 @@ import pytest
 
 pytest.importorskip("ray")
 
-from cotensor import InvalidError, IoError, NotFoundError  # noqa: E402
-from cotensor.ray import HOOK, runtime_env, submissions, transfer  # noqa: E402
+from cotensor import InvalidError, NotFoundError  # noqa: E402
+from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.imports import when_imported  # noqa: E402
 
 
 class Lease:
+    id = (1, 1)
+
     def __init__(self):
         self.released = 0
 
@@ -50,7 +51,7 @@ def test_repeated_keep_of_a_token_keeps_one_lease():
 def test_copy_is_kept_for_all_tokens_that_asked_for_it():
     holdings, copy = Holdings(), Lease()
     assert holdings.want(KEY, b"1") == (True, None)
-    holdings.add_copy(KEY, copy)
+    holdings.add_copy(KEY, "life", copy)
     assert holdings.want(KEY, b"2") == (True, copy)
     holdings.end_copies(b"1")
     assert holdings.want(KEY, b"2") == (False, copy) and copy.released == 0
@@ -58,11 +59,21 @@ def test_copy_is_kept_for_all_tokens_that_asked_for_it():
     assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
+def test_copy_of_another_life_of_an_agent_is_replaced():
+    holdings, former, new = Holdings(), Lease(), Lease()
+    holdings.want(KEY, b"1")
+    holdings.add_copy(KEY, "former", former)
+    assert holdings.copy(KEY, "former") is former and holdings.copy(KEY, "new") is None
+    holdings.want(KEY, b"2")
+    holdings.add_copy(KEY, "new", new)
+    assert (former.released, new.released) == (1, 0) and holdings.copy(KEY, "new") is new
+
+
 def test_copy_whose_token_ended_on_its_way_is_released():
     holdings, copy = Holdings(), Lease()
     holdings.want(KEY, b"1")
     holdings.end_copies(b"1")
-    holdings.add_copy(KEY, copy)
+    holdings.add_copy(KEY, "life", copy)
     assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
@@ -96,7 +107,7 @@ def test_every_order_of_events_ends_with_nothing():
             if event < 2:
                 leases.append(Lease())
                 holdings.begin([token])
-                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, leases[-1])
+                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, "life", leases[-1])
             elif event == 2:
                 holdings.want(key, token)
             else:
@@ -106,87 +117,6 @@ def test_every_order_of_events_ends_with_nothing():
             holdings.end_copies(token)
         assert holdings.counts() == {"kept": 0, "copies": 0}, seed
         assert all(lease.released == 1 for lease in leases), seed
-
-
-@pytest.fixture
-def server():
-    data = {b"large": random.Random(0).randbytes(transfer.STREAM_BYTES * 3 + 5), b"small": b"abc", b"empty": b""}
-
-    def find(token):
-        if token not in data:
-            raise NotFoundError("freed")
-        return data[token]
-
-    server = transfer.Server("127.0.0.1", find)
-    yield server, data
-    server.close()
-
-
-def fetched(address, token, length):
-    target = bytearray(length)
-    transfer.fetch(address, token, memoryview(target))
-    return bytes(target)
-
-
-def test_bytes_arrive_over_one_and_several_streams(server):
-    server, data = server
-    for token, expected in data.items():
-        assert fetched(server.address, token, len(expected)) == expected
-    assert server.sent_bytes == sum(map(len, data.values()))
-
-
-def test_freed_tensors_other_lengths_and_wrong_secrets_are_refused(server):
-    server, _ = server
-    host, port, _ = server.address
-    for token, length in [(b"gone", 3), (b"small", 4)]:
-        with pytest.raises(NotFoundError, match="freed"):
-            fetched(server.address, token, length)
-    with pytest.raises(IoError, match=f"{host}:{port}: 3 bytes"):
-        fetched((host, port, bytes(transfer.SECRET_BYTES)), b"small", 3)
-    with socket.create_connection((host, port)) as stream:
-        stream.sendall(server.address[2] + b"\xff\xff")
-        assert stream.recv(1) == b"", "a token that is too long"
-    assert fetched(server.address, b"small", 3) == b"abc", "the server goes on"
-
-
-def test_a_cut_stream_goes_on_where_it_ended(server):
-    server, data = server
-    asked = []
-    proxy = socket.create_server(("127.0.0.1", 0))
-
-    def cut():
-        while True:
-            try:
-                near, _ = proxy.accept()
-            except OSError:
-                return
-            with near, socket.create_connection(server.address[:2]) as far:
-                request = near.recv(4096)
-                asked.append(int.from_bytes(request[-16:-8], "big"))
-                far.sendall(request)
-                left = 1_000_000 if len(asked) < 3 else 1 << 30
-                while left > 0:
-                    some = far.recv(min(65536, left))
-                    if not some:
-                        break
-                    near.sendall(some)
-                    left -= len(some)
-
-    threading.Thread(target=cut, daemon=True).start()
-    expected = data[b"large"][: transfer.STREAM_BYTES]
-    data[b"large"] = expected
-    address = (*proxy.getsockname()[:2], server.address[2])
-    assert fetched(address, b"large", len(expected)) == expected
-    # A byte of each answer is its status.
-    assert asked == [0, 999_999, 1_999_998]
-    proxy.close()
-
-
-def test_silent_server_is_given_up(monkeypatch):
-    monkeypatch.setattr(transfer, "IDLE_TIMEOUT", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(IoError, match="did not come"):
-            fetched((*silent.getsockname()[:2], bytes(transfer.SECRET_BYTES)), b"t", 3)
 
 
 def test_functions_run_when_modules_are_imported(tmp_path, monkeypatch):

@@ -4,11 +4,11 @@ from collections import OrderedDict
 
 import pytest
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
 from cotensor import ConflictError, Store, UnsupportedError, _elsewhere  # noqa: E402
-from cotensor.ray import functions, values  # noqa: E402
+from cotensor.ray import functions, setup, values  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
 from cotensor.ray.handle import Handle  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
@@ -110,6 +110,13 @@ def test_copies_are_known_while_they_are_the_newest_versions():
     assert not copies.is_copy("m", (5, 2)), "this node has published it"
     assert not copies.is_copy("n", None), "it was freed"
     assert copies.names() == [] and copies.by_node() == {}
+
+
+def test_names_are_looked_for_here_only_without_a_cluster(monkeypatch):
+    monkeypatch.setattr(_elsewhere, "bring", setup._bring)
+    with pytest.raises(KeyError):
+        _elsewhere.get(Store(), "name")
+    assert not ray.is_initialized(), "no cluster was started for it"
 
 
 def test_names_are_looked_for_elsewhere_only_if_the_store_lacks_them(monkeypatch):

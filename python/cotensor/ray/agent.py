@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, cast
+import uuid
+from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -17,13 +17,16 @@ from .._native import Store, Tensor, __version__
 from ..errors import CotensorError, IoError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
+from .arrival import Readable
 from .calls import CALLS_MAX, Callee, Outcome
 from .handle import Handle
-from .holdings import Holdings, Key
+from .holdings import Holdings
 from .models import Described, Id
 from .named import Named
 from .peers import ANSWER_TIMEOUT, NAMESPACE, running_agent
-from .transfer import Address, Server, fetch
+from .pulls import Pulls, Sources, whole
+from .transfer import Address, Server
+from .trees import Trees
 
 #: Functions that an agent offers to the processes of its node.
 KEEP, PULL, BRING = "cotensor.ray.keep", "cotensor.ray.pull", "cotensor.ray.bring"
@@ -53,25 +56,16 @@ def agent_of(node: str) -> Any:
     return kind.options(**options).remote(node)
 
 
-def ask(node: str, token: str, asking: str, name: str) -> Address:
-    """Where the tensor of another node's token is read. Its agent reports the token's end to the node ``asking``."""
+def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> Sources:
+    """Where the tensor of another node's token is read. Its agent reports the token's end to the node ``asking``, and sends
+    other nodes to its ``address``, if it has one."""
     try:
-        return cast(Address, ray.get(running_agent(node).serve.remote(token, asking), timeout=ANSWER_TIMEOUT))
+        return cast(Sources, ray.get(running_agent(node).serve.remote(token, asking, address), timeout=ANSWER_TIMEOUT))
     except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
         raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if isinstance(error.cause, CotensorError) else None
         raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
-
-
-def copied(store: Store, address: Address, key: Key, token: str, shape: Sequence[int], dtype: str) -> Tensor:
-    """A copy of another node's tensor in a store."""
-    node, id_ = key
-    with store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
-        if builder.nbytes:
-            memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
-            fetch(address, bytes.fromhex(token), memoryview(memory).cast("B"))
-        return builder.publish()
 
 
 class Agent:
@@ -84,15 +78,15 @@ class Agent:
         daemon.start(self._socket, int(own["Resources"].get("memory", 0) * MEMORY_SHARE))
         self._store = Store.connect(self._socket, client="ray agent", autostart=False)
         self._holdings: Holdings[Tensor] = Holdings()
-        self._server = Server(own["NodeManagerAddress"], self._bytes)
-        #: Held while a copy is on its way.
-        self._pulls: Dict[Key, threading.Lock] = {}
-        self._lock = threading.Lock()
-        self._pulled = 0
+        #: The nodes that have copies, by the ids of tensors. The next life of this agent knows none of them.
+        self._trees: Trees[Tuple[int, int], Address] = Trees()
+        self._life = uuid.uuid4().hex[:16]
+        self._pulls = Pulls(self._store, self._holdings, self)
+        self._server = Server(own["NodeManagerAddress"], self._find)
         #: Tokens that have ended. The callback runs in a thread of Ray, which must not wait.
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
         self._callee = Callee(node, self._store, self._opened, self._kept)
-        self._named = Named(node, self._store, ask, self._count_pull)
+        self._named = Named(node, self._store, ask)
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         # Several, so that new handles do not wait for copies.
@@ -125,10 +119,22 @@ class Agent:
             worker.add_object_out_of_scope_callback(reference, self._ended.put)
         return references
 
-    def serve(self, token: str, node: str) -> Address:
-        """Where another node reads the tensor of a token. This agent reports the token's end to that node."""
-        self._holdings.serve(bytes.fromhex(token), node)
-        return self._server.address
+    def serve(self, token: str, node: str, address: Optional[Address] = None) -> Sources:
+        """Where another node reads the tensor of a token. This agent reports the token's end to that node, and sends other
+        nodes to its address."""
+        key = bytes.fromhex(token)
+        addresses = [self._server.address]
+        tensor = self._holdings.serve(key, node)
+        if address is not None:
+            addresses = self._trees.join(tensor.id, key, node, address) + addresses
+            if self._holdings.ended([key]):
+                # Meanwhile, perhaps before the node joined.
+                self._trees.end(key)
+        return Sources(self._life, addresses)
+
+    def unserve(self, token: str, node: str) -> None:
+        """The node has no copy, and no other one is sent there."""
+        self._trees.leave(bytes.fromhex(token), node)
 
     def end_copies(self, token: str) -> None:
         """A token has ended on its node."""
@@ -140,7 +146,7 @@ class Agent:
 
     def counts(self) -> Dict[str, Any]:
         """Numbers for :func:`cotensor.ray.status`."""
-        counts = {"pulled": self._pulled, "sent_bytes": self._server.sent_bytes}
+        counts = {"pulled": self._pulls.count + self._named.count, "sent_bytes": self._server.sent_bytes}
         functions = {"functions": self._callee.functions(), "running": self._callee.running()}
         more = {**counts, **functions, "names": self._named.names()}
         return {"socket": str(self._socket), **self._holdings.counts(), **more}
@@ -181,6 +187,15 @@ class Agent:
         """Whether other nodes find a function here."""
         return self._callee.offers(name)
 
+    def join(self, node: str, token: str, name: str) -> Sources:
+        """See :class:`pulls.Origins`."""
+        return ask(node, token, self._node, name, self._server.address)
+
+    def leave(self, node: str, token: str) -> None:
+        """See :class:`pulls.Origins`."""
+        with contextlib.suppress(Exception):
+            running_agent(node).unserve.remote(token, self._node)
+
     def _opened(self, handle: Handle) -> Tensor:
         """The tensor of a handle that another node has sent."""
         id_ = list(handle.id)
@@ -195,15 +210,15 @@ class Agent:
         self._keep(token.hex(), list(tensor.id))
         return token
 
-    def _bytes(self, token: bytes) -> Tensor:
-        tensor = self._holdings.serve(token, "")
-        # Not every dtype has a buffer.
-        return tensor.view(0, "uint8", (tensor.nbytes,))
+    def _find(self, name: bytes) -> Readable:
+        return self._pulls.find(name) or whole(self._holdings.serve(name, ""))
 
     def _end_tokens(self) -> None:
         while True:
             token = self._ended.get()
-            for node in self._holdings.end(token) - {""}:
+            nodes = self._holdings.end(token) - {""}
+            self._trees.end(token)
+            for node in nodes:
                 # A node that is gone has no copy, and another one asks for what it was not told.
                 with contextlib.suppress(Exception):
                     running_agent(node).end_copies.remote(token.hex())
@@ -218,14 +233,18 @@ class Agent:
                 os._exit(1)
             except CotensorError:
                 continue
-            for look in (self._end_lost_copies, self._named.update):
+            for look in (self._watch_nodes, self._named.update):
                 with contextlib.suppress(Exception):
                     look()
 
-    def _end_lost_copies(self) -> None:
-        """Ends copies of nodes that have ended, or have another agent now: it has other tokens."""
+    def _watch_nodes(self) -> None:
+        """Sends no node to ones that have ended. Ends copies of nodes that have ended, or have another agent now: it has
+        other tokens."""
         wanted = self._holdings.wanted()
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if wanted else set()
+        if not wanted and not self._trees.nodes():
+            return
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        self._trees.retain(alive)
         for node, tokens in wanted.items():
             try:
                 ended = ray.get(running_agent(node).ended.remote(tokens), timeout=ANSWER_TIMEOUT) if node in alive else tokens
@@ -236,40 +255,9 @@ class Agent:
             for token in ended:
                 self._holdings.end_copies(token)
 
-    def _count_pull(self) -> None:
-        self._pulled += 1
-
     def _keep(self, token: str, id_: List[int]) -> None:
         self._holdings.keep(bytes.fromhex(token), self._store.lease((id_[0], id_[1])))
 
     def _pull(self, token: str, node: str, name: str, id_: List[int], shape: List[int], dtype: str) -> List[int]:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""
-        key: Key = (node, (id_[0], id_[1]))
-        while True:
-            with self._lock:
-                lock = self._pulls.setdefault(key, threading.Lock())
-            with lock:
-                if self._pulls.get(key) is not lock:
-                    # The pull for which this one waited is over.
-                    continue
-                try:
-                    return list(self._copy(key, token, name, shape, dtype).id)
-                finally:
-                    with self._lock:
-                        del self._pulls[key]
-
-    def _copy(self, key: Key, token: str, name: str, shape: List[int], dtype: str) -> Tensor:
-        is_new, copy = self._holdings.want(key, bytes.fromhex(token))
-        if copy is not None and not is_new:
-            return copy
-        try:
-            # Also when the copy is here: the other node reports the end of tokens that it was asked for.
-            address = ask(key[0], token, self._node, name)
-            if copy is None:
-                copy = copied(self._store, address, key, token, shape, dtype)
-                self._count_pull()
-                self._holdings.add_copy(key, copy)
-            return copy
-        except BaseException:
-            self._holdings.end_copies(bytes.fromhex(token))
-            raise
+        return list(self._pulls.pull((node, (id_[0], id_[1])), token, name, shape, dtype).id)

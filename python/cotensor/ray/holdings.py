@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, Generic, Iterable, List, Protocol, Set, Tuple, TypeVar
+from typing import Dict, Generic, Iterable, List, Optional, Protocol, Set, Tuple, TypeVar
 
 from ..errors import NotFoundError
 
@@ -13,6 +13,10 @@ Key = Tuple[str, Tuple[int, int]]
 
 class Leased(Protocol):
     """A leased tensor."""
+
+    @property
+    def id(self) -> Tuple[int, int]:
+        """Its id on this node."""
 
     def release(self) -> None:
         """Ends the lease."""
@@ -35,7 +39,8 @@ class Holdings(Generic[_L]):
         self._own: Dict[bytes, _L] = {}
         #: Nodes that have copies of the tensor, by its token.
         self._nodes: Dict[bytes, Set[str]] = {}
-        self._copies: Dict[Key, _L] = {}
+        #: The copies, each with the life of the agent from which it is: later ones give ids again.
+        self._copies: Dict[Key, Tuple[str, _L]] = {}
         #: Tokens of copies, also of those that are on their way.
         self._wanted: Dict[Key, Set[bytes]] = {}
 
@@ -79,7 +84,7 @@ class Holdings(Generic[_L]):
             lease.release()
         return nodes
 
-    def want(self, key: Key, token: bytes) -> "Tuple[bool, _L | None]":
+    def want(self, key: Key, token: bytes) -> Tuple[bool, Optional[_L]]:
         """A copy is needed, for this token too. :meth:`end_copies` ends it, also before the copy is here.
 
         Returns whether the token is a new one, and the copy, if it is here.
@@ -88,14 +93,20 @@ class Holdings(Generic[_L]):
             tokens = self._wanted.setdefault(key, set())
             is_new = token not in tokens
             tokens.add(token)
-            return is_new, self._copies.get(key)
+            return is_new, self._copies[key][1] if key in self._copies else None
 
-    def add_copy(self, key: Key, lease: _L) -> None:
+    def copy(self, key: Key, life: str) -> Optional[_L]:
+        """The copy, if one is here of this life of the tensor's agent."""
+        with self._lock:
+            found, lease = self._copies.get(key, ("", None))
+            return lease if found == life else None
+
+    def add_copy(self, key: Key, life: str, lease: _L) -> None:
         """The copy has arrived. If all of its tokens have ended meanwhile, it is released."""
         with self._lock:
-            ended = self._copies.pop(key, None) if self._wanted.get(key) else lease
+            _, ended = self._copies.pop(key, ("", None)) if self._wanted.get(key) else ("", lease)
             if ended is not lease:
-                self._copies[key] = lease
+                self._copies[key] = (life, lease)
         if ended is not None:
             ended.release()
 
@@ -107,7 +118,7 @@ class Holdings(Generic[_L]):
                 tokens.discard(token)
                 if not tokens:
                     del self._wanted[key]
-                    ended += [self._copies.pop(key)] if key in self._copies else []
+                    ended += [self._copies.pop(key)[1]] if key in self._copies else []
         for lease in ended:
             lease.release()
 

@@ -13,13 +13,14 @@ from ..errors import CotensorError, IoError, NotFoundError
 from .handle import reduced
 from .models import Copies, Described, Id, sources
 from .peers import answer_of, answers
+from .pulls import Sources
 from .transfer import Address, fetch
 
 #: Names of tensors in handles and of values of calls, which no other node looks for.
 _OWN_PREFIX = "ray/"
 
 #: Where a token's tensor is read, as ``ask`` of the agent returns it: node, token, asking node, name.
-Ask = Callable[[str, str, str, str], Address]
+Ask = Callable[[str, str, str, str], Sources]
 
 
 def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
@@ -45,11 +46,13 @@ def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
 class Named:
     """Finds names on other nodes, and copies their tensors here under the same names, once for all processes.
 
-    ``ask`` is the agent's. ``pulled`` is called for each copy.
+    ``ask`` is the agent's.
     """
 
-    def __init__(self, node: str, store: Store, ask: Ask, pulled: Callable[[], None]) -> None:
-        self._node, self._store, self._ask, self._pulled = node, store, ask, pulled
+    def __init__(self, node: str, store: Store, ask: Ask) -> None:
+        self._node, self._store, self._ask = node, store, ask
+        #: Copies that have arrived.
+        self.count = 0
         self._copies = Copies()
         self._lock = threading.Lock()
         #: Held while a name is looked for and copied.
@@ -136,7 +139,8 @@ class Named:
                 continue
             with tensor:
                 self._copies.add(name, tensor.id, source.node, source.id)
-            self._pulled()
+            with self._lock:
+                self.count += 1
             return
         assert error is not None
         raise error
@@ -146,7 +150,7 @@ class Named:
         token = answer_of(source.node, "lend", source.id)
         if token is None:
             raise IoError("the node does not answer, or has freed the tensor")
-        address = self._ask(source.node, token.hex(), self._node, source.name)
+        [address] = self._ask(source.node, token.hex(), self._node, source.name).addresses
         options: Dict[str, Any] = {"kind": source.kind, "producer": source.producer, "metadata": source.metadata or None}
         if not source.members:
             with self._store.empty(source.name, source.shape, source.dtype, **options) as builder:
@@ -161,5 +165,5 @@ class Named:
 def _filled(builder: TensorBuilder, address: Address, token: Any) -> Tensor:
     if builder.nbytes:
         memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
-        fetch(address, token.binary(), memoryview(memory).cast("B"))
+        fetch([(address, token.binary())], memoryview(memory).cast("B"))
     return builder.publish()

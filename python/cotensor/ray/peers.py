@@ -11,7 +11,7 @@ import ray
 #: The namespace of agents.
 NAMESPACE = "cotensor"
 #: The time for another node's agent to answer, in seconds.
-ANSWER_TIMEOUT = 5.0
+ANSWER_TIMEOUT = 4.5
 
 
 def running_agent(node: str) -> Any:
@@ -20,7 +20,7 @@ def running_agent(node: str) -> Any:
 
 
 def answers(own: str, method: str, *arguments: Any) -> Iterator[Tuple[str, Any]]:
-    """The nodes but ``own`` and what their agents answer, in the order of the answers. They have 5 s."""
+    """The nodes but ``own`` and what their agents answer, in the order of the answers. They have 4.5 s."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
     return _answers(nodes, method, arguments, ANSWER_TIMEOUT)
 

@@ -14,9 +14,10 @@ import ray
 from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
-from .agent import BRING, KEEP, PULL, agent_of, ask, copied
+from .agent import BRING, KEEP, PULL, agent_of, ask
 from .handle import Form, Handle, reduced
 from .peers import NAMESPACE
+from .pulls import copied
 from .submissions import keep_while_submitted
 
 #: Tokens that a process asks for at a time: a request takes longer than a call.
@@ -39,7 +40,8 @@ class Process:
 
     _lock = threading.Lock()
     _current: Optional["Process"] = None
-    _worker = ""
+    #: Its worker and node. The first program of each cluster has the same worker id.
+    _at = ("", "")
 
     def __init__(self) -> None:
         self.node = node_id()
@@ -51,13 +53,13 @@ class Process:
     @classmethod
     def current(cls) -> "Process":
         """The one of the present connection."""
-        worker = ray.get_runtime_context().get_worker_id()
-        if cls._current is None or cls._worker != worker:
+        at = ray.get_runtime_context().get_worker_id(), node_id()
+        if cls._current is None or cls._at != at:
             # Without the lock: a thread that opens a handle has a lock of Ray, for which this one may wait.
             new = Process()
             with cls._lock:
-                if cls._current is None or cls._worker != worker:
-                    cls._current, cls._worker = new, worker
+                if cls._current is None or cls._at != at:
+                    cls._current, cls._at = new, at
         return cls._current
 
     def publish(self, value: Any, form: Form) -> Handle:
@@ -115,8 +117,8 @@ class Process:
         except OverBudgetError as error:
             warnings.warn(f"a tensor of another node is copied into this process: {error}", ResourceWarning, stacklevel=2)
             with aside():
-                address = ask(handle.node, token, self.node, handle.name)
-            return copied(Store(), address, (handle.node, handle.id), token, shape, handle.dtype)
+                sources = ask(handle.node, token, self.node, handle.name)
+            return copied(Store(), sources, (handle.node, handle.id), token, shape, handle.dtype, handle.name)
         try:
             return self.store.lease(id_)
         except NotFoundError as error:

@@ -45,7 +45,9 @@ def setup() -> None:
 
 
 def _bring(store: Store, name: str) -> bool:
-    """For functions of :mod:`cotensor.torch` that take a store."""
+    """For functions of :mod:`cotensor.torch` that take a store. After ``ray.shutdown`` there are no other nodes."""
+    if not ray.is_initialized():
+        return False
     process = Process.current()
     if store.socket != process.store.socket:
         return False

@@ -14,7 +14,7 @@ def status() -> Dict[str, Dict[str, Any]]:
     other nodes' tensors, the number of tensors that it has ``pulled``, the ``sent_bytes``, the ``functions`` that other nodes
     find there, those that are ``running`` for other nodes, and the ``names`` under which it has copied other nodes' tensors.
 
-    A node without an agent has none of these, and one that does not answer within 5 s has ``error``.
+    A node without an agent has none of these, and one that does not answer within 4.5 s has ``error``.
     """
     found: Dict[str, Dict[str, Any]] = {}
     for node in ray.nodes():

@@ -1,48 +1,65 @@
 """Bytes of tensors from one node to another, over several TCP streams.
 
-A request is a secret of 32 bytes, a token's length and the token, an offset and a length. The answer is one byte, 0 for bytes
-that follow and 1 for a refusal. A stream that ends early is opened again from the byte at which it ended.
+A request is a secret of 32 bytes, a name's length and the name, the tensor's length, an offset and a length. The answer is
+frames: a number of bytes and these bytes. A number of 0 is sent while the bytes are not here yet, and :data:`_REFUSED` when
+they do not come. A stream that ends early goes on from its byte, at the next source.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
 import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Optional, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from ..errors import IoError, NotFoundError
+from .arrival import Range, Readable
 
 #: Address, port and secret of a server.
 Address = Tuple[str, int, bytes]
+#: A server, and the name of the tensor there.
+Source = Tuple[Address, bytes]
 
 SECRET_BYTES = 32
-_TOKEN_BYTES_MAX = 256
+_NAME_BYTES_MAX = 256
 _HEAD = struct.Struct("!H")
-_RANGE = struct.Struct("!QQ")
-_SENT, _REFUSED = b"\0", b"\1"
+_RANGE = struct.Struct("!QQQ")
+_FRAME = struct.Struct("!Q")
+_REFUSED = (1 << 64) - 1
 #: Streams of one transfer, and the bytes from which on one more is used.
 STREAMS_MAX = 4
 STREAM_BYTES = 8 << 20
-#: A stream without a byte for so long is broken, in seconds.
+#: Bytes that a server passes to the kernel at a time.
+_SEND_BYTES = 1 << 20
+#: A peer that neither takes nor asks for a byte for so long is given up by a server, in seconds.
 IDLE_TIMEOUT = 5.0
-#: How often a stream is opened again.
-_TRIES = 3
+#: A transfer without a byte of any source for so long has failed. Each source gets an equal part of it, and the last one at
+#: least the second time.
+SILENCE_TIMEOUT, _LAST_TIMEOUT = 4.0, 0.5
+#: How often a server reports that it waits for bytes itself.
+_REPORT_INTERVAL = 0.25
+#: A source that brings fewer bytes in its time is left for the next one.
+SLOW_BYTES = 64 << 10
+#: How often all sources are tried in turn without a byte, and the pause between, in seconds.
+_TRIES, _PAUSE = 3, 0.05
 #: The most streams that a server has at a time.
 CONNECTIONS_MAX = 64
 
 
 class Server:
-    """Serves the buffer of bytes that ``find`` returns for a token. It raises :class:`NotFoundError` for one that has ended."""
+    """Serves the bytes that ``find`` returns for a name. It raises :class:`NotFoundError` for one that is not here."""
 
-    def __init__(self, host: str, find: Callable[[bytes], Any]) -> None:
+    def __init__(self, host: str, find: Callable[[bytes], Readable]) -> None:
         self._find = find
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._socket = socket.create_server((host, 0))
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._lock = threading.Lock()
         #: Bytes that were sent.
         self.sent_bytes = 0
         threading.Thread(target=self._accept, name="transfers", daemon=True).start()
@@ -55,6 +72,9 @@ class Server:
 
     def close(self) -> None:
         """Accepts no more streams."""
+        with contextlib.suppress(OSError):
+            # Wakes the thread that accepts.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _accept(self) -> None:
@@ -74,7 +94,7 @@ class Server:
                 stream.settimeout(IDLE_TIMEOUT)
                 self._answer(stream)
         except (OSError, EOFError):
-            # The other node asks again.
+            # The other node asks again, here or elsewhere.
             pass
         finally:
             self._places.release()
@@ -83,65 +103,133 @@ class Server:
         if not hmac.compare_digest(_read(stream, SECRET_BYTES), self._secret):
             return
         (length,) = _HEAD.unpack(_read(stream, _HEAD.size))
-        if length > _TOKEN_BYTES_MAX:
+        if length > _NAME_BYTES_MAX:
             return
-        token = _read(stream, length)
-        offset, count = _RANGE.unpack(_read(stream, _RANGE.size))
+        name = _read(stream, length)
+        size, at, count = _RANGE.unpack(_read(stream, _RANGE.size))
+        end = at + count
         try:
-            found = self._find(token)
+            found = self._find(name)
+            while at < end:
+                here = min(end, found.wait(at, _REPORT_INTERVAL))
+                if found.size not in (None, size) or end > size:
+                    raise NotFoundError("it has another length")
+                stream.sendall(_FRAME.pack(here - at))
+                if here > at:
+                    self._send(stream, found, at, here)
+                at = here
         except NotFoundError:
-            stream.sendall(_REFUSED)
-            return
-        with memoryview(found) as data:
-            if offset + count > len(data):
-                stream.sendall(_REFUSED)
-                return
-            stream.sendall(_SENT)
-            with data[offset : offset + count] as part:
-                stream.sendall(part)
-        self.sent_bytes += count
+            stream.sendall(_FRAME.pack(_REFUSED))
+
+    def _send(self, stream: socket.socket, found: Readable, at: int, end: int) -> None:
+        with memoryview(found.data()) as data:
+            # In steps: the timeout of a socket is one of a whole `sendall`.
+            for start in range(at, end, _SEND_BYTES):
+                with data[start : min(end, start + _SEND_BYTES)] as part:
+                    stream.sendall(part)
+                    with self._lock:
+                        self.sent_bytes += len(part)
 
 
-def fetch(address: Address, token: bytes, target: memoryview) -> None:
-    """Fills ``target``, bytes, with those of the tensor of ``token``.
-
-    Raises :class:`NotFoundError` when the server has no such tensor, or one of another length, and :class:`IoError` when no
-    bytes come.
-    """
-    size = len(target)
+def ranges_of(size: int) -> List[Range]:
+    """The ranges of a tensor, a stream for each."""
     streams = max(1, min(STREAMS_MAX, size // STREAM_BYTES))
     part = -(-size // streams)
-    ranges = [(number * part, min((number + 1) * part, size)) for number in range(streams)]
-
-    def one(bounds: Tuple[int, int]) -> None:
-        _fetch_range(address, token, target, bounds)
-
-    if len(ranges) == 1:
-        one(ranges[0])
-        return
-    with ThreadPoolExecutor(len(ranges), "transfer") as pool:
-        list(pool.map(one, ranges))
+    return [(number * part, min((number + 1) * part, size)) for number in range(streams)]
 
 
-def _fetch_range(address: Address, token: bytes, target: memoryview, bounds: Tuple[int, int]) -> None:
-    host, port, secret = address
-    at, end = bounds
-    error: Optional[BaseException] = None
-    for _ in range(_TRIES):
+def fetch(sources: Sequence[Source], target: memoryview, advance: Optional[Callable[[int, int], None]] = None) -> None:
+    """Fills ``target``, bytes, with those of a tensor.
+
+    A source that ends, does not have the tensor, or is slow is left for the next one. The last one has all bytes. ``advance``
+    is called with the number of each range of :func:`ranges_of` and the byte up to which it has arrived.
+
+    Raises :class:`NotFoundError` when the last source has no such tensor, or one of another length, and :class:`IoError`
+    when no source sends bytes.
+    """
+    failed = threading.Event()
+    streams = [_Stream(sources, target, bounds, failed) for bounds in ranges_of(len(target))]
+
+    def run(number: int) -> None:
         try:
-            with socket.create_connection((host, port), timeout=IDLE_TIMEOUT) as stream:
-                stream.sendall(secret + _HEAD.pack(len(token)) + token + _RANGE.pack(at, end - at))
-                if _read(stream, 1) == _REFUSED:
-                    raise NotFoundError("the other node has freed the tensor, or it has another length")
-                while at < end:
-                    count = stream.recv_into(target[at:end])
+            streams[number].fetch(lambda at: advance and advance(number, at))
+        except BaseException:
+            failed.set()
+            raise
+
+    if len(streams) == 1:
+        run(0)
+        return
+    with ThreadPoolExecutor(len(streams), "transfer") as pool:
+        list(pool.map(run, range(len(streams))))
+
+
+class _Stream:
+    """The bytes of one range, from one source after the other."""
+
+    def __init__(self, sources: Sequence[Source], target: memoryview, bounds: Range, failed: threading.Event) -> None:
+        self._sources, self._target, self._failed = sources, target, failed
+        self._size = len(target)
+        self._at, self._end = bounds
+        #: When bytes came, and what went wrong.
+        self._came = 0.0
+        self._error: Optional[BaseException] = None
+
+    def fetch(self, advance: Callable[[int], object]) -> None:
+        self._came, tries = time.monotonic(), 0
+        while tries < _TRIES and (tries == 0 or time.monotonic() - self._came < SILENCE_TIMEOUT):
+            before = self._at
+            for number, source in enumerate(self._sources, 1):
+                is_last = number == len(self._sources)
+                try:
+                    self._read(source, is_last, advance)
+                    return
+                except NotFoundError as error:
+                    if is_last:
+                        raise
+                    self._error = error
+                except (OSError, EOFError) as error:
+                    self._error = error
+            tries = 0 if self._at > before else tries + 1
+            time.sleep(_PAUSE)
+        host, port, _ = self._sources[-1][0]
+        raise IoError(f"{host}:{port}: {self._end - self._at} bytes of a tensor did not come: {self._error}") from self._error
+
+    def _read(self, source: Source, is_last: bool, advance: Callable[[int], object]) -> None:
+        (host, port, secret), name = source
+        patience = self._patience(is_last)
+        with socket.create_connection((host, port), timeout=patience) as stream:
+            head = secret + _HEAD.pack(len(name)) + name
+            stream.sendall(head + _RANGE.pack(self._size, self._at, self._end - self._at))
+            since, since_at, waits = time.monotonic(), self._at, 1
+            frame = 0
+            while self._at < self._end:
+                if self._failed.is_set():
+                    # Another stream has failed, and raises the error.
+                    return
+                if frame == 0:
+                    (frame,) = _FRAME.unpack(_read(stream, _FRAME.size))
+                    if frame == _REFUSED:
+                        raise NotFoundError("the other node has freed the tensor, or it has another length")
+                    # A source that waits itself leaves its own source meanwhile.
+                    waits = 2 if frame == 0 else waits
+                else:
+                    count = stream.recv_into(self._target[self._at : min(self._end, self._at + frame)])
                     if count == 0:
                         raise EOFError("the stream ended")
-                    at += count
-                return
-        except (OSError, EOFError) as caught:
-            error = caught
-    raise IoError(f"{host}:{port}: {end - at} bytes of a tensor did not come: {error}") from error
+                    self._at += count
+                    frame -= count
+                    self._came = time.monotonic()
+                    advance(self._at)
+                now = time.monotonic()
+                if now - since >= patience * waits:
+                    if self._at - since_at < (1 if is_last else SLOW_BYTES):
+                        raise TimeoutError(f"{host}:{port} sent {self._at - since_at} bytes in {now - since:.1f} s")
+                    since, since_at, waits = now, self._at, 1
+
+    def _patience(self, is_last: bool) -> float:
+        left = SILENCE_TIMEOUT - (time.monotonic() - self._came)
+        return max(_LAST_TIMEOUT if is_last else 0.1, min(left, SILENCE_TIMEOUT / len(self._sources)))
 
 
 def _read(stream: socket.socket, count: int) -> bytes:

@@ -1,0 +1,144 @@
+"""Copies of other nodes' tensors in a daemon's store, without a cluster."""
+
+import random
+import threading
+
+import pytest
+
+pytest.importorskip("ray")
+
+from cotensor import IoError, NotFoundError, OverBudgetError  # noqa: E402
+from cotensor.ray import transfer  # noqa: E402
+from cotensor.ray.arrival import Whole  # noqa: E402
+from cotensor.ray.holdings import Holdings  # noqa: E402
+from cotensor.ray.pulls import Pulls, Sources  # noqa: E402
+from cotensor.ray.trees import Trees  # noqa: E402
+
+DATA = random.Random(1).randbytes(transfer.STREAM_BYTES * 2)
+SIZE = len(DATA)
+KEY = ("origin", (7, 1))
+TOKEN = "aa" * 28
+
+
+class Origin:
+    """The agent of the tensor's node."""
+
+    def __init__(self):
+        self.data, self.life, self.left = DATA, "life", []
+        self.trees = Trees()
+        self.server = transfer.Server("127.0.0.1", self.find)
+        self.address = self.server.address
+
+    def find(self, name):
+        if name != bytes.fromhex(TOKEN):
+            raise NotFoundError("freed")
+        return Whole(self.data)
+
+
+class Node:
+    """A node's agent: it offers what its pulls need of another one."""
+
+    def __init__(self, name, store, origin):
+        self.name, self.origin, self.holdings = name, origin, Holdings()
+        self.pulls = Pulls(store, self.holdings, self)
+        self.server = transfer.Server("127.0.0.1", self.pulls.find)
+
+    def join(self, node, token, name):
+        others = self.origin.trees.join(KEY, bytes.fromhex(token), self.name, self.server.address)
+        return Sources(self.origin.life, [*others, self.origin.address])
+
+    def leave(self, node, token):
+        self.origin.trees.leave(bytes.fromhex(token), self.name)
+        self.origin.left.append(self.name)
+
+    def pull(self, token=TOKEN, count=SIZE):
+        return self.pulls.pull(KEY, token, "weights", [count], "uint8")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """No source is left because the machine has other load."""
+    monkeypatch.setattr(transfer, "SILENCE_TIMEOUT", 60)
+
+
+@pytest.fixture
+def origin():
+    origin = Origin()
+    yield origin
+    origin.server.close()
+
+
+@pytest.fixture
+def nodes(daemon, origin):
+    with daemon.connect() as store:
+        nodes = [Node(name, store, origin) for name in "abcd"]
+        yield nodes
+        for node in nodes:
+            node.holdings.end_copies(bytes.fromhex(TOKEN))
+            assert node.holdings.counts() == {"kept": 0, "copies": 0}
+            node.server.close()
+
+
+def test_nodes_that_copy_at_once_pass_the_tensor_on(nodes, origin):
+    threads = [threading.Thread(target=node.pull) for node in nodes for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [bytes(node.pull()) for node in nodes] == [DATA] * 4
+    assert [node.pulls.count for node in nodes] == [1] * 4
+    assert origin.server.sent_bytes == len(DATA)
+    assert sum(node.server.sent_bytes for node in nodes) == 3 * len(DATA)
+
+
+def test_a_node_that_has_a_copy_serves_it_until_it_is_released(nodes, origin):
+    first, second, third, _ = nodes
+    first.pull()
+    second.pull()
+    assert (origin.server.sent_bytes, first.server.sent_bytes) == (len(DATA), len(DATA))
+    second.holdings.end_copies(bytes.fromhex(TOKEN))
+    third.pull()
+    assert (second.server.sent_bytes, first.server.sent_bytes) == (0, 2 * len(DATA)), "the next source has it"
+
+
+def test_a_copy_of_a_former_life_is_neither_used_nor_served(nodes, origin, monkeypatch):
+    first, second, *_ = nodes
+    first.pull()
+    origin.life, origin.data = "next", DATA[::-1]
+    assert bytes(second.pull()) == DATA[::-1] and first.server.sent_bytes == 0
+    other = "bb" * 28
+    monkeypatch.setattr(origin.server, "_find", lambda name: Whole(DATA[::-1]))
+    assert bytes(first.pull(other)) == DATA[::-1]
+    first.holdings.end_copies(bytes.fromhex(other))
+
+
+def test_errors_name_the_tensor_and_its_node_and_leave_nothing(nodes, origin):
+    with pytest.raises(NotFoundError, match="weights of node origin.*freed"):
+        nodes[0].pull("cc" * 28)
+    with pytest.raises(NotFoundError, match="weights of node origin.*another length"):
+        nodes[0].pull(count=10)
+    origin.server.close()
+    with pytest.raises(IoError, match="weights of node origin: .* did not come"):
+        nodes[0].pull()
+    assert origin.trees.nodes() == set() and origin.left == ["a"] * 3
+    assert nodes[0].pulls._arrivals == nodes[0].pulls._locks == {} and nodes[0].holdings.wanted() == {}
+
+
+def test_a_node_without_room_is_no_source(nodes, origin, monkeypatch):
+    first, second, *_ = nodes
+
+    class Full:
+        def empty(self, *_, **__):
+            raise OverBudgetError("full")
+
+    monkeypatch.setattr(first.pulls, "_store", Full())
+    with pytest.raises(OverBudgetError):
+        first.pull()
+    second.pull()
+    assert origin.trees.nodes() == {"b"} and first.server.sent_bytes == 0
+
+
+def test_names_of_tokens_are_no_names_of_copies(nodes):
+    assert nodes[0].pulls.find(bytes.fromhex(TOKEN)) is None
+    with pytest.raises(NotFoundError):
+        nodes[0].pulls.find(b"copy/origin/7/1/life")
