@@ -8,11 +8,12 @@ ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
 from cotensor import ConflictError, Store, UnsupportedError, _elsewhere  # noqa: E402
-from cotensor.ray import functions, setup, values  # noqa: E402
+from cotensor.ray import functions, values  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
 from cotensor.ray.handle import Handle  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
 from cotensor.ray.named import described  # noqa: E402
+from cotensor.ray.setup import _bring  # noqa: E402
 
 
 def test_functions_of_agents_stay_on_their_nodes():
@@ -113,7 +114,7 @@ def test_copies_are_known_while_they_are_the_newest_versions():
 
 
 def test_names_are_looked_for_here_only_without_a_cluster(monkeypatch):
-    monkeypatch.setattr(_elsewhere, "bring", setup._bring)
+    monkeypatch.setattr(_elsewhere, "bring", _bring)
     with pytest.raises(KeyError):
         _elsewhere.get(Store(), "name")
     assert not ray.is_initialized(), "no cluster was started for it"
