@@ -147,3 +147,33 @@ pub(crate) fn unchecked(graph: &GraphProto) -> Option<String> {
     });
     found
 }
+
+/// The inputs of the operator after the scales.
+pub(super) const ZERO_POINTS: usize = 3;
+pub(super) const GROUP_INDICES: usize = 4;
+const BIAS: usize = 5;
+
+/// The zero points of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Zeros {
+    /// Codes.
+    Packed,
+    /// Numbers.
+    Float,
+}
+
+impl Zeros {
+    pub(super) fn of(is_packed: bool) -> Self {
+        if is_packed { Self::Packed } else { Self::Float }
+    }
+}
+
+/// The bias of a product.
+pub(super) fn bias(node: &NodeProto) -> Option<&str> {
+    given(node, BIAS)
+}
+
+/// An input of a node, if it has one.
+pub(super) fn given(node: &NodeProto, at: usize) -> Option<&str> {
+    node.input.get(at).map(String::as_str).filter(|name| !name.is_empty())
+}

@@ -1,7 +1,6 @@
 //! The products by codes that an engine multiplies as they are.
 
-use super::check::Shape;
-use super::zero_points::{self, Zeros};
+use super::check::{Shape, Zeros, bias};
 use crate::onnx::Graph;
 use crate::proto::integer;
 use rten_onnx::onnx::NodeProto;
@@ -49,7 +48,7 @@ impl CodeForm {
 impl CodeRules {
     /// Whether the engine multiplies by the codes of a node, which has these zero points, as they are.
     pub(super) fn run(&self, node: &NodeProto, shape: &Shape, zeros: Option<Zeros>) -> bool {
-        let is_plain = zeros.is_none() && zero_points::bias(node).is_none();
+        let is_plain = zeros.is_none() && bias(node).is_none();
         let has_rest = is_plain || (self.has_zero_points && zeros != Some(Zeros::Float));
         has_rest && self.forms.iter().any(|form| form.has(node, shape))
     }

@@ -1,7 +1,7 @@
 //! Products by codes with zero points, for an engine that has none, or not these.
 
 use super::build::Builder;
-use super::check::{Shape, is_product};
+use super::check::{GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, given, is_product};
 use super::product::{float_scales, sums_of_groups};
 use super::rules::CodeRules;
 use super::table::split;
@@ -10,20 +10,6 @@ use crate::onnx::Graph;
 use crate::proto::visit_nodes;
 use rten_onnx::onnx::{DataType, NodeProto};
 use std::collections::HashMap;
-
-/// The inputs of the operator after the scales.
-const ZERO_POINTS: usize = 3;
-const GROUP_INDICES: usize = 4;
-const BIAS: usize = 5;
-
-/// The zero points of a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Zeros {
-    /// Codes.
-    Packed,
-    /// Numbers.
-    Float,
-}
 
 impl Graph {
     /// Makes each `MatMulNBits` with constant zero points or a bias that an engine does not multiply as it is a sum: `(code − z) · scale` is
@@ -56,20 +42,6 @@ impl Graph {
             true
         });
     }
-}
-
-impl Zeros {
-    fn of(is_packed: bool) -> Self {
-        if is_packed { Self::Packed } else { Self::Float }
-    }
-}
-
-pub(super) fn bias(node: &NodeProto) -> Option<&str> {
-    given(node, BIAS)
-}
-
-fn given(node: &NodeProto, at: usize) -> Option<&str> {
-    node.input.get(at).map(String::as_str).filter(|name| !name.is_empty())
 }
 
 /// Adds the nodes of a product. `zeros` have their name.
