@@ -187,6 +187,41 @@ test("buffers that cannot be read are refused, or are errors when they are read"
   assert.deepEqual(seen.good, [0, 0, 0, 0]);
 });
 
+test("a read that failed leaves its tensor readable, and a call that throws leaves no error scope", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const adopted = store.adopt("x", gpu.createBuffer({ size: 16, usage: GPUBufferUsage.MAP_WRITE | GPUBufferUsage.COPY_SRC }), { device: "webgpu", shape: [4] });
+    const { buffer } = adopted.binding();
+    const read = () => adopted.read("test").then((values) => [...values], ({ kind }) => kind);
+    await buffer.mapAsync(GPUMapMode.WRITE);
+    const reads = [await read()];
+    buffer.unmap();
+    reads.push(await read());
+    const create = gpu.createBuffer;
+    // As a device without room for the copy.
+    gpu.createBuffer = (descriptor) => create.call(gpu, { ...descriptor, usage: 0x10000 });
+    gpu.pushErrorScope("validation");
+    reads.push(await read());
+    await gpu.popErrorScope();
+    gpu.createBuffer = create;
+    reads.push(await read());
+    let scopes = 0;
+    const [push, pop] = [gpu.pushErrorScope, gpu.popErrorScope];
+    gpu.pushErrorScope = (filter) => ((scopes += 1), push.call(gpu, filter));
+    gpu.popErrorScope = () => ((scopes -= 1), pop.call(gpu));
+    gpu.queue.writeBuffer = () => {
+      throw new DOMException("no room", "OperationError");
+    };
+    try {
+      store.put("y", new Float32Array(4), { device: "webgpu" });
+    } catch ({ name }) {
+      reads.push(name);
+    }
+    return { reads, scopes };
+  });
+  if (seen) assert.deepEqual(seen, { reads: ["Io", [0, 0, 0, 0], "Io", [0, 0, 0, 0], "OperationError"], scopes: 0 });
+});
+
 test("half-precision numbers are read as they were put, where the browser has them", async (context) => {
   const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
     if (!globalThis.Float16Array) return { names: [], values: [] };
