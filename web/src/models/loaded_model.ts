@@ -204,7 +204,11 @@ export class LoadedModel {
   }
 
   similarity(): Promise<SimilarityScale> {
-    this.#similarity ??= similarityScale(this.definition, this.description, this.folder);
+    this.#similarity ??= similarityScale(this.definition, this.description, this.folder).catch((error: unknown) => {
+      // The next call tries again.
+      this.#similarity = undefined;
+      throw error;
+    });
     return this.#similarity;
   }
 
