@@ -100,7 +100,8 @@ test("memory of the GPU is destroyed with the last lease, by eviction, and with 
     gpu.createBuffer = (descriptor) => {
       const buffer = create(descriptor);
       const destroy = buffer.destroy.bind(buffer);
-      buffer.destroy = () => (destroyed.push(descriptor.size), destroy());
+      // Not the four bytes to which an adopted buffer is copied as a test.
+      buffer.destroy = () => (descriptor.size > 4 && destroyed.push(descriptor.size), destroy());
       return buffer;
     };
     const store = await Store.create({ memories: [new GpuMemory(gpu)], budgets: { webgpu: 1000 } });

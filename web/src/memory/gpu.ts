@@ -46,8 +46,6 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   readonly lost: Promise<string>;
   /** Buffers of programs, which may destroy them. */
   readonly #adopted = new WeakSet<GPUBuffer>();
-  /** The target of the copies that test adopted buffers. */
-  #probe: GPUBuffer | undefined;
   #lost: string | undefined;
 
   /** The program owns `gpu` and destroys it after the store. */
@@ -155,10 +153,11 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   /** Why a buffer cannot be read, if it cannot: the device's answer to the smallest copy, which WebGPU does not give otherwise. */
   async #tested(storage: GPUBuffer): Promise<string | undefined> {
     const error = await this.refusal(() => {
-      this.#probe ??= this.gpu.createBuffer({ size: COPY_ALIGNMENT, usage: GPUBufferUsage.COPY_DST });
+      const target = this.gpu.createBuffer({ size: COPY_ALIGNMENT, usage: GPUBufferUsage.COPY_DST });
       const encoder = this.gpu.createCommandEncoder();
-      encoder.copyBufferToBuffer(storage, 0, this.#probe, 0, Math.min(storage.size, COPY_ALIGNMENT));
+      encoder.copyBufferToBuffer(storage, 0, target, 0, Math.min(storage.size, COPY_ALIGNMENT));
       this.gpu.queue.submit([encoder.finish()]);
+      target.destroy();
     });
     return error === undefined ? undefined : refused(error);
   }
