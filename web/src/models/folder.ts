@@ -1,6 +1,6 @@
 // The files of a model: a folder of a web server, or a repository of the hub.
 import { CotensorError } from "../errors.js";
-import { ask, bytesOfAnswer, checkAnswer, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
+import { ask, bytesOfAnswer, checkAnswer, checkContent, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
 import type { WeightCache } from "../weights/cache.js";
 import { hashOf } from "../weights/hash.js";
 import { download, isFixed } from "../weights/download.js";
@@ -61,7 +61,9 @@ export class ModelFolder {
   async text(file: string): Promise<string | undefined> {
     try {
       const { blob } = await download(this.cache, this.#urlOf(file), { maxBytes: SMALL_FILE_BYTES_MAX, stallMilliseconds: this.stallMilliseconds });
-      return await blob.text();
+      const text = await blob.text();
+      checkContent(this.#urlOf(file).href, new TextEncoder().encode(text.slice(0, 64)));
+      return text;
     } catch (error) {
       if (isMissing(error)) return undefined;
       throw error;
@@ -73,7 +75,9 @@ export class ModelFolder {
     const url = this.#urlOf(file).href;
     const response = await send(url, { cache: "no-store" }, this.stallMilliseconds);
     checkAnswer(url, response);
-    return bytesOfAnswer(response, { ...this.#limits(url), retries: 3, progress: (received, total) => progress?.(file, received, total) });
+    const bytes = await bytesOfAnswer(response, { ...this.#limits(url), retries: 3, progress: (received, total) => progress?.(file, received, total) });
+    checkContent(url, bytes);
+    return bytes;
   }
 
   /** Some bytes of a file. */

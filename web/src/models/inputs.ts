@@ -75,11 +75,10 @@ export function mediaOf(inputs: Inputs): Medium[] {
 export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (typeof input === "string") return { text: input };
   if (typeof input !== "object" || input === null) throw invalid("input", "a text, tokens, or an object with text, image or audio is required");
-  if ("input_ids" in input) return { text: input.text, tokens: input };
+  if ("input_ids" in input) return textOf(input);
   const { text, texts, image, imageData, audio } = input;
   const read: { -readonly [Key in keyof Inputs]: Inputs[Key] } = {};
-  if (typeof text === "string") read.text = text;
-  else if (text !== undefined) Object.assign(read, { text: text.text, tokens: text });
+  if (text !== undefined) Object.assign(read, textOf(text));
   if (texts !== undefined) read.texts = checkTexts(texts);
   if (image !== undefined && imageData !== undefined) throw invalid("imageData", "give either image or imageData");
   if (imageData !== undefined) read.image = pixels(imageData, input.width, input.height);
@@ -87,6 +86,12 @@ export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (audio !== undefined) read.audio = await readAudio(audio, input.samplingRate ?? DEFAULT_SAMPLING_RATE);
   if (mediaOf(read).length === 0) throw invalid("input", "it has no text, image or audio");
   return read;
+}
+
+function textOf(text: string | Tokens): Inputs {
+  if (typeof text === "string") return { text };
+  if (typeof text?.text !== "string") throw invalid("text", "a text is required, or tokens that tokenize() gave, with their text");
+  return { text: text.text, tokens: text };
 }
 
 /** Checks that a program's tokens are those of their text: the model computes with these. */

@@ -32,16 +32,17 @@ export class LoadedModel {
   /** The sizes of the weights in loaded graphs, by hash. */
   readonly #weights = new Map<string, number>();
   #similarity: Promise<SimilarityScale> | undefined;
+  #isReleased = false;
 
   private constructor(
     readonly backend: Backend,
     readonly folder: ModelFolder,
     /** Its name in the backend. */
     readonly key: string,
-    private readonly definition: ModelFamily,
+    private readonly openDefinition: ModelFamily,
     private readonly description: FamilyDescription,
     private readonly config: Readonly<Record<string, unknown>>,
-    private readonly processors: Processors,
+    private readonly openProcessors: Processors,
     private readonly isOptimized: boolean,
   ) {}
 
@@ -55,6 +56,21 @@ export class LoadedModel {
     const processors = await Processors.open(definition, description, folder, config);
     const values = JSON.parse(config) as Record<string, unknown>;
     return new LoadedModel(backend, folder, key, definition, description, values, processors, useOptimizedOps);
+  }
+
+  /** Throws once the model was released: a caller may wait for a graph meanwhile. */
+  check(): void {
+    if (this.#isReleased) throw new CotensorError("Conflict", `${this.name}: the model was disposed; create it again`);
+  }
+
+  private get definition(): ModelFamily {
+    this.check();
+    return this.openDefinition;
+  }
+
+  private get processors(): Processors {
+    this.check();
+    return this.openProcessors;
   }
 
   get name(): string {
@@ -227,15 +243,17 @@ export class LoadedModel {
 
   /** Releases all graphs and processors. */
   async release(): Promise<void> {
+    this.#isReleased = true;
     const stages = [...this.#stages.values()];
     this.#stages.clear();
     this.#weights.clear();
     for (const stage of stages) await (await stage.catch(() => undefined))?.release();
-    this.processors.free();
-    this.definition.free();
+    this.openProcessors.free();
+    this.openDefinition.free();
   }
 
-  #once(name: string, load: () => Promise<ModelStage>): Promise<ModelStage> {
+  async #once(name: string, load: () => Promise<ModelStage>): Promise<ModelStage> {
+    this.check();
     const known = this.#stages.get(name);
     if (known) return known;
     const start = performance.now();

@@ -104,6 +104,7 @@ export class LocalModel implements FamilyModel {
 
   #open(): Promise<LoadedModel> {
     if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed; create it again`);
+    this.backend.check();
     this.#loading ??= this.#load().catch((error: unknown) => {
       // The next call tries again.
       this.#loading = undefined;
@@ -129,6 +130,9 @@ export class LocalModel implements FamilyModel {
     const given = await loaded.replacedBy(tensors);
     const media = new Set([...mediaOf(inputs), ...[...given.keys()].map((role) => loaded.mediumOf(role))]);
     const task = this.options.task === undefined ? loaded.defaultTask([...media]) : loaded.task(this.options.task);
+    if (inputs.texts !== undefined && task.answer !== "similarity") {
+      throw new CotensorError("Invalid", `texts: ${task.name} of ${this.modelId} reads one text; process each by itself as \`text\`. Texts are compared with an image or a sound`);
+    }
     const run = new Run(loaded, this.#holder, withTexts(inputs, task), task, given);
     try {
       for (const medium of mediaOf(inputs)) {

@@ -173,7 +173,7 @@ export class Processors {
       return publishArray(store, run.holder, output, { data, shape, dtype: "float32" }, performance.now() - start);
     });
     for (const tensor of outputs) run.setValue(name, tensor);
-    if (medium === "audio") this.#noteLength(input as Samples | Encoded, run);
+    if (medium === "audio") this.#noteChanges(input as Samples | Encoded, run);
     if (medium === "image") run.setValue("image.mask", await this.#mask(input as Pixels | Encoded));
   }
 
@@ -207,10 +207,17 @@ export class Processors {
   }
 
   /** A model reads a window of sound; the rest is not silently left out. */
-  #noteLength(sound: Samples | Encoded, run: Run): void {
-    const seconds = sound instanceof Uint8Array ? (soundLength(sound)[1] ?? 0) : sound.samples.length / sound.samplingRate;
+  #noteChanges(sound: Samples | Encoded, run: Run): void {
+    const { samplingRate: rate, seconds } = lengthOf(sound);
+    if (rate !== this.audio.sampleRate) run.notices.push(`audio: resampled from ${rate} to ${this.audio.sampleRate} Hz`);
     if (seconds > this.audio.seconds) run.notices.push(`audio: ${seconds.toFixed(1)} s; the model reads the first ${this.audio.seconds} s. StreamingProcessor reads sounds of any length`);
   }
+}
+
+function lengthOf(sound: Samples | Encoded): { samplingRate: number; seconds: number } {
+  if (!(sound instanceof Uint8Array)) return { samplingRate: sound.samplingRate, seconds: sound.samples.length / sound.samplingRate };
+  const [samplingRate = 0, seconds = 0] = soundLength(sound);
+  return { samplingRate, seconds };
 }
 
 /** The modules that modules.json lists. The processor that reads the file refuses a list that is not one. */

@@ -81,6 +81,17 @@ export async function bytesOfAnswer(first: Response, options: BodyOptions): Prom
   return whole;
 }
 
+/** Checks that bytes are not those of a page or of a pointer, which servers send in place of a file. */
+export function checkContent(url: string, bytes: Uint8Array): void {
+  const start = new TextDecoder().decode(bytes.subarray(0, 64)).trimStart().toLowerCase();
+  if (start.startsWith("version https://git-lfs")) {
+    throw new CotensorError("Corrupt", `${url}: the server sent a pointer of Git LFS instead of the file; run \`git lfs pull\` in its folder`);
+  }
+  if (start.startsWith("<!doctype html") || start.startsWith("<html")) {
+    throw new CotensorError("NotFound", `${url}: the server sent an HTML page instead of the file. Check the path`);
+  }
+}
+
 /** The version that an answer describes. The length is unknown when the body is compressed on its way. */
 export function versionOf({ headers }: Response): Version {
   const length = headers.get("content-encoding") === null ? Number(headers.get("content-length") ?? NaN) : NaN;

@@ -1,0 +1,77 @@
+// Models in Node, on the CPU: errors in the words of the program, and what is asked of a server.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { after, before, test } from "node:test";
+import * as ort from "onnxruntime-web";
+import { createBackend, createBertModel, createVitModel, createWhisperModel, MemoryFolders, WeightCache } from "cotensor";
+import { newHasher } from "../dist/models/core.js";
+import { serve } from "./support/server.mjs";
+
+ort.env.wasm.numThreads = 1;
+ort.env.logLevel = "fatal";
+const media = (name) => readFile(new URL(`../../fixtures/media/${name}`, import.meta.url)).then((bytes) => new Uint8Array(bytes));
+const bert = (backend, more) => createBertModel(backend, { modelId: "bert-base-uncased", ...more });
+const refusal = (promise) => promise.then(() => "no error", ({ kind, message }) => `${kind} ${message}`);
+let server;
+
+before(async () => (server = await serve()));
+after(() => server.close());
+
+/** A backend whose models are those of the server, or of `models`. */
+const open = (more = {}) => createBackend("cpu", { ort, models: `${server.url}models/`, ...more });
+
+test("after dispose, and while it is disposed, a model says so", async () => {
+  const backend = await open();
+  const model = bert(backend);
+  await model.initialize();
+  const running = refusal(model.process("a text that runs while the model is disposed"));
+  await model.dispose();
+  assert.match(await running, /^(no error|Conflict .*disposed)/);
+  assert.match(await refusal(model.process("a text")), /^Conflict bert-base-uncased: the model was disposed/);
+  const other = bert(backend);
+  await other.initialize();
+  await backend.dispose();
+  for (const call of [other.process("a text"), other.tokenize("a text"), other.initialize()]) assert.match(await refusal(call), /^Conflict the backend was disposed/);
+});
+
+test("texts without an image, tokens without a text, and budgets of missing devices", async () => {
+  const backend = await open({ budgets: { webgpu: 2 ** 20, cpu: 2 ** 26 } });
+  const model = bert(backend);
+  assert.match(await refusal(model.process({ texts: ["one", "two"] })), /^Invalid texts: sentence-embedding of bert-base-uncased reads one text; process each/);
+  assert.match(await refusal(model.process({ input_ids: [1, 2] })), /^Invalid text: a text is required, or tokens/);
+  assert.deepEqual(backend.getStats().devices.map(({ device, max_memory_bytes }) => [device, max_memory_bytes]), [["cpu", 2 ** 26]]);
+  await backend.dispose();
+  assert.match(await refusal(open({ budgets: { gpu: 1 } }).then((each) => each.initialize())), /^Invalid budgets: no memory of the store is on gpu/);
+});
+
+test("a pointer of Git LFS or a page in place of a graph is named", async () => {
+  const contents = {
+    lfs: "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n",
+    page: "\n<!DOCTYPE html><title>Login</title>",
+  };
+  for (const [name, content] of Object.entries(contents)) {
+    const answer = globalThis.fetch;
+    globalThis.fetch = (url, init) => {
+      if (!url.endsWith("/onnx/model.onnx")) return answer(url, init);
+      return Promise.resolve(new Response(init?.method === "HEAD" ? null : content, { headers: { etag: `"${name}"` } }));
+    };
+    const backend = await open();
+    try {
+      const error = await refusal(bert(backend).initialize());
+      assert.match(error, name === "lfs" ? /^Corrupt .*model.onnx: .* pointer of Git LFS/ : /^NotFound .*model.onnx: .* HTML page/);
+    } finally {
+      globalThis.fetch = answer;
+      await backend.dispose();
+    }
+  }
+});
+
+test("a sound of another rate has a notice", async () => {
+  const backend = await open();
+  const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 2 });
+  const samples = Float32Array.from({ length: 8000 }, (_, index) => Math.sin(index / 5) / 2);
+  const notices = async (input) => (await whisper.process(input)).notices.filter((notice) => /resampled/.test(notice));
+  assert.deepEqual(await notices({ audio: samples, samplingRate: 8000 }), ["audio: resampled from 8000 to 16000 Hz"]);
+  assert.deepEqual(await notices({ audio: samples, samplingRate: 16_000 }), []);
+  await backend.dispose();
+});
