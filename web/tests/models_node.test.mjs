@@ -66,6 +66,45 @@ test("a pointer of Git LFS or a page in place of a graph is named", async () => 
   }
 });
 
+test("opening a model asks for the files that its description names, and little more", async () => {
+  const asked = async (create, modelId) => {
+    const backend = await open({ cache: await WeightCache.open({ newHasher, folders: new MemoryFolders("test") }) });
+    const before = server.requests.length;
+    const model = create(backend, { modelId });
+    await model.initialize();
+    const requests = server.requests.slice(before).map(({ path }) => path.slice(`/models/${modelId}/`.length));
+    await backend.dispose();
+    return [requests.length, new Set(requests.filter((path) => path.endsWith(".onnx"))).size];
+  };
+  const seen = { bert: await asked(createBertModel, "bert-base-uncased"), vit: await asked(createVitModel, "google/vit-base-patch16-224"), whisper: await asked(createWhisperModel, "openai/whisper-tiny") };
+  // A question and a download for each graph and its weights; the rest are settings.
+  assert.deepEqual(Object.values(seen).map(([, graphs]) => graphs), [1, 1, 3]);
+  for (const [name, [requests]] of Object.entries(seen)) assert.ok(requests <= 24, `${name}: ${requests} requests`);
+});
+
+test("a graph under another name, and one of a variant, are found", async () => {
+  const backend = await open({ models: `${server.url}fixtures/tiny/` });
+  const config = JSON.stringify({ model_type: "bert" });
+  const { graphFiles } = await import("../dist/models/graph_files.js");
+  await backend.initialize();
+  const found = async (files, variant, of = config) => {
+    const asked = [];
+    const folder = { has: async (file) => (asked.push(file), files.includes(file)) };
+    return [(await graphFiles(folder, of, variant)).sort(), asked.length];
+  };
+  assert.deepEqual(await found(["onnx/model.onnx", "onnx/model_fp16.onnx"]), [["onnx/model.onnx"], 1]);
+  assert.deepEqual(await found(["onnx/model.onnx", "onnx/model_fp16.onnx"], "fp16"), [["onnx/model_fp16.onnx"], 1]);
+  assert.deepEqual((await found(["model_bnb4.onnx"]))[0], ["model_bnb4.onnx"]);
+  assert.deepEqual(await found([]), [[], 34]);
+  // The error of a missing variant lists the graphs that are there.
+  assert.deepEqual((await found(["onnx/model.onnx", "onnx/model_q4.onnx"], "fp16"))[0], ["onnx/model.onnx", "onnx/model_q4.onnx"]);
+  const clip = JSON.stringify({ model_type: "clip" });
+  const [towers, count] = await found(["onnx/vision_model.onnx", "onnx/text_model.onnx"], undefined, clip);
+  assert.deepEqual(towers, ["onnx/text_model.onnx", "onnx/vision_model.onnx"]);
+  assert.ok(count <= 40, `${count} questions`);
+  await backend.dispose();
+});
+
 test("a sound of another rate has a notice", async () => {
   const backend = await open();
   const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 2 });

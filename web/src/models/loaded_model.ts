@@ -7,9 +7,10 @@ import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import type { Labels } from "./answers.js";
 import type { Backend } from "./backend.js";
-import { hashes, keyOnce, loadModels, ModelFamily, type Candidates, type GraphFile, type StageIdentity } from "./core.js";
+import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageIdentity } from "./core.js";
 import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
+import { graphFiles } from "./graph_files.js";
 import { filesOf, importGraphs, type ImportedGraph } from "./imported.js";
 import type { Medium, Tokens } from "./inputs.js";
 import { readLabels } from "./labels.js";
@@ -19,8 +20,6 @@ import type { Run } from "./run.js";
 import { similarityScale, type SimilarityScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
 
-/** The variant of graphs without a suffix. */
-const PLAIN_VARIANT = "fp32";
 /** The name of a model's own head. */
 const OWN_HEAD = "head";
 
@@ -330,19 +329,6 @@ export class LoadedModel {
   }
 }
 
-/** The files of a model that may be graphs. Most have plain graphs, so those of other variants are looked for only without them. */
-async function graphFiles(folder: ModelFolder, config: string, variant: string | undefined): Promise<string[]> {
-  const present = async (files: readonly string[]): Promise<string[]> => {
-    const found = await Promise.all(files.map(async (file) => ((await folder.has(file)) ? [file] : [])));
-    return found.flat();
-  };
-  const candidates = (of: string | undefined): Candidates => JSON.parse(ModelFamily.candidates(config, of)) as Candidates;
-  const { graphs, recognized_by } = candidates(variant ?? PLAIN_VARIANT);
-  const found = await present([...graphs, ...recognized_by]);
-  if (variant !== undefined || found.some((file) => graphs.includes(file))) return found;
-  return [...found, ...(await present(candidates(undefined).graphs))];
-}
-
 /** The inputs of encoders that make tensors of a kind. */
 const MEDIA_OF: Partial<Record<Kind, readonly Medium[]>> = {
   text_embedding: ["text"],
@@ -351,4 +337,3 @@ const MEDIA_OF: Partial<Record<Kind, readonly Medium[]>> = {
   vision_text_joint: ["image", "text"],
   audio_text_joint: ["audio", "text"],
 };
-
