@@ -85,7 +85,7 @@ test("opening a model asks for the files that its description names, and little 
 test("a graph under another name, and one of a variant, are found", async () => {
   const backend = await open({ models: `${server.url}fixtures/tiny/` });
   const config = JSON.stringify({ model_type: "bert" });
-  const { graphFiles } = await import("../dist/models/graph_files.js");
+  const { graphFiles, wholeGraph } = await import("../dist/models/graph_files.js");
   await backend.initialize();
   const found = async (files, variant, of = config) => {
     const asked = [];
@@ -101,8 +101,50 @@ test("a graph under another name, and one of a variant, are found", async () => 
   const clip = JSON.stringify({ model_type: "clip" });
   const [towers, count] = await found(["onnx/vision_model.onnx", "onnx/text_model.onnx"], undefined, clip);
   assert.deepEqual(towers, ["onnx/text_model.onnx", "onnx/vision_model.onnx"]);
-  assert.ok(count <= 40, `${count} questions`);
+  assert.equal(count, 2);
+  const whole = (files) => wholeGraph({ has: async (file) => files.includes(file) }, clip, undefined);
+  assert.deepEqual([await whole(["onnx/model.onnx", "model.onnx"]), await whole(["onnx/model_q4.onnx"]), await whole(["onnx/text_model.onnx"])], ["onnx/model.onnx", "onnx/model_q4.onnx", null]);
   await backend.dispose();
+});
+
+test("a signal ends the waiting of its call alone", async () => {
+  const answer = globalThis.fetch;
+  let asked = 0;
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  globalThis.fetch = async (url, init) => {
+    if (!url.endsWith(".onnx_data") || init?.method === "HEAD") return answer(url, init);
+    asked += 1;
+    await released;
+    return answer(url, init);
+  };
+  const backend = await open();
+  try {
+    const [one, two] = [bert(backend), bert(backend)];
+    const abort = new AbortController();
+    const first = one.initialize({ signal: abort.signal }).then(() => "done", ({ name }) => name);
+    const second = two.initialize();
+    while (asked === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+    abort.abort();
+    assert.equal(await first, "AbortError");
+    release();
+    await second;
+    assert.equal(asked, 1, "the download went on");
+    assert.equal(await one.process("a text", { signal: abort.signal }).catch(({ name }) => name), "AbortError");
+    await two.process("a text");
+    const held = two.getSharedTensor("text_embedding");
+    const later = new AbortController();
+    const running = two.process("another text", { signal: later.signal }).catch(({ name }) => name);
+    later.abort();
+    assert.equal(await running, "AbortError");
+    // Behind the aborted run.
+    await one.process("a third text");
+    assert.equal(two.getSharedTensor("text_embedding"), held, "the tensors of the last input stay");
+    assert.equal(held.getReferenceCount(), 1);
+  } finally {
+    globalThis.fetch = answer;
+    await backend.dispose();
+  }
 });
 
 test("a sound of another rate has a notice", async () => {

@@ -32,6 +32,24 @@ export async function graphFiles(folder: ModelFolder, config: string, variant: s
   }
 }
 
+/** The graph of the whole model, which has the scale of similarities; null if the model has none. Opening a model does not need it. */
+export async function wholeGraph(folder: ModelFolder, config: string, variant: string | undefined): Promise<string | null> {
+  const { graphs, recognized_by } = JSON.parse(ModelFamily.candidates(config, variant)) as Candidates;
+  const left = new Set([...graphs, ...recognized_by]);
+  const next = (): string | null | undefined => described(config, [...left], variant)?.whole_graph;
+  const all: string[] = [];
+  for (let file = next(); file; file = next()) {
+    all.push(file);
+    left.delete(file);
+  }
+  for (const files of [all.slice(0, ROUNDS), all.slice(ROUNDS)]) {
+    const there = await Promise.all(files.map((file) => folder.has(file)));
+    const found = files.find((_, index) => there[index]);
+    if (found !== undefined) return found;
+  }
+  return null;
+}
+
 /** The files that are wanted, and those that would be if they were missing. */
 function withFollowing(files: readonly string[], possible: ReadonlySet<string>, wanted: (files: ReadonlySet<string>) => string[] | undefined): string[] {
   const left = new Set(possible);
@@ -43,15 +61,20 @@ function withFollowing(files: readonly string[], possible: ReadonlySet<string>, 
   return all;
 }
 
-/** The graphs that the description of these files names; nothing if there is none in the variant. */
+/** The graphs of stages that the description of these files names; nothing if there is none in the variant. */
 function named(config: string, files: string[], variant: string | undefined): string[] | undefined {
+  const description = described(config, files, variant);
+  return description && [...new Set(description.stages.map(({ file }) => file))].filter((file) => file !== null);
+}
+
+function described(config: string, files: string[], variant: string | undefined): FamilyDescription | undefined {
   let definition;
   try {
     definition = new ModelFamily(config, files, variant);
   } catch {
     return undefined;
   }
-  const { stages, whole_graph } = JSON.parse(definition.describe()) as FamilyDescription;
+  const description = JSON.parse(definition.describe()) as FamilyDescription;
   definition.free();
-  return [...new Set([...stages.map(({ file }) => file), whole_graph])].filter((file) => file !== null);
+  return description;
 }

@@ -10,7 +10,7 @@ import type { Backend } from "./backend.js";
 import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageIdentity } from "./core.js";
 import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
-import { graphFiles } from "./graph_files.js";
+import { graphFiles, wholeGraph } from "./graph_files.js";
 import { filesOf, importGraphs, type ImportedGraph } from "./imported.js";
 import type { Medium, Tokens } from "./inputs.js";
 import { readLabels } from "./labels.js";
@@ -42,6 +42,7 @@ export class LoadedModel {
     private readonly description: FamilyDescription,
     private readonly config: Readonly<Record<string, unknown>>,
     private readonly openProcessors: Processors,
+    private readonly wholeGraph: () => Promise<string | null>,
     private readonly isOptimized: boolean,
   ) {}
 
@@ -54,7 +55,7 @@ export class LoadedModel {
     const description = JSON.parse(definition.describe()) as FamilyDescription;
     const processors = await Processors.open(definition, description, folder, config);
     const values = JSON.parse(config) as Record<string, unknown>;
-    return new LoadedModel(backend, folder, key, definition, description, values, processors, useOptimizedOps);
+    return new LoadedModel(backend, folder, key, definition, description, values, processors, () => wholeGraph(folder, config, variant), useOptimizedOps);
   }
 
   /** Throws once the model was released: a caller may wait for a graph meanwhile. */
@@ -219,7 +220,7 @@ export class LoadedModel {
   }
 
   similarity(): Promise<SimilarityScale> {
-    this.#similarity ??= similarityScale(this.definition, this.description, this.folder).catch((error: unknown) => {
+    this.#similarity ??= similarityScale(this.definition, this.description, this.wholeGraph, this.folder).catch((error: unknown) => {
       // The next call tries again.
       this.#similarity = undefined;
       throw error;
