@@ -1,7 +1,7 @@
 // The files of a model: a folder of a web server, or a repository of the hub.
 import { CotensorError } from "../errors.js";
 import { ask, bytesOfAnswer, checkAnswer, checkContent, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
-import type { WeightCache } from "../weights/cache.js";
+import { isUnwritable, type WeightCache } from "../weights/cache.js";
 import { hashOf } from "../weights/hash.js";
 import { download, isFixed } from "../weights/download.js";
 
@@ -66,6 +66,7 @@ export class ModelFolder {
       return text;
     } catch (error) {
       if (isMissing(error)) return undefined;
+      if (isUnwritable(error)) return new TextDecoder().decode(await this.bytes(file));
       throw error;
     }
   }

@@ -49,12 +49,12 @@ export async function importGraphs(folder: ModelFolder, file: string, key: strin
     }
   };
   const name = `graph ${FORMAT} ${new URL(file, folder.url).href} ${version} ${key}`;
-  const document = (await cache.once(name, build)).document as ImportDocument;
+  const document = (await cache.once(name, build, true)).document as ImportDocument;
   const isSame = async ([location, known]: [string, string | undefined]): Promise<boolean> => (await folder.version(beside(file, location))) === known;
   const same = await Promise.all(Object.entries(document.external).map(isSame));
   if (same.every(Boolean)) return document.graphs;
   await cache.remove(name);
-  return ((await cache.once(name, build)).document as ImportDocument).graphs;
+  return ((await cache.once(name, build, true)).document as ImportDocument).graphs;
 }
 
 async function storeAll(parts: readonly StageGraph[], put: PutBlob): Promise<ImportedGraph[]> {

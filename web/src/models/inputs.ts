@@ -82,8 +82,12 @@ export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (texts !== undefined) read.texts = checkTexts(texts);
   if (image !== undefined && imageData !== undefined) throw invalid("imageData", "give either image or imageData");
   if (imageData !== undefined) read.image = pixels(imageData, input.width, input.height);
-  if (image !== undefined) read.image = await readImage(image);
-  if (audio !== undefined) read.audio = await readAudio(audio, input.samplingRate ?? DEFAULT_SAMPLING_RATE);
+  const [imageRead, audioRead] = await Promise.all([
+    image === undefined ? undefined : readImage(image),
+    audio === undefined ? undefined : readAudio(audio, input.samplingRate ?? DEFAULT_SAMPLING_RATE),
+  ]);
+  if (imageRead) read.image = imageRead;
+  if (audioRead) read.audio = audioRead;
   if (mediaOf(read).length === 0) throw invalid("input", "it has no text, image or audio");
   return read;
 }
@@ -119,7 +123,8 @@ function pixels(data: ImageData | Uint8Array | Uint8ClampedArray, width?: number
   for (const [side, length] of Object.entries(size)) {
     if (!Number.isInteger(length) || length < 1 || length > IMAGE_SIDE_MAX) throw invalid(side, `an integer from 1 to ${IMAGE_SIDE_MAX} is required`);
   }
-  const rgba = image.data as Uint8Array | Uint8ClampedArray;
+  // A copy: the program may draw its next picture there before the model reads this one.
+  const rgba = (image.data as Uint8Array | Uint8ClampedArray).slice();
   const bytes = size.width * size.height * 4;
   if (rgba.byteLength !== bytes) {
     throw invalid("imageData", `${rgba.byteLength} bytes; ${size.width} x ${size.height} pixels of red, green, blue and opacity have ${bytes}`);
@@ -141,12 +146,12 @@ async function readImage(image: Blob | ArrayBuffer | Uint8Array | ImageData | Im
 async function readAudio(audio: Blob | ArrayBuffer | Uint8Array | Float32Array, samplingRate: number): Promise<Samples | Encoded> {
   if (!(audio instanceof Float32Array)) return file(audio, "audio");
   if (!(samplingRate > 0) || !Number.isFinite(samplingRate)) throw invalid("samplingRate", "a number of hertz above 0 is required");
-  return { samples: audio, samplingRate };
+  return { samples: audio.slice(), samplingRate };
 }
 
 async function file(data: Blob | ArrayBuffer | Uint8Array, field: string): Promise<Encoded> {
-  if (data instanceof Uint8Array) return data;
-  if (data instanceof ArrayBuffer) return new Uint8Array(data);
+  if (data instanceof Uint8Array) return data.slice();
+  if (data instanceof ArrayBuffer) return new Uint8Array(data.slice(0));
   if (data instanceof Blob) return new Uint8Array(await data.arrayBuffer());
   throw invalid(field, "a Blob, an ArrayBuffer, or one of the forms in the documentation is required");
 }
