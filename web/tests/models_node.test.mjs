@@ -147,6 +147,21 @@ test("a signal ends the waiting of its call alone", async () => {
   }
 });
 
+test("a program may fill its arrays anew once a call returned its promise", async () => {
+  const backend = await open();
+  const vit = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+  const file = await media("photo.png");
+  const picture = Uint8ClampedArray.from({ length: 32 * 32 * 4 }, (_, index) => (index * 7) % 251);
+  const inputs = [{ imageData: picture, width: 32, height: 32 }, { image: file }];
+  const expected = [];
+  for (const input of inputs) expected.push([...(await vit.process(input)).outputs[0].values]);
+  const calls = inputs.map((input) => vit.process(input));
+  picture.fill(0);
+  file.fill(0);
+  assert.deepEqual((await Promise.all(calls)).map(({ outputs }) => [...outputs[0].values]), expected);
+  await backend.dispose();
+});
+
 test("a sound of another rate has a notice", async () => {
   const backend = await open();
   const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 2 });
