@@ -162,6 +162,16 @@ test("a program may fill its arrays anew once a call returned its promise", asyn
   await backend.dispose();
 });
 
+test("weights that were removed while a model is open are imported again", async () => {
+  const cache = await WeightCache.open({ newHasher, folders: new MemoryFolders("test") });
+  const backend = await open({ cache });
+  const model = await backend.openModel("bert-base-uncased", {});
+  await model.space("encoder");
+  await cache.prune(0);
+  assert.equal((await model.stage("encoder")).role, "encoder");
+  await backend.dispose();
+});
+
 test("a sound of another rate has a notice", async () => {
   const backend = await open();
   const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 2 });

@@ -83,6 +83,23 @@ test("a second visit downloads no weights", async () => {
   }
 });
 
+test("a worker without onnxruntime-web names the option that gives it", async () => {
+  const context = await visit();
+  try {
+    const page = await context.newPage();
+    await page.goto(server.url);
+    const error = await page.evaluate(async () => {
+      const { connectShared, createVitModel, SharedBackend } = await import("cotensor");
+      const store = await connectShared({ hub: "none" });
+      const vit = createVitModel(new SharedBackend(store, { priorityList: ["cpu"], models: "/models/" }), { modelId: "google/vit-base-patch16-224" });
+      return vit.initialize().then(() => "no error", ({ kind, message }) => `${kind}: ${message}`);
+    });
+    assert.match(error, /^Unsupported: onnxruntime-web.* a worker has no import map: pass the address of the module as the option `ort` of connectShared/);
+  } finally {
+    await context.close();
+  }
+});
+
 test("wrong models and wrong inputs are refused in the words of the page's own models", async () => {
   const context = await visit();
   try {

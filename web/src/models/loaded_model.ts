@@ -5,6 +5,7 @@ import type { SharedTensor } from "../shared_tensor.js";
 import { Stage } from "../stage/stage.js";
 import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
+import { MissingBlob } from "../weights/cache.js";
 import type { Labels } from "./answers.js";
 import type { Backend } from "./backend.js";
 import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageIdentity } from "./core.js";
@@ -257,7 +258,12 @@ export class LoadedModel {
     const known = this.#stages.get(name);
     if (known) return known;
     const start = performance.now();
-    const loading = load().then((stage) => {
+    const again = (error: unknown): Promise<ModelStage> => {
+      if (!(error instanceof MissingBlob)) throw error;
+      this.#imports.clear();
+      return load();
+    };
+    const loading = load().catch(again).then((stage) => {
       this.#loadTimes.set(stage.role, performance.now() - start);
       return stage;
     });
@@ -269,24 +275,30 @@ export class LoadedModel {
 
   async #loadParts(role: string, kind: Kind, graphs: readonly ImportedGraph[]): Promise<ModelStage> {
     const stages: Stage[] = [];
-    for (const imported of graphs) {
-      const { description } = imported;
-      const isLast = imported === graphs.at(-1);
-      const graph = await this.backend.engine.load({
-        files: () => filesOf(this.folder.cache, imported),
-        key: imported.graph.hash,
-        label: `${this.name} ${description.role}`,
-        precision: description.precision,
-        isOptimized: this.isOptimized,
-      });
-      const { computations } = this.backend;
-      stages.push(new Stage({ role: isLast ? role : description.role, graph, kind: isLast ? kind : description.kind, space: description.space, computations, hashes }));
-      for (const { hash, bytes } of description.weights) this.#weights.set(hash, bytes);
+    try {
+      for (const imported of graphs) stages.push(await this.#loadPart(role, kind, imported, imported === graphs.at(-1)));
+    } catch (error) {
+      for (const { graph } of stages) await graph.release();
+      throw error;
     }
     const [last, before] = [stages.at(-1), stages.at(-2)];
     if (!last) throw new CotensorError("Corrupt", `${this.name}: ${role} has no graph`);
     const input = graphs.at(-1)?.description.continues;
     return new ModelStage(last, before && input ? { stage: before, input } : undefined);
+  }
+
+  async #loadPart(role: string, kind: Kind, imported: ImportedGraph, isLast: boolean): Promise<Stage> {
+    const { description } = imported;
+    const graph = await this.backend.engine.load({
+      files: () => filesOf(this.folder.cache, imported),
+      key: imported.graph.hash,
+      label: `${this.name} ${description.role}`,
+      precision: description.precision,
+      isOptimized: this.isOptimized,
+    });
+    const { computations } = this.backend;
+    for (const { hash, bytes } of description.weights) this.#weights.set(hash, bytes);
+    return new Stage({ role: isLast ? role : description.role, graph, kind: isLast ? kind : description.kind, space: description.space, computations, hashes });
   }
 
   #imported(role: string): Promise<readonly ImportedGraph[]> {

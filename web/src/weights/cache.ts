@@ -30,6 +30,9 @@ interface Home {
   readonly manifests: Folder;
 }
 
+/** A blob is gone that a manifest named: another tab pruned it, or the user removed the site's data. */
+export class MissingBlob extends CotensorError {}
+
 /** Stores content as a blob. */
 export type PutBlob = (content: Content) => Promise<BlobRef>;
 
@@ -155,7 +158,7 @@ export class WeightCache {
   /** The bytes of a blob; an error if it is missing. */
   async bytes(blob: BlobRef): Promise<Uint8Array<ArrayBuffer>> {
     const file = await this.blob(blob);
-    if (!file) throw new CotensorError("NotFound", `blob ${blob.hash}: it is not stored; import or download it again`);
+    if (!file) throw new MissingBlob("NotFound", `blob ${blob.hash}: it is not stored; import or download it again`);
     return new Uint8Array(await file.arrayBuffer());
   }
 
