@@ -88,9 +88,14 @@ test("sizes that are no multiples of four bytes, and strided views, are read who
     const bytes = store.put("b", new Uint8Array([1, 2, 3, 4, 5, 6, 7]), { device: "webgpu" });
     const reads = [bytes, bytes.view([3], [3]), bytes.view([1], [3], [2]), bytes.view([7], [0])].map((each) => each.read("test"));
     reads.push(store.put("empty", new Uint8Array(0), { device: "webgpu" }).read("test"));
-    return (await Promise.all(reads)).map((each) => [...each]);
+    // What `binding` gives is a binding: a size that is none would be an error of the device.
+    const entry = { binding: 0, visibility: GPUShaderStage.COMPUTE, buffer: { type: "read-only-storage" } };
+    gpu.pushErrorScope("validation");
+    gpu.createBindGroup({ layout: gpu.createBindGroupLayout({ entries: [entry] }), entries: [{ binding: 0, resource: bytes.binding() }] });
+    const refused = (await gpu.popErrorScope())?.message;
+    return [...(await Promise.all(reads)).map((each) => [...each]), refused ?? "bound"];
   });
-  if (seen) assert.deepEqual(seen, [[1, 2, 3, 4, 5, 6, 7], [4, 5, 6], [2, 4, 6], [], []]);
+  if (seen) assert.deepEqual(seen, [[1, 2, 3, 4, 5, 6, 7], [4, 5, 6], [2, 4, 6], [], [], "bound"]);
 });
 
 test("memory of the GPU is destroyed with the last lease, by eviction, and with the store", async (context) => {

@@ -38,6 +38,9 @@ test("texts without an image, tokens without a text, and budgets of missing devi
   const backend = await open({ budgets: { webgpu: 2 ** 20, cpu: 2 ** 26 } });
   const model = bert(backend);
   assert.match(await refusal(model.process({ texts: ["one", "two"] })), /^Invalid texts: sentence-embedding of bert-base-uncased reads one text; process each/);
+  const { text, input_ids } = await model.tokenize("a photo");
+  assert.equal((await model.process({ text, input_ids })).task, "sentence-embedding");
+  assert.match(await refusal(model.process({ text: { text, input_ids: [...input_ids].reverse() } })), /^Invalid input_ids: /);
   assert.match(await refusal(model.process({ input_ids: [1, 2] })), /^Invalid text: a text is required, or tokens/);
   assert.deepEqual(backend.getStats().devices.map(({ device, max_memory_bytes }) => [device, max_memory_bytes]), [["cpu", 2 ** 26]]);
   await backend.dispose();

@@ -100,6 +100,26 @@ test("a worker without onnxruntime-web names the option that gives it", async ()
   }
 });
 
+test("a signal ends the waiting of a tab, and its next call works", async () => {
+  const context = await visit();
+  try {
+    const page = await tab(context, "d");
+    const seen = await page.evaluate(async () => {
+      const abort = new AbortController();
+      const waiting = vit.process({ image: photo }, { signal: abort.signal }).catch(({ name }) => name);
+      abort.abort();
+      const aborted = [await waiting, await vit.initialize({ signal: abort.signal }).catch(({ name }) => name)];
+      const { answer } = await vit.process({ image: photo }, { signal: new AbortController().signal });
+      return [...aborted, answer.type, await vit.getSharedTensor("vision_embedding").referenceCount()];
+    });
+    assert.deepEqual(seen.slice(0, 3), ["AbortError", "AbortError", "embedding"]);
+    // The worker's model and the tab hold it; an aborted call holds nothing.
+    assert.equal(seen[3], 2);
+  } finally {
+    await context.close();
+  }
+});
+
 test("wrong models and wrong inputs are refused in the words of the page's own models", async () => {
   const context = await visit();
   try {

@@ -79,12 +79,13 @@ export class LocalModel implements FamilyModel {
     return unlessAborted(signal, async () => this.run(await readInputs(input), [], signal));
   }
 
-  async processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor): Promise<Result> {
-    return this.run(await readInputs(input), [tensor]);
+  processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor, options?: CallOptions): Promise<Result> {
+    return this.processWithSharedEmbeddings([tensor], input, options);
   }
 
-  async processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput): Promise<Result> {
-    return this.run(input === undefined ? {} : await readInputs(input), Object.values(tensors) as SharedTensor[]);
+  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput, { signal }: CallOptions = {}): Promise<Result> {
+    const read = async (): Promise<Inputs> => (input === undefined ? {} : readInputs(input));
+    return unlessAborted(signal, async () => this.run(await read(), Object.values(tensors) as SharedTensor[], signal));
   }
 
   getSharedTensor(kind: Kind): SharedTensor {

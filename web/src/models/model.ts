@@ -50,9 +50,9 @@ export interface FamilyModel {
   /** Runs the task on an input. The stages whose results exist do not run. */
   process(input: ModelInput, options?: CallOptions): Promise<Result>;
   /** As `process`, with another model's tensor in place of a stage of this model. */
-  processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor): Promise<Result>;
+  processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor, options?: CallOptions): Promise<Result>;
   /** As `process`, with tensors of other models in place of stages. */
-  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput): Promise<Result>;
+  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput, options?: CallOptions): Promise<Result>;
   /** The tensor of a kind that the model made of its last input. */
   getSharedTensor(kind: Kind): SharedTensor;
   /** Acquires a tensor once for this model. */

@@ -87,12 +87,17 @@ export class SharedModel {
     return unlessAborted(signal, async () => this.#run(await readInputs(input), [], signal));
   }
 
-  async processWithSharedEmbedding(input: ModelInput, tensor: SharedHandle): Promise<Result<SharedHandle>> {
-    return this.#run(await readInputs(input), [tensor]);
+  processWithSharedEmbedding(input: ModelInput, tensor: SharedHandle, options?: CallOptions): Promise<Result<SharedHandle>> {
+    return this.processWithSharedEmbeddings([tensor], input, options);
   }
 
-  async processWithSharedEmbeddings(tensors: Readonly<Record<string, SharedHandle>> | readonly SharedHandle[], input?: ModelInput): Promise<Result<SharedHandle>> {
-    return this.#run(input === undefined ? {} : await readInputs(input), Object.values(tensors) as SharedHandle[]);
+  processWithSharedEmbeddings(
+    tensors: Readonly<Record<string, SharedHandle>> | readonly SharedHandle[],
+    input?: ModelInput,
+    { signal }: CallOptions = {},
+  ): Promise<Result<SharedHandle>> {
+    const read = async (): Promise<Inputs> => (input === undefined ? {} : readInputs(input));
+    return unlessAborted(signal, async () => this.#run(await read(), Object.values(tensors) as SharedHandle[], signal));
   }
 
   /** The tensor of a kind that the model made of its last input. */
