@@ -83,17 +83,17 @@ export class WeightCache {
   /** The manifest of `key`, if all its blobs are stored in full. Otherwise it counts as missing, and is removed. */
   async manifest(key: string): Promise<Manifest | undefined> {
     const name = this.#manifestName(key);
-    const inMemory = await this.#memory.manifests.read(name);
-    if (inMemory) return parsedManifest(inMemory, key);
-    const file = await this.disk.manifests.read(name);
-    if (!file) return undefined;
-    const manifest = await parsedManifest(file, key);
-    if (!manifest || !(await this.#complete(manifest))) {
-      await this.disk.manifests.remove(name);
-      return undefined;
+    for (const home of [this.#memory, this.disk]) {
+      const file = await home.manifests.read(name);
+      if (!file) continue;
+      const manifest = await parsedManifest(file, key);
+      if (manifest && (await this.#complete(manifest))) {
+        if (home === this.disk) await this.#touch(name, manifest);
+        return manifest;
+      }
+      await home.manifests.remove(name);
     }
-    await this.#touch(name, manifest);
-    return manifest;
+    return undefined;
   }
 
   /**
