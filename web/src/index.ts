@@ -43,7 +43,7 @@ export * from "./models/create.js";
 export type { ModelSources, Progress } from "./models/folder.js";
 export type { ModelInput, Tokens } from "./models/inputs.js";
 export type { LocalModel } from "./models/local_model.js";
-export type { FamilyModel, ModelOptions, SharedTensors } from "./models/model.js";
+export type { CallOptions, FamilyModel, ModelOptions, SharedTensors } from "./models/model.js";
 export { ResourcePoolBridgeIntegration, type HardwarePreferences, type PooledModel, type SharedBetweenModels } from "./models/pool.js";
 export { setupUltraLowPrecision, type QuantizationReport, type UltraLowPrecisionConfig, type UltraLowPrecisionOptions } from "./models/precision.js";
 export { Result, type StageReport } from "./models/result.js";

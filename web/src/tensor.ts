@@ -129,14 +129,16 @@ export class Tensor {
 
   /**
    * The tensor's storage, such as a `GPUBuffer`, which may hold more than this view: it starts at `offset` and has `size`
-   * bytes. For a `GPUBuffer` this is a `GPUBufferBinding`. The storage belongs to the store: do not destroy it.
+   * bytes. For a `GPUBuffer` this is a `GPUBufferBinding`, whose size is rounded up to the four bytes that WebGPU requires; an offset
+   * that is no multiple of the device's `minStorageBufferBindingOffsetAlignment` can be copied from, but not bound. The storage
+   * belongs to the store: do not destroy it.
    */
   binding<Storage = GPUBuffer>(): { buffer: Storage; offset: number; size: number } {
     this.#live();
     return {
       buffer: this.#segment.storage as Storage,
       offset: this.#layout.offset_bytes,
-      size: this.#layout.span_bytes,
+      size: this.device === "webgpu" ? Math.ceil(this.#layout.span_bytes / 4) * 4 : this.#layout.span_bytes,
     };
   }
 

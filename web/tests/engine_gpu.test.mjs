@@ -410,6 +410,32 @@ test("no room on the GPU refuses a run and leaves nothing", async (context) => {
   assert.equal(seen.bytes, 0);
 });
 
+test("a graph refuses an adopted buffer that is destroyed, or of another device", async (context) => {
+  const seen = await inPage(context, async ({ create, negate, failure }) => {
+    const { gpu, store, engine } = await create();
+    const graph = await engine.load({ files: () => negate(), key: "adopted", label: "negate" });
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC;
+    const buffer = (of, size = 16) => of.createBuffer({ size, usage });
+    const other = await (await navigator.gpu.requestAdapter()).requestDevice();
+    const later = store.adopt("later", buffer(gpu), { device: "webgpu", shape: [4] });
+    const part = store.adopt("part", buffer(gpu, 32), { device: "webgpu", shape: [8] });
+    for (const tensor of [later, part]) tensor.binding().buffer.destroy();
+    const inputs = [later, store.adopt("other", buffer(other), { device: "webgpu", shape: [4] }), part.view([4], [4])];
+    const errors = [];
+    for (const x of inputs) errors.push(await failure(() => graph.run({ x }, ["y"])));
+    const good = store.adopt("good", buffer(gpu), { device: "webgpu", shape: [4] });
+    const { outputs: [y] } = await graph.run({ x: good }, ["y"]);
+    const values = [...(await y.read("test"))].map(Math.abs);
+    y.dispose();
+    await engine.dispose();
+    store.dispose();
+    return { errors, values };
+  });
+  if (!seen) return;
+  for (const [kind, message] of seen.errors) assert.match(`${kind} ${message}`, /^Io the GPU refused the tensor's buffer: ./);
+  assert.deepEqual(seen.values, [0, 0, 0, 0]);
+});
+
 test("the second user of an encoder runs nothing, and its result stays on the GPU", async (context) => {
   const seen = await inPage(context, async ({ create, copies }) => {
     const { Computations, Stage } = await import("/index.js");

@@ -88,9 +88,14 @@ test("sizes that are no multiples of four bytes, and strided views, are read who
     const bytes = store.put("b", new Uint8Array([1, 2, 3, 4, 5, 6, 7]), { device: "webgpu" });
     const reads = [bytes, bytes.view([3], [3]), bytes.view([1], [3], [2]), bytes.view([7], [0])].map((each) => each.read("test"));
     reads.push(store.put("empty", new Uint8Array(0), { device: "webgpu" }).read("test"));
-    return (await Promise.all(reads)).map((each) => [...each]);
+    // What `binding` gives is a binding: a size that is none would be an error of the device.
+    const entry = { binding: 0, visibility: GPUShaderStage.COMPUTE, buffer: { type: "read-only-storage" } };
+    gpu.pushErrorScope("validation");
+    gpu.createBindGroup({ layout: gpu.createBindGroupLayout({ entries: [entry] }), entries: [{ binding: 0, resource: bytes.binding() }] });
+    const refused = (await gpu.popErrorScope())?.message;
+    return [...(await Promise.all(reads)).map((each) => [...each]), refused ?? "bound"];
   });
-  if (seen) assert.deepEqual(seen, [[1, 2, 3, 4, 5, 6, 7], [4, 5, 6], [2, 4, 6], [], []]);
+  if (seen) assert.deepEqual(seen, [[1, 2, 3, 4, 5, 6, 7], [4, 5, 6], [2, 4, 6], [], [], "bound"]);
 });
 
 test("memory of the GPU is destroyed with the last lease, by eviction, and with the store", async (context) => {
@@ -100,7 +105,8 @@ test("memory of the GPU is destroyed with the last lease, by eviction, and with 
     gpu.createBuffer = (descriptor) => {
       const buffer = create(descriptor);
       const destroy = buffer.destroy.bind(buffer);
-      buffer.destroy = () => (destroyed.push(descriptor.size), destroy());
+      // Not the four bytes to which an adopted buffer is copied as a test.
+      buffer.destroy = () => (descriptor.size > 4 && destroyed.push(descriptor.size), destroy());
       return buffer;
     };
     const store = await Store.create({ memories: [new GpuMemory(gpu)], budgets: { webgpu: 1000 } });
@@ -185,6 +191,41 @@ test("buffers that cannot be read are refused, or are errors when they are read"
   assert.match(seen.refusals[1], /^Invalid the GPUBuffer is mapped/);
   for (const error of seen.errors) assert.match(error, /^Io the GPU refused the tensor's buffer: ./);
   assert.deepEqual(seen.good, [0, 0, 0, 0]);
+});
+
+test("a read that failed leaves its tensor readable, and a call that throws leaves no error scope", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const adopted = store.adopt("x", gpu.createBuffer({ size: 16, usage: GPUBufferUsage.MAP_WRITE | GPUBufferUsage.COPY_SRC }), { device: "webgpu", shape: [4] });
+    const { buffer } = adopted.binding();
+    const read = () => adopted.read("test").then((values) => [...values], ({ kind }) => kind);
+    await buffer.mapAsync(GPUMapMode.WRITE);
+    const reads = [await read()];
+    buffer.unmap();
+    reads.push(await read());
+    const create = gpu.createBuffer;
+    // As a device without room for the copy.
+    gpu.createBuffer = (descriptor) => create.call(gpu, { ...descriptor, usage: 0x10000 });
+    gpu.pushErrorScope("validation");
+    reads.push(await read());
+    await gpu.popErrorScope();
+    gpu.createBuffer = create;
+    reads.push(await read());
+    let scopes = 0;
+    const [push, pop] = [gpu.pushErrorScope, gpu.popErrorScope];
+    gpu.pushErrorScope = (filter) => ((scopes += 1), push.call(gpu, filter));
+    gpu.popErrorScope = () => ((scopes -= 1), pop.call(gpu));
+    gpu.queue.writeBuffer = () => {
+      throw new DOMException("no room", "OperationError");
+    };
+    try {
+      store.put("y", new Float32Array(4), { device: "webgpu" });
+    } catch ({ name }) {
+      reads.push(name);
+    }
+    return { reads, scopes };
+  });
+  if (seen) assert.deepEqual(seen, { reads: ["Io", [0, 0, 0, 0], "Io", [0, 0, 0, 0], "OperationError"], scopes: 0 });
 });
 
 test("half-precision numbers are read as they were put, where the browser has them", async (context) => {

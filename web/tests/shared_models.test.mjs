@@ -83,6 +83,43 @@ test("a second visit downloads no weights", async () => {
   }
 });
 
+test("a worker without onnxruntime-web names the option that gives it", async () => {
+  const context = await visit();
+  try {
+    const page = await context.newPage();
+    await page.goto(server.url);
+    const error = await page.evaluate(async () => {
+      const { connectShared, createVitModel, SharedBackend } = await import("cotensor");
+      const store = await connectShared({ hub: "none" });
+      const vit = createVitModel(new SharedBackend(store, { priorityList: ["cpu"], models: "/models/" }), { modelId: "google/vit-base-patch16-224" });
+      return vit.initialize().then(() => "no error", ({ kind, message }) => `${kind}: ${message}`);
+    });
+    assert.match(error, /^Unsupported: onnxruntime-web.* a worker has no import map: pass the address of the module as the option `ort` of connectShared/);
+  } finally {
+    await context.close();
+  }
+});
+
+test("a signal ends the waiting of a tab, and its next call works", async () => {
+  const context = await visit();
+  try {
+    const page = await tab(context, "d");
+    const seen = await page.evaluate(async () => {
+      const abort = new AbortController();
+      const waiting = vit.process({ image: photo }, { signal: abort.signal }).catch(({ name }) => name);
+      abort.abort();
+      const aborted = [await waiting, await vit.initialize({ signal: abort.signal }).catch(({ name }) => name)];
+      const { answer } = await vit.process({ image: photo }, { signal: new AbortController().signal });
+      return [...aborted, answer.type, await vit.getSharedTensor("vision_embedding").referenceCount()];
+    });
+    assert.deepEqual(seen.slice(0, 3), ["AbortError", "AbortError", "embedding"]);
+    // The worker's model and the tab hold it; an aborted call holds nothing.
+    assert.equal(seen[3], 2);
+  } finally {
+    await context.close();
+  }
+});
+
 test("wrong models and wrong inputs are refused in the words of the page's own models", async () => {
   const context = await visit();
   try {

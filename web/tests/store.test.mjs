@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
-import { CotensorError, CpuMemory, Store } from "cotensor";
+import { CotensorError, CpuMemory, Store, WebnnMemory } from "cotensor";
 
 /** Asserts that `call` throws a CotensorError of that kind whose text matches `text`. */
 function refuses(call, kind, text = /./) {
@@ -269,4 +269,16 @@ test("numbers of another type are refused, their bits and bytes are not", async 
   assert.equal(store.put("h", Uint8Array.of(1, 0), { dtype: "bool" }).dtype, "bool");
   const other = runInNewContext("Float32Array.of(1, 2)");
   assert.equal(store.put("i", other).dtype, "float32", "of another frame");
+});
+
+test("a write that WebNN refuses later is an error of the read, not zeros", async () => {
+  const tensor = { dataType: "float32", shape: [4], destroy: () => undefined };
+  const writeTensor = () => {
+    throw new TypeError("the tensor is not writable");
+  };
+  const context = { lost: new Promise(() => undefined), createTensor: async () => tensor, writeTensor, readTensor: async () => new ArrayBuffer(16) };
+  const store = await Store.create({ memories: [new WebnnMemory(context)] });
+  const written = store.put("x", new Float32Array(4).fill(1), { device: "webnn" });
+  await assert.rejects(written.read("test"), (error) => error.kind === "Io" && /did not write the tensor: .*not writable/.test(error.message));
+  store.dispose();
 });

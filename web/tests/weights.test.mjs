@@ -158,6 +158,30 @@ test("a full disk is an error with the way out, and the file is as before", asyn
   assert.deepEqual((await cache.usage()).blobs, 1);
 });
 
+test("what a full disk does not take is kept in memory, if the import may", async () => {
+  const { cache, blobs } = await open();
+  const { CotensorError } = await import("cotensor");
+  const { write } = Object.getPrototypeOf(blobs);
+  let room = 1;
+  for (const full of [() => new CotensorError("OverBudget", "full"), () => new DOMException("the folder was removed", "NotFoundError")]) {
+    room = 1;
+    blobs.write = function (...args) {
+      return (room -= 1) < 0 ? Promise.reject(full()) : write.apply(this, args);
+    };
+    const key = full().message;
+    const manifest = await cache.once(key, async (put) => [await put(bytesOf(100)), await put(bytesOf(200, 2))], true);
+    assert.match(cache.reason, new RegExp(key));
+    assert.deepEqual(await Promise.all(manifest.blobs.map((blob) => cache.bytes(blob))), [bytesOf(100), bytesOf(200, 2)]);
+    assert.deepEqual([...(await blobs.list()).keys()], [], "the disk has no blob without a manifest");
+    const again = await cache.once(key, () => assert.fail("it was built again"), true);
+    assert.deepEqual(again.blobs, manifest.blobs);
+    assert.equal((await refusal(cache.once("other", async (put) => put(bytesOf(5))))).message, key, "other imports are errors");
+    await cache.remove(key);
+    assert.equal(await cache.manifest(key), undefined);
+    assert.equal(await cache.blob(manifest.blobs[0]), undefined);
+  }
+});
+
 test("keys, manifests and sizes are checked", async () => {
   const { cache } = await open();
   assert.equal((await refusal(cache.manifest(""))).kind, "Invalid");

@@ -207,3 +207,15 @@ test("without a version of the server, the content of a model's file is its vers
   await version();
   assert.deepEqual(server.log.slice(-2), ["GET /x", "HEAD /x"]);
 });
+
+test("every wait for a server has a limit: parts of files, and questions for a version", async () => {
+  const folder = new ModelFolder("model", new URL(server.url), cache, 300);
+  files.x = { body, etag: '"a"' };
+  assert.deepEqual(await folder.range("x", 8, 4), body.subarray(8, 12));
+  files.x = { body, etag: '"a"', stallAt: 2 };
+  assert.match((await refusal(folder.range("x", 8, 4))).message, /broke after 2 bytes \(no bytes for 0.3 s\)/);
+  files.y = { body, etag: '"a"' };
+  await get("y");
+  files.y = { silent: true };
+  assert.equal((await get("y", { stallMilliseconds: 300 })).isStale, true);
+});

@@ -272,6 +272,25 @@ test("a thousand clients leave nothing", async () => {
   await client.close();
 });
 
+test("a hub that ended refuses clients at once, and keeps nothing of those that left before", async () => {
+  const { connect, hub } = open();
+  setFlagsFromString("--expose-gc");
+  const gc = runInNewContext("gc");
+  const ports = [];
+  const { accept } = hub;
+  hub.accept = (port) => (ports.push(new WeakRef(port)), accept.call(hub, port));
+  for (let index = 0; index < 20; index += 1) await (await connect()).close();
+  for (let tries = 0; tries < 50 && ports.some((port) => port.deref()); tries += 1) {
+    await new Promise((resolve) => setTimeout(resolve, 10));
+    gc();
+  }
+  assert.ok(ports.filter((port) => port.deref()).length <= 1, "ports of clients that left");
+  const client = await connect();
+  hub.end("the device was lost");
+  assert.match((await client.closed).message, /the device was lost/);
+  await refuses(connect({ startTimeout: 5000 }), "Unreachable", /^the device was lost; connect again/);
+});
+
 test("the garbage collector releases forgotten handles", async () => {
   setFlagsFromString("--expose-gc");
   const collect = runInNewContext("gc");

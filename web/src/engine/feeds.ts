@@ -79,6 +79,7 @@ export class Feeds {
   /** Copies of inputs, which the budget counts. */
   readonly #copies: Reservation[] = [];
   #encoder: GPUCommandEncoder | undefined;
+  #refused: Promise<string | undefined> | undefined;
 
   constructor(
     readonly ort: KnownOrt,
@@ -94,8 +95,15 @@ export class Feeds {
 
   async add(given: readonly Given[]): Promise<void> {
     for (const each of given) this.feeds[each.port.name] = await this.#feed(each);
-    if (this.#encoder) this.target.gpu?.queue.submit([this.#encoder.finish()]);
+    const encoder = this.#encoder;
     this.#encoder = undefined;
+    if (encoder) this.#refused = this.target.memory?.refusal(() => this.target.gpu?.queue.submit([encoder.finish()]));
+  }
+
+  /** Throws if the GPU refused the copies of inputs. */
+  async check(): Promise<void> {
+    const error = await this.#refused;
+    if (error !== undefined) throw new CotensorError("Io", `${this.label}: the GPU refused to copy an input: ${error}`);
   }
 
   /** Frees the copies. */
@@ -121,7 +129,8 @@ export class Feeds {
     return this.#onHost(port.dtype, array, shape);
   }
 
-  #gpuTensor(given: Given, tensor: Tensor): OrtTensor | Promise<OrtTensor> {
+  async #gpuTensor(given: Given, tensor: Tensor): Promise<OrtTensor> {
+    await this.target.memory?.checkReadable(tensor.binding().buffer);
     if (isReadInPlace(tensor)) return this.#onGpu(given, tensor.binding().buffer);
     const copy = this.#copy(given);
     const target = copy.storage();
@@ -130,10 +139,8 @@ export class Feeds {
       this.#count(given, "private copy");
       return this.#onGpu(given, target);
     }
-    return tensor.read(READ_VIEW).then((array) => {
-      copy.write(array);
-      return this.#onGpu(given, target);
-    });
+    copy.write(await tensor.read(READ_VIEW));
+    return this.#onGpu(given, target);
   }
 
   /** The elements in host memory, without a copy if they are there. */

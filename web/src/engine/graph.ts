@@ -105,6 +105,7 @@ export class OrtGraph implements Graph {
     try {
       await feeds.add(given);
       await this.#compute(feeds.feeds, shapes, ports, results);
+      await feeds.check();
       // A result that is kept has the time until it was there; other results are given before the device is done.
       if (results.isCached) await this.target.gpu?.queue.onSubmittedWorkDone();
       this.hooks.check();
@@ -155,7 +156,8 @@ export class OrtGraph implements Graph {
       const encoder = this.target.gpu.createCommandEncoder();
       const target = reservation.storage();
       encoder.copyBufferToBuffer(output.gpuBuffer, 0, target, 0, Math.min(target.size, output.gpuBuffer.size));
-      this.target.gpu.queue.submit([encoder.finish()]);
+      const refused = await this.target.memory?.refusal(() => this.target.gpu?.queue.submit([encoder.finish()]));
+      if (refused !== undefined) throw new CotensorError("Io", `${this.label}: the GPU refused to copy the output ${name}: ${refused}`);
       this.store.countCopy(reservation.name, reservation.byteLength, "engine output");
       return;
     }

@@ -20,6 +20,8 @@ export interface Target {
   /** The types of elements that onnxruntime-web reads and writes in memory of the device. */
   readonly dtypes: ReadonlySet<string>;
   readonly gpu: GPUDevice | undefined;
+  /** The memory of `gpu`. */
+  readonly memory: GpuMemory | undefined;
   /** Resolves with a description when the device is lost. */
   readonly lost: Promise<string> | undefined;
   /** The way out then. */
@@ -30,7 +32,7 @@ const GPU_DTYPES = ["float32", "float16", "int32", "int64", "uint32", "uint8", "
 
 /** The target of that provider: the device of the store's memory. */
 export function targetOf(provider: Provider, store: Store): Target {
-  const none = { gpu: undefined, lost: undefined, way: "" };
+  const none = { gpu: undefined, memory: undefined, lost: undefined, way: "" };
   if (provider === "wasm") return { provider, device: "cpu", options: { name: "wasm" }, location: "cpu", dtypes: new Set(), ...none };
   if (provider !== "webgpu" && provider !== "webnn") {
     throw new CotensorError("Invalid", `provider: ${JSON.stringify(provider)} is unknown; webgpu, webnn and wasm are known`);
@@ -43,7 +45,7 @@ export function targetOf(provider: Provider, store: Store): Target {
     const options = { name: "webgpu", device: gpu, storageBufferCacheMode: "lazyRelease" } as const;
     const lost = gpu.lost.then(({ message, reason }) => `the GPU device was lost (${message || reason})`);
     const way = "create a store with a new GPUDevice, and load the graphs again";
-    return { provider, device: "webgpu", options, location: "gpu-buffer", dtypes: new Set(GPU_DTYPES), gpu, lost, way };
+    return { provider, device: "webgpu", options, location: "gpu-buffer", dtypes: new Set(GPU_DTYPES), gpu, memory, lost, way };
   }
   if (memory instanceof WebnnMemory) {
     const { context } = memory;
@@ -51,7 +53,7 @@ export function targetOf(provider: Provider, store: Store): Target {
     const lost = context.lost.then(({ message }) => `the WebNN context was lost (${message || "no reason given"})`);
     const way = "create a store with a new MLContext, and load the graphs again";
     const dtypes = new Set([...GPU_DTYPES, "int8", "uint64"]);
-    return { provider, device: "webnn", options, location: "ml-tensor", dtypes, gpu: undefined, lost, way };
+    return { provider, device: "webnn", options, location: "ml-tensor", dtypes, gpu: undefined, memory: undefined, lost, way };
   }
   throw new CotensorError("Unsupported", `provider: the store's memory on ${provider} is of another class than those of this package`);
 }

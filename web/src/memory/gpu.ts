@@ -44,8 +44,8 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   /** What failed for a buffer. WebGPU reports it later. */
   readonly #failed = new WeakMap<GPUBuffer, string>();
   readonly lost: Promise<string>;
-  /** The target of the copies that test adopted buffers. */
-  #probe: GPUBuffer | undefined;
+  /** Buffers of programs, which may destroy them. */
+  readonly #adopted = new WeakSet<GPUBuffer>();
   #lost: string | undefined;
 
   /** The program owns `gpu` and destroys it after the store. */
@@ -77,13 +77,8 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     this.#check();
     if ((value.usage & GPUBufferUsage.COPY_SRC) === 0) throw new CotensorError("Invalid", "the GPUBuffer has no usage COPY_SRC; create it with this usage");
     if (value.mapState !== "unmapped") throw new CotensorError("Invalid", "the GPUBuffer is mapped; unmap it first");
-    this.#checked(value, () => {
-      // The smallest copy from it: WebGPU does not say otherwise whether it can be used.
-      this.#probe ??= this.gpu.createBuffer({ size: COPY_ALIGNMENT, usage: GPUBufferUsage.COPY_DST });
-      const encoder = this.gpu.createCommandEncoder();
-      encoder.copyBufferToBuffer(value, 0, this.#probe, 0, Math.min(value.size, COPY_ALIGNMENT));
-      this.gpu.queue.submit([encoder.finish()]);
-    });
+    this.#adopted.add(value);
+    void this.#tested(value).then((refused) => refused !== undefined && this.#failed.set(value, refused));
     return value;
   }
 
@@ -94,13 +89,21 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   write(storage: GPUBuffer, bytes: Uint8Array<ArrayBuffer>): void {
     this.#check(storage);
     const whole = bytes.byteLength - (bytes.byteLength % COPY_ALIGNMENT);
-    this.#checked(storage, () => {
+    const written = this.refusal(() => {
       if (whole > 0) this.gpu.queue.writeBuffer(storage, 0, bytes, 0, whole);
       if (whole === bytes.byteLength) return;
       const tail = new Uint8Array(COPY_ALIGNMENT);
       tail.set(bytes.subarray(whole));
       this.gpu.queue.writeBuffer(storage, whole, tail);
     });
+    void written.then((error) => error !== undefined && this.#failed.set(storage, refused(error)));
+  }
+
+  /** Checks that a graph can read a buffer. One of a program is tested anew: the program may have destroyed it. */
+  async checkReadable(storage: GPUBuffer): Promise<void> {
+    this.#check(storage);
+    const error = this.#adopted.has(storage) ? await this.#tested(storage) : undefined;
+    if (error !== undefined) throw new CotensorError("Io", error);
   }
 
   async read(storage: GPUBuffer, offset: number, size: number): Promise<Uint8Array<ArrayBuffer>> {
@@ -108,20 +111,22 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     const start = offset - (offset % COPY_ALIGNMENT);
     const span = aligned(offset + size) - start;
     if (span === 0) return new Uint8Array();
+    this.gpu.pushErrorScope("out-of-memory");
     const staging = this.gpu.createBuffer({ size: span, usage: GPUBufferUsage.COPY_DST | GPUBufferUsage.MAP_READ });
+    const allocated = this.#scope();
     try {
-      const copied = this.#checked(storage, () => {
+      const copied = this.refusal(() => {
         const encoder = this.gpu.createCommandEncoder();
         encoder.copyBufferToBuffer(storage, start, staging, 0, span);
         this.gpu.queue.submit([encoder.finish()]);
       });
-      try {
-        await Promise.all([copied, staging.mapAsync(GPUMapMode.READ)]);
-      } catch (error) {
-        this.#check(storage);
-        throw new CotensorError("Io", `the GPU did not copy the tensor to the host: ${String(error)}`);
-      }
+      const mapped = staging.mapAsync(GPUMapMode.READ).then(() => undefined, String);
+      const [noMemory, error, unmapped] = await Promise.all([allocated, copied, mapped]);
       this.#check(storage);
+      // The tensor itself may be good: the next read tries again.
+      if (noMemory !== undefined) throw new CotensorError("Io", `the GPU had no memory to copy the tensor to the host: ${noMemory}`);
+      if (error !== undefined) throw new CotensorError("Io", refused(error));
+      if (unmapped !== undefined) throw new CotensorError("Io", `the GPU did not copy the tensor to the host: ${unmapped}`);
       return new Uint8Array(staging.getMappedRange().slice(offset - start, offset - start + size));
     } finally {
       staging.destroy();
@@ -132,13 +137,29 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     storage.destroy();
   }
 
-  /** Calls of the queue for a buffer. A refused one is an error of the buffer's next use; without this, the device skips it. */
-  #checked(storage: GPUBuffer, calls: () => void): Promise<void> {
+  /** Calls of the queue, and why the device refused one of them. Without this, the device skips it in silence. */
+  refusal(calls: () => void): Promise<string | undefined> {
     this.gpu.pushErrorScope("validation");
-    calls();
-    return this.#scope().then((error) => {
-      if (error !== undefined) this.#failed.set(storage, `the GPU refused the tensor's buffer: ${error}`);
+    let scope;
+    try {
+      calls();
+    } finally {
+      // A scope that stays would take the errors of onnxruntime-web's.
+      scope = this.#scope();
+    }
+    return scope;
+  }
+
+  /** Why a buffer cannot be read, if it cannot: the device's answer to the smallest copy, which WebGPU does not give otherwise. */
+  async #tested(storage: GPUBuffer): Promise<string | undefined> {
+    const error = await this.refusal(() => {
+      const target = this.gpu.createBuffer({ size: COPY_ALIGNMENT, usage: GPUBufferUsage.COPY_DST });
+      const encoder = this.gpu.createCommandEncoder();
+      encoder.copyBufferToBuffer(storage, 0, target, 0, Math.min(storage.size, COPY_ALIGNMENT));
+      this.gpu.queue.submit([encoder.finish()]);
+      target.destroy();
     });
+    return error === undefined ? undefined : refused(error);
   }
 
   /** The message of the innermost scope's error. A lost device has none. */
@@ -157,4 +178,8 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
     const failed = storage && this.#failed.get(storage);
     if (failed) throw new CotensorError("Io", failed);
   }
+}
+
+function refused(error: string): string {
+  return `the GPU refused the tensor's buffer: ${error}`;
 }

@@ -51,6 +51,8 @@ export class MlStorage {
 export class WebnnMemory implements DeviceMemory<MlStorage> {
   readonly device = "webnn";
   readonly #adopted = new WeakMap<object, MlStorage>();
+  /** Writes that WebNN refused after they were asked for. */
+  readonly #failed = new WeakMap<MlStorage, string>();
   readonly lost: Promise<string>;
   #lost: string | undefined;
 
@@ -92,13 +94,22 @@ export class WebnnMemory implements DeviceMemory<MlStorage> {
       return;
     }
     const copy = bytes.slice();
-    storage.ready.then((tensor) => this.context.writeTensor(tensor, copy)).catch(() => undefined);
+    const write = (tensor: MLTensor): void => {
+      try {
+        this.context.writeTensor(tensor, copy);
+      } catch (error) {
+        this.#failed.set(storage, String(error));
+      }
+    };
+    storage.ready.then(write, () => undefined);
   }
 
   /** WebNN reads whole tensors: a part costs as much as the tensor. */
   async read(storage: MlStorage, offset: number, size: number): Promise<Uint8Array<ArrayBuffer>> {
     this.#check();
     const tensor = await storage.ready;
+    const failed = this.#failed.get(storage);
+    if (failed !== undefined) throw new CotensorError("Io", `WebNN did not write the tensor: ${failed}`);
     try {
       return new Uint8Array(await this.context.readTensor(tensor)).slice(offset, offset + size);
     } catch (error) {

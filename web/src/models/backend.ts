@@ -118,7 +118,7 @@ export class Backend {
 
   /** Makes the store and the engine. The first model does so, too. */
   async initialize(): Promise<void> {
-    this.#check();
+    this.check();
     this.#starting ??= this.#start().catch((error: unknown) => {
       this.#starting = undefined;
       throw error;
@@ -136,7 +136,7 @@ export class Backend {
 
   /** A model of `family`, or of any. It is loaded by `initialize`, or by its first input. */
   createModel(family: string | undefined, options: ModelOptions): LocalModel {
-    this.#check();
+    this.check();
     return new LocalModel(this, options, family);
   }
 
@@ -212,12 +212,13 @@ export class Backend {
   }
 
   #ready(): Parts {
-    this.#check();
+    this.check();
     if (!this.#parts) throw new CotensorError("Conflict", "await the backend's initialize() first");
     return this.#parts;
   }
 
-  #check(): void {
+  /** Throws once the backend was disposed. */
+  check(): void {
     if (this.#isDisposed) throw new CotensorError("Conflict", "the backend was disposed; create another one");
   }
 }
@@ -226,7 +227,9 @@ async function importOrt(): Promise<Ort> {
   try {
     return (await import("onnxruntime-web/webgpu")) as unknown as Ort & KnownOrt;
   } catch (error) {
-    const way = "install it, name it in the page's import map, or pass the module as the option `ort`";
+    const inWorker = "WorkerGlobalScope" in globalThis;
+    const page = "install it, name it in the page's import map, or pass the module as the option `ort`";
+    const way = inWorker ? "a worker has no import map: pass the address of the module as the option `ort` of connectShared, or the module to serve()" : page;
     throw new CotensorError("Unsupported", `onnxruntime-web/webgpu cannot be imported (${String(error)}); ${way}`);
   }
 }

@@ -1,7 +1,7 @@
 // The files of a model: a folder of a web server, or a repository of the hub.
 import { CotensorError } from "../errors.js";
-import { ask, body, checkAnswer, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
-import type { WeightCache } from "../weights/cache.js";
+import { ask, bytesOfAnswer, checkAnswer, checkContent, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
+import { isUnwritable, type WeightCache } from "../weights/cache.js";
 import { hashOf } from "../weights/hash.js";
 import { download, isFixed } from "../weights/download.js";
 
@@ -23,6 +23,7 @@ export const HUB_ENDPOINT = "https://huggingface.co";
 const SMALL_FILE_BYTES_MAX = 256 * 2 ** 20;
 /** The most bytes of a graph, or of a file with weights: what one array of a browser holds. */
 const LARGE_FILE_BYTES_MAX = 2 ** 31 - 1;
+const LIMITS = { maxBytes: LARGE_FILE_BYTES_MAX, size: undefined, signal: undefined, cache: "no-store" } as const;
 
 /** The files of one model. */
 export class ModelFolder {
@@ -33,6 +34,7 @@ export class ModelFolder {
     readonly modelId: string,
     readonly url: URL,
     readonly cache: WeightCache,
+    private readonly stallMilliseconds: number = STALL_MILLISECONDS,
   ) {}
 
   static of(modelId: string, sources: ModelSources, cache: WeightCache): ModelFolder {
@@ -58,10 +60,13 @@ export class ModelFolder {
   /** A small file, stored in the browser; nothing if there is no such file. */
   async text(file: string): Promise<string | undefined> {
     try {
-      const { blob } = await download(this.cache, this.#urlOf(file), { maxBytes: SMALL_FILE_BYTES_MAX });
-      return await blob.text();
+      const { blob } = await download(this.cache, this.#urlOf(file), { maxBytes: SMALL_FILE_BYTES_MAX, stallMilliseconds: this.stallMilliseconds });
+      const text = await blob.text();
+      checkContent(this.#urlOf(file).href, new TextEncoder().encode(text.slice(0, 64)));
+      return text;
     } catch (error) {
       if (isMissing(error)) return undefined;
+      if (isUnwritable(error)) return new TextDecoder().decode(await this.bytes(file));
       throw error;
     }
   }
@@ -69,27 +74,28 @@ export class ModelFolder {
   /** A large file, not stored: its parts are. */
   async bytes(file: string, progress?: Progress): Promise<Uint8Array<ArrayBuffer>> {
     const url = this.#urlOf(file).href;
-    const response = await send(url, { cache: "no-store" });
+    const response = await send(url, { cache: "no-store" }, this.stallMilliseconds);
     checkAnswer(url, response);
-    const limits = { url, maxBytes: LARGE_FILE_BYTES_MAX, size: undefined, signal: undefined, retries: 3, cache: "no-store" as const, stallMilliseconds: STALL_MILLISECONDS };
-    const parts: Uint8Array<ArrayBuffer>[] = [];
-    for await (const part of body(response, { ...limits, progress: (received, total) => progress?.(file, received, total) })) parts.push(part);
-    return joined(parts);
+    const bytes = await bytesOfAnswer(response, { ...this.#limits(url), retries: 3, progress: (received, total) => progress?.(file, received, total) });
+    checkContent(url, bytes);
+    return bytes;
   }
 
   /** Some bytes of a file. */
   async range(file: string, offset: number, length: number): Promise<Uint8Array<ArrayBuffer>> {
     const url = this.#urlOf(file).href;
     if (length === 0) return new Uint8Array();
-    const response = await send(url, { headers: { range: `bytes=${offset}-${offset + length - 1}` }, cache: "no-store" });
+    const response = await send(url, { headers: { range: `bytes=${offset}-${offset + length - 1}` }, cache: "no-store" }, this.stallMilliseconds);
     checkAnswer(url, response);
     if (response.status !== 206) {
       await response.body?.cancel();
       throw new CotensorError("Unsupported", `${url}: the server sends whole files only, not ranges of bytes`);
     }
-    const bytes = new Uint8Array(await response.arrayBuffer());
-    if (bytes.byteLength !== length) throw new CotensorError("Corrupt", `${url}: ${bytes.byteLength} bytes instead of ${length} from byte ${offset} on`);
-    return bytes;
+    return bytesOfAnswer(response, { ...this.#limits(url), size: length, retries: 0, progress: undefined });
+  }
+
+  #limits(url: string): typeof LIMITS & { url: string; stallMilliseconds: number } {
+    return { ...LIMITS, url, stallMilliseconds: this.stallMilliseconds };
   }
 
   #urlOf(file: string): URL {
@@ -113,7 +119,7 @@ export class ModelFolder {
   }
 
   async #request(url: string): Promise<FileVersion | undefined> {
-    const response = await ask(url, null);
+    const response = await ask(url, null, this.stallMilliseconds);
     try {
       checkAnswer(url, response);
     } catch (error) {
@@ -156,16 +162,4 @@ export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, re
 
 function isMissing(error: unknown): boolean {
   return error instanceof CotensorError && error.kind === "NotFound";
-}
-
-function joined(parts: readonly Uint8Array<ArrayBuffer>[]): Uint8Array<ArrayBuffer> {
-  const [first, ...others] = parts;
-  if (first && others.length === 0) return first;
-  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.byteLength, 0));
-  let offset = 0;
-  for (const part of parts) {
-    whole.set(part, offset);
-    offset += part.byteLength;
-  }
-  return whole;
 }

@@ -2,7 +2,7 @@
 // other tabs and other models with the same weights neither download nor parse nor hash it again.
 import type { GraphFiles } from "../engine/session.js";
 import { CotensorError } from "../errors.js";
-import type { PutBlob, WeightCache } from "../weights/cache.js";
+import { MissingBlob, type PutBlob, type WeightCache } from "../weights/cache.js";
 import type { BlobRef } from "../weights/manifest.js";
 import { openGraph, type GraphFile, type StageGraph, type StageGraphDescription } from "./core.js";
 import { beside, type ModelFolder, type Progress } from "./folder.js";
@@ -49,12 +49,12 @@ export async function importGraphs(folder: ModelFolder, file: string, key: strin
     }
   };
   const name = `graph ${FORMAT} ${new URL(file, folder.url).href} ${version} ${key}`;
-  const document = (await cache.once(name, build)).document as ImportDocument;
+  const document = (await cache.once(name, build, true)).document as ImportDocument;
   const isSame = async ([location, known]: [string, string | undefined]): Promise<boolean> => (await folder.version(beside(file, location))) === known;
   const same = await Promise.all(Object.entries(document.external).map(isSame));
   if (same.every(Boolean)) return document.graphs;
   await cache.remove(name);
-  return ((await cache.once(name, build)).document as ImportDocument).graphs;
+  return ((await cache.once(name, build, true)).document as ImportDocument).graphs;
 }
 
 async function storeAll(parts: readonly StageGraph[], put: PutBlob): Promise<ImportedGraph[]> {
@@ -71,7 +71,7 @@ async function storeAll(parts: readonly StageGraph[], put: PutBlob): Promise<Imp
 export async function filesOf(cache: WeightCache, { graph, weights }: ImportedGraph): Promise<GraphFiles> {
   const data = async (blob: BlobRef): Promise<Blob> => {
     const found = await cache.blob(blob);
-    if (!found) throw new CotensorError("NotFound", `weights ${blob.hash}: the browser removed them from its private files; load the model again`);
+    if (!found) throw new MissingBlob("NotFound", `weights ${blob.hash}: the browser removed them from its private files; load the model again`);
     return found;
   };
   const externalData = await Promise.all(weights.map(async (blob) => ({ path: blob.hash, data: await data(blob) })));

@@ -75,24 +75,36 @@ export function mediaOf(inputs: Inputs): Medium[] {
 export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (typeof input === "string") return { text: input };
   if (typeof input !== "object" || input === null) throw invalid("input", "a text, tokens, or an object with text, image or audio is required");
-  if ("input_ids" in input) return { text: input.text, tokens: input };
+  if ("input_ids" in input) return textOf(input);
   const { text, texts, image, imageData, audio } = input;
   const read: { -readonly [Key in keyof Inputs]: Inputs[Key] } = {};
-  if (typeof text === "string") read.text = text;
-  else if (text !== undefined) Object.assign(read, { text: text.text, tokens: text });
+  if (text !== undefined) Object.assign(read, textOf(text));
   if (texts !== undefined) read.texts = checkTexts(texts);
   if (image !== undefined && imageData !== undefined) throw invalid("imageData", "give either image or imageData");
   if (imageData !== undefined) read.image = pixels(imageData, input.width, input.height);
-  if (image !== undefined) read.image = await readImage(image);
-  if (audio !== undefined) read.audio = await readAudio(audio, input.samplingRate ?? DEFAULT_SAMPLING_RATE);
+  const [imageRead, audioRead] = await Promise.all([
+    image === undefined ? undefined : readImage(image),
+    audio === undefined ? undefined : readAudio(audio, input.samplingRate ?? DEFAULT_SAMPLING_RATE),
+  ]);
+  if (imageRead) read.image = imageRead;
+  if (audioRead) read.audio = audioRead;
   if (mediaOf(read).length === 0) throw invalid("input", "it has no text, image or audio");
   return read;
+}
+
+function textOf(text: string | Tokens): Inputs {
+  if (typeof text === "string") return { text };
+  if (typeof text?.text !== "string") throw invalid("text", "a text is required, or tokens that tokenize() gave, with their text");
+  return { text: text.text, tokens: text };
 }
 
 /** Checks that a program's tokens are those of their text: the model computes with these. */
 export function checkTokens(given: Tokens, ofText: Tokens): void {
   for (const field of ["input_ids", "attention_mask", "token_type_ids"] as const) {
-    const [numbers, expected] = [Array.from(given[field] ?? [], Number), ofText[field]];
+    // Programs may leave out what their model does not read.
+    const tokens = given[field] as readonly number[] | undefined;
+    if (tokens === undefined && field !== "input_ids") continue;
+    const [numbers, expected] = [Array.from(tokens ?? [], Number), ofText[field]];
     if (numbers.join() !== expected.join()) {
       throw invalid(field, `[${shown(numbers)}] are not those of the text ${JSON.stringify(given.text.slice(0, 40))}, [${shown(expected)}]; pass a text alone, or tokens that tokenize() gave`);
     }
@@ -114,7 +126,8 @@ function pixels(data: ImageData | Uint8Array | Uint8ClampedArray, width?: number
   for (const [side, length] of Object.entries(size)) {
     if (!Number.isInteger(length) || length < 1 || length > IMAGE_SIDE_MAX) throw invalid(side, `an integer from 1 to ${IMAGE_SIDE_MAX} is required`);
   }
-  const rgba = image.data as Uint8Array | Uint8ClampedArray;
+  // A copy: the program may draw its next picture there before the model reads this one.
+  const rgba = (image.data as Uint8Array | Uint8ClampedArray).slice();
   const bytes = size.width * size.height * 4;
   if (rgba.byteLength !== bytes) {
     throw invalid("imageData", `${rgba.byteLength} bytes; ${size.width} x ${size.height} pixels of red, green, blue and opacity have ${bytes}`);
@@ -136,12 +149,12 @@ async function readImage(image: Blob | ArrayBuffer | Uint8Array | ImageData | Im
 async function readAudio(audio: Blob | ArrayBuffer | Uint8Array | Float32Array, samplingRate: number): Promise<Samples | Encoded> {
   if (!(audio instanceof Float32Array)) return file(audio, "audio");
   if (!(samplingRate > 0) || !Number.isFinite(samplingRate)) throw invalid("samplingRate", "a number of hertz above 0 is required");
-  return { samples: audio, samplingRate };
+  return { samples: audio.slice(), samplingRate };
 }
 
 async function file(data: Blob | ArrayBuffer | Uint8Array, field: string): Promise<Encoded> {
-  if (data instanceof Uint8Array) return data;
-  if (data instanceof ArrayBuffer) return new Uint8Array(data);
+  if (data instanceof Uint8Array) return data.slice();
+  if (data instanceof ArrayBuffer) return new Uint8Array(data.slice(0));
   if (data instanceof Blob) return new Uint8Array(await data.arrayBuffer());
   throw invalid(field, "a Blob, an ArrayBuffer, or one of the forms in the documentation is required");
 }

@@ -5,11 +5,13 @@ import type { SharedTensor } from "../shared_tensor.js";
 import { Stage } from "../stage/stage.js";
 import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
+import { MissingBlob } from "../weights/cache.js";
 import type { Labels } from "./answers.js";
 import type { Backend } from "./backend.js";
-import { hashes, keyOnce, loadModels, ModelFamily, type Candidates, type GraphFile, type StageIdentity } from "./core.js";
+import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageIdentity } from "./core.js";
 import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
+import { graphFiles, wholeGraph } from "./graph_files.js";
 import { filesOf, importGraphs, type ImportedGraph } from "./imported.js";
 import type { Medium, Tokens } from "./inputs.js";
 import { readLabels } from "./labels.js";
@@ -19,8 +21,6 @@ import type { Run } from "./run.js";
 import { similarityScale, type SimilarityScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
 
-/** The variant of graphs without a suffix. */
-const PLAIN_VARIANT = "fp32";
 /** The name of a model's own head. */
 const OWN_HEAD = "head";
 
@@ -32,16 +32,18 @@ export class LoadedModel {
   /** The sizes of the weights in loaded graphs, by hash. */
   readonly #weights = new Map<string, number>();
   #similarity: Promise<SimilarityScale> | undefined;
+  #isReleased = false;
 
   private constructor(
     readonly backend: Backend,
     readonly folder: ModelFolder,
     /** Its name in the backend. */
     readonly key: string,
-    private readonly definition: ModelFamily,
+    private readonly openDefinition: ModelFamily,
     private readonly description: FamilyDescription,
     private readonly config: Readonly<Record<string, unknown>>,
-    private readonly processors: Processors,
+    private readonly openProcessors: Processors,
+    private readonly wholeGraph: () => Promise<string | null>,
     private readonly isOptimized: boolean,
   ) {}
 
@@ -54,7 +56,22 @@ export class LoadedModel {
     const description = JSON.parse(definition.describe()) as FamilyDescription;
     const processors = await Processors.open(definition, description, folder, config);
     const values = JSON.parse(config) as Record<string, unknown>;
-    return new LoadedModel(backend, folder, key, definition, description, values, processors, useOptimizedOps);
+    return new LoadedModel(backend, folder, key, definition, description, values, processors, () => wholeGraph(folder, config, variant), useOptimizedOps);
+  }
+
+  /** Throws once the model was released: a caller may wait for a graph meanwhile. */
+  check(): void {
+    if (this.#isReleased) throw new CotensorError("Conflict", `${this.name}: the model was disposed; create it again`);
+  }
+
+  private get definition(): ModelFamily {
+    this.check();
+    return this.openDefinition;
+  }
+
+  private get processors(): Processors {
+    this.check();
+    return this.openProcessors;
   }
 
   get name(): string {
@@ -204,7 +221,11 @@ export class LoadedModel {
   }
 
   similarity(): Promise<SimilarityScale> {
-    this.#similarity ??= similarityScale(this.definition, this.description, this.folder);
+    this.#similarity ??= similarityScale(this.definition, this.description, this.wholeGraph, this.folder).catch((error: unknown) => {
+      // The next call tries again.
+      this.#similarity = undefined;
+      throw error;
+    });
     return this.#similarity;
   }
 
@@ -223,19 +244,26 @@ export class LoadedModel {
 
   /** Releases all graphs and processors. */
   async release(): Promise<void> {
+    this.#isReleased = true;
     const stages = [...this.#stages.values()];
     this.#stages.clear();
     this.#weights.clear();
     for (const stage of stages) await (await stage.catch(() => undefined))?.release();
-    this.processors.free();
-    this.definition.free();
+    this.openProcessors.free();
+    this.openDefinition.free();
   }
 
-  #once(name: string, load: () => Promise<ModelStage>): Promise<ModelStage> {
+  async #once(name: string, load: () => Promise<ModelStage>): Promise<ModelStage> {
+    this.check();
     const known = this.#stages.get(name);
     if (known) return known;
     const start = performance.now();
-    const loading = load().then((stage) => {
+    const again = (error: unknown): Promise<ModelStage> => {
+      if (!(error instanceof MissingBlob)) throw error;
+      this.#imports.clear();
+      return load();
+    };
+    const loading = load().catch(again).then((stage) => {
       this.#loadTimes.set(stage.role, performance.now() - start);
       return stage;
     });
@@ -247,24 +275,30 @@ export class LoadedModel {
 
   async #loadParts(role: string, kind: Kind, graphs: readonly ImportedGraph[]): Promise<ModelStage> {
     const stages: Stage[] = [];
-    for (const imported of graphs) {
-      const { description } = imported;
-      const isLast = imported === graphs.at(-1);
-      const graph = await this.backend.engine.load({
-        files: () => filesOf(this.folder.cache, imported),
-        key: imported.graph.hash,
-        label: `${this.name} ${description.role}`,
-        precision: description.precision,
-        isOptimized: this.isOptimized,
-      });
-      const { computations } = this.backend;
-      stages.push(new Stage({ role: isLast ? role : description.role, graph, kind: isLast ? kind : description.kind, space: description.space, computations, hashes }));
-      for (const { hash, bytes } of description.weights) this.#weights.set(hash, bytes);
+    try {
+      for (const imported of graphs) stages.push(await this.#loadPart(role, kind, imported, imported === graphs.at(-1)));
+    } catch (error) {
+      for (const { graph } of stages) await graph.release();
+      throw error;
     }
     const [last, before] = [stages.at(-1), stages.at(-2)];
     if (!last) throw new CotensorError("Corrupt", `${this.name}: ${role} has no graph`);
     const input = graphs.at(-1)?.description.continues;
     return new ModelStage(last, before && input ? { stage: before, input } : undefined);
+  }
+
+  async #loadPart(role: string, kind: Kind, imported: ImportedGraph, isLast: boolean): Promise<Stage> {
+    const { description } = imported;
+    const graph = await this.backend.engine.load({
+      files: () => filesOf(this.folder.cache, imported),
+      key: imported.graph.hash,
+      label: `${this.name} ${description.role}`,
+      precision: description.precision,
+      isOptimized: this.isOptimized,
+    });
+    const { computations } = this.backend;
+    for (const { hash, bytes } of description.weights) this.#weights.set(hash, bytes);
+    return new Stage({ role: isLast ? role : description.role, graph, kind: isLast ? kind : description.kind, space: description.space, computations, hashes });
   }
 
   #imported(role: string): Promise<readonly ImportedGraph[]> {
@@ -308,19 +342,6 @@ export class LoadedModel {
   }
 }
 
-/** The files of a model that may be graphs. Most have plain graphs, so those of other variants are looked for only without them. */
-async function graphFiles(folder: ModelFolder, config: string, variant: string | undefined): Promise<string[]> {
-  const present = async (files: readonly string[]): Promise<string[]> => {
-    const found = await Promise.all(files.map(async (file) => ((await folder.has(file)) ? [file] : [])));
-    return found.flat();
-  };
-  const candidates = (of: string | undefined): Candidates => JSON.parse(ModelFamily.candidates(config, of)) as Candidates;
-  const { graphs, recognized_by } = candidates(variant ?? PLAIN_VARIANT);
-  const found = await present([...graphs, ...recognized_by]);
-  if (variant !== undefined || found.some((file) => graphs.includes(file))) return found;
-  return [...found, ...(await present(candidates(undefined).graphs))];
-}
-
 /** The inputs of encoders that make tensors of a kind. */
 const MEDIA_OF: Partial<Record<Kind, readonly Medium[]>> = {
   text_embedding: ["text"],
@@ -329,4 +350,3 @@ const MEDIA_OF: Partial<Record<Kind, readonly Medium[]>> = {
   vision_text_joint: ["image", "text"],
   audio_text_joint: ["audio", "text"],
 };
-

@@ -5,7 +5,8 @@ import type { Backend } from "./backend.js";
 import type { Task } from "./definition.js";
 import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
-import { HeldTensors, type FamilyModel, type ModelOptions, type SharedTensors } from "./model.js";
+import { unlessAborted } from "./abort.js";
+import { HeldTensors, type CallOptions, type FamilyModel, type ModelOptions, type SharedTensors } from "./model.js";
 import { Result } from "./result.js";
 import { Run } from "./run.js";
 import { transcribe } from "./speech.js";
@@ -56,7 +57,11 @@ export class LocalModel implements FamilyModel {
     throw new CotensorError("Conflict", `${this.modelId}: await initialize() first`);
   }
 
-  async initialize(): Promise<void> {
+  initialize({ signal }: CallOptions = {}): Promise<void> {
+    return unlessAborted(signal, () => this.#initialize());
+  }
+
+  async #initialize(): Promise<void> {
     const loaded = await this.#open();
     const tasks = this.options.task === undefined ? loaded.tasks.filter(({ head }) => !head) : [loaded.task(this.options.task)];
     await loaded.load(tasks.length > 0 ? tasks : loaded.tasks);
@@ -70,16 +75,17 @@ export class LocalModel implements FamilyModel {
     return this.tokenize(text);
   }
 
-  async process(input: ModelInput): Promise<Result> {
-    return this.run(await readInputs(input), []);
+  process(input: ModelInput, { signal }: CallOptions = {}): Promise<Result> {
+    return unlessAborted(signal, async () => this.run(await readInputs(input), [], signal));
   }
 
-  async processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor): Promise<Result> {
-    return this.run(await readInputs(input), [tensor]);
+  processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor, options?: CallOptions): Promise<Result> {
+    return this.processWithSharedEmbeddings([tensor], input, options);
   }
 
-  async processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput): Promise<Result> {
-    return this.run(input === undefined ? {} : await readInputs(input), Object.values(tensors) as SharedTensor[]);
+  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput, { signal }: CallOptions = {}): Promise<Result> {
+    const read = async (): Promise<Inputs> => (input === undefined ? {} : readInputs(input));
+    return unlessAborted(signal, async () => this.run(await read(), Object.values(tensors) as SharedTensor[], signal));
   }
 
   getSharedTensor(kind: Kind): SharedTensor {
@@ -104,6 +110,7 @@ export class LocalModel implements FamilyModel {
 
   #open(): Promise<LoadedModel> {
     if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed; create it again`);
+    this.backend.check();
     this.#loading ??= this.#load().catch((error: unknown) => {
       // The next call tries again.
       this.#loading = undefined;
@@ -123,18 +130,23 @@ export class LocalModel implements FamilyModel {
   }
 
   /** Runs the task on inputs in one form, with tensors of other models. */
-  async run(inputs: Inputs, tensors: readonly SharedTensor[]): Promise<Result> {
+  async run(inputs: Inputs, tensors: readonly SharedTensor[], signal?: AbortSignal): Promise<Result> {
     const loaded = await this.#open();
     if (inputs.tokens) checkTokens(inputs.tokens, loaded.tokens(inputs.tokens.text));
     const given = await loaded.replacedBy(tensors);
     const media = new Set([...mediaOf(inputs), ...[...given.keys()].map((role) => loaded.mediumOf(role))]);
     const task = this.options.task === undefined ? loaded.defaultTask([...media]) : loaded.task(this.options.task);
-    const run = new Run(loaded, this.#holder, withTexts(inputs, task), task, given);
+    if (inputs.texts !== undefined && task.answer !== "similarity") {
+      throw new CotensorError("Invalid", `texts: ${task.name} of ${this.modelId} reads one text; process each by itself as \`text\`. Texts are compared with an image or a sound`);
+    }
+    const run = new Run(loaded, this.#holder, withTexts(inputs, task), task, given, signal);
     try {
       for (const medium of mediaOf(inputs)) {
         if (!loaded.reads(task, medium)) run.notices.push(`${task.name} reads no ${medium}`);
       }
       const { answer, outputs } = task.answer === "transcript" ? await transcribe(run, this.options.maxNewTokens) : await run.answer(this.options.head);
+      // An aborted call leaves the tensors of the last input.
+      signal?.throwIfAborted();
       const made: Partial<Record<Kind, SharedTensor>> = {};
       for (const [kind, tensor] of Object.entries(run.made())) made[kind as Kind] = new SharedTensor(this.backend.store, tensor);
       if (this.#isDisposed) throw new CotensorError("Conflict", `${this.modelId}: the model was disposed while it ran`);

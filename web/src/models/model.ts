@@ -24,6 +24,12 @@ export interface ModelOptions {
   readonly sharedTensorConfig?: SharedTensorConfig;
 }
 
+/** Options of one call. */
+export interface CallOptions {
+  /** Ends the waiting of this call. What other callers wait for too, such as a download, goes on. */
+  readonly signal?: AbortSignal;
+}
+
 /** Tensors of other models, under any names. */
 export type SharedTensors = Readonly<Record<string, SharedTensor>> | readonly SharedTensor[];
 
@@ -36,17 +42,17 @@ export interface FamilyModel {
   /** The device that it runs on. */
   readonly device: Device;
   /** Loads what the tasks without a head need. Without this call, the first input does so. */
-  initialize(): Promise<void>;
+  initialize(options?: CallOptions): Promise<void>;
   /** The tokens of a text, as the model reads them. */
   tokenize(text: string): Promise<Tokens>;
   /** The same, under the API's name for models of several media. */
   tokenizeText(text: string): Promise<Tokens>;
   /** Runs the task on an input. The stages whose results exist do not run. */
-  process(input: ModelInput): Promise<Result>;
+  process(input: ModelInput, options?: CallOptions): Promise<Result>;
   /** As `process`, with another model's tensor in place of a stage of this model. */
-  processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor): Promise<Result>;
+  processWithSharedEmbedding(input: ModelInput, tensor: SharedTensor, options?: CallOptions): Promise<Result>;
   /** As `process`, with tensors of other models in place of stages. */
-  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput): Promise<Result>;
+  processWithSharedEmbeddings(tensors: SharedTensors, input?: ModelInput, options?: CallOptions): Promise<Result>;
   /** The tensor of a kind that the model made of its last input. */
   getSharedTensor(kind: Kind): SharedTensor;
   /** Acquires a tensor once for this model. */

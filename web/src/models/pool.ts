@@ -6,7 +6,8 @@ import { Tensor } from "../tensor.js";
 import type { Device, TypedArray } from "../types.js";
 import { Backend, type BackendOptions } from "./backend.js";
 import type { ModelInput } from "./inputs.js";
-import type { FamilyModel } from "./model.js";
+import { unlessAborted } from "./abort.js";
+import type { CallOptions, FamilyModel } from "./model.js";
 import { chooseGraphs, REPORT_FILE, type QuantizationReport } from "./precision.js";
 import type { Result } from "./result.js";
 
@@ -25,7 +26,7 @@ const FIRST: readonly Device[] = ["webgpu", "cpu"];
 
 /** A model of a pool, as a function. */
 export interface PooledModel {
-  (input: ModelInput): Promise<Result>;
+  (input: ModelInput, options?: CallOptions): Promise<Result>;
   readonly model: FamilyModel;
   readonly device: Device;
   /** The preferred devices that are not available, each with the reason. */
@@ -86,7 +87,8 @@ export class ResourcePoolBridgeIntegration {
       await model.dispose();
       throw new CotensorError("Invalid", `modelType: ${modelName} is a model of the family ${model.family}, not of the type ${modelType}`);
     }
-    const call = (input: ModelInput): Promise<Result> => this.#connected(() => model.process(input));
+    const call = (input: ModelInput, options: CallOptions = {}): Promise<Result> =>
+      unlessAborted(options.signal, () => this.#connected(() => model.process(input, options)));
     const pooled = Object.assign(call, { model, device: backend.device, skipped: backend.skipped, quantization });
     this.#models.set(key, pooled);
     return pooled;

@@ -27,7 +27,12 @@ import type { Run } from "./run.js";
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 const MEDIA_FILES = ["preprocessor_config.json", "processor_config.json"];
-const SENTENCE_FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/config.json", "3_Dense/config.json", "2_LayerNorm/config.json"];
+const MODULES_FILE = "modules.json";
+const SENTENCE_FILES = [MODULES_FILE, "config_sentence_transformers.json"];
+/** What is read beside the list of modules. */
+const LISTED_FILES = ["sentence_bert_config.json"];
+/** What is read without the list. */
+const UNLISTED_FILES = ["1_Pooling/config.json", "2_Dense/config.json", "3_Dense/config.json", "2_LayerNorm/config.json"];
 /** The weights of a module of sentence-transformers, in its folder. */
 const MODULE_WEIGHTS_FILE = "model.safetensors";
 /** More modules are refused. */
@@ -70,9 +75,14 @@ export class Processors {
   static async open(definition: ModelFamily, description: FamilyDescription, folder: ModelFolder, config: string): Promise<Processors> {
     const files = new ConfigFiles();
     files.set("config.json", config);
-    const texts = await Promise.all(filesOf(description).map(async (file) => [file, await folder.text(file)] as const));
-    for (const [file, text] of texts) if (text !== undefined) files.set(file, text);
-    const modules = texts.find(([file]) => file === "modules.json")?.[1];
+    const read = async (names: readonly string[]): Promise<readonly (readonly [file: string, text: string | undefined])[]> => {
+      const texts = await Promise.all(names.map(async (file) => [file, await folder.text(file)] as const));
+      for (const [file, text] of texts) if (text !== undefined) files.set(file, text);
+      return texts;
+    };
+    const asked = filesOf(description);
+    const modules = (await read(asked)).find(([file]) => file === MODULES_FILE)?.[1];
+    if (asked.includes(MODULES_FILE)) await read(modules === undefined ? UNLISTED_FILES : LISTED_FILES);
     for (const { path, settings, hasWeights } of modules === undefined ? [] : modulesOf(modules)) {
       const file = `${path}/${settings}`;
       const text = await folder.text(file);
@@ -173,7 +183,7 @@ export class Processors {
       return publishArray(store, run.holder, output, { data, shape, dtype: "float32" }, performance.now() - start);
     });
     for (const tensor of outputs) run.setValue(name, tensor);
-    if (medium === "audio") this.#noteLength(input as Samples | Encoded, run);
+    if (medium === "audio") this.#noteChanges(input as Samples | Encoded, run);
     if (medium === "image") run.setValue("image.mask", await this.#mask(input as Pixels | Encoded));
   }
 
@@ -207,10 +217,17 @@ export class Processors {
   }
 
   /** A model reads a window of sound; the rest is not silently left out. */
-  #noteLength(sound: Samples | Encoded, run: Run): void {
-    const seconds = sound instanceof Uint8Array ? (soundLength(sound)[1] ?? 0) : sound.samples.length / sound.samplingRate;
+  #noteChanges(sound: Samples | Encoded, run: Run): void {
+    const { samplingRate: rate, seconds } = lengthOf(sound);
+    if (rate !== this.audio.sampleRate) run.notices.push(`audio: resampled from ${rate} to ${this.audio.sampleRate} Hz`);
     if (seconds > this.audio.seconds) run.notices.push(`audio: ${seconds.toFixed(1)} s; the model reads the first ${this.audio.seconds} s. StreamingProcessor reads sounds of any length`);
   }
+}
+
+function lengthOf(sound: Samples | Encoded): { samplingRate: number; seconds: number } {
+  if (!(sound instanceof Uint8Array)) return { samplingRate: sound.samplingRate, seconds: sound.samples.length / sound.samplingRate };
+  const [samplingRate = 0, seconds = 0] = soundLength(sound);
+  return { samplingRate, seconds };
 }
 
 /** The modules that modules.json lists. The processor that reads the file refuses a list that is not one. */

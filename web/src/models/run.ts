@@ -28,6 +28,8 @@ export class Run {
     readonly task: Task,
     /** Tensors of other models, by the role of the stage whose result they replace. */
     private readonly given: ReadonlyMap<string, SharedTensor> = new Map(),
+    /** Ends the run before its next stage. */
+    private readonly signal?: AbortSignal,
   ) {}
 
   /** Runs the stages of the task, and reads the answer. */
@@ -74,6 +76,7 @@ export class Run {
 
   /** Runs a stage on the values that its description names. */
   async runStage(def: StageDef, stage: ModelStage, outputs: readonly string[]): Promise<Tensor[]> {
+    this.signal?.throwIfAborted();
     const inputs: Record<string, Input> = {};
     for (const { name } of stage.inputs) {
       const source = sourceOf(def, name);

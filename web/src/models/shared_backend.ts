@@ -6,7 +6,8 @@ import type { SharedStore } from "../worker/shared_store.js";
 import type { Device, Kind } from "../types.js";
 import type { ModelSources } from "./folder.js";
 import { readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
-import type { ModelOptions } from "./model.js";
+import { unlessAborted } from "./abort.js";
+import type { CallOptions, ModelOptions } from "./model.js";
 import { Result } from "./result.js";
 
 /** Options of a shared backend. */
@@ -67,9 +68,11 @@ export class SharedModel {
     throw new CotensorError("Conflict", `${this.modelId}: await initialize() first`);
   }
 
-  async initialize(): Promise<void> {
-    const { family } = await this.#call<{ family: string }>("model.initialize", {});
-    this.#family = family;
+  initialize({ signal }: CallOptions = {}): Promise<void> {
+    return unlessAborted(signal, async () => {
+      const { family } = await this.#call<{ family: string }>("model.initialize", {});
+      this.#family = family;
+    });
   }
 
   tokenize(text: string): Promise<Tokens> {
@@ -80,16 +83,21 @@ export class SharedModel {
     return this.tokenize(text);
   }
 
-  async process(input: ModelInput): Promise<Result<SharedHandle>> {
-    return this.#run(await readInputs(input), []);
+  process(input: ModelInput, { signal }: CallOptions = {}): Promise<Result<SharedHandle>> {
+    return unlessAborted(signal, async () => this.#run(await readInputs(input), [], signal));
   }
 
-  async processWithSharedEmbedding(input: ModelInput, tensor: SharedHandle): Promise<Result<SharedHandle>> {
-    return this.#run(await readInputs(input), [tensor]);
+  processWithSharedEmbedding(input: ModelInput, tensor: SharedHandle, options?: CallOptions): Promise<Result<SharedHandle>> {
+    return this.processWithSharedEmbeddings([tensor], input, options);
   }
 
-  async processWithSharedEmbeddings(tensors: Readonly<Record<string, SharedHandle>> | readonly SharedHandle[], input?: ModelInput): Promise<Result<SharedHandle>> {
-    return this.#run(input === undefined ? {} : await readInputs(input), Object.values(tensors) as SharedHandle[]);
+  processWithSharedEmbeddings(
+    tensors: Readonly<Record<string, SharedHandle>> | readonly SharedHandle[],
+    input?: ModelInput,
+    { signal }: CallOptions = {},
+  ): Promise<Result<SharedHandle>> {
+    const read = async (): Promise<Inputs> => (input === undefined ? {} : readInputs(input));
+    return unlessAborted(signal, async () => this.#run(await read(), Object.values(tensors) as SharedHandle[], signal));
   }
 
   /** The tensor of a kind that the model made of its last input. */
@@ -126,10 +134,15 @@ export class SharedModel {
     if (created) await this.store.connection.call("model.release", { handle: created.handle });
   }
 
-  async #run(inputs: Inputs, tensors: readonly SharedHandle[]): Promise<Result<SharedHandle>> {
+  async #run(inputs: Inputs, tensors: readonly SharedHandle[], signal?: AbortSignal): Promise<Result<SharedHandle>> {
+    signal?.throwIfAborted();
     const handles = tensors.map(({ handle }) => handle);
     const { model, task, answer, outputs, stages, notices, tensors: made } = await this.#call<ResultAnswer>("model.process", { inputs, tensors: handles });
     const adopted = Object.fromEntries(Object.entries(made).map(([kind, each]) => [kind, this.store.adopt(each)]));
+    if (signal?.aborted) {
+      for (const tensor of Object.values(adopted)) tensor.dispose();
+      throw signal.reason;
+    }
     this.#setMade(adopted);
     return new Result(model, task, answer, outputs, adopted, stages, notices);
   }

@@ -18,13 +18,15 @@ const CHECKPOINT = "model.safetensors";
 /** Scale and bias of a model: from a graph that computes logits, else from the checkpoint, else the value before training. */
 export async function similarityScale(
   definition: ModelFamily,
-  { name, similarity, whole_graph }: FamilyDescription,
+  { name, similarity }: FamilyDescription,
+  wholeGraph: () => Promise<string | null>,
   folder: ModelFolder,
 ): Promise<SimilarityScale> {
   if (!similarity) throw new CotensorError("Unsupported", `${folder.modelId}: models of the family ${name} compare nothing`);
   const { probability } = similarity;
-  if (whole_graph !== null) {
-    const graph = await openGraph(whole_graph, await folder.bytes(whole_graph), (location) => folder.bytes(beside(whole_graph, location)));
+  const whole = await wholeGraph();
+  if (whole !== null) {
+    const graph = await openGraph(whole, await folder.bytes(whole), (location) => folder.bytes(beside(whole, location)));
     try {
       const [scale, bias] = graph.scaleAndBias(similarity.logits) ?? [];
       if (scale !== undefined && bias !== undefined) return { scale, bias, probability };

@@ -43,10 +43,10 @@ export async function send(url: string, init: RequestInit, stallMilliseconds = S
 }
 
 /** What a server says about a file, without its bytes. Signed addresses and some servers answer only `GET`. */
-export async function ask(url: string, signal: AbortSignal | null): Promise<Response> {
-  const response = await send(url, { method: "HEAD", cache: "no-store", signal });
+export async function ask(url: string, signal: AbortSignal | null, stallMilliseconds = STALL_MILLISECONDS): Promise<Response> {
+  const response = await send(url, { method: "HEAD", cache: "no-store", signal }, stallMilliseconds);
   if (![400, 403, 405, 501].includes(response.status)) return response;
-  const whole = await send(url, { cache: "no-store", signal });
+  const whole = await send(url, { cache: "no-store", signal }, stallMilliseconds);
   await whole.body?.cancel();
   return whole;
 }
@@ -63,6 +63,32 @@ export function checkAnswer(url: string, response: Response): void {
   if (isPage && !/\.html?$/.test(new URL(url).pathname)) {
     const reason = "development servers answer so when a file is missing";
     throw new CotensorError("NotFound", `${url}: the server sent an HTML page instead of the file; ${reason}. Check the path`);
+  }
+}
+
+/** All bytes of an answer. */
+export async function bytesOfAnswer(first: Response, options: BodyOptions): Promise<Uint8Array<ArrayBuffer>> {
+  const parts: Uint8Array<ArrayBuffer>[] = [];
+  for await (const part of body(first, options)) parts.push(part);
+  const [only, ...others] = parts;
+  if (only && others.length === 0) return only;
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.byteLength, 0));
+  let offset = 0;
+  for (const part of parts) {
+    whole.set(part, offset);
+    offset += part.byteLength;
+  }
+  return whole;
+}
+
+/** Checks that bytes are not those of a page or of a pointer, which servers send in place of a file. */
+export function checkContent(url: string, bytes: Uint8Array): void {
+  const start = new TextDecoder().decode(bytes.subarray(0, 64)).trimStart().toLowerCase();
+  if (start.startsWith("version https://git-lfs")) {
+    throw new CotensorError("Corrupt", `${url}: the server sent a pointer of Git LFS instead of the file; run \`git lfs pull\` in its folder`);
+  }
+  if (start.startsWith("<!doctype html") || start.startsWith("<html")) {
+    throw new CotensorError("NotFound", `${url}: the server sent an HTML page instead of the file. Check the path`);
   }
 }
 

@@ -2,6 +2,7 @@ import { CotensorError } from "../errors.js";
 import { RealmLocks, siteLocks, type Locks } from "../locks.js";
 import { blobParts, parts, type Content, type Folder, type Folders } from "./folder.js";
 import { hashText, type NewHasher } from "./hash.js";
+import { MemoryFolder } from "./memory.js";
 import { checkKey, manifestText, parsedManifest, type BlobRef, type Manifest } from "./manifest.js";
 import { openFolders } from "./opfs.js";
 
@@ -23,6 +24,15 @@ export interface CacheUsage {
   readonly manifests: number;
 }
 
+/** Where blobs and manifests are. */
+interface Home {
+  readonly blobs: Folder;
+  readonly manifests: Folder;
+}
+
+/** A blob is gone that a manifest named: another tab pruned it, or the user removed the site's data. */
+export class MissingBlob extends CotensorError {}
+
 /** Stores content as a blob. */
 export type PutBlob = (content: Content) => Promise<BlobRef>;
 
@@ -43,86 +53,112 @@ let unfinished = 0;
 export class WeightCache {
   /** Whether blobs may be stored that no manifest names. */
   #hasUnnamed = false;
+  /** Imports for which the disk has no room: they end with this page or worker. */
+  readonly #memory: Home = { blobs: new MemoryFolder(), manifests: new MemoryFolder() };
+  #reason: string | undefined;
 
   private constructor(
     readonly home: "opfs" | "memory",
-    /** Why the files are in memory. */
-    readonly reason: string | undefined,
+    reason: string | undefined,
     readonly newHasher: NewHasher,
     readonly locks: Locks,
-    private readonly blobs: Folder,
-    private readonly manifests: Folder,
+    private readonly disk: Home,
     private readonly now: () => number,
-  ) {}
+  ) {
+    this.#reason = reason;
+  }
+
+  /** Why files are in memory: all of them, or an import for which the disk had no room. */
+  get reason(): string | undefined {
+    return this.#reason;
+  }
 
   static async open(options: WeightCacheOptions): Promise<WeightCache> {
     const folders = options.folders ?? (await openFolders());
     const locks = options.locks ?? siteLocks() ?? realmLocks;
-    const [blobs, manifests] = [await folders.open("blobs"), await folders.open("manifests")];
-    return new WeightCache(folders.home, folders.reason, options.newHasher, locks, blobs, manifests, options.now ?? Date.now);
+    const disk = { blobs: await folders.open("blobs"), manifests: await folders.open("manifests") };
+    return new WeightCache(folders.home, folders.reason, options.newHasher, locks, disk, options.now ?? Date.now);
   }
 
   /** The manifest of `key`, if all its blobs are stored in full. Otherwise it counts as missing, and is removed. */
   async manifest(key: string): Promise<Manifest | undefined> {
     const name = this.#manifestName(key);
-    const file = await this.manifests.read(name);
-    if (!file) return undefined;
-    const manifest = await parsedManifest(file, key);
-    if (!manifest || !(await this.#complete(manifest))) {
-      await this.manifests.remove(name);
-      return undefined;
+    for (const home of [this.#memory, this.disk]) {
+      const file = await home.manifests.read(name);
+      if (!file) continue;
+      const manifest = await parsedManifest(file, key);
+      if (manifest && (await this.#complete(manifest))) {
+        if (home === this.disk) await this.#touch(name, manifest);
+        return manifest;
+      }
+      await home.manifests.remove(name);
     }
-    await this.#touch(name, manifest);
-    return manifest;
+    return undefined;
   }
 
   /**
    * The manifest of `key`. Without one, `build` stores blobs and returns the document; all tabs and workers wait for the first.
    * A manifest is written after its blobs. If `build` fails, its blobs are removed unless a manifest names them. `build` may
-   * download and import, but not the same key.
+   * download and import, but not the same key. With `orMemory`, what the disk does not take is kept in memory, and `reason` says why;
+   * `build` then stores arrays and blobs, no streams.
    */
-  async once(key: string, build: (put: PutBlob) => Promise<unknown>): Promise<Manifest> {
+  async once(key: string, build: (put: PutBlob) => Promise<unknown>, orMemory = false): Promise<Manifest> {
     const stored = await this.manifest(key);
     if (stored) return stored;
     return this.locks.request(`cotensor.import:${key}`, {}, async () => {
-      return (await this.manifest(key)) ?? (await this.replace(key, build));
+      return (await this.manifest(key)) ?? (await this.replace(key, build, orMemory));
     });
   }
 
   /** Makes the manifest of `key` anew; see `once`. The caller prevents that two do so at once. */
-  async replace(key: string, build: (put: PutBlob) => Promise<unknown>): Promise<Manifest> {
+  async replace(key: string, build: (put: PutBlob) => Promise<unknown>, orMemory = false): Promise<Manifest> {
     checkKey(key);
     try {
       return await this.locks.request(WRITING, { mode: "shared" }, async () => {
         const blobs = new Map<string, BlobRef>();
+        let home = this.disk;
+        const stored = async <Value>(write: () => Promise<Value>): Promise<Value> => {
+          try {
+            return await write();
+          } catch (error) {
+            if (!orMemory || home !== this.disk || !isUnwritable(error)) throw error;
+            await this.#takeToMemory(blobs.values(), error);
+            home = this.#memory;
+            return write();
+          }
+        };
         const document = await build(async (content) => {
-          const blob = await this.#put(content);
+          const blob = await stored(() => this.#put(content, home.blobs));
           blobs.set(blob.hash, blob);
           return blob;
         });
         const manifest = { key, blobs: [...blobs.values()], document, used: this.now() };
-        await this.manifests.write(this.#manifestName(key), manifestText(manifest));
+        await stored(() => home.manifests.write(this.#manifestName(key), manifestText(manifest)));
         return manifest;
       });
     } catch (error) {
       this.#hasUnnamed = true;
       throw error;
     } finally {
-      if (this.#hasUnnamed) await this.#collectAlone();
+      // What stays is removed by the next one.
+      if (this.#hasUnnamed) await this.#collectAlone().catch(() => undefined);
     }
   }
 
   /** A blob that a manifest names. One of another size is removed, and counts as missing. Its bytes are read when needed. */
   async blob({ hash, size }: BlobRef): Promise<Blob | undefined> {
-    const file = await this.blobs.read(hash);
-    if (file && file.size !== size) await this.blobs.remove(hash);
-    return file?.size === size ? file : undefined;
+    for (const { blobs } of [this.#memory, this.disk]) {
+      const file = await blobs.read(hash);
+      if (file?.size === size) return file;
+      if (file) await blobs.remove(hash);
+    }
+    return undefined;
   }
 
   /** The bytes of a blob; an error if it is missing. */
   async bytes(blob: BlobRef): Promise<Uint8Array<ArrayBuffer>> {
     const file = await this.blob(blob);
-    if (!file) throw new CotensorError("NotFound", `blob ${blob.hash}: it is not stored; import or download it again`);
+    if (!file) throw new MissingBlob("NotFound", `blob ${blob.hash}: it is not stored; import or download it again`);
     return new Uint8Array(await file.arrayBuffer());
   }
 
@@ -133,20 +169,22 @@ export class WeightCache {
     const hasher = this.newHasher();
     for await (const part of blobParts(file)) hasher.update(part);
     if (hasher.digest() === blob.hash) return true;
-    await this.blobs.remove(blob.hash);
+    for (const { blobs } of [this.#memory, this.disk]) await blobs.remove(blob.hash);
     return false;
   }
 
   /** Removes the manifest of `key`, and the blobs that no other manifest names: now, or when no import or download runs. */
   async remove(key: string): Promise<void> {
-    await this.manifests.remove(this.#manifestName(key));
+    const name = this.#manifestName(key);
+    await this.#memory.manifests.remove(name);
+    await this.disk.manifests.remove(name);
     this.#hasUnnamed = true;
     await this.#collectAlone();
   }
 
   /** Bytes and numbers of what is stored. A blob that several manifests name counts once. */
   async usage(): Promise<CacheUsage> {
-    const [blobs, manifests] = [await this.blobs.list(), await this.manifests.list()];
+    const [blobs, manifests] = [await this.disk.blobs.list(), await this.disk.manifests.list()];
     const bytes = [...blobs.values(), ...manifests.values()].reduce((total, each) => total + each, 0);
     return { bytes, blobs: blobs.size, manifests: manifests.size };
   }
@@ -160,19 +198,19 @@ export class WeightCache {
     return this.locks.request(WRITING, { ifAvailable: true }, async (lock) => {
       if (!lock) throw new CotensorError("Conflict", "an import or download is running, in this tab or another; prune when it ended");
       const removed: string[] = [];
-      const byUse = [...(await this.#collect())].sort(([, a], [, b]) => a.used - b.used);
+      const byUse = [...(await removeUnnamed(this.disk))].sort(([, a], [, b]) => a.used - b.used);
       for (const [name, manifest] of byUse) {
         if ((await this.usage()).bytes <= maxBytes) break;
-        await this.manifests.remove(name);
+        await this.disk.manifests.remove(name);
         removed.push(manifest.key);
-        await this.#collect();
+        await removeUnnamed(this.disk);
       }
       return removed;
     });
   }
 
   /** Stores content under its hash. Content that is stored already is compared by its hash and size only. */
-  async #put(content: Content): Promise<BlobRef> {
+  async #put(content: Content, folder: Folder): Promise<BlobRef> {
     const hasher = this.newHasher();
     let size = 0;
     async function* hashed(): AsyncGenerator<Uint8Array<ArrayBuffer>> {
@@ -185,17 +223,28 @@ export class WeightCache {
     // The name is known after the last part.
     const name = `${UNFINISHED}${this.now()}.${Math.floor(Math.random() * 2 ** 32)}.${(unfinished += 1)}`;
     try {
-      await this.blobs.write(name, hashed());
+      await folder.write(name, hashed());
       const hash = hasher.digest();
       // Two imports may store equal weights at once.
       await this.locks.request(`cotensor:blob:${hash}`, {}, async () => {
-        if ((await this.blobs.size(hash)) !== size) await this.blobs.rename(name, hash);
+        if ((await folder.size(hash)) !== size) await folder.rename(name, hash);
       });
       return { hash, size };
     } finally {
       // Nothing is left of this name, unless the hash was stored before.
-      await this.blobs.remove(name).catch(() => undefined);
+      await folder.remove(name).catch(() => undefined);
     }
+  }
+
+  /** Copies blobs of an import to memory: on the disk no manifest will name them. */
+  async #takeToMemory(blobs: Iterable<BlobRef>, error: unknown): Promise<void> {
+    for (const blob of blobs) {
+      const file = await this.blob(blob);
+      if (!file) throw error;
+      await this.#memory.blobs.write(blob.hash, file);
+    }
+    this.#hasUnnamed = true;
+    this.#reason = error instanceof CotensorError ? error.message : `the site's private files were removed (${String(error)})`;
   }
 
   async #complete(manifest: Manifest): Promise<boolean> {
@@ -210,7 +259,7 @@ export class WeightCache {
     const used = this.now();
     if (used - manifest.used < USED_STEP) return;
     try {
-      await this.manifests.write(name, manifestText({ ...manifest, used }));
+      await this.disk.manifests.write(name, manifestText({ ...manifest, used }));
     } catch (error) {
       if (!(error instanceof CotensorError && error.kind === "OverBudget")) throw error;
     }
@@ -221,33 +270,39 @@ export class WeightCache {
     await this.locks.request(WRITING, { ifAvailable: true }, async (lock) => {
       if (!lock) return;
       this.#hasUnnamed = false;
-      await this.#collect();
+      for (const home of [this.#memory, this.disk]) await removeUnnamed(home);
     });
-  }
-
-  /** Removes unreadable manifests, and the blobs that no manifest names. Returns the manifests by file name. */
-  async #collect(): Promise<Map<string, Manifest>> {
-    const manifests = new Map<string, Manifest>();
-    const named = new Set<string>();
-    for (const name of (await this.manifests.list()).keys()) {
-      const file = await this.manifests.read(name);
-      const manifest = file && (await parsedManifest(file));
-      if (!manifest) {
-        await this.manifests.remove(name);
-        continue;
-      }
-      manifests.set(name, manifest);
-      for (const { hash } of manifest.blobs) named.add(hash);
-    }
-    for (const name of (await this.blobs.list()).keys()) {
-      // A file that a dying tab still locks is removed by the next `prune`.
-      if (!named.has(name)) await this.blobs.remove(name).catch(() => undefined);
-    }
-    return manifests;
   }
 
   #manifestName(key: string): string {
     checkKey(key);
     return hashText(this.newHasher, key);
   }
+}
+
+/** Removes unreadable manifests, and the blobs that no manifest names. Returns the manifests by file name. */
+async function removeUnnamed(home: Home): Promise<Map<string, Manifest>> {
+  const manifests = new Map<string, Manifest>();
+  const named = new Set<string>();
+  for (const name of (await home.manifests.list()).keys()) {
+    const file = await home.manifests.read(name);
+    const manifest = file && (await parsedManifest(file));
+    if (!manifest) {
+      await home.manifests.remove(name);
+      continue;
+    }
+    manifests.set(name, manifest);
+    for (const { hash } of manifest.blobs) named.add(hash);
+  }
+  for (const name of (await home.blobs.list()).keys()) {
+    // A file that a dying tab still locks is removed by the next `prune`.
+    if (!named.has(name)) await home.blobs.remove(name).catch(() => undefined);
+  }
+  return manifests;
+}
+
+/** Whether a disk takes no files: it is full, or the user removed the site's data, and with them the folder that is open here. */
+export function isUnwritable(error: unknown): boolean {
+  if (error instanceof CotensorError) return error.kind === "OverBudget";
+  return error instanceof DOMException && ["NotFoundError", "InvalidStateError"].includes(error.name);
 }

@@ -57,7 +57,7 @@ export async function download(cache: WeightCache, address: string | URL, option
     const known = stored && (await storedFile(cache, url, stored, options));
     if (stored && known) {
       if (!(options.revalidate ?? !isFixed(url, options))) return known;
-      const state = await compare(url, (stored.document as FileDocument).version, options.signal);
+      const state = await compare(url, (stored.document as FileDocument).version, options);
       if (state !== "other") return { ...known, isStale: state === "unknown" };
     }
     return fetchFile(cache, url, options);
@@ -112,10 +112,10 @@ async function storedFile(cache: WeightCache, url: string, manifest: Manifest, o
  * Compares a stored version with the server's, by a `HEAD` request: a conditional `GET` would need the permission of another site
  * for its header.
  */
-async function compare(url: string, version: Version, signal: AbortSignal | undefined): Promise<"same" | "other" | "unknown"> {
+async function compare(url: string, version: Version, { signal, stallMilliseconds }: DownloadOptions): Promise<"same" | "other" | "unknown"> {
   let response;
   try {
-    response = await ask(url, signal ?? null);
+    response = await ask(url, signal ?? null, stallMilliseconds);
   } catch (error) {
     if (error instanceof CotensorError) return "unknown";
     throw error;

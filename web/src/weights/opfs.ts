@@ -60,8 +60,14 @@ export class OpfsFolder implements Folder {
     }
   }
 
+  /** All files; none once the user removed the site's data. */
   async list(): Promise<Map<string, number>> {
     const found = new Map<string, number>();
+    await present(this.#addTo(found));
+    return found;
+  }
+
+  async #addTo(found: Map<string, number>): Promise<void> {
     // TypeScript's library has the iteration of folders in a part that only recent versions load.
     const entries = (this.directory as unknown as { values(): AsyncIterable<FileSystemHandle> }).values();
     for await (const entry of entries) {
@@ -69,7 +75,6 @@ export class OpfsFolder implements Folder {
       const file = await present((entry as FileSystemFileHandle).getFile());
       if (file) found.set(entry.name, file.size);
     }
-    return found;
   }
 
   async remove(name: string): Promise<void> {

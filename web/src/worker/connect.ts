@@ -94,15 +94,20 @@ const LINKS: Record<Mode, (scope: string, options: ConnectOptions) => Promise<Li
   page: async (name, options) => {
     const make = options.page ?? (options.worker === undefined ? () => pageHub(options) : undefined);
     if (!make) throw new StartError("Unreachable", "the option `page` is required to run a program's own hub in the page");
-    const hub = pageHubs.get(name) ?? Promise.resolve(make());
-    pageHubs.set(name, hub);
-    const forget = (): unknown => pageHubs.get(name) === hub && pageHubs.delete(name);
-    hub.then((made) => made.ended).then(forget, forget);
+    const hub = pageHubs.get(name) ?? keptHub(name, Promise.resolve(make()));
     const { port1, port2 } = new MessageChannel();
     (await hub).accept(port2);
     return { mode: "page", port: port1, failed: new Promise(() => undefined), terminate: () => undefined };
   },
 };
+
+/** Keeps a hub until it ended, or could not be made. */
+function keptHub(name: string, hub: Promise<Hub>): Promise<Hub> {
+  pageHubs.set(name, hub);
+  const forget = (): unknown => pageHubs.get(name) === hub && pageHubs.delete(name);
+  hub.then((made) => made.ended).then(forget, forget);
+  return hub;
+}
 
 async function pageHub(settings: WorkerSettings): Promise<Hub> {
   return serveSettings(withSettings(new URL("http://page/"), settings, pageAddress()));

@@ -45,6 +45,7 @@ export class Hub {
   /** The clients, and the function that ends each with a reason. */
   readonly #sessions = new Map<Session, (reason: string) => void>();
   #end: (reason: string) => void = () => undefined;
+  #reason: string | undefined;
   /** Resolves with the reason when the hub ended. */
   readonly ended: Promise<string> = new Promise((resolve) => (this.#end = resolve));
 
@@ -68,11 +69,11 @@ export class Hub {
   /** Serves a client on a port, which the first call of the client opens. */
   accept(port: MessagePort): void {
     let session: Session | undefined;
-    void this.ended.then((reason) => endpoint.close(new CotensorError("Unreachable", reason)));
     let ended = (): void => undefined;
     const request = async (method: string, params: unknown): Promise<unknown> => {
       const fields = (typeof params === "object" && params !== null ? params : {}) as Record<string, unknown>;
       if (session === undefined) {
+        this.#checkRuns();
         if (method !== "hello") throw new CotensorError("Conflict", `${method}: the first call of a client is hello`);
         const answer = await this.#hello(fields);
         session = new Session(text(fields, "holder"));
@@ -92,8 +93,13 @@ export class Hub {
 
   /** Ends all sessions, and tells the clients the reason. They connect again, to another hub. */
   end(reason: string): void {
+    this.#reason ??= reason;
     for (const end of [...this.#sessions.values()]) end(reason);
     this.#end(reason);
+  }
+
+  #checkRuns(): void {
+    if (this.#reason !== undefined) throw new CotensorError("Unreachable", `${this.#reason}; connect again`);
   }
 
   async #hello(params: Record<string, unknown>): Promise<HelloAnswer> {
@@ -107,6 +113,7 @@ export class Hub {
       throw new CotensorError("Invalid", `holder: a text of 1 to ${HOLDER_LENGTH_MAX} characters is required`);
     }
     const { store } = await this.#content();
+    this.#checkRuns();
     return { lock: await this.#lock, devices: store.getStats().devices.map(({ device }) => device as Device) };
   }
 

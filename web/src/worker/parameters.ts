@@ -36,8 +36,6 @@ export function serveSettings(url: URL): Hub {
   const store = async (): Promise<Store> => {
     const gpu = searchParams.has("webgpu") ? await requestGpu() : "not asked for";
     if (typeof gpu !== "string") return Store.create({ memories: [new GpuMemory(gpu)], budgets: budgetsOf(["cpu", "webgpu"], budgets) });
-    // A budget of a device that the browser lacks has no effect.
-    delete budgets.webgpu;
     return Store.create({ budgets: budgetsOf(["cpu"], budgets) });
   };
   // Nothing is awaited before: clients connect as soon as the script ran.

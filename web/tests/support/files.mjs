@@ -33,8 +33,8 @@ export async function serveFiles(files) {
     response.setHeader("content-type", file.type ?? "application/octet-stream");
     if (file.etag) response.setHeader("etag", file.etag);
     if (file.modified) response.setHeader("last-modified", file.modified);
-    const [, from] = (file.ranges !== false && /^bytes=(\d+)-$/.exec(request.headers.range ?? "")) || [];
-    const body = Buffer.from(file.body.subarray(Number(from ?? 0)));
+    const [, from, to] = (file.ranges !== false && /^bytes=(\d+)-(\d*)$/.exec(request.headers.range ?? "")) || [];
+    const body = Buffer.from(file.body.subarray(Number(from ?? 0), to ? Number(to) + 1 : undefined));
     if (from) response.statusCode = 206;
     if (from) response.setHeader("content-range", `bytes ${from}-${file.body.length - 1}/${file.body.length}`);
     if (!file.chunked) response.setHeader("content-length", body.length);

@@ -1,0 +1,186 @@
+// Models in Node, on the CPU: errors in the words of the program, and what is asked of a server.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { after, before, test } from "node:test";
+import * as ort from "onnxruntime-web";
+import { createBackend, createBertModel, createVitModel, createWhisperModel, MemoryFolders, WeightCache } from "cotensor";
+import { newHasher } from "../dist/models/core.js";
+import { serve } from "./support/server.mjs";
+
+ort.env.wasm.numThreads = 1;
+ort.env.logLevel = "fatal";
+const media = (name) => readFile(new URL(`../../fixtures/media/${name}`, import.meta.url)).then((bytes) => new Uint8Array(bytes));
+const bert = (backend, more) => createBertModel(backend, { modelId: "bert-base-uncased", ...more });
+const refusal = (promise) => promise.then(() => "no error", ({ kind, message }) => `${kind} ${message}`);
+let server;
+
+before(async () => (server = await serve()));
+after(() => server.close());
+
+/** A backend whose models are those of the server, or of `models`. */
+const open = (more = {}) => createBackend("cpu", { ort, models: `${server.url}models/`, ...more });
+
+test("after dispose, and while it is disposed, a model says so", async () => {
+  const backend = await open();
+  const model = bert(backend);
+  await model.initialize();
+  const running = refusal(model.process("a text that runs while the model is disposed"));
+  await model.dispose();
+  assert.match(await running, /^(no error|Conflict .*disposed)/);
+  assert.match(await refusal(model.process("a text")), /^Conflict bert-base-uncased: the model was disposed/);
+  const other = bert(backend);
+  await other.initialize();
+  await backend.dispose();
+  for (const call of [other.process("a text"), other.tokenize("a text"), other.initialize()]) assert.match(await refusal(call), /^Conflict the backend was disposed/);
+});
+
+test("texts without an image, tokens without a text, and budgets of missing devices", async () => {
+  const backend = await open({ budgets: { webgpu: 2 ** 20, cpu: 2 ** 26 } });
+  const model = bert(backend);
+  assert.match(await refusal(model.process({ texts: ["one", "two"] })), /^Invalid texts: sentence-embedding of bert-base-uncased reads one text; process each/);
+  const { text, input_ids } = await model.tokenize("a photo");
+  assert.equal((await model.process({ text, input_ids })).task, "sentence-embedding");
+  assert.match(await refusal(model.process({ text: { text, input_ids: [...input_ids].reverse() } })), /^Invalid input_ids: /);
+  assert.match(await refusal(model.process({ input_ids: [1, 2] })), /^Invalid text: a text is required, or tokens/);
+  assert.deepEqual(backend.getStats().devices.map(({ device, max_memory_bytes }) => [device, max_memory_bytes]), [["cpu", 2 ** 26]]);
+  await backend.dispose();
+  assert.match(await refusal(open({ budgets: { gpu: 1 } }).then((each) => each.initialize())), /^Invalid budgets: no memory of the store is on gpu/);
+});
+
+test("a pointer of Git LFS or a page in place of a graph is named", async () => {
+  const contents = {
+    lfs: "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12\n",
+    page: "\n<!DOCTYPE html><title>Login</title>",
+  };
+  for (const [name, content] of Object.entries(contents)) {
+    const answer = globalThis.fetch;
+    globalThis.fetch = (url, init) => {
+      if (!url.endsWith("/onnx/model.onnx")) return answer(url, init);
+      return Promise.resolve(new Response(init?.method === "HEAD" ? null : content, { headers: { etag: `"${name}"` } }));
+    };
+    const backend = await open();
+    try {
+      const error = await refusal(bert(backend).initialize());
+      assert.match(error, name === "lfs" ? /^Corrupt .*model.onnx: .* pointer of Git LFS/ : /^NotFound .*model.onnx: .* HTML page/);
+    } finally {
+      globalThis.fetch = answer;
+      await backend.dispose();
+    }
+  }
+});
+
+test("opening a model asks for the files that its description names, and little more", async () => {
+  const asked = async (create, modelId) => {
+    const backend = await open({ cache: await WeightCache.open({ newHasher, folders: new MemoryFolders("test") }) });
+    const before = server.requests.length;
+    const model = create(backend, { modelId });
+    await model.initialize();
+    const requests = server.requests.slice(before).map(({ path }) => path.slice(`/models/${modelId}/`.length));
+    await backend.dispose();
+    return [requests.length, new Set(requests.filter((path) => path.endsWith(".onnx"))).size];
+  };
+  const seen = { bert: await asked(createBertModel, "bert-base-uncased"), vit: await asked(createVitModel, "google/vit-base-patch16-224"), whisper: await asked(createWhisperModel, "openai/whisper-tiny") };
+  // A question and a download for each graph and its weights; the rest are settings.
+  assert.deepEqual(Object.values(seen).map(([, graphs]) => graphs), [1, 1, 3]);
+  for (const [name, [requests]] of Object.entries(seen)) assert.ok(requests <= 24, `${name}: ${requests} requests`);
+});
+
+test("a graph under another name, and one of a variant, are found", async () => {
+  const backend = await open({ models: `${server.url}fixtures/tiny/` });
+  const config = JSON.stringify({ model_type: "bert" });
+  const { graphFiles, wholeGraph } = await import("../dist/models/graph_files.js");
+  await backend.initialize();
+  const found = async (files, variant, of = config) => {
+    const asked = [];
+    const folder = { has: async (file) => (asked.push(file), files.includes(file)) };
+    return [(await graphFiles(folder, of, variant)).sort(), asked.length];
+  };
+  assert.deepEqual(await found(["onnx/model.onnx", "onnx/model_fp16.onnx"]), [["onnx/model.onnx"], 1]);
+  assert.deepEqual(await found(["onnx/model.onnx", "onnx/model_fp16.onnx"], "fp16"), [["onnx/model_fp16.onnx"], 1]);
+  assert.deepEqual((await found(["model_bnb4.onnx"]))[0], ["model_bnb4.onnx"]);
+  assert.deepEqual(await found([]), [[], 34]);
+  // The error of a missing variant lists the graphs that are there.
+  assert.deepEqual((await found(["onnx/model.onnx", "onnx/model_q4.onnx"], "fp16"))[0], ["onnx/model.onnx", "onnx/model_q4.onnx"]);
+  const clip = JSON.stringify({ model_type: "clip" });
+  const [towers, count] = await found(["onnx/vision_model.onnx", "onnx/text_model.onnx"], undefined, clip);
+  assert.deepEqual(towers, ["onnx/text_model.onnx", "onnx/vision_model.onnx"]);
+  assert.equal(count, 2);
+  const whole = (files) => wholeGraph({ has: async (file) => files.includes(file) }, clip, undefined);
+  assert.deepEqual([await whole(["onnx/model.onnx", "model.onnx"]), await whole(["onnx/model_q4.onnx"]), await whole(["onnx/text_model.onnx"])], ["onnx/model.onnx", "onnx/model_q4.onnx", null]);
+  await backend.dispose();
+});
+
+test("a signal ends the waiting of its call alone", async () => {
+  const answer = globalThis.fetch;
+  let asked = 0;
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  globalThis.fetch = async (url, init) => {
+    if (!url.endsWith(".onnx_data") || init?.method === "HEAD") return answer(url, init);
+    asked += 1;
+    await released;
+    return answer(url, init);
+  };
+  const backend = await open();
+  try {
+    const [one, two] = [bert(backend), bert(backend)];
+    const abort = new AbortController();
+    const first = one.initialize({ signal: abort.signal }).then(() => "done", ({ name }) => name);
+    const second = two.initialize();
+    while (asked === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+    abort.abort();
+    assert.equal(await first, "AbortError");
+    release();
+    await second;
+    assert.equal(asked, 1, "the download went on");
+    assert.equal(await one.process("a text", { signal: abort.signal }).catch(({ name }) => name), "AbortError");
+    await two.process("a text");
+    const held = two.getSharedTensor("text_embedding");
+    const later = new AbortController();
+    const running = two.process("another text", { signal: later.signal }).catch(({ name }) => name);
+    later.abort();
+    assert.equal(await running, "AbortError");
+    // Behind the aborted run.
+    await one.process("a third text");
+    assert.equal(two.getSharedTensor("text_embedding"), held, "the tensors of the last input stay");
+    assert.equal(held.getReferenceCount(), 1);
+  } finally {
+    globalThis.fetch = answer;
+    await backend.dispose();
+  }
+});
+
+test("a program may fill its arrays anew once a call returned its promise", async () => {
+  const backend = await open();
+  const vit = createVitModel(backend, { modelId: "google/vit-base-patch16-224" });
+  const file = await media("photo.png");
+  const picture = Uint8ClampedArray.from({ length: 32 * 32 * 4 }, (_, index) => (index * 7) % 251);
+  const inputs = [{ imageData: picture, width: 32, height: 32 }, { image: file }];
+  const expected = [];
+  for (const input of inputs) expected.push([...(await vit.process(input)).outputs[0].values]);
+  const calls = inputs.map((input) => vit.process(input));
+  picture.fill(0);
+  file.fill(0);
+  assert.deepEqual((await Promise.all(calls)).map(({ outputs }) => [...outputs[0].values]), expected);
+  await backend.dispose();
+});
+
+test("weights that were removed while a model is open are imported again", async () => {
+  const cache = await WeightCache.open({ newHasher, folders: new MemoryFolders("test") });
+  const backend = await open({ cache });
+  const model = await backend.openModel("bert-base-uncased", {});
+  await model.space("encoder");
+  await cache.prune(0);
+  assert.equal((await model.stage("encoder")).role, "encoder");
+  await backend.dispose();
+});
+
+test("a sound of another rate has a notice", async () => {
+  const backend = await open();
+  const whisper = createWhisperModel(backend, { modelId: "openai/whisper-tiny", maxNewTokens: 2 });
+  const samples = Float32Array.from({ length: 8000 }, (_, index) => Math.sin(index / 5) / 2);
+  const notices = async (input) => (await whisper.process(input)).notices.filter((notice) => /resampled/.test(notice));
+  assert.deepEqual(await notices({ audio: samples, samplingRate: 8000 }), ["audio: resampled from 8000 to 16000 Hz"]);
+  assert.deepEqual(await notices({ audio: samples, samplingRate: 16_000 }), []);
+  await backend.dispose();
+});
