@@ -101,7 +101,7 @@ def test_stopped_provider_is_named_and_other_calls_complete(daemon, provider):
             assert await client.call_function("unavailable.echo", [1]) == 1
             stop(provider)
             other = asyncio.ensure_future(client.call_function("unavailable.echo", [2]))
-            with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\] did not answer within 0.05 s"):
+            with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\] did not answer within 0\.0\d+ s"):
                 await client.call_function("unavailable.echo", [3], timeout=0.05)
             assert not other.done()
             provider.signal(signal.SIGCONT)
