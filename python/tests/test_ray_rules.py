@@ -1,18 +1,31 @@
 """The rules of functions and models of cotensor.ray, without a cluster."""
 
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import pytest
 
 ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
-from cotensor import ConflictError, Store, UnsupportedError, _elsewhere  # noqa: E402
-from cotensor.ray import functions, values  # noqa: E402
+from cotensor import (  # noqa: E402
+    ConflictError,
+    IoError,
+    NoDaemonError,
+    NotFoundError,
+    Store,
+    UnsupportedError,
+    _elsewhere,
+)
+from cotensor.functions.retries import not_called  # noqa: E402
+from cotensor.provider import SharedTensorProvider  # noqa: E402
+from cotensor.ray import client, functions, values  # noqa: E402
+from cotensor.ray.calls import Callee, Outcome  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
 from cotensor.ray.handle import Handle  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
 from cotensor.ray.named import described  # noqa: E402
+from cotensor.ray.process import Process  # noqa: E402
 from cotensor.ray.setup import _bring  # noqa: E402
 
 
@@ -137,3 +150,53 @@ def test_names_are_looked_for_elsewhere_only_if_the_store_lacks_them(monkeypatch
     with pytest.raises(KeyError, match="nowhere"):
         _elsewhere.get(store, "nowhere")
     assert asked == ["there", "nowhere"]
+
+
+def test_a_call_is_not_repeated_when_its_result_is_lost(daemon, monkeypatch):
+    """No other process has the tensor of a result: the node's daemon or its agent has ended meanwhile."""
+    runs = []
+
+    class Attempt:
+        def __init__(self, node, name):
+            pass
+
+        def run(self, arguments, timeout):
+            runs.append(1)
+            return Outcome(Handle("other", "name", (1, 1), (3,), "float32", None, "tensor", None))
+
+    def opened(handle):
+        raise lost
+
+    process = SimpleNamespace(node="own", store=daemon.connect(), open=opened)
+    monkeypatch.setattr(Process, "current", lambda: process)
+    monkeypatch.setattr(client, "_offering", lambda *_: iter(["other"]))
+    monkeypatch.setattr(client, "_Attempt", Attempt)
+    caller = client.Client(tensors="cotensor")
+    for lost in (NoDaemonError("no daemon"), NotFoundError("no function", field="name")):
+        with pytest.raises(IoError, match="scale on node other has run, and its result is lost: no "):
+            caller.call_function("scale")
+    caller.close()
+    process.store.close()
+    assert runs == [1, 1]
+
+
+def test_an_agent_reports_that_a_function_has_run(daemon):
+    """Another node calls no other one then."""
+    lost = NoDaemonError("no daemon")
+
+    class Without:
+        """A store whose daemon ends while the function runs."""
+
+        def put(self, *_, **__):
+            raise lost
+
+    with daemon.connect() as store, SharedTensorProvider(store=store) as provider:
+        provider.share(name="make")(lambda: np.ones(1_000_000))
+        provider.start()
+        callee = Callee("node", store, None, None)
+        callee._store = Without()
+        error = callee.call("id", "make", (), {}, None).error
+        assert isinstance(error, IoError) and "make has run, and its result is lost: no daemon" in str(error)
+        assert callee.running() == []
+        missing = callee.call("id", "gone", (), {}, None).error
+        assert isinstance(missing, NotFoundError) and not_called(missing)

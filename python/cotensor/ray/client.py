@@ -16,7 +16,7 @@ from ..errors import CotensorError, IoError, NotFoundError, RemoteError, TimedOu
 from ..functions.call_context import check_cancelled, current_call
 from ..functions.retries import not_called
 from . import values
-from .calls import Outcome
+from .calls import Outcome, after_run
 from .functions import Pulse, is_found_elsewhere
 from .handle import Handle
 from .peers import answer_of, answers, running_agent
@@ -108,7 +108,10 @@ class Client(SharedTensorClient):
             outcome = _Attempt(node, name).run(handles, limit)
             if outcome.error is None:
                 self._last[name] = node
-                return self._received(outcome.value)
+                try:
+                    return self._received(outcome.value)
+                except CotensorError as lost:
+                    raise after_run(f"{name} on node {node}", lost) from lost
             if not not_called(outcome.error):
                 raise _named(outcome.error, f"{name} on node {node}")
         raise error
