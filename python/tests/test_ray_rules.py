@@ -154,7 +154,7 @@ def test_names_are_looked_for_elsewhere_only_if_the_store_lacks_them(monkeypatch
 
 def test_a_call_is_not_repeated_when_its_result_is_lost(daemon, monkeypatch):
     """No other process has the tensor of a result: the node's daemon or its agent has ended meanwhile."""
-    runs = []
+    runs, lost = [], [NoDaemonError("no daemon"), NotFoundError("no function", field="name")]
 
     class Attempt:
         def __init__(self, node, name):
@@ -165,14 +165,14 @@ def test_a_call_is_not_repeated_when_its_result_is_lost(daemon, monkeypatch):
             return Outcome(Handle("other", "name", (1, 1), (3,), "float32", None, "tensor", None))
 
     def opened(handle):
-        raise lost
+        raise lost[len(runs) - 1]
 
     process = SimpleNamespace(node="own", store=daemon.connect(), open=opened)
     monkeypatch.setattr(Process, "current", lambda: process)
     monkeypatch.setattr(client, "_offering", lambda *_: iter(["other"]))
     monkeypatch.setattr(client, "_Attempt", Attempt)
     caller = client.Client(tensors="cotensor")
-    for lost in (NoDaemonError("no daemon"), NotFoundError("no function", field="name")):
+    for _ in lost:
         with pytest.raises(IoError, match="scale on node other has run, and its result is lost: no "):
             caller.call_function("scale")
     caller.close()
