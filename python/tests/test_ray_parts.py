@@ -51,7 +51,7 @@ def test_repeated_keep_of_a_token_keeps_one_lease():
 def test_copy_is_kept_for_all_tokens_that_asked_for_it():
     holdings, copy = Holdings(), Lease()
     assert holdings.want(KEY, b"1") == (True, None)
-    holdings.add_copy(KEY, "life", copy)
+    holdings.add_copy(KEY, "life", b"1", copy)
     assert holdings.want(KEY, b"2") == (True, copy)
     holdings.end_copies(b"1")
     assert holdings.want(KEY, b"2") == (False, copy) and copy.released == 0
@@ -62,18 +62,19 @@ def test_copy_is_kept_for_all_tokens_that_asked_for_it():
 def test_copy_of_another_life_of_an_agent_is_replaced():
     holdings, former, new = Holdings(), Lease(), Lease()
     holdings.want(KEY, b"1")
-    holdings.add_copy(KEY, "former", former)
+    holdings.add_copy(KEY, "former", b"1", former)
     assert holdings.copy(KEY, "former") is former and holdings.copy(KEY, "new") is None
     holdings.want(KEY, b"2")
-    holdings.add_copy(KEY, "new", new)
+    holdings.add_copy(KEY, "new", b"2", new)
     assert (former.released, new.released) == (1, 0) and holdings.copy(KEY, "new") is new
+    assert holdings.want(KEY, b"2") == (False, new) and holdings.want(KEY, b"1") == (True, new), "its handle is of another tensor"
 
 
 def test_copy_whose_token_ended_on_its_way_is_released():
     holdings, copy = Holdings(), Lease()
     holdings.want(KEY, b"1")
     holdings.end_copies(b"1")
-    holdings.add_copy(KEY, "life", copy)
+    holdings.add_copy(KEY, "life", b"1", copy)
     assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
@@ -107,7 +108,8 @@ def test_every_order_of_events_ends_with_nothing():
             if event < 2:
                 leases.append(Lease())
                 holdings.begin([token])
-                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, "life", leases[-1])
+                life = chance.choice(["life", "next"])
+                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, life, token, leases[-1])
             elif event == 2:
                 holdings.want(key, token)
             else:

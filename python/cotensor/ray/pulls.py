@@ -139,7 +139,7 @@ class Pulls:
                 copy = copied(self._store, sources, key, token, shape, dtype, name, arrival)
                 with self._lock:
                     self.count += 1
-                self._holdings.add_copy(key, sources.life, copy)
+                self._holdings.add_copy(key, sources.life, bytes.fromhex(token), copy)
             return copy
         finally:
             with self._lock:
