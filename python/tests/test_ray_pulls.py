@@ -121,7 +121,7 @@ def test_errors_name_the_tensor_and_its_node_and_leave_nothing(nodes, origin):
     with pytest.raises(IoError, match="weights of node origin: .* did not come"):
         nodes[0].pull()
     assert origin.trees.nodes() == set() and origin.left == ["a"] * 3
-    assert nodes[0].pulls._arrivals == nodes[0].pulls._locks == {} and nodes[0].holdings.wanted() == {}
+    assert nodes[0].pulls._arrivals == {} and len(nodes[0].pulls._alone) == 0 and nodes[0].holdings.wanted() == {}
 
 
 def test_a_node_without_room_is_no_source(nodes, origin, monkeypatch):

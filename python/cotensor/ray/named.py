@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
 from ..errors import CotensorError, IoError, NotFoundError
+from .alone import Alone
 from .handle import reduced
 from .models import Copies, Described, Id, sources
 from .peers import answer_of, answers
@@ -55,8 +56,8 @@ class Named:
         self.count = 0
         self._copies = Copies()
         self._lock = threading.Lock()
-        #: Held while a name is looked for and copied.
-        self._names: Dict[str, threading.Lock] = {}
+        #: For names that are looked for and copied.
+        self._alone: Alone[str] = Alone()
 
     def names(self) -> List[str]:
         """The names of the copies that other nodes' tensors have here."""
@@ -84,11 +85,9 @@ class Named:
         Raises :class:`NotFoundError` if no node has it, :class:`ConflictError` if two nodes have different ones, and
         :class:`IoError` if no node that has it sends it.
         """
-        with self._lock:
-            lock = self._names.setdefault(name, threading.Lock())
-        with lock:
+        with self._alone.with_key(name):
             if self._current(name) is None:
-                self._bring(name, self._sources(name))
+                self._bring(name, self._sources(name), None)
 
     def update(self) -> None:
         """Copies newer versions of the copies that are in use, and frees unused copies of older ones."""
@@ -99,12 +98,11 @@ class Named:
                     self._update(name, node)
 
     def _update(self, name: str, node: str) -> None:
-        with self._lock:
-            lock = self._names.setdefault(name, threading.Lock())
-        with lock:
+        with self._alone.with_key(name):
             try:
                 with self._store.get(name) as tensor:
-                    if not self._copies.is_copy(name, tensor.id):
+                    former = tensor.id
+                    if not self._copies.is_copy(name, former):
                         return
                     is_used = sum(tensor.holders.values()) > 1
             except NotFoundError:
@@ -114,7 +112,7 @@ class Named:
                 return
             found = answer_of(node, "describe", name)
             if found is not None:
-                self._bring(name, [found])
+                self._bring(name, [found], former)
 
     def _current(self, name: str) -> Optional[Id]:
         """The version of a name on this node."""
@@ -129,14 +127,17 @@ class Named:
             raise NotFoundError(f"no node has a tensor {name!r}", field="name")
         return sources(name, found)
 
-    def _bring(self, name: str, found: List[Described]) -> None:
+    def _bring(self, name: str, found: List[Described], former: Optional[Id]) -> None:
+        """Copies from the first that sends it, in place of the version ``former``."""
         error: Optional[CotensorError] = None
         for source in found:
             try:
-                tensor = self._copied(source)
+                tensor = self._copied(source, former)
             except (IoError, NotFoundError) as caught:
                 error = type(caught)(f"{name} of node {source.node}: {caught}", field=name)
                 continue
+            if tensor is None:
+                return
             with tensor:
                 self._copies.add(name, tensor.id, source.node, source.id)
             with self._lock:
@@ -145,8 +146,11 @@ class Named:
         assert error is not None
         raise error
 
-    def _copied(self, source: Described) -> Tensor:
-        """A copy under the same name. The other node keeps the tensor while this one has its token."""
+    def _copied(self, source: Described, former: Optional[Id]) -> Optional[Tensor]:
+        """A copy under the same name. The other node keeps the tensor while this one has its token.
+
+        None if this node has published one of its own meanwhile.
+        """
         token = answer_of(source.node, "lend", source.id)
         if token is None:
             raise IoError("the node does not answer, or has freed the tensor")
@@ -154,16 +158,22 @@ class Named:
         options: Dict[str, Any] = {"kind": source.kind, "producer": source.producer, "metadata": source.metadata or None}
         if not source.members:
             with self._store.empty(source.name, source.shape, source.dtype, **options) as builder:
-                return _filled(builder, address, token)
+                _fill(builder, address, token)
+                if self._current(source.name) == former:
+                    return builder.publish()
+                builder.discard()
+                return None
         # A group is made of arrays: its bytes come under another name first.
         with self._store.empty(f"{_OWN_PREFIX}{uuid.uuid4().hex}", source.shape, source.dtype, keep=False) as builder:
-            with _filled(builder, address, token) as whole:
+            _fill(builder, address, token)
+            with builder.publish() as whole:
+                if self._current(source.name) != former:
+                    return None
                 members = {name: whole.view(offset, dtype, shape) for name, offset, dtype, shape in source.members}
                 return self._store.put_group(source.name, members, **options)
 
 
-def _filled(builder: TensorBuilder, address: Address, token: Any) -> Tensor:
+def _fill(builder: TensorBuilder, address: Address, token: Any) -> None:
     if builder.nbytes:
         memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
         fetch([(address, token.binary())], memoryview(memory).cast("B"))
-    return builder.publish()
