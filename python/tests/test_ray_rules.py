@@ -8,6 +8,7 @@ import pytest
 ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
+import cotensor.ray  # noqa: E402
 from cotensor import (  # noqa: E402
     ConflictError,
     IoError,
@@ -21,6 +22,7 @@ from cotensor.functions.retries import not_called  # noqa: E402
 from cotensor.provider import SharedTensorProvider  # noqa: E402
 from cotensor.ray import client, functions, values  # noqa: E402
 from cotensor.ray.calls import Callee, Outcome  # noqa: E402
+from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
 from cotensor.ray.handle import Handle  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
@@ -131,6 +133,22 @@ def test_names_are_looked_for_here_only_without_a_cluster(monkeypatch):
     with pytest.raises(KeyError):
         _elsewhere.get(Store(), "name")
     assert not ray.is_initialized(), "no cluster was started for it"
+
+
+def test_no_cluster_is_started_for_a_process_that_has_left_one():
+    for needs_one in (Process.current, lambda: cotensor.ray.get("name"), cotensor.ray.store, lambda: cotensor.ray.Client()):
+        with pytest.raises(UnsupportedError, match="in no cluster of Ray"):
+            needs_one()
+    assert not ray.is_initialized()
+
+
+def test_no_agent_is_started_for_stores_of_other_daemons(daemon, monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setitem(_bring.__globals__, "node_id", lambda: "ab" * 28)
+    monkeypatch.setattr(Process, "current", lambda: pytest.fail("an agent starts"))
+    with daemon.connect() as store:
+        assert not _bring(store, "name") and not _bring(Store(), "name")
+    assert may_be_of(str(socket_of("ab" * 28)), "ab" * 28)
 
 
 def test_names_are_looked_for_elsewhere_only_if_the_store_lacks_them(monkeypatch):

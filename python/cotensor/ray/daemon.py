@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 from .._native import Store
 from ..errors import CotensorError, NoDaemonError
@@ -20,7 +20,16 @@ def socket_of(node: str) -> Path:
     """The socket of a node's daemon, in a folder of this user. Nodes of one machine have different ones."""
     folder = Path(tempfile.gettempdir(), f"cotensor-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"ray-{node[:32]}.sock"
+    return folder / _name_of(node)
+
+
+def may_be_of(socket: Optional[str], node: str) -> bool:
+    """Whether a store's socket may be that of a node's daemon: its folder depends on the environment of the agent."""
+    return socket is not None and Path(socket).name == _name_of(node)
+
+
+def _name_of(node: str) -> str:
+    return f"ray-{node[:32]}.sock"
 
 
 def start(socket: Path, memory_bytes: int) -> None:

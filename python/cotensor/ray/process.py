@@ -52,7 +52,12 @@ class Process:
 
     @classmethod
     def current(cls) -> "Process":
-        """The one of the present connection."""
+        """The one of the present connection.
+
+        Raises :class:`UnsupportedError` without one, as after ``ray.shutdown``: Ray would start a cluster otherwise.
+        """
+        if not ray.is_initialized():
+            raise UnsupportedError("this process is in no cluster of Ray: call cotensor.ray.init() first", field="address")
         at = ray.get_runtime_context().get_worker_id(), node_id()
         if cls._current is None or cls._at != at:
             # Without the lock: a thread that opens a handle has a lock of Ray, for which this one may wait.
