@@ -41,7 +41,7 @@ def other(monkeypatch):
     monkeypatch.setattr(transfer, "SILENCE_TIMEOUT", 60)
     answers = {
         "describe": lambda name: named.described("other", other.store.get(name), False) if name in other.store.names() else None,
-        "lend": lambda id_: Token(),
+        "lend": lambda id_, name: Token(),
         "newest_of": lambda names: {name: other.store.get(name).id for name in names},
     }
     monkeypatch.setattr(named, "answers", lambda own, method, *arguments: [("other", answers[method](*arguments))])

@@ -11,6 +11,7 @@ pytest.importorskip("ray")
 
 from cotensor import InvalidError, NotFoundError  # noqa: E402
 from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
+from cotensor.ray.agent import Agent  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.imports import when_imported  # noqa: E402
 
@@ -119,6 +120,19 @@ def test_every_order_of_events_ends_with_nothing():
             holdings.end_copies(token)
         assert holdings.counts() == {"kept": 0, "copies": 0}, seed
         assert all(lease.released == 1 for lease in leases), seed
+
+
+def test_a_tensor_with_an_id_that_was_given_again_is_not_kept(daemon):
+    agent = object.__new__(Agent)
+    with daemon.connect() as agent._store, agent._store.empty("next", (10,), "uint8").publish() as tensor:
+        agent._holdings = Holdings()
+        agent._holdings.begin([b"t"])
+        with pytest.raises(NotFoundError, match="former: the daemon that had the tensor has ended"):
+            agent._keep(b"t".hex(), list(tensor.id), "former")
+        assert agent._holdings.counts()["kept"] == 0 and sum(tensor.holders.values()) == 1
+        agent._keep(b"t".hex(), list(tensor.id), "next")
+        assert agent._holdings.counts()["kept"] == 1
+        agent._holdings.end(b"t")
 
 
 def test_functions_run_when_modules_are_imported(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from ..provider import SharedTensorProvider
 from . import daemon
 from .arrival import Readable
 from .calls import CALLS_MAX, Callee, Outcome
-from .handle import Handle
+from .handle import Handle, leased
 from .holdings import Holdings
 from .models import Described, Id
 from .named import Named
@@ -159,9 +159,9 @@ class Agent:
         """The newest versions of names on this node."""
         return self._named.newest(names)
 
-    def lend(self, id_: Id) -> Any:
+    def lend(self, id_: Id, name: str) -> Any:
         """A token for a tensor of this node: it stays while another node has the token."""
-        with self._store.lease(id_) as tensor:
+        with leased(self._store, id_, name) as tensor:
             return self._kept(tensor)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
@@ -207,7 +207,7 @@ class Agent:
     def _kept(self, tensor: Tensor) -> Any:
         """A token for a tensor of this node."""
         [token] = self.tokens(1)
-        self._keep(token.hex(), list(tensor.id))
+        self._keep(token.hex(), list(tensor.id), tensor.name)
         return token
 
     def _find(self, name: bytes) -> Readable:
@@ -255,8 +255,8 @@ class Agent:
             for token in ended:
                 self._holdings.end_copies(token)
 
-    def _keep(self, token: str, id_: List[int]) -> None:
-        self._holdings.keep(bytes.fromhex(token), self._store.lease((id_[0], id_[1])))
+    def _keep(self, token: str, id_: List[int], name: str) -> None:
+        self._holdings.keep(bytes.fromhex(token), leased(self._store, (id_[0], id_[1]), name))
 
     def _pull(self, token: str, node: str, name: str, id_: List[int], shape: List[int], dtype: str) -> List[int]:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""

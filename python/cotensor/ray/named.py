@@ -151,7 +151,7 @@ class Named:
 
         None if this node has published one of its own meanwhile.
         """
-        token = answer_of(source.node, "lend", source.id)
+        token = answer_of(source.node, "lend", source.id, source.name)
         if token is None:
             raise IoError("the node does not answer, or has freed the tensor")
         [address] = self._ask(source.node, token.hex(), self._node, source.name).addresses
