@@ -11,7 +11,7 @@ from cotensor import IoError, NotFoundError, OverBudgetError  # noqa: E402
 from cotensor.ray import transfer  # noqa: E402
 from cotensor.ray.arrival import Whole  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
-from cotensor.ray.pulls import Pulls, Sources  # noqa: E402
+from cotensor.ray.pulls import Pulls, Sources, whole  # noqa: E402
 from cotensor.ray.trees import Trees  # noqa: E402
 
 DATA = random.Random(1).randbytes(transfer.STREAM_BYTES * 2)
@@ -136,6 +136,15 @@ def test_a_node_without_room_is_no_source(nodes, origin, monkeypatch):
         first.pull()
     second.pull()
     assert origin.trees.nodes() == {"b"} and first.server.sent_bytes == 0
+
+
+def test_a_tensor_that_is_released_when_it_is_asked_for_is_refused(nodes, origin, monkeypatch, daemon):
+    with daemon.connect() as store:
+        released = store.empty("released", (SIZE,), "uint8").publish()
+        released.release()
+        monkeypatch.setattr(origin.server, "_find", lambda name: whole(released))
+        with pytest.raises(NotFoundError, match="freed"):
+            nodes[0].pull()
 
 
 def test_names_of_tokens_are_no_names_of_copies(nodes):

@@ -27,6 +27,7 @@ from cotensor.ray.functions import Calls, Pulse  # noqa: E402
 from cotensor.ray.handle import Handle  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
 from cotensor.ray.named import described  # noqa: E402
+from cotensor.ray.peers import ANSWER_TIMEOUT  # noqa: E402
 from cotensor.ray.process import Process  # noqa: E402
 from cotensor.ray.setup import _bring  # noqa: E402
 
@@ -196,6 +197,28 @@ def test_a_call_is_not_repeated_when_its_result_is_lost(daemon, monkeypatch):
     caller.close()
     process.store.close()
     assert runs == [1, 1]
+
+
+def test_a_node_that_ends_before_a_call_is_passed_over_and_others_have_the_time_of_the_call(daemon, monkeypatch):
+    def ended(node):
+        raise ValueError("no such actor")
+
+    times = []
+
+    def answers(own, method, *arguments, timeout=None):
+        times.extend([timeout] if method == "offers" else [])
+        return iter([("ended", True)] if method == "offers" else [])
+
+    process = SimpleNamespace(node="own", store=daemon.connect())
+    monkeypatch.setattr(Process, "current", lambda: process)
+    monkeypatch.setattr(client, "running_agent", ended)
+    monkeypatch.setattr(client, "answers", answers)
+    with client.Client(tensors="cotensor", retry_count=0) as caller:
+        for timeout in (1, None):
+            with pytest.raises(NotFoundError, match="scale"):
+                caller.call_function("scale", timeout=timeout)
+    process.store.close()
+    assert 0 < times[0] <= 1 and times[1] == ANSWER_TIMEOUT
 
 
 def test_an_agent_reports_that_a_function_has_run(daemon):

@@ -7,7 +7,7 @@ import threading
 from typing import Dict, List, NamedTuple, Optional, Protocol, Sequence
 
 from .._native import Store, Tensor
-from ..errors import IoError, NotFoundError
+from ..errors import ConflictError, IoError, NotFoundError
 from .alone import Alone
 from .arrival import Arrival, Readable, Whole
 from .holdings import Holdings, Key
@@ -131,5 +131,9 @@ class Pulls:
 
 
 def whole(tensor: Tensor) -> Whole:
-    """The bytes of a tensor. Not every dtype has a buffer."""
-    return Whole(tensor.view(0, "uint8", (tensor.nbytes,)))
+    """The bytes of a tensor. Raises :class:`NotFoundError` for one that was released meanwhile."""
+    try:
+        # Not every dtype has a buffer.
+        return Whole(tensor.view(0, "uint8", (tensor.nbytes,)))
+    except ConflictError as error:
+        raise NotFoundError(str(error)) from error
