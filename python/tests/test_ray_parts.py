@@ -4,6 +4,7 @@ import importlib
 import random
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,6 +134,16 @@ def test_a_tensor_with_an_id_that_was_given_again_is_not_kept(daemon):
         agent._keep(b"t".hex(), list(tensor.id), "next")
         assert agent._holdings.counts()["kept"] == 1
         agent._holdings.end(b"t")
+
+
+def test_a_copy_that_is_released_on_its_way_to_a_process_is_lost(daemon):
+    agent = object.__new__(Agent)
+    with daemon.connect() as store:
+        released = store.empty("released", (10,), "uint8").publish()
+        released.release()
+        agent._pulls = SimpleNamespace(pull=lambda *_: released)
+        with pytest.raises(NotFoundError, match="weights of node other: .*the node has ended"):
+            agent._pull("00", "other", "weights", [1, 1], [10], "uint8")
 
 
 def test_functions_run_when_modules_are_imported(tmp_path, monkeypatch):

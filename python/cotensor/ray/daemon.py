@@ -23,9 +23,9 @@ def socket_of(node: str) -> Path:
     return folder / _name_of(node)
 
 
-def may_be_of(socket: Optional[str], node: str) -> bool:
+def may_be_of(socket: Optional[Path], node: str) -> bool:
     """Whether a store's socket may be that of a node's daemon: its folder depends on the environment of the agent."""
-    return socket is not None and Path(socket).name == _name_of(node)
+    return socket is not None and socket.name == _name_of(node)
 
 
 def _name_of(node: str) -> str:
