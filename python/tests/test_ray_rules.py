@@ -110,9 +110,11 @@ def test_a_name_has_one_fingerprint_on_all_nodes():
 def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
     stores = [Store(), Store()]
     stores[1].put("other", np.ones(3))
-    options = {"metadata": {"a": 1}, "producer": "p"}
-    same = [described(f"{number}", store.put("x", np.ones(4), **options), False) for number, store in enumerate(stores)]
-    assert same[0].fingerprint == same[1].fingerprint and same[0].metadata == {"a": 1} and same[0].producer == "p"
+    options = {"metadata": {"a": 1, "b": {"c": 2, "d": 3}}, "producer": "p"}
+    other = {"metadata": {"b": {"d": 3, "c": 2}, "a": 1}, "producer": "q"}
+    tensors = [store.put("x", np.ones(4), **one) for store, one in zip(stores, (options, other))]
+    same = [described(f"{number}", tensor, False) for number, tensor in enumerate(tensors)]
+    assert same[0].fingerprint == same[1].fingerprint and same[0].metadata == options["metadata"] and same[0].producer == "p"
     put = stores[0].put
     different = [put("x", np.ones(4)), put("x", np.ones(5), **options), put("y", np.ones(4), **options), stores[1].get("x")]
     assert len({described("0", tensor, False).fingerprint for tensor in different}) == 4

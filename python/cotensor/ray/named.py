@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import threading
 import uuid
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -31,13 +32,13 @@ def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
         # Without one, the member is all of the group.
         view = reduced(member)[4]
         members.append((name, view[0] if view else 0, str(member.dtype), member.shape))
-    plain: Tuple[Any, ...] = (tensor.shape, str(tensor.dtype), tensor.kind, tensor.metadata, tuple(members))
-    parts = [tensor.name, repr(plain)]
+    shape, dtype, kind, metadata = tensor.shape, str(tensor.dtype), tensor.kind, tensor.metadata
+    # In one order of keys.
+    parts = [tensor.name, repr((shape, dtype, kind, members)), json.dumps(metadata, sort_keys=True)]
     with contextlib.suppress(CotensorError):
         # A model: the header has its parameters and its origin.
         data = read_manifest(tensor)[4]
         parts.append(tensor.view(0, "uint8", (data,)).tobytes().hex())
-    shape, dtype, kind, metadata, _ = plain
     fingerprint = content_hash("cotensor.ray: name", *parts)
     return Described(
         node, tensor.name, tensor.id, shape, dtype, kind, tensor.producer, metadata, tuple(members), fingerprint, is_copy
