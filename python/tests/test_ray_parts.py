@@ -3,6 +3,7 @@
 import importlib
 import random
 import sys
+import tempfile
 import threading
 from types import SimpleNamespace
 
@@ -10,9 +11,10 @@ import pytest
 
 pytest.importorskip("ray")
 
-from cotensor import InvalidError, NotFoundError  # noqa: E402
+from cotensor import InvalidError, NotFoundError, RefusedError  # noqa: E402
 from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
 from cotensor.ray.agent import Agent  # noqa: E402
+from cotensor.ray.daemon import socket_of  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.imports import when_imported  # noqa: E402
 
@@ -144,6 +146,20 @@ def test_a_copy_that_is_released_on_its_way_to_a_process_is_lost(daemon):
         agent._pulls = SimpleNamespace(pull=lambda *_: released)
         with pytest.raises(NotFoundError, match="weights of node other: .*the node has ended"):
             agent._pull("00", "other", "weights", [1, 1], [10], "uint8")
+
+
+def test_a_folder_of_sockets_that_another_user_can_write_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = socket_of("ab" * 28).parent
+    assert folder.stat().st_mode & 0o777 == 0o700 and socket_of("ab" * 28).parent == folder
+    folder.chmod(0o777)
+    with pytest.raises(RefusedError, match="other users can write"):
+        socket_of("ab" * 28)
+    folder.rename(tmp_path / "other")
+    (tmp_path / "other").chmod(0o700)
+    folder.symlink_to(tmp_path / "other")
+    with pytest.raises(RefusedError, match="other users can write"):
+        socket_of("ab" * 28)
 
 
 def test_functions_run_when_modules_are_imported(tmp_path, monkeypatch):
