@@ -7,7 +7,7 @@ import ctypes
 import json
 import threading
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
 from ..errors import CotensorError, IoError, NotFoundError
