@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -235,6 +236,18 @@ def test_a_failed_stream_ends_the_others(serve):
 
     with pytest.raises(NotFoundError, match="freed"):
         fetched(serve({b"large": Endless(DATA)}).address, len(DATA))
+
+
+def test_an_interrupt_ends_the_streams(serve):
+    class Endless(Whole):
+        def wait(self, offset, timeout):
+            time.sleep(0.02)
+            return offset + 1
+
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        fetched(serve({b"large": Endless(DATA)}).address, len(DATA))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("transfer_")]
 
 
 def test_streams_wait_for_a_place_at_a_server(serve, monkeypatch, patient):

@@ -164,7 +164,11 @@ def fetch(sources: Sequence[Source], target: memoryview, advance: Optional[Calla
         run(0)
         return
     with ThreadPoolExecutor(len(streams), "transfer") as pool:
-        list(pool.map(run, range(len(streams))))
+        try:
+            list(pool.map(run, range(len(streams))))
+        finally:
+            # Ctrl-C ends the streams, too.
+            failed.set()
 
 
 class _Stream:
