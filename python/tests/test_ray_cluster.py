@@ -166,7 +166,10 @@ def test_a_node_that_has_a_copy_serves_it(cluster, near, far):
     assert ray.get(last.total.remote(made)) == 9.0 * 8 * COUNT
     assert (sent(near) - before[0], sent(far) - before[1]) == (0, 4 * 8 * COUNT)
     # The next life of the agent has no copies, and the tensor comes from its own node.
-    ray.kill(running_agent(ray.get(far.node.remote())), no_restart=False)
+    node = ray.get(far.node.remote())
+    ray.kill(running_agent(node), no_restart=False)
+    # Until then the former one sends what it has.
+    until("the agent runs again", lambda: cotensor.ray.status()[node].get("copies") == 0)
     assert ray.get(last.total.remote(other)) == 10.0 * 8 * COUNT
     assert sent(near) - before[0] == 4 * 8 * COUNT
     del made, other

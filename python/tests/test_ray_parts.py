@@ -3,14 +3,18 @@
 import importlib
 import random
 import sys
+import tempfile
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
 
-from cotensor import InvalidError, NotFoundError  # noqa: E402
+from cotensor import InvalidError, NotFoundError, RefusedError  # noqa: E402
 from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
+from cotensor.ray.agent import Agent  # noqa: E402
+from cotensor.ray.daemon import socket_of  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.imports import when_imported  # noqa: E402
 
@@ -51,7 +55,7 @@ def test_repeated_keep_of_a_token_keeps_one_lease():
 def test_copy_is_kept_for_all_tokens_that_asked_for_it():
     holdings, copy = Holdings(), Lease()
     assert holdings.want(KEY, b"1") == (True, None)
-    holdings.add_copy(KEY, "life", copy)
+    holdings.add_copy(KEY, "life", b"1", copy)
     assert holdings.want(KEY, b"2") == (True, copy)
     holdings.end_copies(b"1")
     assert holdings.want(KEY, b"2") == (False, copy) and copy.released == 0
@@ -62,18 +66,19 @@ def test_copy_is_kept_for_all_tokens_that_asked_for_it():
 def test_copy_of_another_life_of_an_agent_is_replaced():
     holdings, former, new = Holdings(), Lease(), Lease()
     holdings.want(KEY, b"1")
-    holdings.add_copy(KEY, "former", former)
+    holdings.add_copy(KEY, "former", b"1", former)
     assert holdings.copy(KEY, "former") is former and holdings.copy(KEY, "new") is None
     holdings.want(KEY, b"2")
-    holdings.add_copy(KEY, "new", new)
+    holdings.add_copy(KEY, "new", b"2", new)
     assert (former.released, new.released) == (1, 0) and holdings.copy(KEY, "new") is new
+    assert holdings.want(KEY, b"2") == (False, new) and holdings.want(KEY, b"1") == (True, new), "its handle is of another tensor"
 
 
 def test_copy_whose_token_ended_on_its_way_is_released():
     holdings, copy = Holdings(), Lease()
     holdings.want(KEY, b"1")
     holdings.end_copies(b"1")
-    holdings.add_copy(KEY, "life", copy)
+    holdings.add_copy(KEY, "life", b"1", copy)
     assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
@@ -107,7 +112,8 @@ def test_every_order_of_events_ends_with_nothing():
             if event < 2:
                 leases.append(Lease())
                 holdings.begin([token])
-                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, "life", leases[-1])
+                life = chance.choice(["life", "next"])
+                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, life, token, leases[-1])
             elif event == 2:
                 holdings.want(key, token)
             else:
@@ -117,6 +123,43 @@ def test_every_order_of_events_ends_with_nothing():
             holdings.end_copies(token)
         assert holdings.counts() == {"kept": 0, "copies": 0}, seed
         assert all(lease.released == 1 for lease in leases), seed
+
+
+def test_a_tensor_with_an_id_that_was_given_again_is_not_kept(daemon):
+    agent = object.__new__(Agent)
+    with daemon.connect() as agent._store, agent._store.empty("next", (10,), "uint8").publish() as tensor:
+        agent._holdings = Holdings()
+        agent._holdings.begin([b"t"])
+        with pytest.raises(NotFoundError, match="former: the daemon that had the tensor has ended"):
+            agent._keep(b"t".hex(), list(tensor.id), "former")
+        assert agent._holdings.counts()["kept"] == 0 and sum(tensor.holders.values()) == 1
+        agent._keep(b"t".hex(), list(tensor.id), "next")
+        assert agent._holdings.counts()["kept"] == 1
+        agent._holdings.end(b"t")
+
+
+def test_a_copy_that_is_released_on_its_way_to_a_process_is_lost(daemon):
+    agent = object.__new__(Agent)
+    with daemon.connect() as store:
+        released = store.empty("released", (10,), "uint8").publish()
+        released.release()
+        agent._pulls = SimpleNamespace(pull=lambda *_: released)
+        with pytest.raises(NotFoundError, match="weights of node other: .*the node has ended"):
+            agent._pull("00", "other", "weights", [1, 1], [10], "uint8")
+
+
+def test_a_folder_of_sockets_that_another_user_can_write_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = socket_of("ab" * 28).parent
+    assert folder.stat().st_mode & 0o777 == 0o700 and socket_of("ab" * 28).parent == folder
+    folder.chmod(0o777)
+    with pytest.raises(RefusedError, match="other users can write"):
+        socket_of("ab" * 28)
+    folder.rename(tmp_path / "other")
+    (tmp_path / "other").chmod(0o700)
+    folder.symlink_to(tmp_path / "other")
+    with pytest.raises(RefusedError, match="other users can write"):
+        socket_of("ab" * 28)
 
 
 def test_functions_run_when_modules_are_imported(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from cotensor import IoError, NotFoundError, OverBudgetError  # noqa: E402
 from cotensor.ray import transfer  # noqa: E402
 from cotensor.ray.arrival import Whole  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
-from cotensor.ray.pulls import Pulls, Sources  # noqa: E402
+from cotensor.ray.pulls import Pulls, Sources, whole  # noqa: E402
 from cotensor.ray.trees import Trees  # noqa: E402
 
 DATA = random.Random(1).randbytes(transfer.STREAM_BYTES * 2)
@@ -121,7 +121,7 @@ def test_errors_name_the_tensor_and_its_node_and_leave_nothing(nodes, origin):
     with pytest.raises(IoError, match="weights of node origin: .* did not come"):
         nodes[0].pull()
     assert origin.trees.nodes() == set() and origin.left == ["a"] * 3
-    assert nodes[0].pulls._arrivals == nodes[0].pulls._locks == {} and nodes[0].holdings.wanted() == {}
+    assert nodes[0].pulls._arrivals == {} and len(nodes[0].pulls._alone) == 0 and nodes[0].holdings.wanted() == {}
 
 
 def test_a_node_without_room_is_no_source(nodes, origin, monkeypatch):
@@ -136,6 +136,15 @@ def test_a_node_without_room_is_no_source(nodes, origin, monkeypatch):
         first.pull()
     second.pull()
     assert origin.trees.nodes() == {"b"} and first.server.sent_bytes == 0
+
+
+def test_a_tensor_that_is_released_when_it_is_asked_for_is_refused(nodes, origin, monkeypatch, daemon):
+    with daemon.connect() as store:
+        released = store.empty("released", (SIZE,), "uint8").publish()
+        released.release()
+        monkeypatch.setattr(origin.server, "_find", lambda name: whole(released))
+        with pytest.raises(NotFoundError, match="freed"):
+            nodes[0].pull()
 
 
 def test_names_of_tokens_are_no_names_of_copies(nodes):

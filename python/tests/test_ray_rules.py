@@ -1,18 +1,34 @@
 """The rules of functions and models of cotensor.ray, without a cluster."""
 
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import pytest
 
 ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
-from cotensor import ConflictError, Store, UnsupportedError, _elsewhere  # noqa: E402
-from cotensor.ray import functions, values  # noqa: E402
+import cotensor.ray  # noqa: E402
+from cotensor import (  # noqa: E402
+    ConflictError,
+    IoError,
+    NoDaemonError,
+    NotFoundError,
+    Store,
+    UnsupportedError,
+    _elsewhere,
+)
+from cotensor.functions.retries import not_called  # noqa: E402
+from cotensor.provider import SharedTensorProvider  # noqa: E402
+from cotensor.ray import client, functions, values  # noqa: E402
+from cotensor.ray.calls import Callee, Outcome  # noqa: E402
+from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
 from cotensor.ray.handle import Handle  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
 from cotensor.ray.named import described  # noqa: E402
+from cotensor.ray.peers import ANSWER_TIMEOUT  # noqa: E402
+from cotensor.ray.process import Process  # noqa: E402
 from cotensor.ray.setup import _bring  # noqa: E402
 
 
@@ -94,9 +110,11 @@ def test_a_name_has_one_fingerprint_on_all_nodes():
 def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
     stores = [Store(), Store()]
     stores[1].put("other", np.ones(3))
-    options = {"metadata": {"a": 1}, "producer": "p"}
-    same = [described(f"{number}", store.put("x", np.ones(4), **options), False) for number, store in enumerate(stores)]
-    assert same[0].fingerprint == same[1].fingerprint and same[0].metadata == {"a": 1} and same[0].producer == "p"
+    options = {"metadata": {"a": 1, "b": {"c": 2, "d": 3}}, "producer": "p"}
+    other = {"metadata": {"b": {"d": 3, "c": 2}, "a": 1}, "producer": "q"}
+    tensors = [store.put("x", np.ones(4), **one) for store, one in zip(stores, (options, other))]
+    same = [described(f"{number}", tensor, False) for number, tensor in enumerate(tensors)]
+    assert same[0].fingerprint == same[1].fingerprint and same[0].metadata == options["metadata"] and same[0].producer == "p"
     put = stores[0].put
     different = [put("x", np.ones(4)), put("x", np.ones(5), **options), put("y", np.ones(4), **options), stores[1].get("x")]
     assert len({described("0", tensor, False).fingerprint for tensor in different}) == 4
@@ -120,6 +138,22 @@ def test_names_are_looked_for_here_only_without_a_cluster(monkeypatch):
     assert not ray.is_initialized(), "no cluster was started for it"
 
 
+def test_no_cluster_is_started_for_a_process_that_has_left_one():
+    for needs_one in (Process.current, lambda: cotensor.ray.get("name"), cotensor.ray.store, lambda: cotensor.ray.Client()):
+        with pytest.raises(UnsupportedError, match="in no cluster of Ray"):
+            needs_one()
+    assert not ray.is_initialized()
+
+
+def test_no_agent_is_started_for_stores_of_other_daemons(daemon, monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setitem(_bring.__globals__, "node_id", lambda: "ab" * 28)
+    monkeypatch.setattr(Process, "current", lambda: pytest.fail("an agent starts"))
+    with daemon.connect() as store:
+        assert not _bring(store, "name") and not _bring(Store(), "name")
+    assert may_be_of(socket_of("ab" * 28), "ab" * 28)
+
+
 def test_names_are_looked_for_elsewhere_only_if_the_store_lacks_them(monkeypatch):
     store, asked = Store(), []
 
@@ -137,3 +171,75 @@ def test_names_are_looked_for_elsewhere_only_if_the_store_lacks_them(monkeypatch
     with pytest.raises(KeyError, match="nowhere"):
         _elsewhere.get(store, "nowhere")
     assert asked == ["there", "nowhere"]
+
+
+def test_a_call_is_not_repeated_when_its_result_is_lost(daemon, monkeypatch):
+    """No other process has the tensor of a result: the node's daemon or its agent has ended meanwhile."""
+    runs, lost = [], [NoDaemonError("no daemon"), NotFoundError("no function", field="name")]
+
+    class Attempt:
+        def __init__(self, node, name):
+            pass
+
+        def run(self, arguments, timeout):
+            runs.append(1)
+            return Outcome(Handle("other", "name", (1, 1), (3,), "float32", None, "tensor", None))
+
+    def opened(handle):
+        raise lost[len(runs) - 1]
+
+    process = SimpleNamespace(node="own", store=daemon.connect(), open=opened)
+    monkeypatch.setattr(Process, "current", lambda: process)
+    monkeypatch.setattr(client, "_offering", lambda *_: iter(["other"]))
+    monkeypatch.setattr(client, "_Attempt", Attempt)
+    caller = client.Client(tensors="cotensor")
+    for _ in lost:
+        with pytest.raises(IoError, match="scale on node other has run, and its result is lost: no "):
+            caller.call_function("scale")
+    caller.close()
+    process.store.close()
+    assert runs == [1, 1]
+
+
+def test_a_node_that_ends_before_a_call_is_passed_over_and_others_have_the_time_of_the_call(daemon, monkeypatch):
+    def ended(node):
+        raise ValueError("no such actor")
+
+    times = []
+
+    def answers(own, method, *arguments, timeout=None):
+        times.extend([timeout] if method == "offers" else [])
+        return iter([("ended", True)] if method == "offers" else [])
+
+    process = SimpleNamespace(node="own", store=daemon.connect())
+    monkeypatch.setattr(Process, "current", lambda: process)
+    monkeypatch.setattr(client, "running_agent", ended)
+    monkeypatch.setattr(client, "answers", answers)
+    with client.Client(tensors="cotensor", retry_count=0) as caller:
+        for timeout in (1, None):
+            with pytest.raises(NotFoundError, match="scale"):
+                caller.call_function("scale", timeout=timeout)
+    process.store.close()
+    assert 0 < times[0] <= 1 and times[1] == ANSWER_TIMEOUT
+
+
+def test_an_agent_reports_that_a_function_has_run(daemon):
+    """Another node calls no other one then."""
+    lost = NoDaemonError("no daemon")
+
+    class Without:
+        """A store whose daemon ends while the function runs."""
+
+        def put(self, *_, **__):
+            raise lost
+
+    with daemon.connect() as store, SharedTensorProvider(store=store) as provider:
+        provider.share(name="make")(lambda: np.ones(1_000_000))
+        provider.start()
+        callee = Callee("node", store, None, None)
+        callee._store = Without()
+        error = callee.call("id", "make", (), {}, None).error
+        assert isinstance(error, IoError) and "make has run, and its result is lost: no daemon" in str(error)
+        assert callee.running() == []
+        missing = callee.call("id", "gone", (), {}, None).error
+        assert isinstance(missing, NotFoundError) and not_called(missing)

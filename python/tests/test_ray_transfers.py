@@ -1,7 +1,9 @@
 """Bytes of tensors from node to node, also of copies that are still on their way."""
 
+import errno
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -234,6 +236,41 @@ def test_a_failed_stream_ends_the_others(serve):
 
     with pytest.raises(NotFoundError, match="freed"):
         fetched(serve({b"large": Endless(DATA)}).address, len(DATA))
+
+
+def test_an_interrupt_ends_the_streams(serve):
+    class Endless(Whole):
+        def wait(self, offset, timeout):
+            time.sleep(0.02)
+            return offset + 1
+
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        fetched(serve({b"large": Endless(DATA)}).address, len(DATA))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("transfer_")]
+
+
+def test_streams_wait_for_a_place_at_a_server(serve, monkeypatch, patient):
+    class Slow(Whole):
+        def wait(self, offset, timeout):
+            time.sleep(0.5)
+            return super().wait(offset, timeout)
+
+    monkeypatch.setattr(transfer, "CONNECTIONS_MAX", 1)
+    assert fetched(serve({b"large": Slow(DATA)}).address, len(DATA)) == DATA, "three streams, one after the other"
+
+
+def test_a_server_goes_on_after_a_time_without_descriptors(serve, monkeypatch, patient):
+    accept, failed = socket.socket.accept, []
+
+    def without(self):
+        if len(failed) < 3:
+            failed.append(1)
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", without)
+    assert fetched(serve({b"large": b"abc"}).address, 3) == b"abc" and len(failed) == 3
 
 
 def test_a_reader_that_takes_its_time_gets_all(serve, monkeypatch):

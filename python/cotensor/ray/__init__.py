@@ -49,7 +49,8 @@ def get(name: str) -> Tensor:
 def store() -> Store:
     """The store of this process's node. All processes of the node have the same daemon.
 
-    Raises :class:`~cotensor.UnsupportedError` in a client of Ray Client, which is on no node.
+    Raises :class:`~cotensor.UnsupportedError` in a client of Ray Client, which is on no node, and in a process that is in no
+    cluster, as after ``ray.shutdown``.
     """
     if ray.util.client.ray.is_connected():
         raise UnsupportedError("a client of Ray Client (ray://) is on no node: call this in a task or an actor", field="address")

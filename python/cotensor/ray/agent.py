@@ -14,12 +14,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .._native import Store, Tensor, __version__
-from ..errors import CotensorError, IoError, NoDaemonError, NotFoundError
+from ..errors import ConflictError, CotensorError, IoError, NoDaemonError, NotFoundError
 from ..provider import SharedTensorProvider
 from . import daemon
 from .arrival import Readable
 from .calls import CALLS_MAX, Callee, Outcome
-from .handle import Handle
+from .handle import Handle, leased
 from .holdings import Holdings
 from .models import Described, Id
 from .named import Named
@@ -68,6 +68,13 @@ def ask(node: str, token: str, asking: str, name: str, address: Optional[Address
         raise NotFoundError(f"{name} of node {node}: {cause or error}", field=name) from error
 
 
+def _repeat(look: Callable[[], None]) -> None:
+    while True:
+        time.sleep(_WATCH_INTERVAL)
+        with contextlib.suppress(Exception):
+            look()
+
+
 class Agent:
     """See the module. Its methods are called by Ray; the functions at its end by Cotensor's calls."""
 
@@ -88,7 +95,9 @@ class Agent:
         self._callee = Callee(node, self._store, self._opened, self._kept)
         self._named = Named(node, self._store, ask)
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        for look in (self._watch_daemon, self._watch_nodes, self._named.update):
+            # One thread for each: a new version of a model takes its time.
+            threading.Thread(target=_repeat, args=(look,), name="watch", daemon=True).start()
         # Several, so that new handles do not wait for copies.
         self._providers = [
             self._provide(KEEP, self._keep, 1),
@@ -159,9 +168,9 @@ class Agent:
         """The newest versions of names on this node."""
         return self._named.newest(names)
 
-    def lend(self, id_: Id) -> Any:
+    def lend(self, id_: Id, name: str) -> Any:
         """A token for a tensor of this node: it stays while another node has the token."""
-        with self._store.lease(id_) as tensor:
+        with leased(self._store, id_, name) as tensor:
             return self._kept(tensor)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
@@ -198,16 +207,17 @@ class Agent:
 
     def _opened(self, handle: Handle) -> Tensor:
         """The tensor of a handle that another node has sent."""
-        id_ = list(handle.id)
-        if handle.node != self._node:
-            id_ = self._pull(handle.token.hex(), handle.node, handle.name, id_, list(handle.shape), handle.dtype)
-        tensor = self._store.lease((id_[0], id_[1]))
+        if handle.node == self._node:
+            tensor = leased(self._store, handle.id, handle.name)
+        else:
+            id_ = self._pull(handle.token.hex(), handle.node, handle.name, list(handle.id), list(handle.shape), handle.dtype)
+            tensor = self._store.lease((id_[0], id_[1]))
         return tensor if handle.view is None else tensor.view(*handle.view)
 
     def _kept(self, tensor: Tensor) -> Any:
         """A token for a tensor of this node."""
         [token] = self.tokens(1)
-        self._keep(token.hex(), list(tensor.id))
+        self._keep(token.hex(), list(tensor.id), tensor.name)
         return token
 
     def _find(self, name: bytes) -> Readable:
@@ -223,19 +233,12 @@ class Agent:
                 with contextlib.suppress(Exception):
                     running_agent(node).end_copies.remote(token.hex())
 
-    def _watch(self) -> None:
-        while True:
-            time.sleep(_WATCH_INTERVAL)
-            try:
-                self._store.get_stats()
-            except NoDaemonError:
-                # It and its supervisor were killed. Ray starts this actor again, which starts another daemon.
-                os._exit(1)
-            except CotensorError:
-                continue
-            for look in (self._watch_nodes, self._named.update):
-                with contextlib.suppress(Exception):
-                    look()
+    def _watch_daemon(self) -> None:
+        try:
+            self._store.get_stats()
+        except NoDaemonError:
+            # It and its supervisor were killed. Ray starts this actor again, which starts another daemon.
+            os._exit(1)
 
     def _watch_nodes(self) -> None:
         """Sends no node to ones that have ended. Ends copies of nodes that have ended, or have another agent now: it has
@@ -255,9 +258,13 @@ class Agent:
             for token in ended:
                 self._holdings.end_copies(token)
 
-    def _keep(self, token: str, id_: List[int]) -> None:
-        self._holdings.keep(bytes.fromhex(token), self._store.lease((id_[0], id_[1])))
+    def _keep(self, token: str, id_: List[int], name: str) -> None:
+        self._holdings.keep(bytes.fromhex(token), leased(self._store, (id_[0], id_[1]), name))
 
     def _pull(self, token: str, node: str, name: str, id_: List[int], shape: List[int], dtype: str) -> List[int]:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""
-        return list(self._pulls.pull((node, (id_[0], id_[1])), token, name, shape, dtype).id)
+        copy = self._pulls.pull((node, (id_[0], id_[1])), token, name, shape, dtype)
+        try:
+            return list(copy.id)
+        except ConflictError as error:
+            raise NotFoundError(f"{name} of node {node}: no reference is left, or the node has ended", field=name) from error

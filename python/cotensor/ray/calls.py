@@ -11,7 +11,8 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 from .._native import Store, Tensor
 from ..async_client import AsyncSharedTensorClient
-from ..errors import CancelledError, CotensorError, UnsupportedError
+from ..errors import CancelledError, CotensorError, IoError, UnsupportedError
+from ..functions.retries import not_called
 from . import values
 from .functions import PULSE_INTERVAL, Calls, is_found_elsewhere
 from .handle import Handle, reduced
@@ -27,6 +28,11 @@ class Outcome(NamedTuple):
 
     value: Any = None
     error: Optional[BaseException] = None
+
+
+def after_run(what: str, error: BaseException) -> BaseException:
+    """The error of a call whose function has run, so that it is not called again."""
+    return IoError(f"{what} has run, and its result is lost: {error}", field="result") if not_called(error) else error
 
 
 class Callee:
@@ -80,12 +86,15 @@ class Callee:
         calling = self._client.call_function(name, args, kwargs, timeout=timeout)
         future = asyncio.run_coroutine_threadsafe(calling, self._loop)
         self._calls.begin(call, name, future.cancel, time.monotonic())
+        has_run = False
         try:
-            return Outcome(values.sent(future.result(), self._handle_of))
+            result = future.result()
+            has_run = True
+            return Outcome(values.sent(result, self._handle_of))
         except (concurrent.futures.CancelledError, asyncio.CancelledError):
             return Outcome(error=CancelledError(f"{name} was cancelled"))
         except Exception as error:
-            return Outcome(error=error)
+            return Outcome(error=after_run(name, error) if has_run else error)
         finally:
             self._calls.end(call)
 

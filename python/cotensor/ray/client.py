@@ -16,10 +16,10 @@ from ..errors import CotensorError, IoError, NotFoundError, RemoteError, TimedOu
 from ..functions.call_context import check_cancelled, current_call
 from ..functions.retries import not_called
 from . import values
-from .calls import Outcome
+from .calls import Outcome, after_run
 from .functions import Pulse, is_found_elsewhere
 from .handle import Handle
-from .peers import answer_of, answers, running_agent
+from .peers import ANSWER_TIMEOUT, answer_of, answers, running_agent
 from .process import Process
 
 #: The time between two looks at the call that this one runs for, in seconds.
@@ -99,16 +99,24 @@ class Client(SharedTensorClient):
         self, name: str, args: Any, kwargs: Any, time_left: Callable[[], Optional[float]], error: NotFoundError
     ) -> Any:
         handles: Optional[Tuple[Any, Any]] = None
-        for node in _offering(name, self._last.get(name)):
+        for node in _offering(name, self._last.get(name), _limit(time_left())):
             # They keep the tensors until the call is over.
             handles = handles or (values.sent(args, _handle), values.sent(kwargs, _handle))
             limit = _limit(time_left())
             if limit is not None and limit <= 0:
                 raise TimedOutError(f"{name}: the time is over before node {node} is called", field="timeout")
-            outcome = _Attempt(node, name).run(handles, limit)
+            try:
+                attempt = _Attempt(node, name)
+            except ValueError:
+                # Its agent has ended since it answered.
+                continue
+            outcome = attempt.run(handles, limit)
             if outcome.error is None:
                 self._last[name] = node
-                return self._received(outcome.value)
+                try:
+                    return self._received(outcome.value)
+                except CotensorError as lost:
+                    raise after_run(f"{name} on node {node}", lost) from lost
             if not not_called(outcome.error):
                 raise _named(outcome.error, f"{name} on node {node}")
         raise error
@@ -147,13 +155,17 @@ def _limit(time_left: Optional[float]) -> Optional[float]:
     return min(limits, default=None)
 
 
-def _offering(name: str, last: Optional[str] = None) -> Iterator[str]:
-    """The nodes that offer a function: the last one that was called, then the others in the order of their answers."""
+def _offering(name: str, last: Optional[str] = None, limit: Optional[float] = None) -> Iterator[str]:
+    """The nodes that offer a function: the last one that was called, then the others in the order of their answers.
+
+    ``limit`` is the time that they have, if it is less than usual.
+    """
     if not is_found_elsewhere(name):
         return
-    if last is not None and answer_of(last, "offers", name, timeout=_LAST_TIMEOUT):
+    timeout = ANSWER_TIMEOUT if limit is None else min(limit, ANSWER_TIMEOUT)
+    if last is not None and answer_of(last, "offers", name, timeout=min(timeout, _LAST_TIMEOUT)):
         yield last
-    for node, does in answers(Process.current().node, "offers", name):
+    for node, does in answers(Process.current().node, "offers", name, timeout=timeout):
         if does:
             yield node
 

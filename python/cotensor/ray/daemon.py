@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 from .._native import Store
-from ..errors import CotensorError, NoDaemonError
+from ..errors import CotensorError, NoDaemonError, RefusedError
 
 #: The time for a daemon to start, in seconds.
 _START_TIMEOUT = 60.0
 
 
 def socket_of(node: str) -> Path:
-    """The socket of a node's daemon, in a folder of this user. Nodes of one machine have different ones."""
+    """The socket of a node's daemon, in a folder of this user. Nodes of one machine have different ones.
+
+    Raises :class:`RefusedError` for a folder in which another user can put a socket of its own.
+    """
     folder = Path(tempfile.gettempdir(), f"cotensor-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"ray-{node[:32]}.sock"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise RefusedError(f"{folder}: other users can write to this folder of sockets: remove it", field="socket")
+    return folder / _name_of(node)
+
+
+def may_be_of(socket: Optional[Path], node: str) -> bool:
+    """Whether a store's socket may be that of a node's daemon: its folder depends on the environment of the agent."""
+    return socket is not None and socket.name == _name_of(node)
+
+
+def _name_of(node: str) -> str:
+    return f"ray-{node[:32]}.sock"
 
 
 def start(socket: Path, memory_bytes: int) -> None:

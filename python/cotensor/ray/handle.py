@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Optional, Tuple
 
-from .._native import Tensor
+from .._native import Store, Tensor
+from ..errors import NotFoundError
 
 #: As what a handle is opened.
 Form = Literal["tensor", "numpy", "torch"]
@@ -31,3 +32,15 @@ def reduced(tensor: Tensor) -> Tuple[Any, Any, str, Tuple[int, int], Any]:
     """
     found: Tuple[Any, ...] = tensor.__reduce__()  # type: ignore[assignment]
     return found[1]  # type: ignore[no-any-return]
+
+
+def leased(store: Store, id_: Tuple[int, int], name: str) -> Tensor:
+    """The tensor of an id, if it still is that of the name: a daemon that starts without tensors gives ids again.
+
+    Raises :class:`NotFoundError` otherwise.
+    """
+    tensor = store.lease(id_)
+    if tensor.name == name:
+        return tensor
+    tensor.release()
+    raise NotFoundError(f"{name}: the daemon that had the tensor has ended", field=name)

@@ -101,14 +101,23 @@ class Holdings(Generic[_L]):
             found, lease = self._copies.get(key, ("", None))
             return lease if found == life else None
 
-    def add_copy(self, key: Key, life: str, lease: _L) -> None:
-        """The copy has arrived. If all of its tokens have ended meanwhile, it is released."""
+    def add_copy(self, key: Key, life: str, token: bytes, lease: _L) -> None:
+        """The copy has arrived, by this token. If all of its tokens have ended meanwhile, it is released.
+
+        It replaces one of another life of the tensor's agent, whose tokens are not those of this tensor.
+        """
         with self._lock:
-            _, ended = self._copies.pop(key, ("", None)) if self._wanted.get(key) else ("", lease)
-            if ended is not lease:
+            tokens = self._wanted.get(key, set())
+            former, ended = self._copies.pop(key, (life, None))
+            if former != life:
+                tokens &= {token}
+            if tokens:
                 self._copies[key] = (life, lease)
-        if ended is not None:
-            ended.release()
+            else:
+                self._wanted.pop(key, None)
+        for unused in (ended, None if tokens else lease):
+            if unused is not None:
+                unused.release()
 
     def end_copies(self, token: bytes) -> None:
         """The token has ended on its node. Copies without another one are released."""

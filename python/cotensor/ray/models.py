@@ -24,7 +24,7 @@ class Described(NamedTuple):
     metadata: Dict[str, Any]
     #: Name, offset in bytes, dtype and shape of each member of a group.
     members: Tuple[Tuple[str, int, str, Tuple[int, ...]], ...]
-    #: Of all above but node and id, and of a model's manifest, which has its origin. Equal for equal models of two nodes.
+    #: Of all above but node, id and producer, and of a model's manifest, which has its origin. Equal for equal models of nodes.
     fingerprint: str
     #: Whether an agent has copied it from another node.
     is_copy: bool

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import threading
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
 from ..errors import CotensorError, IoError, NotFoundError
+from .alone import Alone
 from .handle import reduced
 from .models import Copies, Described, Id, sources
 from .peers import answer_of, answers
@@ -30,13 +32,13 @@ def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
         # Without one, the member is all of the group.
         view = reduced(member)[4]
         members.append((name, view[0] if view else 0, str(member.dtype), member.shape))
-    plain: Tuple[Any, ...] = (tensor.shape, str(tensor.dtype), tensor.kind, tensor.metadata, tuple(members))
-    parts = [tensor.name, repr(plain)]
+    shape, dtype, kind, metadata = tensor.shape, str(tensor.dtype), tensor.kind, tensor.metadata
+    # In one order of keys.
+    parts = [tensor.name, repr((shape, dtype, kind, members)), json.dumps(metadata, sort_keys=True)]
     with contextlib.suppress(CotensorError):
         # A model: the header has its parameters and its origin.
         data = read_manifest(tensor)[4]
         parts.append(tensor.view(0, "uint8", (data,)).tobytes().hex())
-    shape, dtype, kind, metadata, _ = plain
     fingerprint = content_hash("cotensor.ray: name", *parts)
     return Described(
         node, tensor.name, tensor.id, shape, dtype, kind, tensor.producer, metadata, tuple(members), fingerprint, is_copy
@@ -55,8 +57,8 @@ class Named:
         self.count = 0
         self._copies = Copies()
         self._lock = threading.Lock()
-        #: Held while a name is looked for and copied.
-        self._names: Dict[str, threading.Lock] = {}
+        #: For names that are looked for and copied.
+        self._alone: Alone[str] = Alone()
 
     def names(self) -> List[str]:
         """The names of the copies that other nodes' tensors have here."""
@@ -84,11 +86,9 @@ class Named:
         Raises :class:`NotFoundError` if no node has it, :class:`ConflictError` if two nodes have different ones, and
         :class:`IoError` if no node that has it sends it.
         """
-        with self._lock:
-            lock = self._names.setdefault(name, threading.Lock())
-        with lock:
+        with self._alone.with_key(name):
             if self._current(name) is None:
-                self._bring(name, self._sources(name))
+                self._bring(name, self._sources(name), None)
 
     def update(self) -> None:
         """Copies newer versions of the copies that are in use, and frees unused copies of older ones."""
@@ -99,12 +99,11 @@ class Named:
                     self._update(name, node)
 
     def _update(self, name: str, node: str) -> None:
-        with self._lock:
-            lock = self._names.setdefault(name, threading.Lock())
-        with lock:
+        with self._alone.with_key(name):
             try:
                 with self._store.get(name) as tensor:
-                    if not self._copies.is_copy(name, tensor.id):
+                    former = tensor.id
+                    if not self._copies.is_copy(name, former):
                         return
                     is_used = sum(tensor.holders.values()) > 1
             except NotFoundError:
@@ -114,7 +113,7 @@ class Named:
                 return
             found = answer_of(node, "describe", name)
             if found is not None:
-                self._bring(name, [found])
+                self._bring(name, [found], former)
 
     def _current(self, name: str) -> Optional[Id]:
         """The version of a name on this node."""
@@ -129,14 +128,17 @@ class Named:
             raise NotFoundError(f"no node has a tensor {name!r}", field="name")
         return sources(name, found)
 
-    def _bring(self, name: str, found: List[Described]) -> None:
+    def _bring(self, name: str, found: List[Described], former: Optional[Id]) -> None:
+        """Copies from the first that sends it, in place of the version ``former``."""
         error: Optional[CotensorError] = None
         for source in found:
             try:
-                tensor = self._copied(source)
+                tensor = self._copied(source, former)
             except (IoError, NotFoundError) as caught:
                 error = type(caught)(f"{name} of node {source.node}: {caught}", field=name)
                 continue
+            if tensor is None:
+                return
             with tensor:
                 self._copies.add(name, tensor.id, source.node, source.id)
             with self._lock:
@@ -145,25 +147,34 @@ class Named:
         assert error is not None
         raise error
 
-    def _copied(self, source: Described) -> Tensor:
-        """A copy under the same name. The other node keeps the tensor while this one has its token."""
-        token = answer_of(source.node, "lend", source.id)
+    def _copied(self, source: Described, former: Optional[Id]) -> Optional[Tensor]:
+        """A copy under the same name. The other node keeps the tensor while this one has its token.
+
+        None if this node has published one of its own meanwhile.
+        """
+        token = answer_of(source.node, "lend", source.id, source.name)
         if token is None:
             raise IoError("the node does not answer, or has freed the tensor")
         [address] = self._ask(source.node, token.hex(), self._node, source.name).addresses
         options: Dict[str, Any] = {"kind": source.kind, "producer": source.producer, "metadata": source.metadata or None}
         if not source.members:
             with self._store.empty(source.name, source.shape, source.dtype, **options) as builder:
-                return _filled(builder, address, token)
+                _fill(builder, address, token)
+                if self._current(source.name) == former:
+                    return builder.publish()
+                builder.discard()
+                return None
         # A group is made of arrays: its bytes come under another name first.
         with self._store.empty(f"{_OWN_PREFIX}{uuid.uuid4().hex}", source.shape, source.dtype, keep=False) as builder:
-            with _filled(builder, address, token) as whole:
+            _fill(builder, address, token)
+            with builder.publish() as whole:
+                if self._current(source.name) != former:
+                    return None
                 members = {name: whole.view(offset, dtype, shape) for name, offset, dtype, shape in source.members}
                 return self._store.put_group(source.name, members, **options)
 
 
-def _filled(builder: TensorBuilder, address: Address, token: Any) -> Tensor:
+def _fill(builder: TensorBuilder, address: Address, token: Any) -> None:
     if builder.nbytes:
         memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
         fetch([(address, token.binary())], memoryview(memory).cast("B"))
-    return builder.publish()

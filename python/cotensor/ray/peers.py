@@ -19,10 +19,10 @@ def running_agent(node: str) -> Any:
     return ray.get_actor(node, NAMESPACE)
 
 
-def answers(own: str, method: str, *arguments: Any) -> Iterator[Tuple[str, Any]]:
-    """The nodes but ``own`` and what their agents answer, in the order of the answers. They have 4.5 s."""
+def answers(own: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT) -> Iterator[Tuple[str, Any]]:
+    """The nodes but ``own`` and what their agents answer in time, in the order of the answers."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
-    return _answers(nodes, method, arguments, ANSWER_TIMEOUT)
+    return _answers(nodes, method, arguments, timeout)
 
 
 def answer_of(node: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT) -> Optional[Any]:

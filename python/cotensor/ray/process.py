@@ -15,7 +15,7 @@ from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
 from .agent import BRING, KEEP, PULL, agent_of, ask
-from .handle import Form, Handle, reduced
+from .handle import Form, Handle, leased, reduced
 from .peers import NAMESPACE
 from .pulls import copied
 from .submissions import keep_while_submitted
@@ -52,7 +52,12 @@ class Process:
 
     @classmethod
     def current(cls) -> "Process":
-        """The one of the present connection."""
+        """The one of the present connection.
+
+        Raises :class:`UnsupportedError` without one, as after ``ray.shutdown``: Ray would start a cluster otherwise.
+        """
+        if not ray.is_initialized():
+            raise UnsupportedError("this process is in no cluster of Ray: call cotensor.ray.init() first", field="address")
         at = ray.get_runtime_context().get_worker_id(), node_id()
         if cls._current is None or cls._at != at:
             # Without the lock: a thread that opens a handle has a lock of Ray, for which this one may wait.
@@ -76,7 +81,7 @@ class Process:
             return self.publish(tensor, form)
         if str(socket) != str(self.store.socket):
             return self.publish(tensor, form)
-        token = self._keep(id_)
+        token = self._keep(id_, name)
         keep_while_submitted(token)
         shape, dtype = (tensor.shape, str(tensor.dtype)) if view is None else self._whole(id_)
         return Handle(self.node, name, (id_[0], id_[1]), shape, dtype, view, form, token)
@@ -100,14 +105,9 @@ class Process:
 
     def _own(self, handle: Handle) -> Tensor:
         try:
-            tensor = self.store.lease(handle.id)
+            return leased(self.store, handle.id, handle.name)
         except NotFoundError as error:
             raise _lost(handle) from error
-        if tensor.name != handle.name:
-            # Another daemon has given the id again.
-            tensor.release()
-            raise _lost(handle)
-        return tensor
 
     def _copy(self, handle: Handle) -> Tensor:
         token, shape = handle.token.hex(), list(handle.shape)
@@ -128,17 +128,17 @@ class Process:
         with self.store.lease(id_) as whole:
             return whole.shape, str(whole.dtype)
 
-    def _keep(self, id_: Tuple[int, int]) -> Any:
+    def _keep(self, id_: Tuple[int, int], name: str) -> Any:
         """A token for which the agent keeps the tensor."""
         token = self._token()
         try:
-            self._call(KEEP, [token.hex(), list(id_)])
+            self._call(KEEP, [token.hex(), list(id_), name])
         except NotFoundError:
             # The agent was restarted, and does not know the tokens of the former one.
             with self._tokens_lock:
                 self._tokens.clear()
             token = self._token()
-            self._call(KEEP, [token.hex(), list(id_)])
+            self._call(KEEP, [token.hex(), list(id_), name])
         return token
 
     def _token(self) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
-from typing import Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence
+from typing import Dict, List, NamedTuple, Optional, Protocol, Sequence
 
 from .._native import Store, Tensor
-from ..errors import IoError, NotFoundError
+from ..errors import ConflictError, IoError, NotFoundError
+from .alone import Alone
 from .arrival import Arrival, Readable, Whole
 from .holdings import Holdings, Key
 from .transfer import Address, Source, fetch, ranges_of
@@ -72,15 +72,14 @@ class Pulls:
     def __init__(self, store: Store, holdings: Holdings[Tensor], origins: Origins) -> None:
         self._store, self._holdings, self._origins = store, holdings, origins
         self._lock = threading.Lock()
-        #: Held while a copy is on its way.
-        self._locks: Dict[Key, threading.Lock] = {}
+        self._alone: Alone[Key] = Alone()
         self._arrivals: Dict[Key, Arrival] = {}
         #: Copies that have arrived.
         self.count = 0
 
     def pull(self, key: Key, token: str, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """Copies a tensor of another node, unless it is here."""
-        with self._alone(key):
+        with self._alone.with_key(key):
             is_new, copy = self._holdings.want(key, bytes.fromhex(token))
             if copy is not None and not is_new:
                 return copy
@@ -109,22 +108,6 @@ class Pulls:
             raise NotFoundError("no copy is here")
         return arrival.reader(life)
 
-    @contextlib.contextmanager
-    def _alone(self, key: Key) -> Iterator[None]:
-        while True:
-            with self._lock:
-                lock = self._locks.setdefault(key, threading.Lock())
-            with lock:
-                if self._locks.get(key) is not lock:
-                    # The pull for which this one waited is over.
-                    continue
-                try:
-                    yield
-                    return
-                finally:
-                    with self._lock:
-                        del self._locks[key]
-
     def _pull(self, key: Key, token: str, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         arrival = Arrival()
         with self._lock:
@@ -139,7 +122,7 @@ class Pulls:
                 copy = copied(self._store, sources, key, token, shape, dtype, name, arrival)
                 with self._lock:
                     self.count += 1
-                self._holdings.add_copy(key, sources.life, copy)
+                self._holdings.add_copy(key, sources.life, bytes.fromhex(token), copy)
             return copy
         finally:
             with self._lock:
@@ -148,5 +131,9 @@ class Pulls:
 
 
 def whole(tensor: Tensor) -> Whole:
-    """The bytes of a tensor. Not every dtype has a buffer."""
-    return Whole(tensor.view(0, "uint8", (tensor.nbytes,)))
+    """The bytes of a tensor. Raises :class:`NotFoundError` for one that was released meanwhile."""
+    try:
+        # Not every dtype has a buffer.
+        return Whole(tensor.view(0, "uint8", (tensor.nbytes,)))
+    except ConflictError as error:
+        raise NotFoundError(str(error)) from error

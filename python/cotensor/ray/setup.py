@@ -8,11 +8,13 @@ import warnings
 from typing import Any, Callable, Dict, Optional
 
 import ray
+import ray.util.client
 
 from .. import _elsewhere
 from .._native import Store
 from ..errors import InvalidError, NotFoundError
-from .process import Process
+from .daemon import may_be_of
+from .process import Process, node_id
 from .serialization import TRANSPORT, register
 
 #: The hook that Ray runs in each worker.
@@ -45,8 +47,11 @@ def setup() -> None:
 
 
 def _bring(store: Store, name: str) -> bool:
-    """For functions of :mod:`cotensor.torch` that take a store. After ``ray.shutdown`` there are no other nodes."""
-    if not ray.is_initialized():
+    """For functions of :mod:`cotensor.torch` that take a store. After ``ray.shutdown`` there are no other nodes.
+
+    No agent starts for the store of another daemon, or of this process.
+    """
+    if not ray.is_initialized() or ray.util.client.ray.is_connected() or not may_be_of(store.socket, node_id()):
         return False
     process = Process.current()
     if store.socket != process.store.socket:

@@ -47,8 +47,8 @@ _REPORT_INTERVAL = 0.25
 SLOW_BYTES = 64 << 10
 #: How often all sources are tried in turn without a byte, and the pause between, in seconds.
 _TRIES, _PAUSE = 3, 0.05
-#: The most streams that a server has at a time.
-CONNECTIONS_MAX = 64
+#: The most streams that a server has at a time. Others wait. A node that gets a tensor has up to four.
+CONNECTIONS_MAX = 512
 
 
 class Server:
@@ -79,12 +79,15 @@ class Server:
 
     def _accept(self) -> None:
         while True:
+            self._places.acquire()
             try:
                 stream, _ = self._socket.accept()
             except OSError:
-                return
-            if not self._places.acquire(blocking=False):
-                stream.close()
+                self._places.release()
+                if self._socket.fileno() < 0:
+                    return
+                # The other node has gone, or this process has no descriptor left.
+                time.sleep(_PAUSE)
                 continue
             threading.Thread(target=self._serve, args=(stream,), name="transfer", daemon=True).start()
 
@@ -161,7 +164,11 @@ def fetch(sources: Sequence[Source], target: memoryview, advance: Optional[Calla
         run(0)
         return
     with ThreadPoolExecutor(len(streams), "transfer") as pool:
-        list(pool.map(run, range(len(streams))))
+        try:
+            list(pool.map(run, range(len(streams))))
+        finally:
+            # Ctrl-C ends the streams, too.
+            failed.set()
 
 
 class _Stream:

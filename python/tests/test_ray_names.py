@@ -1,0 +1,95 @@
+"""Copies under the names of other nodes' tensors, without a cluster."""
+
+import random
+
+import pytest
+
+pytest.importorskip("ray")
+np = pytest.importorskip("numpy")
+
+from conftest import serving  # noqa: E402
+
+from cotensor import NotFoundError  # noqa: E402
+from cotensor.ray import named, transfer  # noqa: E402
+from cotensor.ray.pulls import Sources, whole  # noqa: E402
+
+TOKEN = random.Random(0).randbytes(28)
+
+
+class Token:
+    def hex(self):
+        return TOKEN.hex()
+
+    def binary(self):
+        return TOKEN
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """Another node: its store, and a function that is called when a copy of its tensor begins."""
+
+    class Other:
+        began = staticmethod(lambda: None)
+
+        def find(self, token):
+            assert token == TOKEN
+            self.began()
+            return whole(self.store.get("x"))
+
+    other = Other()
+    server = transfer.Server("127.0.0.1", other.find)
+    monkeypatch.setattr(transfer, "SILENCE_TIMEOUT", 60)
+    answers = {
+        "describe": lambda name: named.described("other", other.store.get(name), False) if name in other.store.names() else None,
+        "lend": lambda id_, name: Token(),
+        "newest_of": lambda names: {name: other.store.get(name).id for name in names},
+    }
+    monkeypatch.setattr(named, "answers", lambda own, method, *arguments: [("other", answers[method](*arguments))])
+    monkeypatch.setattr(named, "answer_of", lambda node, method, *arguments: answers[method](*arguments))
+    other.ask = lambda *_: Sources("life", [server.address])
+    with serving() as daemon, daemon.connect() as other.store:
+        yield other
+    server.close()
+
+
+@pytest.fixture
+def here(daemon, other):
+    with daemon.connect() as store:
+        here = named.Named("own", store, other.ask)
+        here.store = store
+        yield here
+
+
+def publish(store, number, is_group):
+    value = np.full(100_000, number)
+    return store.put_group("x", {"a": value, "b": value}) if is_group else store.put("x", value)
+
+
+def first(store):
+    with store.get("x") as tensor:
+        return next(iter((tensor.members() or {"": tensor}).values())).numpy()[0]
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_what_this_node_publishes_during_a_copy_is_not_replaced(here, other, is_group):
+    publish(other.store, 1, is_group)
+    other.began = lambda: publish(here.store, 2, is_group)
+    here.bring("x")
+    assert (first(here.store), here.count, here.names()) == (2, 0, [])
+    here.store.remove("x")
+    other.began = lambda: None
+    here.bring("x")
+    assert (first(here.store), here.count, here.names()) == (1, 1, ["x"])
+    with here.store.get("x"):
+        publish(other.store, 3, is_group)
+        other.began = lambda: publish(here.store, 4, is_group)
+        here.update()
+        assert (first(here.store), here.names()) == (4, [])
+    here.store.remove("x")
+
+
+def test_names_that_no_node_has_leave_nothing(here):
+    for number in range(100):
+        with pytest.raises(NotFoundError):
+            here.bring(f"missing{number}")
+    assert len(here._alone) == 0
