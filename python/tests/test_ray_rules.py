@@ -20,7 +20,7 @@ from cotensor import (  # noqa: E402
 )
 from cotensor.functions.retries import not_called  # noqa: E402
 from cotensor.provider import SharedTensorProvider  # noqa: E402
-from cotensor.ray import client, functions, values  # noqa: E402
+from cotensor.ray import client, functions, serialization, values  # noqa: E402
 from cotensor.ray.calls import Callee, Outcome  # noqa: E402
 from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
@@ -129,6 +129,17 @@ def test_copies_are_known_while_they_are_the_newest_versions():
     assert not copies.is_copy("m", (5, 2)), "this node has published it"
     assert not copies.is_copy("n", None), "it was freed"
     assert copies.names() == [] and copies.by_node() == {}
+
+
+def test_only_workers_collect_in_a_thread(monkeypatch):
+    """A thread that drops a reference while ``ray.shutdown`` runs ends the driver."""
+    started, timer = [], SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(serialization.threading, "Timer", lambda *given: started.append(given) or timer)
+    for mode in (ray.SCRIPT_MODE, ray.WORKER_MODE):
+        monkeypatch.setattr(ray._private.worker.global_worker, "mode", mode)
+        serialization._collect_soon()
+    assert len(started) == 1
+    serialization._collecting.release()
 
 
 def test_names_are_looked_for_here_only_without_a_cluster(monkeypatch):

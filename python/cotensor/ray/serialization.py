@@ -121,8 +121,11 @@ def _opened(version: str, fields: Tuple[Any, ...]) -> Any:
 
 def _collect_soon() -> None:
     """Collects cycles. Ray keeps the error in a function that reads objects, and the error keeps that function: the reference
-    to the object would stay until a process, which may have nothing to do, collects by itself."""
-    if _collecting.acquire(blocking=False):
+    to the object would stay until a worker, which may have nothing to do, collects by itself.
+
+    Not in a driver: Ray ends a process in which a thread drops a reference while ``ray.shutdown`` runs.
+    """
+    if ray._private.worker.global_worker.mode == ray.WORKER_MODE and _collecting.acquire(blocking=False):
         timer = threading.Timer(_COLLECT_SECONDS, _collect)
         timer.daemon = True
         timer.start()
