@@ -17,9 +17,9 @@ from .._native import Store, Tensor
 from ..errors import UnsupportedError
 from .client import Client
 from .process import Process
-from .serialization import INLINE_BYTES_MAX
 from .setup import HOOK, offer_transport, runtime_env, setup
 from .status import status
+from .values import INLINE_BYTES_MAX
 
 __all__ = ["HOOK", "INLINE_BYTES_MAX", "Client", "get", "init", "runtime_env", "setup", "status", "store"]
 

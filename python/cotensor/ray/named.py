@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import threading
 import uuid
 from typing import Any, Callable, Dict, List, Optional
 
-from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
+from .._native import Store, Tensor, content_hash, read_manifest
 from ..errors import CotensorError, IoError, NotFoundError
 from .alone import Alone
 from .handle import reduced
 from .models import Copies, Described, Id, sources
 from .peers import answer_of, answers
-from .pulls import Sources
-from .transfer import Address, fetch
+from .pulls import Sources, fill
 
 #: Names of tensors in handles and of values of calls, which no other node looks for.
 _OWN_PREFIX = "ray/"
@@ -159,22 +157,16 @@ class Named:
         options: Dict[str, Any] = {"kind": source.kind, "producer": source.producer, "metadata": source.metadata or None}
         if not source.members:
             with self._store.empty(source.name, source.shape, source.dtype, **options) as builder:
-                _fill(builder, address, token)
+                fill(builder, [(address, token.binary())])
                 if self._current(source.name) == former:
                     return builder.publish()
                 builder.discard()
                 return None
         # A group is made of arrays: its bytes come under another name first.
         with self._store.empty(f"{_OWN_PREFIX}{uuid.uuid4().hex}", source.shape, source.dtype, keep=False) as builder:
-            _fill(builder, address, token)
+            fill(builder, [(address, token.binary())])
             with builder.publish() as whole:
                 if self._current(source.name) != former:
                     return None
                 members = {name: whole.view(offset, dtype, shape) for name, offset, dtype, shape in source.members}
                 return self._store.put_group(source.name, members, **options)
-
-
-def _fill(builder: TensorBuilder, address: Address, token: Any) -> None:
-    if builder.nbytes:
-        memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
-        fetch([(address, token.binary())], memoryview(memory).cast("B"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Dict, List, NamedTuple, Optional, Protocol, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence
 
-from .._native import Store, Tensor
+from .._native import Store, Tensor, TensorBuilder
 from ..errors import ConflictError, IoError, NotFoundError
 from .alone import Alone
 from .arrival import Arrival, Readable, Whole
@@ -50,14 +50,20 @@ def copied(
     node, id_ = key
     with store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
         if builder.nbytes:
-            memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
             if arrival is not None:
                 arrival.begin(builder._fileno(), ranges_of(builder.nbytes))
             try:
-                fetch(_named(sources, key, token), memoryview(memory).cast("B"), None if arrival is None else arrival.advance)
+                fill(builder, _named(sources, key, token), None if arrival is None else arrival.advance)
             except (IoError, NotFoundError) as error:
                 raise type(error)(f"{name} of node {node}: {error}", field=name) from error
         return builder.publish()
+
+
+def fill(builder: TensorBuilder, sources: Sequence[Source], advance: Optional[Callable[[int, int], None]] = None) -> None:
+    """Fills the memory of a builder by :func:`fetch`."""
+    if builder.nbytes:
+        memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
+        fetch(sources, memoryview(memory).cast("B"), advance)
 
 
 def _named(sources: Sources, key: Key, token: str) -> List[Source]:

@@ -16,9 +16,8 @@ from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError
 from .handle import Form, Handle
 from .imports import when_imported
 from .process import Process, node_id
+from .values import INLINE_BYTES_MAX
 
-#: Arrays and tensors of at most this many bytes travel in the object itself.
-INLINE_BYTES_MAX = 256 << 10
 #: The name of :mod:`cotensor.ray.transport`.
 TRANSPORT = "COTENSOR"
 #: The time from an error to a collection of cycles, in seconds, and a lock that is held until then.

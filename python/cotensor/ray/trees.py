@@ -9,7 +9,7 @@ from typing import Collection, Dict, Generic, Iterator, List, Optional, Set, Tup
 FANOUT = 2
 #: The first nodes form a chain, in which each link sends one copy. From this depth on, nodes join where the depth is least.
 CHAIN_DEPTH = 8
-#: The ancestors that a node is told, in addition to the origin: its parent and the parent's parent.
+#: The ancestors in the answer to a node, in addition to the origin: its parent and the parent's parent.
 ANCESTORS = 2
 
 #: A tensor, and an address.

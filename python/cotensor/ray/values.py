@@ -10,7 +10,7 @@ from .._native import RemoteObject, Tensor
 from ..errors import UnsupportedError
 from .handle import Form, Handle
 
-#: Arrays of at most this many bytes travel in the message itself.
+#: Arrays and tensors of at most this many bytes travel in the object or the message itself.
 INLINE_BYTES_MAX = 256 << 10
 _PLAIN = (type(None), bool, int, float, str, bytes, bytearray)
 
