@@ -129,9 +129,10 @@ class Server:
             # In steps: the timeout of a socket is one of a whole `sendall`.
             for start in range(at, end, _SEND_BYTES):
                 with data[start : min(end, start + _SEND_BYTES)] as part:
-                    stream.sendall(part)
+                    # Before the other node has them, and asks for the count.
                     with self._lock:
                         self.sent_bytes += len(part)
+                    stream.sendall(part)
 
 
 def ranges_of(size: int) -> List[Range]:
