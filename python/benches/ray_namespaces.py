@@ -28,8 +28,6 @@ from cotensor.ray import transfer
 from cotensor.ray.arrival import Arrival, Readable, Whole
 from cotensor.ray.trees import Trees
 
-LIFE = "life"
-
 
 class Node:
     """A process in a namespace. The origin has the tensor; the others copy it into the memory of a file."""
@@ -70,7 +68,6 @@ class Node:
         fd = os.memfd_create("copy")
         os.ftruncate(fd, self._nbytes)
         try:
-            arrival.life = LIFE
             arrival.begin(fd, transfer.ranges_of(self._nbytes))
             with mmap.mmap(fd, self._nbytes) as memory, memoryview(memory) as target:
                 transfer.fetch(addresses, target, arrival.advance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Callable, Optional
 
 from ._native import Store, Tensor
@@ -9,6 +10,16 @@ from .errors import NotFoundError
 
 #: Brings a name to a store that lacks it, and returns whether it could. :mod:`cotensor.ray` sets it.
 bring: Optional[Callable[[Store, str], bool]] = None
+
+
+#: Brings the folder of a model to the node of a store that lacks it: the store, the model's name, the folder to which the name is
+#: relative, and a variant. Returns the folder, or the name if the model is found by it. :mod:`cotensor.ray` sets it.
+bring_model: Optional[Callable[[Store, str, str, Optional[str]], str]] = None
+
+
+def model(store: Store, name: str, base: Optional[str] = None, variant: Optional[str] = None) -> str:
+    """What engines that use this store find the model by: its name, or a folder, if another node has the files."""
+    return name if bring_model is None else bring_model(store, name, os.path.abspath(base or "."), variant)
 
 
 def get(store: Store, name: str) -> Tensor:

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, NamedTuple, Optional, Union
 
-from . import _warnings
+from . import _elsewhere, _warnings
 from ._embedder_names import CALL_TEXTS_MAX, OtherNames, Texts, only_given
 from ._native import Functions, LocalModels, Store
 from .errors import (
@@ -109,6 +109,7 @@ class Embedder(OtherNames):
         self._switching = threading.Lock()
         try:
             self._daemon: Optional[Store] = connect() if store is None else store
+            self.model = _elsewhere.model(self._daemon, self.model)
             self._functions = Functions(self._daemon, tensors="numpy", timeout=timeout)
         except NoDaemonError as error:
             if fallback is None:

@@ -20,7 +20,7 @@ import queue
 import threading
 from typing import Any, Generator, Mapping, Optional, Sequence, Union
 
-from . import _checks
+from . import _checks, _elsewhere
 from ._native import PooledModel, ResourcePool, SharedTensor, Store, TensorSharingManager
 from .errors import InvalidError, UnsupportedError
 
@@ -119,17 +119,16 @@ class ResourcePoolBridgeIntegration:
         if precision is not None:
             precision = str(precision)
         is_wanted = True
-        try:
-            found = await asyncio.to_thread(
-                self._pool.get_model,
-                model_type,
-                model_name,
-                devices,
-                precision,
-                mixed,
-                calibration,
-                lambda: is_wanted,
+
+        def load() -> PooledModel:
+            variant = None if precision is None or precision.isdecimal() else precision
+            folder = _elsewhere.model(self.store, model_name, self.models, variant)
+            return self._pool.get_model(
+                model_type, folder, devices, precision, mixed, calibration, lambda: is_wanted
             )
+
+        try:
+            found = await asyncio.to_thread(load)
         finally:
             # After Ctrl-C or a cancellation: the end of the loop waits for its threads.
             is_wanted = False

@@ -18,6 +18,7 @@ mod import;
 mod imports;
 mod interrupt;
 mod local_models;
+mod model_files;
 mod placement;
 mod process;
 mod settings;
@@ -49,6 +50,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::local_models::LocalModels;
+    #[pymodule_export]
+    use super::model_files::model_files;
     #[pymodule_export]
     use super::placement::{Placement, divide_operations};
     #[pymodule_export]

@@ -15,11 +15,12 @@ NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
 
 
 @contextmanager
-def cluster_of(*names):
-    """A cluster of a head, and a node for each name, which is also its resource. ``nodes`` has the nodes by name."""
+def cluster_of(*names, variables=None):
+    """A cluster of a head, and a node for each name, which is also its resource. ``nodes`` has the nodes by name. The nodes but
+    the head have ``variables`` in their environments."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    cluster.nodes = {name: cluster.add_node(**NODE, resources={name: 100}) for name in names}
+    cluster.nodes = {name: cluster.add_node(**NODE, resources={name: 100}, env_vars=variables) for name in names}
     cotensor.ray.init(cluster.address, log_to_driver=False)
     try:
         yield cluster

@@ -78,6 +78,10 @@ class Worker:
     def drop(self):
         self.held = None
 
+    def belongings(self, group):
+        members = {name: (str(one.dtype), one.tobytes()) for name, one in group.members().items()}
+        return group.kind, group.producer, group.metadata, members
+
     def kind(self, value):
         return type(value).__name__
 
@@ -206,6 +210,24 @@ def test_tensors_of_cotensor_stay_tensors(near, far):
     assert ray.get(far.total.remote(other)) == COUNT, "of a store in this process"
     del tensor
     store.remove("named")
+    nothing_is_kept()
+
+
+def test_groups_keep_their_members_and_what_belongs_to_them(near, far):
+    members = {"codes": np.arange(COUNT, dtype="u1"), "scales": np.ones((10, 3), "f4")}
+    options = {"kind": "weight", "producer": "p", "metadata": {"bits": 2}}
+    with cotensor.ray.store().put_group("group", members, **options) as group:
+        made = [ray.put(group), ray.put(group["scales"])]
+    expected = ("weight", "p", {"bits": 2}, {name: (one.dtype.name, one.tobytes()) for name, one in members.items()})
+    for one in (near, far):
+        assert ray.get(one.belongings.remote(made[0])) == expected
+        assert ray.get(one.total.remote(made[1])) == 30.0
+    # The member first: it is a part of the same copy.
+    fresh = [ray.put(one) for one in (cotensor.ray.store().get("group")["scales"], cotensor.ray.store().get("group"))]
+    assert ray.get(far.total.remote(fresh[0])) == 30.0
+    assert ray.get(far.belongings.remote(fresh[1])) == expected
+    del made, fresh
+    cotensor.ray.store().remove("group")
     nothing_is_kept()
 
 

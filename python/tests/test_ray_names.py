@@ -8,10 +8,12 @@ pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
 from conftest import serving  # noqa: E402
+from ray_common import until  # noqa: E402
 
 from cotensor import NotFoundError  # noqa: E402
 from cotensor.ray import named, transfer  # noqa: E402
-from cotensor.ray.pulls import Sources, whole  # noqa: E402
+from cotensor.ray.holdings import Holdings  # noqa: E402
+from cotensor.ray.pulls import Pulls, whole  # noqa: E402
 
 TOKEN = random.Random(0).randbytes(28)
 
@@ -46,7 +48,8 @@ def other(monkeypatch):
     }
     monkeypatch.setattr(named, "answers", lambda own, method, *arguments: [("other", answers[method](*arguments))])
     monkeypatch.setattr(named, "answer_of", lambda node, method, *arguments: answers[method](*arguments))
-    other.ask = lambda *_: Sources("life", [server.address])
+    other.join, other.leave = lambda *_: [server.address], lambda *_: other.left.append(1)
+    other.left = []
     with serving() as daemon, daemon.connect() as other.store:
         yield other
     server.close()
@@ -55,9 +58,16 @@ def other(monkeypatch):
 @pytest.fixture
 def here(daemon, other):
     with daemon.connect() as store:
-        here = named.Named("own", store, other.ask)
-        here.store = store
+        here = named.Named("own", store, Pulls(Holdings(), other))
+        here.store, here.pulls = store, here._pulls
         yield here
+
+
+@pytest.fixture
+def user(daemon):
+    """The store of another process of this node."""
+    with daemon.connect() as store:
+        yield store
 
 
 def publish(store, number, is_group):
@@ -71,21 +81,49 @@ def first(store):
 
 
 @pytest.mark.parametrize("is_group", [False, True])
-def test_what_this_node_publishes_during_a_copy_is_not_replaced(here, other, is_group):
+def test_what_this_node_publishes_during_a_copy_is_not_replaced(here, other, user, is_group):
     publish(other.store, 1, is_group)
     other.began = lambda: publish(here.store, 2, is_group)
     here.bring("x")
-    assert (first(here.store), here.count, here.names()) == (2, 0, [])
+    assert (first(here.store), here.pulls.count, here.names(), other.left) == (2, 0, [], [1]), "no node is sent here"
     here.store.remove("x")
     other.began = lambda: None
     here.bring("x")
-    assert (first(here.store), here.count, here.names()) == (1, 1, ["x"])
-    with here.store.get("x"):
+    assert (first(here.store), here.pulls.count, here.names()) == (1, 1, ["x"])
+    with user.get("x"):
         publish(other.store, 3, is_group)
         other.began = lambda: publish(here.store, 4, is_group)
         here.update()
         assert (first(here.store), here.names()) == (4, [])
     here.store.remove("x")
+
+
+def test_newer_versions_come_for_users_only(here, other, user):
+    publish(other.store, 1, False)
+    here.bring("x")
+    with user.get("x"):
+        publish(other.store, 2, False)
+        here.update()
+        assert (first(user), here.pulls.count, here.names()) == (2, 2, ["x"])
+    with here.store.get("x") as tensor:
+        until("the other process has released it", lambda: not named.is_used(here.store, tensor))
+    publish(other.store, 3, False)
+    here.update()
+    assert (here.store.names(), here.pulls.count, here.names()) == ([], 2, [])
+
+
+def test_unused_copies_give_way_to_what_this_node_publishes(here, other, monkeypatch):
+    publish(other.store, 1, False)
+    here.bring("x")
+    publish(other.store, 2, False)
+
+    def unused(store, tensor):
+        publish(here.store, 5, False)
+        return False
+
+    monkeypatch.setattr(named, "is_used", unused)
+    here.update()
+    assert first(here.store) == 5, "the newer tensor is not removed"
 
 
 def test_names_that_no_node_has_leave_nothing(here):

@@ -1,5 +1,6 @@
 """The parts of cotensor.ray that need no cluster: holdings, imports, submissions, runtime environments."""
 
+import contextlib
 import importlib
 import random
 import sys
@@ -11,10 +12,13 @@ import pytest
 
 pytest.importorskip("ray")
 
+from conftest import serving  # noqa: E402
+
 from cotensor import InvalidError, NotFoundError, RefusedError  # noqa: E402
 from cotensor.ray import HOOK, runtime_env, submissions  # noqa: E402
 from cotensor.ray.agent import Agent  # noqa: E402
 from cotensor.ray.daemon import socket_of  # noqa: E402
+from cotensor.ray.handle import Spec, is_used  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
 from cotensor.ray.imports import when_imported  # noqa: E402
 
@@ -55,30 +59,19 @@ def test_repeated_keep_of_a_token_keeps_one_lease():
 def test_copy_is_kept_for_all_tokens_that_asked_for_it():
     holdings, copy = Holdings(), Lease()
     assert holdings.want(KEY, b"1") == (True, None)
-    holdings.add_copy(KEY, "life", b"1", copy)
-    assert holdings.want(KEY, b"2") == (True, copy)
+    holdings.add_copy(KEY, copy)
+    assert holdings.copy(KEY) is copy and holdings.want(KEY, b"2") == (True, copy)
     holdings.end_copies(b"1")
     assert holdings.want(KEY, b"2") == (False, copy) and copy.released == 0
     holdings.end_copies(b"2")
     assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
-def test_copy_of_another_life_of_an_agent_is_replaced():
-    holdings, former, new = Holdings(), Lease(), Lease()
-    holdings.want(KEY, b"1")
-    holdings.add_copy(KEY, "former", b"1", former)
-    assert holdings.copy(KEY, "former") is former and holdings.copy(KEY, "new") is None
-    holdings.want(KEY, b"2")
-    holdings.add_copy(KEY, "new", b"2", new)
-    assert (former.released, new.released) == (1, 0) and holdings.copy(KEY, "new") is new
-    assert holdings.want(KEY, b"2") == (False, new) and holdings.want(KEY, b"1") == (True, new), "its handle is of another tensor"
-
-
 def test_copy_whose_token_ended_on_its_way_is_released():
     holdings, copy = Holdings(), Lease()
     holdings.want(KEY, b"1")
     holdings.end_copies(b"1")
-    holdings.add_copy(KEY, "life", b"1", copy)
+    holdings.add_copy(KEY, copy)
     assert holdings.counts()["copies"] == 0 and copy.released == 1
 
 
@@ -112,8 +105,7 @@ def test_every_order_of_events_ends_with_nothing():
             if event < 2:
                 leases.append(Lease())
                 holdings.begin([token])
-                life = chance.choice(["life", "next"])
-                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, life, token, leases[-1])
+                holdings.keep(token, leases[-1]) if event == 0 else holdings.add_copy(key, leases[-1])
             elif event == 2:
                 holdings.want(key, token)
             else:
@@ -125,17 +117,35 @@ def test_every_order_of_events_ends_with_nothing():
         assert all(lease.released == 1 for lease in leases), seed
 
 
-def test_a_tensor_with_an_id_that_was_given_again_is_not_kept(daemon):
+def test_ids_of_a_former_daemon_name_no_tensor_of_the_next(daemon):
+    """A user's names are the same after a restart; the first versions of both daemons are here."""
     agent = object.__new__(Agent)
-    with daemon.connect() as agent._store, agent._store.empty("next", (10,), "uint8").publish() as tensor:
-        agent._holdings = Holdings()
-        agent._holdings.begin([b"t"])
-        with pytest.raises(NotFoundError, match="former: the daemon that had the tensor has ended"):
-            agent._keep(b"t".hex(), list(tensor.id), "former")
-        assert agent._holdings.counts()["kept"] == 0 and sum(tensor.holders.values()) == 1
-        agent._keep(b"t".hex(), list(tensor.id), "next")
+    agent._holdings = Holdings()
+    agent._holdings.begin([b"t"])
+    with serving() as other, other.connect() as store, store.empty("weights", (10,), "uint8").publish() as tensor:
+        former = list(tensor.id)
+    with daemon.connect() as agent._store, agent._store.empty("weights", (10,), "uint8").publish() as tensor:
+        with pytest.raises(NotFoundError, match="weights: the tensor was freed, or the daemon that had it has ended"):
+            agent._keep(b"t".hex(), former, "weights")
+        assert agent._holdings.counts()["kept"] == 0 and not is_used(agent._store, tensor)
+        agent._keep(b"t".hex(), list(tensor.id), "weights")
         assert agent._holdings.counts()["kept"] == 1
         agent._holdings.end(b"t")
+
+
+def test_a_tensor_is_used_while_another_process_leases_it(daemon):
+    with daemon.connect() as own, daemon.connect() as other, own.empty("x", (10,), "uint8").publish() as tensor:
+        second = own.get("x")
+        assert not is_used(own, tensor)
+        with other.get("x"):
+            assert is_used(own, tensor)
+        second.release()
+        own.remove("x", id=tensor.id)
+        newer = own.empty("x", (10,), "uint8").publish()
+        for missing_ok in (True, False):
+            with contextlib.nullcontext() if missing_ok else pytest.raises(NotFoundError):
+                own.remove("x", id=tensor.id, missing_ok=missing_ok)
+        assert own.get("x").id == newer.id
 
 
 def test_a_copy_that_is_released_on_its_way_to_a_process_is_lost(daemon):
@@ -145,7 +155,7 @@ def test_a_copy_that_is_released_on_its_way_to_a_process_is_lost(daemon):
         released.release()
         agent._pulls = SimpleNamespace(pull=lambda *_: released)
         with pytest.raises(NotFoundError, match="weights of node other: .*the node has ended"):
-            agent._pull("00", "other", "weights", [1, 1], [10], "uint8")
+            agent._pull("00", "other", "weights", [1, 1], list(Spec((10,), "uint8")))
 
 
 def test_a_folder_of_sockets_that_another_user_can_write_to_is_refused(tmp_path, monkeypatch):

@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("ray")
 
 from cotensor import IoError, NotFoundError, OverBudgetError  # noqa: E402
-from cotensor.ray import transfer  # noqa: E402
+from cotensor.ray import pulls, transfer  # noqa: E402
 from cotensor.ray.arrival import Whole  # noqa: E402
+from cotensor.ray.handle import Spec, own_name, spec_of  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
-from cotensor.ray.pulls import Pulls, Sources, whole  # noqa: E402
+from cotensor.ray.pulls import Pulls, TensorTarget, whole  # noqa: E402
 from cotensor.ray.trees import Trees  # noqa: E402
 
 DATA = random.Random(1).randbytes(transfer.STREAM_BYTES * 2)
@@ -24,7 +25,7 @@ class Origin:
     """The agent of the tensor's node."""
 
     def __init__(self):
-        self.data, self.life, self.left = DATA, "life", []
+        self.data, self.left = DATA, []
         self.trees = Trees()
         self.server = transfer.Server("127.0.0.1", self.find)
         self.address = self.server.address
@@ -39,20 +40,23 @@ class Node:
     """A node's agent: it offers what its pulls need of another one."""
 
     def __init__(self, name, store, origin):
-        self.name, self.origin, self.holdings = name, origin, Holdings()
-        self.pulls = Pulls(store, self.holdings, self)
+        self.name, self.store, self.origin, self.holdings = name, store, origin, Holdings()
+        self.pulls = Pulls(self.holdings, self)
         self.server = transfer.Server("127.0.0.1", self.pulls.find)
 
     def join(self, node, token, name):
         others = self.origin.trees.join(KEY, bytes.fromhex(token), self.name, self.server.address)
-        return Sources(self.origin.life, [*others, self.origin.address])
+        return [*others, self.origin.address]
 
     def leave(self, node, token):
         self.origin.trees.leave(bytes.fromhex(token), self.name)
         self.origin.left.append(self.name)
 
     def pull(self, token=TOKEN, count=SIZE):
-        return self.pulls.pull(KEY, token, "weights", [count], "uint8")
+        def target():
+            return TensorTarget(Spec((count,), "uint8").builder(self.store, own_name(), keep=False))
+
+        return self.pulls.pull(KEY, token, "weights", target)
 
 
 @pytest.fixture(autouse=True)
@@ -101,15 +105,65 @@ def test_a_node_that_has_a_copy_serves_it_until_it_is_released(nodes, origin):
     assert (second.server.sent_bytes, first.server.sent_bytes) == (0, 2 * len(DATA)), "the next source has it"
 
 
-def test_a_copy_of_a_former_life_is_neither_used_nor_served(nodes, origin, monkeypatch):
+def test_a_tensor_that_comes_under_a_second_name_is_passed_on_too(nodes, origin):
+    """The copy of a name is no copy of a handle; other nodes read either."""
     first, second, *_ = nodes
-    first.pull()
-    origin.life, origin.data = "next", DATA[::-1]
-    assert bytes(second.pull()) == DATA[::-1] and first.server.sent_bytes == 0
-    other = "bb" * 28
-    monkeypatch.setattr(origin.server, "_find", lambda name: Whole(DATA[::-1]))
-    assert bytes(first.pull(other)) == DATA[::-1]
-    first.holdings.end_copies(bytes.fromhex(other))
+
+    def target():
+        return TensorTarget(Spec((SIZE,), "uint8").builder(first.store, "weights", keep=True))
+
+    with first.pulls.arriving(KEY) as arrival:
+        assert bytes(first.pulls.receive(arrival, KEY, TOKEN, "weights", target)) == DATA
+        second.pull()
+    assert (origin.server.sent_bytes, first.server.sent_bytes) == (SIZE, SIZE)
+    assert first.holdings.counts()["copies"] == 0 and first.pulls._arrivals == {}
+
+
+def test_copies_that_wait_for_one_node_delay_none_from_another(nodes, origin):
+    node, gate, began = nodes[0], threading.Event(), threading.Semaphore(0)
+
+    class Gate(Whole):
+        def wait(self, offset, timeout):
+            began.release()
+            return self.size if gate.wait(timeout) else offset
+
+    slow = transfer.Server("127.0.0.1", lambda name: Gate(DATA[:10]))
+    joined = node.join
+    node.join = lambda name, token, what: [slow.address] if name == "slow" else joined(name, token, what)
+
+    def pull(number):
+        target = Spec((10,), "uint8")
+        node.pulls.pull(("slow", (number, 1)), TOKEN, "x", lambda: TensorTarget(target.builder(node.store, own_name(), keep=False)))
+
+    threads = [threading.Thread(target=pull, args=(number,)) for number in range(pulls._FROM_ONE_NODE + 2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(pulls._FROM_ONE_NODE):
+        assert began.acquire(timeout=60)
+    assert len(node.pulls._places) == 1
+    assert bytes(node.pull()) == DATA, "while no copy of the other node comes"
+    gate.set()
+    for thread in threads:
+        thread.join(60)
+    assert node.pulls.count == len(threads) + 1 and len(node.pulls._places) == 0
+    slow.close()
+
+
+def test_a_group_arrives_with_its_members_in_one_copy(daemon, origin):
+    np = pytest.importorskip("numpy")
+    with daemon.connect() as store:
+        options = {"kind": "weight", "producer": "p", "metadata": {"bits": 2}}
+        group = store.put_group("group", {"codes": np.arange(1000, dtype="u1"), "scales": np.ones((10, 3), "f4")}, **options)
+        node = Node("a", store, origin)
+        origin.data = bytes(group.view(0, "uint8", (group.nbytes,)))
+        spec = Spec.of(list(spec_of(group)))
+        copy = node.pulls.pull(KEY, TOKEN, "g", lambda: TensorTarget(spec.builder(store, own_name(), keep=False)))
+        assert spec_of(copy) == spec_of(group) and spec.metadata == {"bits": 2}
+        assert {name: one.tobytes() for name, one in copy.members().items()} == {
+            name: one.tobytes() for name, one in group.members().items()
+        }
+        node.holdings.end_copies(bytes.fromhex(TOKEN))
+        node.server.close()
 
 
 def test_errors_name_the_tensor_and_its_node_and_leave_nothing(nodes, origin):
@@ -124,14 +178,14 @@ def test_errors_name_the_tensor_and_its_node_and_leave_nothing(nodes, origin):
     assert nodes[0].pulls._arrivals == {} and len(nodes[0].pulls._alone) == 0 and nodes[0].holdings.wanted() == {}
 
 
-def test_a_node_without_room_is_no_source(nodes, origin, monkeypatch):
+def test_a_node_without_room_is_no_source(nodes, origin):
     first, second, *_ = nodes
 
     class Full:
         def empty(self, *_, **__):
             raise OverBudgetError("full")
 
-    monkeypatch.setattr(first.pulls, "_store", Full())
+    first.store = Full()
     with pytest.raises(OverBudgetError):
         first.pull()
     second.pull()
@@ -150,4 +204,4 @@ def test_a_tensor_that_is_released_when_it_is_asked_for_is_refused(nodes, origin
 def test_names_of_tokens_are_no_names_of_copies(nodes):
     assert nodes[0].pulls.find(bytes.fromhex(TOKEN)) is None
     with pytest.raises(NotFoundError):
-        nodes[0].pulls.find(b"copy/origin/7/1/life")
+        nodes[0].pulls.find(b"copy/origin/7/1")

@@ -24,7 +24,7 @@ from cotensor.ray import client, functions, serialization, values  # noqa: E402
 from cotensor.ray.calls import Callee, Outcome  # noqa: E402
 from cotensor.ray.daemon import may_be_of, socket_of  # noqa: E402
 from cotensor.ray.functions import Calls, Pulse  # noqa: E402
-from cotensor.ray.handle import Handle  # noqa: E402
+from cotensor.ray.handle import Handle, Spec  # noqa: E402
 from cotensor.ray.models import Copies, Described, sources  # noqa: E402
 from cotensor.ray.named import described  # noqa: E402
 from cotensor.ray.peers import ANSWER_TIMEOUT  # noqa: E402
@@ -76,7 +76,7 @@ def test_cancelled_call_that_begins_later_is_cancelled_then():
 
 
 def test_values_travel_as_handles_arrays_and_numbers():
-    handle = Handle("node", "name", (1, 1), (3,), "float32", None, "tensor", None)
+    handle = Handle("node", "name", (1, 1), Spec((3,), "float32"), None, "tensor", None)
     large = np.ones(values.INLINE_BYTES_MAX + 1, "u1")
     value = {"a": [1, (None, "text", b"bytes", 2.5, True)], "o": OrderedDict(x=np.float32(2)), "l": large, "s": np.arange(3)}
     sent = values.sent(value, lambda array: handle if array is large else None)
@@ -94,7 +94,7 @@ def test_values_travel_as_handles_arrays_and_numbers():
 
 
 def of(node, fingerprint, is_copy=False):
-    return Described(node, "m", (1, 1), (1,), "uint8", "weight", "p", {}, (), fingerprint, is_copy)
+    return Described(node, "m", (1, 1), Spec((1,), "uint8", "weight"), fingerprint, is_copy)
 
 
 def test_a_name_has_one_fingerprint_on_all_nodes():
@@ -114,7 +114,7 @@ def test_fingerprints_are_those_of_the_tensors_and_not_of_their_nodes():
     other = {"metadata": {"b": {"d": 3, "c": 2}, "a": 1}, "producer": "q"}
     tensors = [store.put("x", np.ones(4), **one) for store, one in zip(stores, (options, other))]
     same = [described(f"{number}", tensor, False) for number, tensor in enumerate(tensors)]
-    assert same[0].fingerprint == same[1].fingerprint and same[0].metadata == options["metadata"] and same[0].producer == "p"
+    assert same[0].fingerprint == same[1].fingerprint and same[0].spec.metadata == options["metadata"] and same[0].spec.producer == "p"
     put = stores[0].put
     different = [put("x", np.ones(4)), put("x", np.ones(5), **options), put("y", np.ones(4), **options), stores[1].get("x")]
     assert len({described("0", tensor, False).fingerprint for tensor in different}) == 4
@@ -194,7 +194,7 @@ def test_a_call_is_not_repeated_when_its_result_is_lost(daemon, monkeypatch):
 
         def run(self, arguments, timeout):
             runs.append(1)
-            return Outcome(Handle("other", "name", (1, 1), (3,), "float32", None, "tensor", None))
+            return Outcome(Handle("other", "name", (1, 1), Spec((3,), "float32"), None, "tensor", None))
 
     def opened(handle):
         raise lost[len(runs) - 1]

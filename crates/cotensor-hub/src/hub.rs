@@ -1,4 +1,4 @@
-use crate::cache::{FileState, RepoFile, Repository, VerifiedFiles, read};
+use crate::cache::{FileState, RepoFile, Repository, VerifiedFiles, name_of_snapshot, read};
 use crate::cached::{self, CachedModel};
 use crate::download::{Download, Remote, connect, is_of_network, space};
 use crate::id::{ModelId, is_commit};
@@ -32,6 +32,20 @@ pub struct Pulled {
     pub bytes_received: u64,
     /// The paths of the files that were damaged in the cache, and were replaced.
     pub repaired: Vec<String>,
+}
+
+/// The files of a model's folder that this program reads, with the graphs of `variant` (`fp16`) if one is named: the path of
+/// each in the folder, with `/` between its parts, and its bytes.
+///
+/// # Errors
+/// `NotFound` for a folder without config.json or without graphs of the model's family, and as [`Hub::pull`].
+pub fn files_of(folder: &Path, variant: Option<&str>) -> Result<Vec<(String, u64)>> {
+    let files = cached::files_in(folder);
+    let of_folder = || folder.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = name_of_snapshot(folder).or_else(of_folder).unwrap_or_default();
+    // For messages only: a folder can have a name that no model of the hub has.
+    let id = ModelId::parse(&name).or_else(|_| ModelId::parse("model"))?;
+    Ok(read_by(&id, folder, &files, variant)?.into_iter().map(|file| (file.path.clone(), file.size)).collect())
 }
 
 /// The error for a model that is neither a folder nor the id of a model.

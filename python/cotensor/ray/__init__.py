@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, Optional
 
 import ray
@@ -21,7 +22,7 @@ from .setup import HOOK, offer_transport, runtime_env, setup
 from .status import status
 from .values import INLINE_BYTES_MAX
 
-__all__ = ["HOOK", "INLINE_BYTES_MAX", "Client", "get", "init", "runtime_env", "setup", "status", "store"]
+__all__ = ["HOOK", "INLINE_BYTES_MAX", "Client", "get", "init", "model", "runtime_env", "setup", "status", "store"]
 
 
 def init(address: Optional[str] = None, *, runtime_env: Optional[Dict[str, Any]] = None, **options: Any) -> Any:
@@ -44,6 +45,17 @@ def get(name: str) -> Tensor:
     :class:`OverBudgetError`, and :class:`IoError` if no node that has it sends it.
     """
     return Process.current().get(name)
+
+
+def model(name: str, *, variant: Optional[str] = None) -> str:
+    """The folder of a model on this node, for all that takes one. ``name`` is a folder, or a name on the hub. If this node lacks
+    its files, they are copied from another one, once for all processes, and stay as long as this process. ``variant`` is one of
+    its graphs, such as ``fp16``.
+
+    Raises :class:`NotFoundError` if no node has it, :class:`ConflictError` if two nodes have different ones,
+    :class:`OverBudgetError` without room on the disk, and :class:`IoError` if no node that has it sends it.
+    """
+    return Process.current().model(name, os.getcwd(), variant)[0]
 
 
 def store() -> Store:

@@ -7,8 +7,7 @@ import os
 import queue
 import threading
 import time
-import uuid
-from typing import Any, Callable, Dict, List, Optional, Tuple, cast
+from typing import Any, Callable, Dict, List, Literal, Optional, Sequence, Union, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -19,21 +18,24 @@ from ..provider import SharedTensorProvider
 from . import daemon
 from .arrival import Readable
 from .calls import CALLS_MAX, Callee, Outcome
-from .handle import Handle, leased
+from .files import OpenFile
+from .folders import remove_ended
+from .handle import Handle, Id, Spec, leased, own_name
 from .holdings import Holdings
-from .models import Described, Id
+from .model_folders import Folder, ModelFolders, Wanted
+from .models import Described
 from .named import Named
 from .peers import ANSWER_TIMEOUT, NAMESPACE, running_agent
-from .pulls import Pulls, Sources, whole
+from .pulls import Pulls, TensorTarget, whole
 from .transfer import Address, Server
 from .trees import Trees
 
 #: Functions that an agent offers to the processes of its node.
-KEEP, PULL, BRING = "cotensor.ray.keep", "cotensor.ray.pull", "cotensor.ray.bring"
+KEEP, PULL, BRING, MODEL = "cotensor.ray.keep", "cotensor.ray.pull", "cotensor.ray.bring", "cotensor.ray.model"
 #: The part of a node's memory, as Ray counts it, for the tensors of its daemon.
 MEMORY_SHARE = 0.3
-#: Copies that come at a time.
-_PULLS = 8
+#: Processes that wait for copies at a time. :class:`Pulls` limits the copies themselves.
+_WAITING = 256
 #: The time between two looks at the daemon and at the nodes of copies, in seconds.
 _WATCH_INTERVAL = 5.0
 
@@ -56,11 +58,11 @@ def agent_of(node: str) -> Any:
     return kind.options(**options).remote(node)
 
 
-def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> Sources:
+def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> List[Address]:
     """Where the tensor of another node's token is read. Its agent reports the token's end to the node ``asking``, and sends
     other nodes to its ``address``, if it has one."""
     try:
-        return cast(Sources, ray.get(running_agent(node).serve.remote(token, asking, address), timeout=ANSWER_TIMEOUT))
+        return cast(List[Address], ray.get(running_agent(node).serve.remote(token, asking, address), timeout=ANSWER_TIMEOUT))
     except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
         raise IoError(f"{name}: node {node}, which has the tensor, does not answer: {error}", field=name) from error
     except ray.exceptions.RayTaskError as error:
@@ -84,16 +86,19 @@ class Agent:
         self._socket = daemon.socket_of(node)
         daemon.start(self._socket, int(own["Resources"].get("memory", 0) * MEMORY_SHARE))
         self._store = Store.connect(self._socket, client="ray agent", autostart=False)
-        self._holdings: Holdings[Tensor] = Holdings()
-        #: The nodes that have copies, by the ids of tensors. The next life of this agent knows none of them.
-        self._trees: Trees[Tuple[int, int], Address] = Trees()
-        self._life = uuid.uuid4().hex[:16]
-        self._pulls = Pulls(self._store, self._holdings, self)
+        self._holdings: Holdings[Any] = Holdings()
+        #: The nodes that have copies, by the ids of tensors and files. The next life of this agent knows none of them.
+        self._trees: Trees[Any, Address] = Trees()
+        self._pulls = Pulls(self._holdings, self)
         self._server = Server(own["NodeManagerAddress"], self._find)
         #: Tokens that have ended. The callback runs in a thread of Ray, which must not wait.
         self._ended: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
         self._callee = Callee(node, self._store, self._opened, self._kept)
-        self._named = Named(node, self._store, ask)
+        self._named = Named(node, self._store, self._pulls)
+        folders = daemon.folders_of_models()
+        root = folders / f"ray-{node[:32]}"
+        self._folders = ModelFolders(node, self._store, root, self._pulls, self._lent)
+        remove_ended(folders, root, daemon.answers_at)
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         for look in (self._watch_daemon, self._watch_nodes, self._named.update):
             # One thread for each: a new version of a model takes its time.
@@ -101,8 +106,9 @@ class Agent:
         # Several, so that new handles do not wait for copies.
         self._providers = [
             self._provide(KEEP, self._keep, 1),
-            self._provide(PULL, self._pull, _PULLS),
-            self._provide(BRING, self._named.bring, _PULLS),
+            self._provide(PULL, self._pull, _WAITING),
+            self._provide(BRING, self._named.bring, _WAITING),
+            self._provide(MODEL, self._folders.bring, _WAITING),
         ]
 
     def _provide(self, name: str, function: Callable[..., Any], workers: int) -> SharedTensorProvider:
@@ -128,18 +134,18 @@ class Agent:
             worker.add_object_out_of_scope_callback(reference, self._ended.put)
         return references
 
-    def serve(self, token: str, node: str, address: Optional[Address] = None) -> Sources:
-        """Where another node reads the tensor of a token. This agent reports the token's end to that node, and sends other
-        nodes to its address."""
+    def serve(self, token: str, node: str, address: Optional[Address] = None) -> List[Address]:
+        """Where another node reads the tensor or file of a token. This agent reports the token's end to that node, and sends
+        others to its address."""
         key = bytes.fromhex(token)
         addresses = [self._server.address]
-        tensor = self._holdings.serve(key, node)
+        lease = self._holdings.serve(key, node)
         if address is not None:
-            addresses = self._trees.join(tensor.id, key, node, address) + addresses
+            addresses = self._trees.join(lease.id, key, node, address) + addresses
             if self._holdings.ended([key]):
                 # Meanwhile, perhaps before the node joined.
                 self._trees.end(key)
-        return Sources(self._life, addresses)
+        return addresses
 
     def unserve(self, token: str, node: str) -> None:
         """The node has no copy, and no other one is sent there."""
@@ -155,9 +161,9 @@ class Agent:
 
     def counts(self) -> Dict[str, Any]:
         """Numbers for :func:`cotensor.ray.status`."""
-        counts = {"pulled": self._pulls.count + self._named.count, "sent_bytes": self._server.sent_bytes}
+        counts = {"pulled": self._pulls.count, "sent_bytes": self._server.sent_bytes}
         functions = {"functions": self._callee.functions(), "running": self._callee.running()}
-        more = {**counts, **functions, "names": self._named.names()}
+        more = {**counts, **functions, "names": self._named.names(), "models": self._folders.names()}
         return {"socket": str(self._socket), **self._holdings.counts(), **more}
 
     def describe(self, name: str) -> Optional[Described]:
@@ -172,6 +178,14 @@ class Agent:
         """A token for a tensor of this node: it stays while another node has the token."""
         with leased(self._store, id_, name) as tensor:
             return self._kept(tensor)
+
+    def describe_model(self, wanted: Wanted) -> Union[None, Folder, Literal["hashing"]]:
+        """The folder of a model on this node."""
+        return self._folders.describe(wanted)
+
+    def lend_model(self, wanted: Wanted, fingerprint: str) -> List[Any]:
+        """Tokens for the files of a model of this node, in their order. None if they have changed."""
+        return self._folders.lend(wanted, fingerprint)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(self, call: str, name: str, args: Any, kwargs: Any, timeout: Optional[float]) -> Outcome:
@@ -196,7 +210,7 @@ class Agent:
         """Whether other nodes find a function here."""
         return self._callee.offers(name)
 
-    def join(self, node: str, token: str, name: str) -> Sources:
+    def join(self, node: str, token: str, name: str) -> List[Address]:
         """See :class:`pulls.Origins`."""
         return ask(node, token, self._node, name, self._server.address)
 
@@ -210,7 +224,7 @@ class Agent:
         if handle.node == self._node:
             tensor = leased(self._store, handle.id, handle.name)
         else:
-            id_ = self._pull(handle.token.hex(), handle.node, handle.name, list(handle.id), list(handle.shape), handle.dtype)
+            id_ = self._pull(handle.token.hex(), handle.node, handle.name, list(handle.id), list(handle.spec))
             tensor = self._store.lease((id_[0], id_[1]))
         return tensor if handle.view is None else tensor.view(*handle.view)
 
@@ -220,8 +234,19 @@ class Agent:
         self._keep(token.hex(), list(tensor.id), tensor.name)
         return token
 
+    def _lent(self, files: Sequence[OpenFile]) -> List[Any]:
+        """A token for each of several files."""
+        tokens = self.tokens(len(files))
+        for token, file in zip(tokens, files):
+            self._holdings.keep(token.binary(), file)
+        return tokens
+
     def _find(self, name: bytes) -> Readable:
-        return self._pulls.find(name) or whole(self._holdings.serve(name, ""))
+        copy = self._pulls.find(name)
+        if copy is not None:
+            return copy
+        lease = self._holdings.serve(name, "")
+        return lease if isinstance(lease, OpenFile) else whole(lease)
 
     def _end_tokens(self) -> None:
         while True:
@@ -261,9 +286,13 @@ class Agent:
     def _keep(self, token: str, id_: List[int], name: str) -> None:
         self._holdings.keep(bytes.fromhex(token), leased(self._store, (id_[0], id_[1]), name))
 
-    def _pull(self, token: str, node: str, name: str, id_: List[int], shape: List[int], dtype: str) -> List[int]:
+    def _pull(self, token: str, node: str, name: str, id_: List[int], spec: List[Any]) -> List[int]:
         """Copies a tensor of another node, unless it is here. Returns the copy's id."""
-        copy = self._pulls.pull((node, (id_[0], id_[1])), token, name, shape, dtype)
+
+        def target() -> TensorTarget:
+            return TensorTarget(Spec.of(spec).builder(self._store, own_name(), keep=False))
+
+        copy = self._pulls.pull((node, (id_[0], id_[1])), token, name, target)
         try:
             return list(copy.id)
         except ConflictError as error:

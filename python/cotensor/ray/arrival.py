@@ -31,8 +31,8 @@ class Readable(Protocol):
         """
         ...
 
-    def data(self) -> Any:
-        """The buffer of all bytes, which keeps their memory."""
+    def part(self, start: int, end: int) -> memoryview:
+        """The bytes from ``start`` to ``end``, which keep their memory. Raises :class:`EOFError` if they are not here."""
         ...
 
 
@@ -40,30 +40,27 @@ class Whole:
     """A tensor, or any buffer of bytes."""
 
     def __init__(self, data: Any) -> None:
-        self._data = data
-        with memoryview(data) as view:
-            self._size = view.nbytes
+        self._view = memoryview(data)
 
     @property
     def size(self) -> int:
         """The number of all bytes."""
-        return self._size
+        return len(self._view)
 
     def wait(self, offset: int, timeout: float) -> int:
         """All bytes are here."""
-        return self._size
+        return len(self._view)
 
-    def data(self) -> Any:
-        """The buffer."""
-        return self._data
+    def part(self, start: int, end: int) -> memoryview:
+        """A part of the buffer."""
+        return self._view[start:end]
 
 
 class Arrival:
     """A copy on its way. One thread for each range reports what has come; servers wait for it."""
 
     def __init__(self) -> None:
-        #: Of which life of the tensor's agent it is, and its bytes, once they are known.
-        self.life: Optional[str] = None
+        #: Its bytes, once they are known.
         self.size: Optional[int] = None
         self._changed = threading.Condition()
         self._ranges: List[Range] = []
@@ -99,10 +96,6 @@ class Arrival:
             self._is_over = True
             self._changed.notify_all()
 
-    def reader(self, life: str) -> Readable:
-        """What a server reads for a node that expects this life of the tensor's agent."""
-        return _Reader(self, life)
-
     def wait(self, offset: int, timeout: float) -> int:
         """See :class:`Readable`."""
         with self._changed:
@@ -112,10 +105,10 @@ class Arrival:
                 raise NotFoundError("the copy has failed")
             return end
 
-    def data(self) -> Any:
-        """The memory."""
+    def part(self, start: int, end: int) -> memoryview:
+        """See :class:`Readable`."""
         assert self._data is not None
-        return self._data
+        return memoryview(self._data)[start:end]
 
     def _end(self, offset: int) -> int:
         end = offset
@@ -124,20 +117,3 @@ class Arrival:
                 end = known
         return end
 
-
-class _Reader:
-    def __init__(self, arrival: Arrival, life: str) -> None:
-        self._arrival, self._life = arrival, life
-
-    @property
-    def size(self) -> Optional[int]:
-        return self._arrival.size
-
-    def wait(self, offset: int, timeout: float) -> int:
-        end = self._arrival.wait(offset, timeout)
-        if self._arrival.life not in (None, self._life):
-            raise NotFoundError("it is a copy of another tensor")
-        return end
-
-    def data(self) -> Any:
-        return self._arrival.data()

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-import uuid
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from .._native import Store, Tensor
@@ -15,7 +14,7 @@ from ..errors import CancelledError, CotensorError, IoError, UnsupportedError
 from ..functions.retries import not_called
 from . import values
 from .functions import PULSE_INTERVAL, Calls, is_found_elsewhere
-from .handle import Handle, reduced
+from .handle import Handle, own_name, reduced, spec_of
 
 #: Calls that run at a time on a node for other nodes.
 CALLS_MAX = 64
@@ -100,15 +99,15 @@ class Callee:
 
     def _handle_of(self, value: Any) -> Handle:
         tensor: Tensor = value
-        name, id_, view = tensor.name, tensor.id, None
+        view = None
         try:
-            _, _, name, id_, view = reduced(tensor)
+            _, _, id_, view = reduced(tensor)
         except UnsupportedError:
             # In the memory of a call.
-            tensor = self._store.put(f"ray/{uuid.uuid4().hex}", value, keep=False)
-            name, id_ = tensor.name, tensor.id
-        with self._store.lease((id_[0], id_[1])) as whole:
-            return Handle(self._node, name, whole.id, whole.shape, str(whole.dtype), view, "tensor", self._keep(whole))
+            tensor = self._store.put(own_name(), value, keep=False)
+            id_ = tensor.id
+        with self._store.lease(id_) as whole:
+            return Handle(self._node, whole.name, id_, spec_of(whole), view, "tensor", self._keep(whole))
 
     def _end_silent(self) -> None:
         while True:

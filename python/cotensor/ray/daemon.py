@@ -14,6 +14,10 @@ from typing import List, Optional
 from .._native import Store
 from ..errors import CotensorError, NoDaemonError, RefusedError
 
+#: The system's folder of temporary files that survive a restart.
+_DISK = Path("/var/tmp")
+#: The time for a daemon to answer that may have ended, in seconds.
+_ANSWER_TIMEOUT = 1.0
 #: The time for a daemon to start, in seconds.
 _START_TIMEOUT = 60.0
 
@@ -23,13 +27,36 @@ def socket_of(node: str) -> Path:
 
     Raises :class:`RefusedError` for a folder in which another user can put a socket of its own.
     """
-    folder = Path(tempfile.gettempdir(), f"cotensor-{os.getuid()}")
+    return _own_folder(Path(tempfile.gettempdir())) / _name_of(node)
+
+
+def folders_of_models() -> Path:
+    """Where the nodes of this machine have folders of models from other nodes. On a disk, where possible.
+
+    Raises :class:`RefusedError` as :func:`socket_of`.
+    """
+    return _own_folder(_DISK if os.access(_DISK, os.W_OK) else Path(tempfile.gettempdir()))
+
+
+def answers_at(socket: Path) -> bool:
+    """Whether a daemon answers at a socket, in any way."""
+    try:
+        Store.connect(socket, autostart=False, timeout=_ANSWER_TIMEOUT).close()
+    except NoDaemonError:
+        return False
+    except CotensorError:
+        pass
+    return True
+
+
+def _own_folder(parent: Path) -> Path:
+    folder = parent / f"cotensor-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise RefusedError(f"{folder}: other users can write to this folder of sockets: remove it", field="socket")
-    return folder / _name_of(node)
+        raise RefusedError(f"{folder}: other users can write to this folder of sockets and models: remove it", field="socket")
+    return folder
 
 
 def may_be_of(socket: Optional[Path], node: str) -> bool:

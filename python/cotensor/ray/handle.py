@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Optional, Tuple
+import uuid
+from typing import Any, Dict, Literal, NamedTuple, Optional, Sequence, Tuple
 
-from .._native import Store, Tensor
+from .._native import Store, Tensor, TensorBuilder
 from ..errors import NotFoundError
 
 #: As what a handle is opened.
 Form = Literal["tensor", "numpy", "torch"]
+#: A store's number of a version. No other daemon, also not the next one of the same node, gives it to another tensor.
+Id = Tuple[int, int]
+#: Names of tensors in handles and of values of calls, which no other node looks for.
+OWN_PREFIX = "ray/"
+
+
+def own_name() -> str:
+    """A new name of a tensor in a handle, or of a value of a call."""
+    return f"{OWN_PREFIX}{uuid.uuid4().hex}"
+
+
+class Spec(NamedTuple):
+    """All of a tensor but its name and bytes, for a copy of it."""
+
+    shape: Tuple[int, ...]
+    dtype: str
+    kind: str = "other"
+    producer: Optional[str] = None
+    metadata: Optional[Dict[str, Any]] = None
+    #: Name, dtype and shape of each member of a group.
+    members: Tuple[Tuple[str, str, Tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, fields: Sequence[Any]) -> Spec:
+        """The spec of its fields, which a call has turned into lists."""
+        shape, dtype, kind, producer, metadata, members = fields
+        parts = tuple((name, member_dtype, tuple(member_shape)) for name, member_dtype, member_shape in members)
+        return cls(tuple(shape), dtype, kind, producer, metadata, parts)
+
+    def builder(self, store: Store, name: str, keep: bool) -> TensorBuilder:
+        """The memory of a copy."""
+        options: Dict[str, Any] = {"kind": self.kind, "producer": self.producer, "metadata": self.metadata, "keep": keep}
+        if self.members:
+            return store._empty_group(name, self.members, **options)
+        return store.empty(name, self.shape, self.dtype, **options)
+
+
+def spec_of(tensor: Tensor) -> Spec:
+    """The spec of a whole tensor."""
+    members = tuple((name, str(member.dtype), member.shape) for name, member in tensor.members().items())
+    return Spec(tensor.shape, str(tensor.dtype), tensor.kind, tensor.producer, tensor.metadata or None, members)
 
 
 class Handle(NamedTuple):
@@ -16,31 +58,32 @@ class Handle(NamedTuple):
 
     node: str
     name: str
-    id: Tuple[int, int]
-    shape: Tuple[int, ...]
-    dtype: str
+    id: Id
+    spec: Spec
     #: Offset, dtype, shape and strides of a view.
     view: Optional[Tuple[int, str, Tuple[int, ...], Tuple[int, ...]]]
     form: Form
     token: Any
 
 
-def reduced(tensor: Tensor) -> Tuple[Any, Any, str, Tuple[int, int], Any]:
-    """The socket and the epoch of a tensor's daemon, its name and id, and the view.
+def reduced(tensor: Tensor) -> Tuple[str, str, Id, Any]:
+    """The socket of a tensor's daemon, its name and id, and the view.
 
     Raises :class:`UnsupportedError` for a tensor that no daemon has.
     """
     found: Tuple[Any, ...] = tensor.__reduce__()  # type: ignore[assignment]
-    return found[1]  # type: ignore[no-any-return]
+    socket, _, name, id_, view = found[1]
+    return str(socket), name, (id_[0], id_[1]), view
 
 
-def leased(store: Store, id_: Tuple[int, int], name: str) -> Tensor:
-    """The tensor of an id, if it still is that of the name: a daemon that starts without tensors gives ids again.
+def is_used(store: Store, tensor: Tensor) -> bool:
+    """Whether another process has leased a tensor of this store."""
+    return store._leases(tensor.name).get(tensor.id, 0) > 1
 
-    Raises :class:`NotFoundError` otherwise.
-    """
-    tensor = store.lease(id_)
-    if tensor.name == name:
-        return tensor
-    tensor.release()
-    raise NotFoundError(f"{name}: the daemon that had the tensor has ended", field=name)
+
+def leased(store: Store, id_: Id, name: str) -> Tensor:
+    """The tensor of an id. Raises :class:`NotFoundError` for one that was freed, or whose daemon has ended."""
+    try:
+        return store.lease(id_)
+    except NotFoundError as error:
+        raise NotFoundError(f"{name}: the tensor was freed, or the daemon that had it has ended", field=name) from error

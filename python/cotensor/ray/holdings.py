@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, Generic, Iterable, List, Optional, Protocol, Set, Tuple, TypeVar
+from typing import Any, Dict, Generic, Iterable, List, Optional, Protocol, Set, Tuple, TypeVar
 
 from ..errors import NotFoundError
 
-#: A tensor of a node: the node, and the tensor's id there.
-Key = Tuple[str, Tuple[int, int]]
+#: A tensor or a file of a node: the node, and the tensor's id there or :class:`~cotensor.ray.files.FileId`.
+Key = Tuple[str, Tuple[Any, Any]]
 
 
 class Leased(Protocol):
-    """A leased tensor."""
+    """A leased tensor, or an open file."""
 
     @property
-    def id(self) -> Tuple[int, int]:
-        """Its id on this node."""
+    def id(self) -> Tuple[Any, Any]:
+        """The second part of its key."""
 
     def release(self) -> None:
         """Ends the lease."""
@@ -39,8 +39,7 @@ class Holdings(Generic[_L]):
         self._own: Dict[bytes, _L] = {}
         #: Nodes that have copies of the tensor, by its token.
         self._nodes: Dict[bytes, Set[str]] = {}
-        #: The copies, each with the life of the agent from which it is: later ones give ids again.
-        self._copies: Dict[Key, Tuple[str, _L]] = {}
+        self._copies: Dict[Key, _L] = {}
         #: Tokens of copies, also of those that are on their way.
         self._wanted: Dict[Key, Set[bytes]] = {}
 
@@ -93,31 +92,22 @@ class Holdings(Generic[_L]):
             tokens = self._wanted.setdefault(key, set())
             is_new = token not in tokens
             tokens.add(token)
-            return is_new, self._copies[key][1] if key in self._copies else None
+            return is_new, self._copies.get(key)
 
-    def copy(self, key: Key, life: str) -> Optional[_L]:
-        """The copy, if one is here of this life of the tensor's agent."""
+    def copy(self, key: Key) -> Optional[_L]:
+        """The copy, if it is here."""
         with self._lock:
-            found, lease = self._copies.get(key, ("", None))
-            return lease if found == life else None
+            return self._copies.get(key)
 
-    def add_copy(self, key: Key, life: str, token: bytes, lease: _L) -> None:
-        """The copy has arrived, by this token. If all of its tokens have ended meanwhile, it is released.
-
-        It replaces one of another life of the tensor's agent, whose tokens are not those of this tensor.
-        """
+    def add_copy(self, key: Key, lease: _L) -> None:
+        """The copy has arrived. If all of its tokens have ended meanwhile, it is released."""
         with self._lock:
-            tokens = self._wanted.get(key, set())
-            former, ended = self._copies.pop(key, (life, None))
-            if former != life:
-                tokens &= {token}
-            if tokens:
-                self._copies[key] = (life, lease)
-            else:
-                self._wanted.pop(key, None)
-        for unused in (ended, None if tokens else lease):
-            if unused is not None:
-                unused.release()
+            # Without tokens, there is no former one.
+            unused: Optional[_L] = lease
+            if key in self._wanted:
+                unused, self._copies[key] = self._copies.get(key), lease
+        if unused is not None:
+            unused.release()
 
     def end_copies(self, token: bytes) -> None:
         """The token has ended on its node. Copies without another one are released."""
@@ -127,7 +117,7 @@ class Holdings(Generic[_L]):
                 tokens.discard(token)
                 if not tokens:
                     del self._wanted[key]
-                    ended += [self._copies.pop(key)[1]] if key in self._copies else []
+                    ended += [self._copies.pop(key)] if key in self._copies else []
         for lease in ended:
             lease.release()
 
@@ -140,6 +130,6 @@ class Holdings(Generic[_L]):
         return wanted
 
     def counts(self) -> Dict[str, int]:
-        """The numbers of tensors that are kept, and of copies."""
+        """The numbers of tensors and files that are kept, and of copies."""
         with self._lock:
             return {"kept": len(self._own), "copies": len(self._copies)}

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Protocol, TypeVar
 
 from ..errors import ConflictError
+from .handle import Id, Spec
 
-#: A store's number of a version.
-Id = Tuple[int, int]
+
+class Offer(Protocol):
+    """What a node has under a name."""
+
+    @property
+    def node(self) -> str:
+        """The node."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal contents."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether an agent has copied it from another node."""
 
 
 class Described(NamedTuple):
@@ -17,29 +31,26 @@ class Described(NamedTuple):
     node: str
     name: str
     id: Id
-    shape: Tuple[int, ...]
-    dtype: str
-    kind: str
-    producer: str
-    metadata: Dict[str, Any]
-    #: Name, offset in bytes, dtype and shape of each member of a group.
-    members: Tuple[Tuple[str, int, str, Tuple[int, ...]], ...]
-    #: Of all above but node, id and producer, and of a model's manifest, which has its origin. Equal for equal models of nodes.
+    spec: Spec
+    #: Of name and spec, but the producer, and of a model's manifest, which has its origin. Equal for equal models of nodes.
     fingerprint: str
-    #: Whether an agent has copied it from another node.
+    #: See :class:`Offer`.
     is_copy: bool
 
 
-def sources(name: str, found: List[Described]) -> List[Described]:
+_O = TypeVar("_O", bound=Offer)
+
+
+def sources(name: str, found: List[_O], what: str = "tensors") -> List[_O]:
     """Those from which a copy can come, in this order. Copies count only if no other node has the name.
 
-    Raises :class:`ConflictError` if two nodes have published different tensors under one name.
+    Raises :class:`ConflictError` if two nodes have different ``what`` of their own under one name.
     """
     published = [each for each in found if not each.is_copy]
     for other in published[1:]:
         if other.fingerprint != published[0].fingerprint:
             raise ConflictError(
-                f"{name}: node {published[0].node} and node {other.node} have published different tensors under this name: "
+                f"{name}: node {published[0].node} and node {other.node} have published different {what} under this name: "
                 "remove one, or use another name",
                 field=name,
             )

@@ -4,57 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
-import uuid
-from typing import Any, Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional
 
-from .._native import Store, Tensor, content_hash, read_manifest
+from .._native import Store, Tensor, TensorBuilder, content_hash, read_manifest
 from ..errors import CotensorError, IoError, NotFoundError
 from .alone import Alone
-from .handle import reduced
-from .models import Copies, Described, Id, sources
+from .handle import OWN_PREFIX, Id, is_used, spec_of
+from .models import Copies, Described, sources
 from .peers import answer_of, answers
-from .pulls import Sources, fill
-
-#: Names of tensors in handles and of values of calls, which no other node looks for.
-_OWN_PREFIX = "ray/"
-
-#: Where a token's tensor is read, as ``ask`` of the agent returns it: node, token, asking node, name.
-Ask = Callable[[str, str, str, str], Sources]
+from .pulls import Pulls, TensorTarget
 
 
 def described(node: str, tensor: Tensor, is_copy: bool) -> Described:
     """What another node needs for a copy."""
-    members = []
-    for name, member in tensor.members().items():
-        # Without one, the member is all of the group.
-        view = reduced(member)[4]
-        members.append((name, view[0] if view else 0, str(member.dtype), member.shape))
-    shape, dtype, kind, metadata = tensor.shape, str(tensor.dtype), tensor.kind, tensor.metadata
+    spec = spec_of(tensor)
     # In one order of keys.
-    parts = [tensor.name, repr((shape, dtype, kind, members)), json.dumps(metadata, sort_keys=True)]
+    metadata = json.dumps(spec.metadata or {}, sort_keys=True)
+    parts = [tensor.name, repr((spec.shape, spec.dtype, spec.kind, spec.members)), metadata]
     with contextlib.suppress(CotensorError):
         # A model: the header has its parameters and its origin.
         data = read_manifest(tensor)[4]
         parts.append(tensor.view(0, "uint8", (data,)).tobytes().hex())
     fingerprint = content_hash("cotensor.ray: name", *parts)
-    return Described(
-        node, tensor.name, tensor.id, shape, dtype, kind, tensor.producer, metadata, tuple(members), fingerprint, is_copy
-    )
+    return Described(node, tensor.name, tensor.id, spec, fingerprint, is_copy)
+
+
+class _Replaced(Exception):
+    """This node has published a tensor of its own meanwhile."""
+
+
+class _Target(TensorTarget):
+    """Publishes a copy if ``is_expected`` then."""
+
+    def __init__(self, builder: TensorBuilder, is_expected: Callable[[], bool]) -> None:
+        super().__init__(builder)
+        self._is_expected = is_expected
+
+    def publish(self) -> Tensor:
+        """See :class:`~cotensor.ray.pulls.Target`."""
+        if not self._is_expected():
+            raise _Replaced
+        return super().publish()
 
 
 class Named:
-    """Finds names on other nodes, and copies their tensors here under the same names, once for all processes.
+    """Finds names on other nodes, and copies their tensors here under the same names, once for all processes."""
 
-    ``ask`` is the agent's.
-    """
-
-    def __init__(self, node: str, store: Store, ask: Ask) -> None:
-        self._node, self._store, self._ask = node, store, ask
-        #: Copies that have arrived.
-        self.count = 0
+    def __init__(self, node: str, store: Store, pulls: Pulls) -> None:
+        self._node, self._store, self._pulls = node, store, pulls
         self._copies = Copies()
-        self._lock = threading.Lock()
         #: For names that are looked for and copied.
         self._alone: Alone[str] = Alone()
 
@@ -103,11 +101,12 @@ class Named:
                     former = tensor.id
                     if not self._copies.is_copy(name, former):
                         return
-                    is_used = sum(tensor.holders.values()) > 1
+                    has_users = is_used(self._store, tensor)
             except NotFoundError:
                 return
-            if not is_used:
-                self._store.remove(name, missing_ok=True)
+            if not has_users:
+                # Not one that a process of this node has published meanwhile.
+                self._store.remove(name, missing_ok=True, id=former)
                 return
             found = answer_of(node, "describe", name)
             if found is not None:
@@ -121,7 +120,7 @@ class Named:
         return found
 
     def _sources(self, name: str) -> List[Described]:
-        found = [] if name.startswith(_OWN_PREFIX) else [each for _, each in answers(self._node, "describe", name) if each]
+        found = [] if name.startswith(OWN_PREFIX) else [each for _, each in answers(self._node, "describe", name) if each]
         if not found:
             raise NotFoundError(f"no node has a tensor {name!r}", field="name")
         return sources(name, found)
@@ -133,14 +132,12 @@ class Named:
             try:
                 tensor = self._copied(source, former)
             except (IoError, NotFoundError) as caught:
-                error = type(caught)(f"{name} of node {source.node}: {caught}", field=name)
+                error = caught
                 continue
             if tensor is None:
                 return
             with tensor:
                 self._copies.add(name, tensor.id, source.node, source.id)
-            with self._lock:
-                self.count += 1
             return
         assert error is not None
         raise error
@@ -152,21 +149,16 @@ class Named:
         """
         token = answer_of(source.node, "lend", source.id, source.name)
         if token is None:
-            raise IoError("the node does not answer, or has freed the tensor")
-        [address] = self._ask(source.node, token.hex(), self._node, source.name).addresses
-        options: Dict[str, Any] = {"kind": source.kind, "producer": source.producer, "metadata": source.metadata or None}
-        if not source.members:
-            with self._store.empty(source.name, source.shape, source.dtype, **options) as builder:
-                fill(builder, [(address, token.binary())])
-                if self._current(source.name) == former:
-                    return builder.publish()
-                builder.discard()
-                return None
-        # A group is made of arrays: its bytes come under another name first.
-        with self._store.empty(f"{_OWN_PREFIX}{uuid.uuid4().hex}", source.shape, source.dtype, keep=False) as builder:
-            fill(builder, [(address, token.binary())])
-            with builder.publish() as whole:
-                if self._current(source.name) != former:
-                    return None
-                members = {name: whole.view(offset, dtype, shape) for name, offset, dtype, shape in source.members}
-                return self._store.put_group(source.name, members, **options)
+            problem = "the node does not answer, or has freed the tensor"
+            raise IoError(f"{source.name} of node {source.node}: {problem}", field=source.name)
+        key = (source.node, source.id)
+
+        def target() -> _Target:
+            builder = source.spec.builder(self._store, source.name, keep=True)
+            return _Target(builder, lambda: self._current(source.name) == former)
+
+        try:
+            with self._pulls.arriving(key) as arrival:
+                return self._pulls.receive(arrival, key, token.hex(), source.name, target)
+        except _Replaced:
+            return None

@@ -19,9 +19,12 @@ def running_agent(node: str) -> Any:
     return ray.get_actor(node, NAMESPACE)
 
 
-def answers(own: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT) -> Iterator[Tuple[str, Any]]:
-    """The nodes but ``own`` and what their agents answer in time, in the order of the answers."""
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+def answers(
+    own: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT, nodes: Optional[List[str]] = None
+) -> Iterator[Tuple[str, Any]]:
+    """The nodes but ``own``, or the named ones, and what their agents answer in time, in the order of the answers."""
+    if nodes is None:
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
     return _answers(nodes, method, arguments, timeout)
 
 

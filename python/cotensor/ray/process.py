@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import uuid
 import warnings
-from typing import Any, Iterator, List, Optional, Tuple, cast
+from typing import Any, Dict, Iterator, List, Optional, Tuple, cast
 
 import ray
 
 from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
-from .agent import BRING, KEEP, PULL, agent_of, ask
-from .handle import Form, Handle, leased, reduced
+from .agent import BRING, KEEP, MODEL, PULL, agent_of, ask
+from .handle import Form, Handle, Id, Spec, leased, own_name, reduced, spec_of
 from .peers import NAMESPACE
-from .pulls import copied
+from .pulls import TensorTarget, received, sources_of
 from .submissions import keep_while_submitted
 
 #: Tokens that a process asks for at a time: a request takes longer than a call.
@@ -28,6 +27,8 @@ START_TIMEOUT = 120.0
 _START_WAIT = 10.0
 #: The time for an answer of the node's own agent: for a copy from another node it includes the transfer.
 _ANSWER_TIMEOUT = 600.0
+#: The same for a model.
+_MODEL_TIMEOUT = 3600.0
 
 
 def node_id() -> str:
@@ -47,6 +48,8 @@ class Process:
         self.node = node_id()
         self.store = Store.connect(self._start_agent(), client="ray", autostart=False)
         self._client = SharedTensorClient(store=self.store)
+        #: What this process leases as long as it uses folders of models from other nodes.
+        self._models: Dict[str, Tensor] = {}
         self._tokens: List[Any] = []
         self._tokens_lock = threading.Lock()
 
@@ -69,22 +72,21 @@ class Process:
 
     def publish(self, value: Any, form: Form) -> Handle:
         """Publishes an array, which lives as long as the handle's token. Raises :class:`OverBudgetError`."""
-        with self.store.put(f"ray/{uuid.uuid4().hex}", value, keep=False) as tensor:
+        with self.store.put(own_name(), value, keep=False) as tensor:
             return self.handle_of(tensor, form)
 
     def handle_of(self, tensor: Tensor, form: Form = "tensor") -> Handle:
         """A handle of a tensor. One of another store is published here first."""
         try:
-            socket, _, name, id_, view = reduced(tensor)
+            socket, name, id_, view = reduced(tensor)
         except UnsupportedError:
             # Of a store inside of this process.
             return self.publish(tensor, form)
-        if str(socket) != str(self.store.socket):
+        if socket != str(self.store.socket):
             return self.publish(tensor, form)
         token = self._keep(id_, name)
         keep_while_submitted(token)
-        shape, dtype = (tensor.shape, str(tensor.dtype)) if view is None else self._whole(id_)
-        return Handle(self.node, name, (id_[0], id_[1]), shape, dtype, view, form, token)
+        return Handle(self.node, name, id_, spec_of(tensor) if view is None else self._spec_of_whole(id_), view, form, token)
 
     def open(self, handle: Handle) -> Any:
         """The tensor of a handle, mapped. One of another node is copied to this node first, once for all of its processes."""
@@ -103,6 +105,16 @@ class Process:
             self._call(BRING, [name], _ANSWER_TIMEOUT)
             return self.store.get(name)
 
+    def model(self, name: str, base: str, variant: Optional[str]) -> Tuple[str, bool]:
+        """The folder of a model on this node, and whether it is a copy, which stays as long as this process."""
+        while True:
+            folder, mark = self._call(MODEL, [name, base, variant], _MODEL_TIMEOUT)
+            if not mark:
+                return folder, False
+            with contextlib.suppress(NotFoundError):
+                self._models[mark] = self.store.get(mark)
+                return folder, True
+
     def _own(self, handle: Handle) -> Tensor:
         try:
             return leased(self.store, handle.id, handle.name)
@@ -110,25 +122,26 @@ class Process:
             raise _lost(handle) from error
 
     def _copy(self, handle: Handle) -> Tensor:
-        token, shape = handle.token.hex(), list(handle.shape)
-        arguments = [token, handle.node, handle.name, list(handle.id), shape, handle.dtype]
+        token = handle.token.hex()
+        arguments = [token, handle.node, handle.name, list(handle.id), list(handle.spec)]
         try:
             id_ = tuple(self._call(PULL, arguments, _ANSWER_TIMEOUT))
         except OverBudgetError as error:
             warnings.warn(f"a tensor of another node is copied into this process: {error}", ResourceWarning, stacklevel=2)
             with aside():
-                sources = ask(handle.node, token, self.node, handle.name)
-            return copied(Store(), sources, (handle.node, handle.id), token, shape, handle.dtype, handle.name)
+                addresses = ask(handle.node, token, self.node, handle.name)
+            target = TensorTarget(handle.spec.builder(Store(), own_name(), keep=False))
+            return received(target, sources_of(addresses, (handle.node, handle.id), token), handle.name, handle.node)
         try:
             return self.store.lease(id_)
         except NotFoundError as error:
             raise _lost(handle) from error
 
-    def _whole(self, id_: Tuple[int, int]) -> Tuple[Tuple[int, ...], str]:
+    def _spec_of_whole(self, id_: Id) -> Spec:
         with self.store.lease(id_) as whole:
-            return whole.shape, str(whole.dtype)
+            return spec_of(whole)
 
-    def _keep(self, id_: Tuple[int, int], name: str) -> Any:
+    def _keep(self, id_: Id, name: str) -> Any:
         """A token for which the agent keeps the tensor."""
         token = self._token()
         try:

@@ -1,100 +1,164 @@
-"""Copies of other nodes' tensors, and what other nodes read of them meanwhile. No Ray."""
+"""Copies of other nodes' tensors and files, and what other nodes read of them meanwhile. No Ray."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, TypeVar
 
-from .._native import Store, Tensor, TensorBuilder
+from .._native import Tensor, TensorBuilder
 from ..errors import ConflictError, IoError, NotFoundError
-from .alone import Alone
+from .alone import Alone, Places
 from .arrival import Arrival, Readable, Whole
 from .holdings import Holdings, Key
 from .transfer import Address, Source, fetch, ranges_of
 
 #: The names of copies begin with it. A token is 28 bytes of its own.
 _COPY = b"copy/"
+#: Copies that come from one node at a time. A slow node delays no copies from others.
+_FROM_ONE_NODE = 8
 
-
-class Sources(NamedTuple):
-    """Where a node reads a tensor of another one."""
-
-    #: A number of the agent that answered. The next agent of the node has another one, and may give ids again.
-    life: str
-    #: Nodes that have or receive a copy, the nearest first, and last the tensor's own node.
-    addresses: List[Address]
+_P = TypeVar("_P", covariant=True)
 
 
 class Origins(Protocol):
     """The agents of other nodes."""
 
-    def join(self, node: str, token: str, name: str) -> Sources:
-        """Where this node reads a tensor. Raises errors that name it."""
+    def join(self, node: str, token: str, name: str) -> List[Address]:
+        """Where this node reads a tensor or a file: nodes that have or receive a copy, the nearest first, and last its own node.
+
+        Raises errors that name it.
+        """
 
     def leave(self, node: str, token: str) -> None:
         """The copy did not succeed."""
 
 
-def copied(
-    store: Store,
-    sources: Sources,
-    key: Key,
-    token: str,
-    shape: Sequence[int],
-    dtype: str,
-    name: str,
-    arrival: Optional[Arrival] = None,
-) -> Tensor:
-    """A copy of another node's tensor in a store. Other nodes read it as ``arrival``. Errors name the tensor and its node."""
-    node, id_ = key
-    with store.empty(f"ray/{node[:16]}/{id_[0]}", tuple(shape), dtype, keep=False) as builder:
-        if builder.nbytes:
+class Target(Protocol[_P]):
+    """The memory of a copy."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+
+    def fileno(self) -> int:
+        """The descriptor of the memory."""
+
+    def memory(self) -> memoryview:
+        """The memory, to write the bytes there."""
+
+    def publish(self) -> _P:
+        """All bytes are here."""
+
+    def discard(self) -> None:
+        """The copy has failed. Also called after :meth:`publish` has."""
+
+
+class TensorTarget:
+    """A tensor that a builder makes."""
+
+    def __init__(self, builder: TensorBuilder) -> None:
+        self._builder = builder
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`Target`."""
+        return self._builder.nbytes
+
+    def fileno(self) -> int:
+        """See :class:`Target`."""
+        return self._builder._fileno()
+
+    def memory(self) -> memoryview:
+        """See :class:`Target`."""
+        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self._builder.data_ptr)).cast("B")
+
+    def publish(self) -> Tensor:
+        """See :class:`Target`."""
+        return self._builder.publish()
+
+    def discard(self) -> None:
+        """See :class:`Target`."""
+        # Not if it was published.
+        with contextlib.suppress(ConflictError):
+            self._builder.discard()
+
+
+def received(target: Target[_P], sources: Sequence[Source], name: str, node: str, arrival: Optional[Arrival] = None) -> _P:
+    """Copies a tensor or a file of a node into its target. Other nodes read it as ``arrival``. Errors name it and its node."""
+    try:
+        if target.nbytes:
             if arrival is not None:
-                arrival.begin(builder._fileno(), ranges_of(builder.nbytes))
+                arrival.begin(target.fileno(), ranges_of(target.nbytes))
             try:
-                fill(builder, _named(sources, key, token), None if arrival is None else arrival.advance)
+                with target.memory() as memory:
+                    fetch(sources, memory, None if arrival is None else arrival.advance)
             except (IoError, NotFoundError) as error:
                 raise type(error)(f"{name} of node {node}: {error}", field=name) from error
-        return builder.publish()
+        return target.publish()
+    except BaseException:
+        target.discard()
+        raise
 
 
-def fill(builder: TensorBuilder, sources: Sequence[Source], advance: Optional[Callable[[int, int], None]] = None) -> None:
-    """Fills the memory of a builder by :func:`fetch`."""
-    if builder.nbytes:
-        memory = (ctypes.c_ubyte * builder.nbytes).from_address(builder.data_ptr)
-        fetch(sources, memoryview(memory).cast("B"), advance)
-
-
-def _named(sources: Sources, key: Key, token: str) -> List[Source]:
-    *others, origin = sources.addresses
-    name = _COPY + f"{key[0]}/{key[1][0]}/{key[1][1]}/{sources.life}".encode()
+def sources_of(addresses: Sequence[Address], key: Key, token: str) -> List[Source]:
+    """What a node reads at each address: a copy there, and at the last one the tensor or file itself."""
+    *others, origin = addresses
+    name = _COPY + _text(key).encode()
     return [*((address, name) for address in others), (origin, bytes.fromhex(token))]
 
 
 class Pulls:
     """The copies of a node's agent."""
 
-    def __init__(self, store: Store, holdings: Holdings[Tensor], origins: Origins) -> None:
-        self._store, self._holdings, self._origins = store, holdings, origins
+    def __init__(self, holdings: Holdings[Any], origins: Origins) -> None:
+        self._holdings, self._origins = holdings, origins
         self._lock = threading.Lock()
         self._alone: Alone[Key] = Alone()
-        self._arrivals: Dict[Key, Arrival] = {}
+        self._places: Places[str] = Places(_FROM_ONE_NODE)
+        #: Those of a key that other nodes are sent to, by the key as text. The same tensor can come twice, under two names.
+        self._arrivals: Dict[str, List[Arrival]] = {}
         #: Copies that have arrived.
         self.count = 0
 
-    def pull(self, key: Key, token: str, name: str, shape: Sequence[int], dtype: str) -> Tensor:
-        """Copies a tensor of another node, unless it is here."""
+    def pull(self, key: Key, token: str, name: str, target: Callable[[], Target[Tensor]]) -> Tensor:
+        """Copies a tensor of another node, unless it is here, and keeps it until its tokens end."""
         with self._alone.with_key(key):
             is_new, copy = self._holdings.want(key, bytes.fromhex(token))
             if copy is not None and not is_new:
-                return copy
+                return copy  # type: ignore[no-any-return]
             try:
-                return self._pull(key, token, name, shape, dtype)
+                with self.arriving(key) as arrival:
+                    # Also when the copy is here: the other node reports the end of tokens that it was asked for.
+                    addresses = self._join(key, token, name)
+                    if copy is None:
+                        copy = self._receive(arrival, addresses, key, token, name, target)
+                        self._holdings.add_copy(key, copy)
+                    return copy  # type: ignore[no-any-return]
             except BaseException:
                 self._holdings.end_copies(bytes.fromhex(token))
-                self._origins.leave(key[0], token)
                 raise
+
+    @contextlib.contextmanager
+    def arriving(self, key: Key) -> Iterator[Arrival]:
+        """A block in which other nodes read what arrives here, and what has arrived."""
+        arrival, text = Arrival(), _text(key)
+        with self._lock:
+            # Before other nodes are sent here.
+            self._arrivals.setdefault(text, []).append(arrival)
+        try:
+            yield arrival
+        finally:
+            with self._lock:
+                self._arrivals[text].remove(arrival)
+                if not self._arrivals[text]:
+                    del self._arrivals[text]
+            arrival.end()
+
+    def receive(self, arrival: Arrival, key: Key, token: str, name: str, target: Callable[[], Target[_P]]) -> _P:
+        """Copies a tensor or a file of another node, in a block of :meth:`arriving`. The caller keeps it."""
+        return self._receive(arrival, self._join(key, token, name), key, token, name, target)
 
     def find(self, name: bytes) -> Optional[Readable]:
         """The copy that another node names, also one that is on its way. None for what is no name of a copy.
@@ -103,37 +167,43 @@ class Pulls:
         """
         if not name.startswith(_COPY):
             return None
-        node, name_id, version, life = name[len(_COPY) :].decode().split("/")
-        key = (node, (int(name_id), int(version)))
+        text = name[len(_COPY) :].decode()
         with self._lock:
-            arrival = self._arrivals.get(key)
-        copy = self._holdings.copy(key, life)
+            arrival = next(iter(self._arrivals.get(text, ())), None)
+        node, first, second = text.split("/")
+        copy = self._holdings.copy((node, (int(first), int(second)))) if first.isdecimal() else None
         if copy is not None:
             return whole(copy)
         if arrival is None:
             raise NotFoundError("no copy is here")
-        return arrival.reader(life)
+        return arrival
 
-    def _pull(self, key: Key, token: str, name: str, shape: Sequence[int], dtype: str) -> Tensor:
-        arrival = Arrival()
-        with self._lock:
-            # Before other nodes are sent here.
-            self._arrivals[key] = arrival
+    def _join(self, key: Key, token: str, name: str) -> List[Address]:
         try:
-            # Also when the copy is here: the other node reports the end of tokens that it was asked for.
-            sources = self._origins.join(key[0], token, name)
-            copy = self._holdings.copy(key, sources.life)
-            if copy is None:
-                arrival.life = sources.life
-                copy = copied(self._store, sources, key, token, shape, dtype, name, arrival)
-                with self._lock:
-                    self.count += 1
-                self._holdings.add_copy(key, sources.life, bytes.fromhex(token), copy)
-            return copy
-        finally:
-            with self._lock:
-                del self._arrivals[key]
+            return self._origins.join(key[0], token, name)
+        except BaseException:
+            self._origins.leave(key[0], token)
+            raise
+
+    def _receive(
+        self, arrival: Arrival, addresses: List[Address], key: Key, token: str, name: str, target: Callable[[], Target[_P]]
+    ) -> _P:
+        node, _ = key
+        try:
+            with self._places.with_key(node):
+                copy = received(target(), sources_of(addresses, key, token), name, node, arrival)
             arrival.end()
+        except BaseException:
+            self._origins.leave(node, token)
+            raise
+        with self._lock:
+            self.count += 1
+        return copy
+
+
+def _text(key: Key) -> str:
+    node, (first, second) = key
+    return f"{node}/{first}/{second}"
 
 
 def whole(tensor: Tensor) -> Whole:

@@ -13,7 +13,7 @@ import ray
 
 from .._native import Tensor, __version__
 from ..errors import CotensorError, InvalidError, NoDaemonError, OverBudgetError, UnsupportedError
-from .handle import Form, Handle
+from .handle import Form, Handle, Spec
 from .imports import when_imported
 from .process import Process, node_id
 from .values import INLINE_BYTES_MAX
@@ -77,7 +77,9 @@ def _handle(make: Callable[[Process], Handle]) -> Optional[_Reduced]:
     """A handle; None where Ray does not count the references in it, as in a pickled function."""
     if not ray._private.worker.global_worker.get_serialization_context().is_in_band_serialization():
         return None
-    return _value, (__version__, tuple(make(Process.current())))
+    handle = make(Process.current())
+    # Plain tuples: another version may have other classes.
+    return _value, (__version__, tuple(handle._replace(spec=tuple(handle.spec))))
 
 
 def _transport() -> Optional[str]:
@@ -109,6 +111,7 @@ def _opened(version: str, fields: Tuple[Any, ...]) -> Any:
         what = f"a tensor of Cotensor {version} cannot be opened by Cotensor {__version__} on node {node_id()}"
         raise UnsupportedError(f"{what}: install one version on all nodes")
     handle = Handle(*fields)
+    handle = handle._replace(spec=Spec.of(handle.spec))
     try:
         return Process.current().open(handle)
     except CotensorError as error:

@@ -11,8 +11,8 @@ import ray
 import ray.util.client
 
 from .. import _elsewhere
-from .._native import Store
-from ..errors import InvalidError, NotFoundError
+from .._native import Store, model_files
+from ..errors import CotensorError, InvalidError, NotFoundError
 from .daemon import may_be_of
 from .process import Process, node_id
 from .serialization import TRANSPORT, register
@@ -44,6 +44,7 @@ def setup() -> None:
     """Sets this process up. It connects to the daemon of its node when it sends or receives the first tensor."""
     register()
     _elsewhere.bring = _bring
+    _elsewhere.bring_model = _bring_model
 
 
 def _bring(store: Store, name: str) -> bool:
@@ -51,16 +52,44 @@ def _bring(store: Store, name: str) -> bool:
 
     No agent starts for the store of another daemon, or of this process.
     """
-    if not ray.is_initialized() or ray.util.client.ray.is_connected() or not may_be_of(store.socket, node_id()):
-        return False
-    process = Process.current()
-    if store.socket != process.store.socket:
+    process = _process_of(store)
+    if process is None:
         return False
     try:
         process.get(name).release()
     except NotFoundError:
         return False
     return True
+
+
+def _bring_model(store: Store, name: str, base: str, variant: Optional[str]) -> str:
+    """For engines that take a store, as :func:`_bring`. A name that no node has can still be that of a model of the hub."""
+    process = _process_of(store)
+    if process is None or _is_here(name, base, variant):
+        return name
+    try:
+        folder, is_copy = process.model(name, base, variant)
+    except NotFoundError:
+        if os.path.isabs(name):
+            raise
+        return name
+    return folder if is_copy else name
+
+
+def _process_of(store: Store) -> Optional[Process]:
+    """This process, if the store is that of its node."""
+    if not ray.is_initialized() or ray.util.client.ray.is_connected() or not may_be_of(store.socket, node_id()):
+        return None
+    process = Process.current()
+    return process if store.socket == process.store.socket else None
+
+
+def _is_here(name: str, base: str, variant: Optional[str]) -> bool:
+    try:
+        model_files(name, base, variant)
+        return True
+    except CotensorError:
+        return False
 
 
 def offer_transport() -> None:

@@ -11,8 +11,9 @@ from .peers import ANSWER_TIMEOUT, running_agent
 
 def status() -> Dict[str, Dict[str, Any]]:
     """For each living node: the ``socket`` of its daemon, the tensors that its agent has ``kept`` for handles, the ``copies`` of
-    other nodes' tensors, the number of tensors that it has ``pulled``, the ``sent_bytes``, the ``functions`` that other nodes
-    find there, those that are ``running`` for other nodes, and the ``names`` under which it has copied other nodes' tensors.
+    other nodes' tensors, the number of tensors and files that it has ``pulled``, the ``sent_bytes``, the ``functions`` that
+    other nodes find there, those that are ``running`` for other nodes, the ``names`` under which it has copied other nodes'
+    tensors, and the ``models`` of which it has copied the files.
 
     A node without an agent has none of these, and one that does not answer within 4.5 s has ``error``.
     """

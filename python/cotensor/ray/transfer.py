@@ -125,14 +125,13 @@ class Server:
             stream.sendall(_FRAME.pack(_REFUSED))
 
     def _send(self, stream: socket.socket, found: Readable, at: int, end: int) -> None:
-        with memoryview(found.data()) as data:
-            # In steps: the timeout of a socket is one of a whole `sendall`.
-            for start in range(at, end, _SEND_BYTES):
-                with data[start : min(end, start + _SEND_BYTES)] as part:
-                    # Before the other node has them, and asks for the count.
-                    with self._lock:
-                        self.sent_bytes += len(part)
-                    stream.sendall(part)
+        # In steps: the timeout of a socket is one of a whole `sendall`.
+        for start in range(at, end, _SEND_BYTES):
+            with found.part(start, min(end, start + _SEND_BYTES)) as part:
+                # Before the other node has them, and asks for the count.
+                with self._lock:
+                    self.sent_bytes += len(part)
+                stream.sendall(part)
 
 
 def ranges_of(size: int) -> List[Range]:

@@ -1,5 +1,6 @@
 //! Groups: several arrays under one name.
 
+use super::builder::TensorBuilder;
 use super::holder::holder as holder_of;
 use super::options::TensorOptions;
 use super::tensor::Tensor;
@@ -33,9 +34,7 @@ pub(super) fn put_group(
         sources.push((member, source));
     }
     let members = Members::new(sources.iter().map(|(member, source)| (member.as_str(), source.dtype, &source.shape)));
-    let members = members.or_raise(py)?;
-    let plain = options.spec(py, name, DType::U8, &[members.size_bytes()])?;
-    let spec = TensorSpec { members: Some(members), ..plain };
+    let spec = spec(py, name, members.or_raise(py)?, options)?;
     let holder = holder_of(py, &store, options.holder.as_deref());
     let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
     for (member, source) in &sources {
@@ -44,4 +43,33 @@ pub(super) fn put_group(
     drop(sources);
     let lease = py.detach(|| reservation.publish()).or_raise(py)?;
     Ok(Tensor::new(lease, store))
+}
+
+/// An unpublished group of zeros, with the name, dtype and shape of each member.
+///
+/// # Errors
+/// `Invalid` with the member, as [`Members::new`].
+pub(super) fn empty_group(
+    py: Python<'_>,
+    store: Arc<dyn Store>,
+    name: &str,
+    members: &[(String, String, Vec<usize>)],
+    options: &TensorOptions,
+) -> PyResult<TensorBuilder> {
+    let laid = || {
+        let parsed = members.iter().map(|(member, dtype, shape)| {
+            let dtype: DType = dtype.parse().map_err(|error: Error| error.in_field(member.as_str()))?;
+            Ok((member.as_str(), dtype, shape))
+        });
+        Members::new(parsed.collect::<Result<Vec<_>, Error>>()?)
+    };
+    let spec = spec(py, name, laid().or_raise(py)?, options)?;
+    let holder = holder_of(py, &store, options.holder.as_deref());
+    let reservation = py.detach(|| store.reserve_aliased(spec, &holder)).or_raise(py)?;
+    TensorBuilder::new(reservation, store).or_raise(py)
+}
+
+fn spec(py: Python<'_>, name: &str, members: Arc<Members>, options: &TensorOptions) -> PyResult<TensorSpec> {
+    let plain = options.spec(py, name, DType::U8, &[members.size_bytes()])?;
+    Ok(TensorSpec { members: Some(members), ..plain })
 }

@@ -3,7 +3,7 @@
 use super::backend::{Backend, BackendCell};
 use super::builder::TensorBuilder;
 use super::claim::{Claimed, claim};
-use super::group::put_group;
+use super::group::{empty_group, put_group};
 use super::holder::{holder as holder_of, program};
 use super::mapping::{check_default, or_default};
 use super::options::TensorOptions;
@@ -26,6 +26,7 @@ use cotensor_memory::{EmbeddedMemory, PackCache};
 use cotensor_store::TensorId;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -368,6 +369,23 @@ impl Store {
         put_group(py, self.store(py)?, &name, arrays, &options, from_device)
     }
 
+    /// As :meth:`empty`, for a group: ``members`` are the name, dtype and shape of each.
+    #[pyo3(signature = (name, members, *, kind=None, producer=None, keep=Kept::DEFAULT, metadata=None), text_signature = "($self, name, members, *, kind=None, producer=None, keep=True, metadata=None)")]
+    #[expect(clippy::too_many_arguments, reason = "options by keyword")]
+    fn _empty_group(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        members: Vec<(String, String, Vec<usize>)>,
+        #[pyo3(from_py_with = args::kind)] kind: Option<String>,
+        #[pyo3(from_py_with = args::producer)] producer: Option<String>,
+        #[pyo3(from_py_with = args::kept)] keep: Kept,
+        metadata: Option<Py<PyAny>>,
+    ) -> PyResult<TensorBuilder> {
+        let common = TensorOptions { holder: None, provenance: None, recompute_seconds: 0.0, kind, producer, keep, metadata };
+        empty_group(py, self.store(py)?, &name, &members, &common)
+    }
+
     /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.
     #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=Kept::DEFAULT, recompute_seconds=0.0, provenance=None, metadata=None), text_signature = "($self, name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=True, recompute_seconds=0.0, provenance=None, metadata=None)")]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
@@ -412,17 +430,28 @@ impl Store {
         claim(py, &backend, &key, holder, timeout)
     }
 
+    /// The number of leases of each version of ``name``, of all processes: each process has one of a version.
+    fn _leases(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<HashMap<(u64, u64), u32>> {
+        let store = self.client_store(py, "leases of other processes")?;
+        let found = py.detach(|| store.request::<p::ListHolders>(&p::NameParams { name })).or_raise(py)?;
+        let leases = |version: &p::TensorInfo| ((version.id.name_id, version.id.version), version.holders.values().sum());
+        Ok(found.versions.iter().map(leases).collect())
+    }
+
     /// Removes ``name`` from the store. Existing leases stay valid; the memory is freed with the last one. A name that does
-    /// not exist raises :class:`NotFoundError` unless ``missing_ok``.
-    #[pyo3(signature = (name, *, missing_ok=false))]
+    /// not exist raises :class:`NotFoundError` unless ``missing_ok``. With ``id`` (:attr:`Tensor.id`), a name whose newest version
+    /// is another one counts as one that does not exist, and stays.
+    #[pyo3(signature = (name, *, missing_ok=false, id=None))]
     fn remove(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = args::name)] name: String,
         #[pyo3(from_py_with = args::missing_ok)] missing_ok: bool,
+        #[pyo3(from_py_with = args::id)] id: Option<(u64, u64)>,
     ) -> PyResult<()> {
         let store = self.store(py)?;
-        match py.detach(|| store.remove(&name)) {
+        let id = id.map(|(name_id, version)| TensorId { name_id, version });
+        match py.detach(|| store.remove_version(&name, id)) {
             Err(error) if missing_ok && error.kind() == ErrorKind::NotFound => Ok(()),
             outcome => outcome.or_raise(py),
         }

@@ -67,6 +67,26 @@ fn existing_folder_has_precedence_over_a_name() {
 }
 
 #[test]
+fn files_that_are_read_are_listed_for_any_folder() {
+    let (server, cache) = (server(), Cache::new());
+    let pulled = cache.hub(&server).pull(&id(), None).unwrap();
+    let found = cotensor_hub::files_of(&pulled.folder, None).unwrap();
+    assert_eq!((found.len(), found.iter().map(|(_, bytes)| bytes).sum::<u64>()), (pulled.files, pulled.bytes));
+    // Under a name that no model of the hub has, and with files that no part of this program reads.
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("a--b");
+    for (path, content) in files().into_iter().chain([("model.safetensors".into(), vec![0])]) {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    assert_eq!(cotensor_hub::files_of(&folder, None).unwrap().len(), found.len());
+    fs::remove_file(folder.join("config.json")).unwrap();
+    let error = cotensor_hub::files_of(&folder, None).unwrap_err();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::NotFound, Some(folder.join("config.json").as_path())));
+}
+
+#[test]
 fn damaged_reference_is_an_error_offline_and_is_mended_by_a_download() {
     let cache = older_cache();
     let reference = cache.repository().join("refs/main");

@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The number of shards: enough that threads at different names seldom share one.
 pub(crate) const SHARDS: usize = 1024;
+/// The bits of a table's first id, before it is multiplied by the number of shards: ids stay below 2^53, which numbers in JSON
+/// are exact up to, for 2^42 further names.
+const FIRST_ID_BITS: u32 = 42;
 /// The capacity below which a shard's table does not shrink.
 const CAPACITY_MIN: usize = 7;
 
@@ -120,12 +123,12 @@ pub(crate) struct Survey<'a> {
 
 impl Names {
     /// Tables with the same seed and number of shards put each name into the same shard, so that ids keep their
-    /// meaning.
+    /// meaning. Tables with random seeds begin at different ids, so that an id names no tensor of another store.
     pub(crate) fn new(shards: usize, seed: u64) -> Self {
         Self {
             shards: (0..shards).map(|_| Shard::default()).collect(),
             hasher: foldhash::fast::FixedState::with_seed(seed),
-            name_ids: AtomicU64::new(1),
+            name_ids: AtomicU64::new((seed >> (64 - FIRST_ID_BITS)) + 1),
             surveys: Mutex::default(),
         }
     }

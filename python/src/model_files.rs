@@ -1,0 +1,27 @@
+//! The files of models on this machine.
+
+use crate::args;
+use crate::errors::OrRaise;
+use cotensor::hub::{Hub, Settings, files_of};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+
+/// The folder of the model ``name``, a path relative to ``base`` or a name on the hub, and the files in it that this program reads:
+/// the path of each in the folder, and its bytes. Without ``variant`` (``fp16``), the graphs are those of the first variant that
+/// the model has. Files of the hub's cache are verified. Uses no network.
+#[pyfunction]
+#[pyo3(signature = (name, base, variant=None))]
+pub(crate) fn model_files(
+    py: Python<'_>,
+    #[pyo3(from_py_with = args::model_name)] name: PathBuf,
+    #[pyo3(from_py_with = args::models)] base: PathBuf,
+    #[pyo3(from_py_with = args::variant)] variant: Option<String>,
+) -> PyResult<(PathBuf, Vec<(String, u64)>)> {
+    py.detach(|| {
+        let hub = Hub::new(Settings { offline: true, ..Settings::from_env() });
+        let folder = hub.folder(&name, &base, variant.as_deref())?;
+        let files = files_of(&folder, variant.as_deref())?;
+        Ok((folder, files))
+    })
+    .or_raise(py)
+}
