@@ -2,7 +2,7 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
-use super::publication::{self, FrozenTensor};
+use super::publication::{self, FrozenTensor, Placement};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method};
@@ -410,6 +410,18 @@ impl MemoryControl for ClientStore {
         } else {
             self.daemon.memories.of(device)?.prefault(bytes, count)
         }
+    }
+
+    fn prefault_to_fill(&self, device: Device, bytes: usize, count: usize) -> Result<usize> {
+        if !device.is_host() || self.is_for_slab(device, bytes) || bytes > self.block_bytes_max {
+            return self.prefault(device, bytes, count);
+        }
+        for done in 0..count {
+            if !Placement::prefault_block(&self.daemon, bytes)? {
+                return Ok(done);
+            }
+        }
+        Ok(count)
     }
 
     fn limit_memory(&self, device: Device, _: u64) -> Result<()> {

@@ -10,9 +10,13 @@ use super::slabs::{OwnSlab, Slabs, whole_pages};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::Slab;
+use cotensor_memory::process::available_bytes;
 use cotensor_store::backend::UnpublishedTensor;
 use cotensor_store::{Holder, Key, Lease, TensorSpec};
 use std::sync::Arc;
+
+/// The next block of a series is made only if the system has this many times its length left.
+const AVAILABLE_FACTOR_MIN: u64 = 4;
 
 /// The memory of an unpublished tensor.
 pub(super) enum Placement {
@@ -50,11 +54,11 @@ pub(super) struct PublishTerms {
 }
 
 impl Placement {
-    /// A range of a slab. Opens a new slab when the open ones have no room.
-    pub(super) fn in_slab(daemon: &Reconnector, len: usize) -> Result<(Self, Box<dyn SegmentMut>)> {
+    /// A range of a slab. Opens a new slab when the open ones have no room. With `to_fill`, the bytes may have values of earlier tensors.
+    pub(super) fn in_slab(daemon: &Reconnector, len: usize, to_fill: bool) -> Result<(Self, Box<dyn SegmentMut>)> {
         let slabs = &daemon.slabs;
         let shared = |(number, segment)| (Self::Slab(OwnSlab { number, is_block: false }), segment);
-        if let Some(found) = slabs.reserve(len)? {
+        if let Some(found) = slabs.reserve(len, to_fill)? {
             return Ok(shared(found));
         }
         let (least, mut bytes) = slabs.next_bytes(len);
@@ -74,7 +78,9 @@ impl Placement {
     /// meanwhile.
     pub(super) fn in_block(daemon: &Reconnector, len: usize) -> Result<Option<(Self, Box<dyn SegmentMut>)>> {
         let slabs = &daemon.slabs;
-        let found = match slabs.reserve_block(len) {
+        let free = || slabs.reserve_block(len);
+        // One that is being made is there after the wait.
+        let found = match free().or_else(|| if slabs.next_block.wait_for(len) { free() } else { None }) {
             Some(found) => Some(found),
             None => match slabs.room_for_block(&daemon.connection.session(), len)? {
                 None => None,
@@ -82,14 +88,33 @@ impl Placement {
                     let block = Slab::create(bytes)?;
                     block.prefault()?;
                     match daemon.retry(|session| slabs.open_block_in(session, &block, len)) {
-                        // Other threads have taken the room meanwhile: the daemon has the same limits.
-                        Err(error) if error.kind() == ErrorKind::Conflict => None,
+                        // Other threads have taken the room meanwhile: the daemon has the same limits. A block for the next tensor may be free.
+                        Err(error) if error.kind() == ErrorKind::Conflict => free(),
                         opened => Some(opened?),
                     }
                 }
             },
         };
         Ok(found.map(|(number, segment)| (Self::Slab(OwnSlab { number, is_block: true }), segment)))
+    }
+
+    /// Prefaults a block for a later tensor of `len` bytes. False when the client has enough free ones.
+    pub(super) fn prefault_block(daemon: &Reconnector, len: usize) -> Result<bool> {
+        let Some(block) = free_block(daemon, len)? else { return Ok(false) };
+        match daemon.retry(|session| daemon.slabs.open_free_block_in(session, &block, true)) {
+            // As many as the daemon takes.
+            Err(error) if error.kind() == ErrorKind::Conflict => Ok(false),
+            opened => opened.map(|()| true),
+        }
+    }
+
+    /// Makes the next block of a series, if that is possible now.
+    pub(super) fn make_next_block(daemon: &Reconnector, len: usize) {
+        let has_memory = available_bytes().is_none_or(|left| left / AVAILABLE_FACTOR_MIN >= len as u64);
+        if has_memory && let Ok(Some(block)) = free_block(daemon, len) {
+            // Without a daemon, or at its limits, the next tensor makes its own block.
+            drop(daemon.slabs.open_free_block_in(&daemon.connection.session(), &block, false));
+        }
     }
 
     /// Memory of its own, which `reserve_in` makes in the memory of the tensor's device after the daemon has reserved
@@ -138,6 +163,25 @@ impl Placement {
     }
 }
 
+/// A prefaulted block for a later tensor of `len` bytes; none when the client has enough free ones.
+fn free_block(daemon: &Reconnector, len: usize) -> Result<Option<Slab>> {
+    let Some(bytes) = daemon.slabs.room_for_free_block(len)? else { return Ok(None) };
+    let block = Slab::create(bytes)?;
+    block.prefault()?;
+    Ok(Some(block))
+}
+
+/// Lets the next block of a series be made. Without a tensor, it is given back.
+fn start_next_block(store: &ClientStore) {
+    let me = store.me.clone();
+    store.daemon.slabs.next_block.start(move |len| {
+        if let Some(store) = me.upgrade() {
+            Placement::make_next_block(&store.daemon, len);
+            store.give_blocks_back();
+        }
+    });
+}
+
 /// The request that publishes a range of a slab.
 fn announce(
     session: &Session,
@@ -182,11 +226,21 @@ impl FrozenTensor {
     }
 
     pub(super) fn publish(&mut self, store: &ClientStore) -> Result<Lease> {
-        store.daemon.retry(|session| {
-            let terms = self.terms(store)?;
-            let published = self.place.publish(session, &store.daemon.slabs, &self.spec, &self.segment, terms)?;
-            self.enter(store, session, &published)
-        })
+        store
+            .daemon
+            .retry(|session| {
+                let terms = self.terms(store)?;
+                let published = self.place.publish(session, &store.daemon.slabs, &self.spec, &self.segment, terms)?;
+                self.enter(store, session, &published)
+            })
+            .inspect(|_| self.start_next(store))
+    }
+
+    /// After the publication, which shares the processors with the thread.
+    fn start_next(&self, store: &ClientStore) {
+        if matches!(self.place, Placement::Slab(OwnSlab { is_block: true, .. })) {
+            start_next_block(store);
+        }
     }
 
     /// Each session has tickets of its own.
@@ -240,7 +294,9 @@ pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor,
             },
         }
     };
-    tensors.into_iter().map(publish).collect()
+    let leases = tensors.into_iter().map(publish).collect();
+    start_next_block(store);
+    leases
 }
 
 fn reserve(session: &Session, params: &p::ReserveParams) -> Result<u64> {
