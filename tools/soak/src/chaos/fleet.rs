@@ -26,6 +26,27 @@ struct Results {
     recoveries: Vec<(u64, u64)>,
 }
 
+/// What idle clients have done since their starts.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Done {
+    /// Leases that they hold.
+    pub(super) leases: usize,
+    /// Tensors that they published in blocks.
+    pub(super) blocks: usize,
+    /// Frames of channels that they checked.
+    pub(super) frames: usize,
+}
+
+impl std::iter::Sum for Done {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            leases: sum.leases + one.leases,
+            blocks: sum.blocks + one.blocks,
+            frames: sum.frames + one.frames,
+        })
+    }
+}
+
 /// An error that no client may find.
 pub(super) struct Failure(pub(super) String);
 
@@ -39,8 +60,8 @@ struct Status {
     full: bool,
     /// Number of kills that the client has not acknowledged.
     pending_kills: usize,
-    /// Number of leases, once the client is idle.
-    idle_leases: Option<usize>,
+    /// What the client has done, once it is idle.
+    done: Option<Done>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -83,7 +104,11 @@ fn on_messages(out: ChildStdout, status: &Mutex<Status>, results: &Mutex<Results
     for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
         match line.split(' ').collect::<Vec<_>>().as_slice() {
             ["full"] => lock(status).full = true,
-            ["rests", leases] => lock(status).idle_leases = leases.parse().ok(),
+            ["rests", leases, blocks, frames] => {
+                if let (Ok(leases), Ok(blocks), Ok(frames)) = (leases.parse(), blocks.parse(), frames.parse()) {
+                    lock(status).done = Some(Done { leases, blocks, frames });
+                }
+            }
             ["back", at, after] => {
                 lock(status).pending_kills -= 1;
                 if let (Ok(at), Ok(after)) = (at.parse(), after.parse()) {
@@ -142,20 +167,20 @@ impl ClientFleet {
         }));
     }
 
-    /// Makes all clients check their tensors and become idle. Returns their number of leases.
+    /// Makes all clients check their tensors and become idle.
     ///
     /// # Errors
     /// `Corrupt` when a client found an error.
-    pub(super) fn rest(&mut self) -> Result<usize> {
+    pub(super) fn rest(&mut self) -> Result<Done> {
         for client in &mut self.clients {
-            lock(&client.status).idle_leases = None;
+            lock(&client.status).done = None;
             client.send("rest");
         }
-        let idle_leases = |client: &Client| lock(&client.status).idle_leases;
-        until("all rest", || self.is_wrong() || self.clients.iter().all(|client| idle_leases(client).is_some()))?;
+        let done = |client: &Client| lock(&client.status).done;
+        until("all rest", || self.is_wrong() || self.clients.iter().all(|client| done(client).is_some()))?;
         match self.wrong().first() {
             Some(wrong) => Err(Failure(wrong.clone()).into()),
-            None => Ok(self.clients.iter().filter_map(idle_leases).sum()),
+            None => Ok(self.clients.iter().filter_map(done).sum()),
         }
     }
 
