@@ -2,6 +2,7 @@
 
 mod compensated;
 mod flat;
+mod refined;
 mod two_level;
 
 use crate::inputs::InputFactor;
