@@ -2,7 +2,7 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
-use super::publication::{self, FrozenTensor};
+use super::publication::{self, FrozenTensor, Publisher};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method};
@@ -160,6 +160,10 @@ impl ClientStore {
 
     pub(crate) fn reconnector(&self) -> &Reconnector {
         &self.daemon
+    }
+
+    fn publisher(&self) -> Publisher<'_> {
+        Publisher { daemon: &self.daemon, copies: &self.copies, backend: self.me.clone() }
     }
 
     pub(super) fn session(&self) -> Arc<Session> {
@@ -320,14 +324,14 @@ fn claim_params(key: &Key, holder: &Holder, wait: Duration) -> p::ClaimParams {
 impl StoreBackend for ClientStore {
     fn publish(&self, tensor: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
         if !tensor.private {
-            return FrozenTensor::new(tensor, key)?.publish(self);
+            return FrozenTensor::new(tensor, key)?.publish(&self.publisher());
         }
         let UnpublishedTensor { spec, layout, segment, charge, holder, .. } = tensor;
         self.lease_private(spec, layout, segment.freeze()?, charge, &holder)
     }
 
     fn publish_each(&self, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
-        publication::publish_each(self, results)
+        publication::publish_each(&self.publisher(), results)
     }
 
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
