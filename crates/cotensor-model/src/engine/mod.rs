@@ -19,4 +19,4 @@ pub use ort::{OrtEngine, add_libraries, installed_library, search_python};
 pub use output::{Output, OutputAllocator, OutputSpec, OwnMemory};
 pub use registry::{names, open};
 pub use rten::RtenEngine;
-pub use state::{Keep, RunState, keep_arrays};
+pub use state::{Keep, RunState};
