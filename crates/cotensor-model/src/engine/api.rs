@@ -197,7 +197,7 @@ pub trait LoadedGraph: Send + Sync {
 ///
 /// # Errors
 /// As [`LoadedGraph::run_keeping`].
-fn keep_arrays(
+pub fn keep_arrays(
     graph: &(impl LoadedGraph + ?Sized),
     inputs: &[(&str, TensorRef<'_>)],
     outputs: &[&str],

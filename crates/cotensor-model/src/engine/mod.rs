@@ -12,7 +12,7 @@ mod registry;
 mod rten;
 mod state;
 
-pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
+pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph, keep_arrays};
 pub use engines::{AUTO, EngineInfo, Engines};
 #[cfg(feature = "onnxruntime")]
 pub use ort::{OrtEngine, add_libraries, installed_library, search_python};

@@ -4,6 +4,7 @@ use super::elf::is_complete;
 use super::{arena, native};
 use crate::engine::guard::guarded;
 use cotensor_core::{Error, Result};
+use cotensor_memory::process::returns_free_memory_by;
 use ort::environment::Environment;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
