@@ -1,5 +1,6 @@
 //! The page of `plan --report`.
 
+use crate::table::{milliseconds, ratio};
 use cotensor::core::size;
 use cotensor_demo::{Axis, ChartLine, escaped, line_chart};
 use cotensor_placement::{Comparison, Device, Measured};
