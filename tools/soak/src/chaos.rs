@@ -10,7 +10,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, ListOrder, ListParams, Ping, SessionInfo, Sessions};
 use cotensor_core::{Error, Result};
 use cotensor_store::StoreReports;
-use fleet::ClientFleet;
+use fleet::{ClientFleet, FleetSize};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,7 +140,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     }
     let before = steady(&machine)?;
     let mut random = Random::new(options.seed);
-    let mut fleet = ClientFleet::start(&machine.socket, options, &mut random)?;
+    let size = FleetSize { clients: options.clients, leases: options.leases };
+    let mut fleet = ClientFleet::start(&machine.socket, size, &mut random)?;
     until("all clients hold their leases", || fleet.all_full() || fleet.is_wrong())?;
     let (mut leases_max, mut tensors_max) = (0, 0);
     eprintln!("{} clients hold {} leases; killing starts", options.clients, daemon.leases()?);

@@ -12,7 +12,7 @@ import { loadModels, newHasher } from "./core.js";
 import { chooseDevice, type DeviceChoice } from "./devices.js";
 import { ModelFolder, folderUrl, type ModelSources, type Progress } from "./folder.js";
 import { LoadedModel } from "./loaded_model.js";
-import { LocalModel } from "./local_model.js";
+import { LocalModel, type ModelBackend } from "./local_model.js";
 import type { ModelOptions } from "./model.js";
 
 /** Options of a backend. */
@@ -63,7 +63,7 @@ export function setBackendDefaults(options: BackendOptions): void {
 }
 
 /** Runs models in this thread. */
-export class Backend {
+export class Backend implements ModelBackend {
   readonly #options: BackendOptions;
   readonly #choice: DeviceChoice;
   #config: SharedTensorConfig | undefined;

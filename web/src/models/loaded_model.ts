@@ -7,17 +7,16 @@ import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import { MissingBlob } from "../weights/cache.js";
 import type { Labels } from "./answers.js";
-import type { Backend } from "./backend.js";
 import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageIdentity } from "./core.js";
 import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { graphFiles, wholeGraph } from "./graph_files.js";
 import { filesOf, importGraphs, type ImportedGraph } from "./imported.js";
+import type { ModelHost } from "./host.js";
 import type { Medium, Tokens } from "./inputs.js";
 import { readLabels } from "./labels.js";
 import type { ModelOptions } from "./model.js";
-import { Processors } from "./processors.js";
-import type { Run } from "./run.js";
+import { Processors, type PreparedRun } from "./processors.js";
 import { similarityScale, type SimilarityScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
 
@@ -35,7 +34,7 @@ export class LoadedModel {
   #isReleased = false;
 
   private constructor(
-    readonly backend: Backend,
+    readonly backend: ModelHost,
     readonly folder: ModelFolder,
     /** Its name in the backend. */
     readonly key: string,
@@ -48,7 +47,7 @@ export class LoadedModel {
   ) {}
 
   /** Reads the small files of a model. */
-  static async open(backend: Backend, folder: ModelFolder, key: string, { variant, useOptimizedOps = true }: ModelOptions): Promise<LoadedModel> {
+  static async open(backend: ModelHost, folder: ModelFolder, key: string, { variant, useOptimizedOps = true }: ModelOptions): Promise<LoadedModel> {
     await loadModels();
     const config = await folder.text("config.json");
     if (config === undefined) throw new CotensorError("NotFound", `modelId: ${folder.url.href} has no config.json; check the name`);
@@ -183,12 +182,12 @@ export class LoadedModel {
   }
 
   /** A tensor of another model in place of the result of a stage of equal space. */
-  adapted(_def: StageDef, shared: SharedTensor, run: Run): Tensor {
+  adapted(_def: StageDef, shared: SharedTensor, run: Pick<PreparedRun, "holder">): Tensor {
     return shared.lease().leaseFor(run.holder);
   }
 
   /** Prepares the image or the sound of a run, once for equal files. */
-  prepare(medium: "image" | "audio", run: Run): Promise<void> {
+  prepare(medium: "image" | "audio", run: PreparedRun): Promise<void> {
     return this.processors.prepare(medium, run);
   }
 

@@ -1,8 +1,9 @@
 import { CotensorError } from "../errors.js";
 import { SharedTensor } from "../shared_tensor.js";
+import type { SharedTensorConfig } from "../store.js";
 import type { Device, Kind } from "../types.js";
-import type { Backend } from "./backend.js";
 import type { Task } from "./definition.js";
+import type { ModelHost } from "./host.js";
 import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
 import { unlessAborted } from "./abort.js";
@@ -10,6 +11,18 @@ import { HeldTensors, type CallOptions, type FamilyModel, type ModelOptions, typ
 import { Result } from "./result.js";
 import { Run } from "./run.js";
 import { transcribe } from "./speech.js";
+
+/** A backend that opens models, and shares each between its users. */
+export interface ModelBackend extends ModelHost {
+  readonly device: Device;
+  /** Throws once it was disposed. */
+  check(): void;
+  /** Sets which tensors are shared, before the store exists. */
+  configure(config: SharedTensorConfig): void;
+  openModel(modelId: string, options: ModelOptions): Promise<LoadedModel>;
+  /** Ends one use of a model. */
+  releaseModel(model: LoadedModel | undefined): Promise<void>;
+}
 
 /** A model in this thread. */
 export class LocalModel implements FamilyModel {
@@ -21,7 +34,7 @@ export class LocalModel implements FamilyModel {
   #isDisposed = false;
 
   constructor(
-    readonly backend: Backend,
+    readonly backend: ModelBackend,
     private readonly options: ModelOptions,
     /** The family that the program expects. */
     private readonly expected: string | undefined,

@@ -8,18 +8,8 @@ import { Backend, type BackendOptions } from "./backend.js";
 import type { ModelInput } from "./inputs.js";
 import { unlessAborted } from "./abort.js";
 import type { CallOptions, FamilyModel } from "./model.js";
-import { chooseGraphs, REPORT_FILE, type QuantizationReport } from "./precision.js";
+import { chooseGraphs, REPORT_FILE, type HardwarePreferences, type QuantizationReport } from "./precision.js";
 import type { Result } from "./result.js";
-
-/** Which devices and files a model of the pool uses. */
-export interface HardwarePreferences {
-  /** The devices, the best first; by default WebGPU, then the CPU. Without `cpu`, there is no fallback. */
-  readonly priorityList?: readonly Device[];
-  /** Which files: `fp32`, `fp16`, `int8`, `q4`, …, or their number of bits; 2, 4 and 8 bits also of a folder that `cotensor quantize` wrote. */
-  readonly precision?: string | number;
-  /** Whether each matrix has a width of its own, as `cotensor quantize --mixed` writes it. */
-  readonly mixedPrecision?: boolean;
-}
 
 /** The devices of the pool's store. */
 const FIRST: readonly Device[] = ["webgpu", "cpu"];

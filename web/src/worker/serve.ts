@@ -1,7 +1,7 @@
 import { RealmLocks, siteLocks, type Locks } from "../locks.js";
 import { Store } from "../store.js";
 import { VERSION } from "../version.js";
-import type { Handlers, HubContent } from "./handlers.js";
+import type { Handlers, HubContent } from "./handler.js";
 import { Hub } from "./hub.js";
 
 /** Options of `serve`. */

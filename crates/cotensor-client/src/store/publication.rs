@@ -1,7 +1,7 @@
 //! Publication of a tensor: its memory, its reservation and the call.
 
-use super::client_store::ClientStore;
 use super::connection::DaemonConnection;
+use super::copies::UnreportedCopies;
 use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
@@ -11,9 +11,9 @@ use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::Slab;
 use cotensor_memory::process::available_bytes;
-use cotensor_store::backend::UnpublishedTensor;
+use cotensor_store::backend::{StoreBackend, UnpublishedTensor};
 use cotensor_store::{Holder, Key, Lease, TensorSpec};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The next block of a series is made only if the system has this many times its length left.
 const AVAILABLE_FACTOR_MIN: u64 = 4;
@@ -171,17 +171,6 @@ fn free_block(daemon: &Reconnector, len: usize) -> Result<Option<Slab>> {
     Ok(Some(block))
 }
 
-/// Lets the next block of a series be made. Without a tensor, it is given back.
-fn start_next_block(store: &ClientStore) {
-    let me = store.me.clone();
-    store.daemon.slabs.next_block.start(move |len| {
-        if let Some(store) = me.upgrade() {
-            Placement::make_next_block(&store.daemon, len);
-            store.give_blocks_back();
-        }
-    });
-}
-
 /// The request that publishes a range of a slab.
 fn announce(
     session: &Session,
@@ -205,6 +194,14 @@ fn withdraw(session: &Session, slabs: &Slabs, own: OwnSlab, params: &p::PublishS
     }
 }
 
+/// The parts of a client that publish its tensors.
+pub(super) struct Publisher<'c> {
+    pub(super) daemon: &'c Reconnector,
+    pub(super) copies: &'c UnreportedCopies,
+    /// The client, for the leases.
+    pub(super) backend: Weak<dyn StoreBackend>,
+}
+
 /// A sealed tensor before its publication.
 pub(super) struct FrozenTensor {
     spec: TensorSpec,
@@ -225,47 +222,42 @@ impl FrozenTensor {
         Ok(Self { spec, layout, segment, holder, place: *place, key })
     }
 
-    pub(super) fn publish(&mut self, store: &ClientStore) -> Result<Lease> {
-        store
-            .daemon
-            .retry(|session| {
-                let terms = self.terms(store)?;
-                let published = self.place.publish(session, &store.daemon.slabs, &self.spec, &self.segment, terms)?;
-                self.enter(store, session, &published)
-            })
-            .inspect(|_| self.start_next(store))
+    pub(super) fn publish(&mut self, to: &Publisher<'_>) -> Result<Lease> {
+        to.daemon.retry(|session| {
+            let terms = self.terms(to)?;
+            let published = self.place.publish(session, &to.daemon.slabs, &self.spec, &self.segment, terms)?;
+            self.enter(to, session, &published)
+        })
     }
 
-    /// After the publication, which shares the processors with the thread.
-    fn start_next(&self, store: &ClientStore) {
-        if matches!(self.place, Placement::Slab(OwnSlab { is_block: true, .. })) {
-            start_next_block(store);
-        }
+    /// Whether its memory is a block, which later tensors use again.
+    pub(super) fn is_in_block(&self) -> bool {
+        matches!(self.place, Placement::Slab(OwnSlab { is_block: true, .. }))
     }
 
     /// Each session has tickets of its own.
-    fn terms(&self, store: &ClientStore) -> Result<PublishTerms> {
-        let ticket = store.daemon.tickets.number(self.key)?;
-        Ok(PublishTerms { holder: self.holder.name().to_owned(), ticket, copies: store.copies.take() })
+    fn terms(&self, to: &Publisher<'_>) -> Result<PublishTerms> {
+        let ticket = to.daemon.tickets.number(self.key)?;
+        Ok(PublishTerms { holder: self.holder.name().to_owned(), ticket, copies: to.copies.take() })
     }
 
-    fn enter(&self, store: &ClientStore, session: &Session, published: &Published) -> Result<Lease> {
+    fn enter(&self, to: &Publisher<'_>, session: &Session, published: &Published) -> Result<Lease> {
         let (id, index) = (published.id.into(), published.index);
         let (spec, layout, segment) = (self.spec.clone(), self.layout.clone(), Arc::clone(&self.segment));
         let lease = NewLease { id, index, spec, layout, segment, key: self.key };
-        store.daemon.leases.enter(session, lease, &self.holder, store.me.clone())
+        to.daemon.leases.enter(session, lease, &self.holder, to.backend.clone())
     }
 }
 
 /// Publishes several tensors, each with the computation whose result it is: those in slabs and blocks in one round trip, then one at a time the
 /// others, and those whose answer was lost with the daemon.
-pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
-    let (session, slabs) = (store.session(), &store.daemon.slabs);
+pub(super) fn publish_each(to: &Publisher<'_>, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
+    let (session, slabs) = (to.daemon.connection.session(), &to.daemon.slabs);
     let (mut tensors, mut requests) = (Vec::new(), Vec::new());
     for (tensor, key) in results {
         let tensor = FrozenTensor::new(tensor, key).and_then(|tensor| {
             let Placement::Slab(own) = tensor.place else { return Ok((tensor, None)) };
-            let terms = tensor.terms(store)?;
+            let terms = tensor.terms(to)?;
             // A session that ended has no number for the slab.
             let request = announce(&session, slabs, own, &tensor.spec, &tensor.segment, terms).ok();
             let sent = request.is_some().then_some(own);
@@ -280,23 +272,21 @@ pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor,
     let publish = |tensor: Result<(FrozenTensor, Option<OwnSlab>)>| {
         let (mut tensor, sent) = tensor?;
         let Some((own, (answer, request))) = sent.and_then(|own| Some((own, answers.next()?))) else {
-            return tensor.publish(store);
+            return tensor.publish(to);
         };
         match answer {
-            Err(_) if is_lost() => tensor.publish(store),
+            Err(_) if is_lost() => tensor.publish(to),
             Err(error) => {
                 withdraw(&session, slabs, own, request);
                 Err(error)
             }
-            Ok((published, _)) => match tensor.enter(store, &session, &published) {
-                Err(_) if is_lost() => tensor.publish(store),
+            Ok((published, _)) => match tensor.enter(to, &session, &published) {
+                Err(_) if is_lost() => tensor.publish(to),
                 lease => lease,
             },
         }
     };
-    let leases = tensors.into_iter().map(publish).collect();
-    start_next_block(store);
-    leases
+    tensors.into_iter().map(publish).collect()
 }
 
 fn reserve(session: &Session, params: &p::ReserveParams) -> Result<u64> {

@@ -5,7 +5,7 @@ use super::options::QuantizeOptions;
 use super::origin::likeness;
 use super::plan::Choice;
 use super::report::{GraphReport, MatrixReport};
-use super::sensitivity::Sensitivity;
+use super::sensitivity::{Sensitivity, transposed};
 use super::write::{Encoded, write_codes};
 use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
 use crate::weights::read_weight;
@@ -173,13 +173,6 @@ fn elements(weight: &Weight) -> Result<Vec<f32>> {
 pub(super) fn rows_of(weights: &[Weight], matrix: &Matrix) -> Result<Vec<f32>> {
     let values = elements(&weights[matrix.weights[0]])?;
     Ok(if matrix.is_transposed { transposed(&values, matrix.rows) } else { values })
-}
-
-/// The elements of a matrix with rows of `columns` elements, column by column.
-pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
-    let rows = values.len() / columns;
-    let places = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
-    places.map(|at| values[at]).collect()
 }
 
 /// Quantizes a matrix.

@@ -4,13 +4,12 @@
 //! column can: the order and the update are those of GPTQ (Frantar et al., 2022, arXiv:2210.17323), written with the Cholesky factor
 //! of the moments instead of that of their inverse. Then scales and codes are fitted again, one by one.
 
-use super::MAX;
 use super::flat::{Line, affine, code_of, inverse, rounded, search};
 use super::refined::Row;
 use crate::codes::{GROUP_MAX, pack};
 use crate::inputs::InputFactor;
 use crate::lanes::{sums, vectorized};
-use crate::scales::Scales;
+use crate::scales::{F16_MAX, Scales};
 use crate::spec::{QuantSpec, Scheme};
 use crate::tensor::QuantTensor;
 use rten_simd::f16;
@@ -100,7 +99,7 @@ fn start(row: &mut Row, spec: &QuantSpec, weights: &[f32], factor: &InputFactor)
 /// A weight that float16 has.
 #[inline(always)]
 fn within(weight: f32) -> f32 {
-    weight.clamp(-MAX, MAX)
+    weight.clamp(-F16_MAX, F16_MAX)
 }
 
 /// By how much column `at` has to differ from its weight to take up the errors of the columns after it, of which those from `end` on

@@ -1,6 +1,5 @@
 //! The client processes.
 
-use super::Options;
 use crate::content::Random;
 use crate::daemon::{Death, io, this_program, until};
 use cotensor_core::Result;
@@ -10,10 +9,17 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// The numbers of clients, and of leases of all clients together.
+#[derive(Clone, Copy)]
+pub(super) struct FleetSize {
+    pub(super) clients: usize,
+    pub(super) leases: usize,
+}
+
 /// All live clients.
 pub(super) struct ClientFleet {
     socket: PathBuf,
-    options: Options,
+    size: FleetSize,
     clients: Vec<Client>,
     results: Arc<Mutex<Results>>,
 }
@@ -69,10 +75,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Client {
-    fn start(socket: &Path, options: &Options, index: usize, seed: u64, results: &Arc<Mutex<Results>>) -> Result<Self> {
-        let leases = options.leases.div_ceil(options.clients);
+    fn start(socket: &Path, size: FleetSize, index: usize, seed: u64, results: &Arc<Mutex<Results>>) -> Result<Self> {
+        let leases = size.leases.div_ceil(size.clients);
         let mut command = this_program("worker")?;
-        command.arg(socket).args([index, options.clients, leases].map(|number| number.to_string()));
+        command.arg(socket).args([index, size.clients, leases].map(|number| number.to_string()));
         command.arg(seed.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().map_err(io("starting a client"))?;
         let status = Arc::<Mutex<Status>>::default();
@@ -121,11 +127,11 @@ fn on_messages(out: ChildStdout, status: &Mutex<Status>, results: &Mutex<Results
 }
 
 impl ClientFleet {
-    pub(super) fn start(socket: &Path, options: &Options, random: &mut Random) -> Result<Self> {
+    pub(super) fn start(socket: &Path, size: FleetSize, random: &mut Random) -> Result<Self> {
         let results = Arc::default();
-        let start = |index| Client::start(socket, options, index, random.next(), &results);
-        let clients = (0..options.clients).map(start).collect::<Result<_>>()?;
-        Ok(Self { socket: socket.to_path_buf(), options: options.clone(), clients, results })
+        let start = |index| Client::start(socket, size, index, random.next(), &results);
+        let clients = (0..size.clients).map(start).collect::<Result<_>>()?;
+        Ok(Self { socket: socket.to_path_buf(), size, clients, results })
     }
 
     pub(super) fn all_full(&self) -> bool {
@@ -148,7 +154,7 @@ impl ClientFleet {
     pub(super) fn replace(&mut self, random: &mut Random) -> Result<()> {
         let index = random.below(self.clients.len());
         self.clients[index].kill();
-        self.clients[index] = Client::start(&self.socket, &self.options, index, random.next(), &self.results)?;
+        self.clients[index] = Client::start(&self.socket, self.size, index, random.next(), &self.results)?;
         Ok(())
     }
 
@@ -187,7 +193,7 @@ impl ClientFleet {
     /// Removes half of the clients from the fleet.
     pub(super) fn split(&mut self) -> Self {
         let clients = self.clients.split_off(self.clients.len() / 2);
-        Self { clients, socket: self.socket.clone(), options: self.options.clone(), results: Arc::clone(&self.results) }
+        Self { clients, socket: self.socket.clone(), size: self.size, results: Arc::clone(&self.results) }
     }
 
     /// Kills all clients. Returns the time at which the last was dead.

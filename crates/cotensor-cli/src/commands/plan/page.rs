@@ -1,6 +1,6 @@
 //! The page of `plan --report`.
 
-use super::{factor, milliseconds};
+use crate::table::{milliseconds, ratio};
 use cotensor::core::size;
 use cotensor_demo::{Axis, ChartLine, escaped, line_chart};
 use cotensor_placement::{Comparison, Device, Measured};
@@ -37,7 +37,7 @@ pub(super) fn html(comparison: &Comparison, devices: &[Device], lines: &[String]
             "<tr class=\"{0}\"><td>{0}</td><td>{1}</td><td>{2}</td><td>{3}</td><td>{4}</td><td>{5}</td></tr>",
             escaped(&measured.name),
             milliseconds(measured.time_ns),
-            factor(measured.time_ns, comparison.bound_ns),
+            ratio(measured.time_ns, comparison.bound_ns),
             size(measured.copied_bytes.round() as u64),
             milliseconds(measured.stall_ns),
             size(measured.peak_bytes)
