@@ -1,5 +1,5 @@
 // A device, a store, an engine and the models that they run.
-import type { KnownOrt, Ort } from "../engine/ort.js";
+import type { Ort } from "../engine/ort.js";
 import { OrtEngine } from "../engine/engine.js";
 import { CotensorError } from "../errors.js";
 import { budgetsOf } from "../memory/budgets.js";
@@ -8,6 +8,7 @@ import { Computations } from "../stage/computations.js";
 import { Store, type SharedTensorConfig, type StoreOptions } from "../store.js";
 import type { Device } from "../types.js";
 import { WeightCache } from "../weights/cache.js";
+import { importOrt } from "./builds.js";
 import { loadModels, newHasher } from "./core.js";
 import { chooseDevice, type DeviceChoice } from "./devices.js";
 import { ModelFolder, folderUrl, type ModelSources, type Progress } from "./folder.js";
@@ -17,7 +18,7 @@ import type { ModelOptions } from "./model.js";
 
 /** Options of a backend. */
 export interface BackendOptions extends ModelSources {
-  /** The module of onnxruntime-web; by default `onnxruntime-web/webgpu` is imported. */
+  /** The module of onnxruntime-web; by default `onnxruntime-web/wasm` is imported for the CPU, `onnxruntime-web/webgpu` for a GPU. */
   readonly ort?: Ort;
   /** The program's own device, which the program destroys. */
   readonly gpu?: GPUDevice;
@@ -199,8 +200,8 @@ export class Backend {
   }
 
   async #start(): Promise<Parts> {
-    const { ort = await importOrt(), budgets } = this.#options;
     const { device, memories } = this.#choice;
+    const { ort = await importOrt(device), budgets } = this.#options;
     const config = this.#config ? { sharedTensorConfig: this.#config } : {};
     const devices: Device[] = ["cpu", ...memories.map((memory) => memory.device)];
     const store = this.#options.store ?? (await Store.create({ memories, budgets: budgetsOf(devices, budgets), ...config }));
@@ -220,16 +221,5 @@ export class Backend {
   /** Throws once the backend was disposed. */
   check(): void {
     if (this.#isDisposed) throw new CotensorError("Conflict", "the backend was disposed; create another one");
-  }
-}
-
-async function importOrt(): Promise<Ort> {
-  try {
-    return (await import("onnxruntime-web/webgpu")) as unknown as Ort & KnownOrt;
-  } catch (error) {
-    const inWorker = "WorkerGlobalScope" in globalThis;
-    const page = "install it, name it in the page's import map, or pass the module as the option `ort`";
-    const way = inWorker ? "a worker has no import map: pass the address of the module as the option `ort` of connectShared, or the module to serve()" : page;
-    throw new CotensorError("Unsupported", `onnxruntime-web/webgpu cannot be imported (${String(error)}); ${way}`);
   }
 }

@@ -4,7 +4,7 @@ import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
 
 const TYPES = { js: "text/javascript", mjs: "text/javascript", wasm: "application/wasm", json: "application/json" };
-const IMPORTS = { cotensor: "/index.js", "onnxruntime-web/webgpu": "/ort/ort.webgpu.bundle.min.mjs", "onnxruntime-common": "/ort-common/index.js" };
+const IMPORTS = { cotensor: "/index.js", "onnxruntime-web/webgpu": "/ort/ort.webgpu.bundle.min.mjs", "onnxruntime-web/wasm": "/ort/ort.wasm.bundle.min.mjs", "onnxruntime-common": "/ort-common/index.js" };
 const PAGE = `<!doctype html><meta charset="utf-8"><script type="importmap">${JSON.stringify({ imports: IMPORTS })}</script>`;
 
 /** The folders behind the first part of a path. The package itself is at the root. */
