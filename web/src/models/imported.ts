@@ -11,7 +11,7 @@ import { beside, type ModelFolder, type Progress } from "./folder.js";
 const OWN_BLOB_BYTES = 1 << 16;
 /** The beginning of a weight in a blob of several. */
 const ALIGNMENT = 64;
-const FORMAT = 1;
+const FORMAT = 2;
 
 /** A graph in the cache. */
 export interface ImportedGraph {

@@ -20,6 +20,7 @@ import { Processors } from "./processors.js";
 import type { Run } from "./run.js";
 import { similarityScale, type SimilarityScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
+import type { TokenRows } from "./token_rows.js";
 
 /** The name of a model's own head. */
 const OWN_HEAD = "head";
@@ -210,6 +211,35 @@ export class LoadedModel {
 
   pooled(text: string, width: number, rows: Float32Array, notices: string[]): Float32Array {
     return this.processors.pooled(text, width, rows, notices);
+  }
+
+  /** Texts as tokens, with the model's prompt for sentence embeddings. */
+  sentenceTokens(texts: readonly string[], length: number | undefined): TokenRows {
+    return this.processors.sentenceTokens(texts, length);
+  }
+
+  /** The hash of the settings of sentence embeddings. */
+  sentenceFingerprint(isPooled: boolean): string {
+    return this.processors.sentence.fingerprint(isPooled);
+  }
+
+  get poolingNotice(): string | undefined {
+    return this.processors.sentence.notice;
+  }
+
+  /** The number of tokens of the model's prompt for sentence embeddings. */
+  get promptTokens(): number {
+    return this.processors.promptTokens;
+  }
+
+  /** The embedding of one text from its hidden states. */
+  pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
+    return this.processors.pool(rows, width, mask);
+  }
+
+  /** Whether a text has other numbers in a run with other texts. */
+  async joinsRows(role: string): Promise<boolean> {
+    return this.description.positions_depend_on_length || (await this.#imported(role)).some(({ description }) => description.joins_rows !== null);
   }
 
   generation(task: string): ReturnType<Processors["generation"]> {
