@@ -1,5 +1,6 @@
 // The files of a model: a folder of a web server, or a repository of the hub.
 import { CotensorError } from "../errors.js";
+import { baseAddress } from "../node.js";
 import { ask, bytesOfAnswer, checkAnswer, checkContent, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
 import { isUnwritable, type WeightCache } from "../weights/cache.js";
 import { hashOf } from "../weights/hash.js";
@@ -60,6 +61,8 @@ export class ModelFolder {
   /** A small file, stored in the browser; nothing if there is no such file. */
   async text(file: string): Promise<string | undefined> {
     try {
+      // A file of the disk needs no copy.
+      if (this.url.protocol === "file:") return new TextDecoder().decode(await this.bytes(file));
       const { blob } = await download(this.cache, this.#urlOf(file), { maxBytes: SMALL_FILE_BYTES_MAX, stallMilliseconds: this.stallMilliseconds });
       const text = await blob.text();
       checkContent(this.#urlOf(file).href, new TextEncoder().encode(text.slice(0, 64)));
@@ -137,7 +140,7 @@ export function beside(file: string, location: string): string {
 
 /** The folder of a model: a URL or a path as it is, a name in `models` or on the hub. */
 export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, revision = "main" }: ModelSources): URL {
-  const base = (globalThis.location as Location | undefined)?.href;
+  const base = baseAddress();
   const folder = (path: string, from: string | URL | undefined): URL => {
     try {
       const url = new URL(path, from);
@@ -148,7 +151,7 @@ export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, re
       throw new CotensorError("Invalid", `modelId: ${JSON.stringify(path)} is no URL here`);
     }
   };
-  if (/^(https?:|\.{0,2}\/)/.test(modelId)) return folder(modelId, base);
+  if (/^(https?:|file:|\.{0,2}\/)/.test(modelId)) return folder(modelId, base);
   // The names of the hub: an owner and a model, or a model alone.
   if (!/^[\w-][\w.-]{0,95}(\/[\w-][\w.-]{0,95})?$/.test(modelId)) {
     throw new CotensorError("Invalid", `modelId: ${JSON.stringify(modelId)} is no name of a model; pass OWNER/NAME, a path that starts with /, or a URL`);
