@@ -219,3 +219,19 @@ test("every wait for a server has a limit: parts of files, and questions for a v
   files.y = { silent: true };
   assert.equal((await get("y", { stallMilliseconds: 300 })).isStale, true);
 });
+
+test("a file whose version is its hash is downloaded once while it is kept, and again afterwards", async () => {
+  files.x = { body };
+  const folder = new ModelFolder("model", new URL(server.url), cache);
+  const read = () =>
+    folder.keeping(async (keep) => {
+      keep("x");
+      await folder.version("x");
+      return Promise.all([folder.bytes("x"), folder.bytes("x")]);
+    });
+  const downloads = () => server.log.filter((line) => line.startsWith("GET /x")).length;
+  const [[first, same]] = await Promise.all([read(), read()]);
+  assert.deepEqual([first.length, same === first, downloads()], [body.length, true, 1]);
+  await folder.bytes("x");
+  assert.equal(downloads(), 2);
+});
