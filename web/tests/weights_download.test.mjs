@@ -240,3 +240,19 @@ test("progress has the length of a file that the server compresses, or sends wit
   await get("plain", { progress: () => undefined });
   assert.deepEqual(server.log.filter((line) => line.includes("bytes=")), [], "a length that is known is not asked for");
 });
+
+test("a file whose version is its hash is downloaded once while it is kept, and again afterwards", async () => {
+  files.x = { body };
+  const folder = new ModelFolder("model", new URL(server.url), cache);
+  const read = () =>
+    folder.keeping(async (keep) => {
+      keep("x");
+      await folder.version("x");
+      return Promise.all([folder.bytes("x"), folder.bytes("x")]);
+    });
+  const downloads = () => server.log.filter((line) => line.startsWith("GET /x")).length;
+  const [[first, same]] = await Promise.all([read(), read()]);
+  assert.deepEqual([first.length, same === first, downloads()], [body.length, true, 1]);
+  await folder.bytes("x");
+  assert.equal(downloads(), 2);
+});

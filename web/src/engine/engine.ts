@@ -4,8 +4,9 @@ import type { DType } from "../types.js";
 import type { Graph } from "./api.js";
 import { OrtGraph } from "./graph.js";
 import { ortLane, type Lane } from "./lane.js";
-import type { KnownOrt, Ort, OrtSession } from "./ort.js";
+import type { KnownOrt, Ort, OrtProvider, OrtSession } from "./ort.js";
 import { checkFiles } from "./ort_files.js";
+import { ownPrograms } from "./programs.js";
 import { contentKey, SharedSession, type GraphFiles, type GraphSource } from "./session.js";
 import { targetOf, type Provider, type Target } from "./target.js";
 
@@ -153,8 +154,27 @@ export class OrtEngine {
     return session;
   }
 
-  async #create({ graph, externalData = [] }: GraphFiles, request: LoadRequest): Promise<OrtSession> {
-    const { options, location, dtypes } = this.#target;
+  /** A session with compiled programs of its own. */
+  async #create(files: GraphFiles, request: LoadRequest): Promise<OrtSession> {
+    const { options } = this.#target;
+    if (options.name !== "webgpu") return this.#open(files, request, options);
+    const programs = ownPrograms(options.device);
+    try {
+      const session = await this.#open(files, request, { ...options, device: programs.device });
+      const release = session.release.bind(session);
+      session.release = async () => {
+        await release();
+        programs.giveBack();
+      };
+      return session;
+    } catch (error) {
+      programs.giveBack();
+      throw error;
+    }
+  }
+
+  async #open({ graph, externalData = [] }: GraphFiles, request: LoadRequest, options: OrtProvider): Promise<OrtSession> {
+    const { location, dtypes } = this.#target;
     const data = await Promise.all(externalData.map(async ({ path, data }) => ({ path, data: this.#isNative && data instanceof Blob ? new Uint8Array(await data.arrayBuffer()) : data })));
     const open = (preferredOutputLocation: string | Record<string, string>): Promise<OrtSession> =>
       this.#ort.InferenceSession.create(graph, {

@@ -8,13 +8,14 @@ import { Computations } from "../stage/computations.js";
 import { Store, type SharedTensorConfig, type StoreOptions } from "../store.js";
 import type { Device } from "../types.js";
 import { WeightCache } from "../weights/cache.js";
+import { unlessAborted } from "./abort.js";
 import { importOrt } from "./builds.js";
 import { loadModels, newHasher } from "./core.js";
 import { chooseDevice, type DeviceChoice } from "./devices.js";
 import { ModelFolder, folderUrl, type ModelSources, type Progress } from "./folder.js";
 import { LoadedModel } from "./loaded_model.js";
 import { LocalModel } from "./local_model.js";
-import type { ModelOptions } from "./model.js";
+import type { CallOptions, ModelOptions } from "./model.js";
 
 /** Options of a backend. */
 export interface BackendOptions extends ModelSources {
@@ -118,13 +119,15 @@ export class Backend {
   }
 
   /** Makes the store and the engine. The first model does so, too. */
-  async initialize(): Promise<void> {
-    this.check();
-    this.#starting ??= this.#start().catch((error: unknown) => {
-      this.#starting = undefined;
-      throw error;
+  initialize({ signal }: CallOptions = {}): Promise<void> {
+    return unlessAborted(signal, async () => {
+      this.check();
+      this.#starting ??= this.#start().catch((error: unknown) => {
+        this.#starting = undefined;
+        throw error;
+      });
+      await this.#starting;
     });
-    await this.#starting;
   }
 
   /** Sets which tensors are shared, before the store exists. */

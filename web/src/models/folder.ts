@@ -26,10 +26,17 @@ const SMALL_FILE_BYTES_MAX = 256 * 2 ** 20;
 const LARGE_FILE_BYTES_MAX = 2 ** 31 - 1;
 const LIMITS = { maxBytes: LARGE_FILE_BYTES_MAX, size: undefined, signal: undefined, cache: "no-store" } as const;
 
+/** A large file that is kept while calls use it. */
+interface KeptFile {
+  users: number;
+  bytes: Promise<Uint8Array<ArrayBuffer>> | undefined;
+}
+
 /** The files of one model. */
 export class ModelFolder {
   readonly #answers = new Map<string, Promise<FileVersion | undefined>>();
   readonly #versions = new Map<string, Promise<string | undefined>>();
+  readonly #kept = new Map<string, KeptFile>();
   constructor(
     /** The name that the program gave. */
     readonly modelId: string,
@@ -74,8 +81,44 @@ export class ModelFolder {
     }
   }
 
-  /** A large file, not stored: its parts are. */
+  /**
+   * Runs `use`. From `keep(file)` to its end, the bytes of that file stay in memory once they are read, so that they are downloaded
+   * once: the version of a file may be the hash of its bytes, and two imports may read the same file.
+   */
+  async keeping<Value>(use: (keep: (file: string) => void) => Promise<Value>): Promise<Value> {
+    const mine = new Set<string>();
+    const keep = (file: string): void => {
+      if (mine.has(file)) return;
+      const kept = this.#kept.get(file) ?? { users: 0, bytes: undefined };
+      kept.users += 1;
+      this.#kept.set(file, kept);
+      mine.add(file);
+    };
+    try {
+      return await use(keep);
+    } finally {
+      for (const file of mine) {
+        const kept = this.#kept.get(file);
+        if (kept && (kept.users -= 1) === 0) this.#kept.delete(file);
+      }
+    }
+  }
+
+  /** A large file, not stored: its parts are. The caller does not write to the bytes. */
   async bytes(file: string, progress?: Progress): Promise<Uint8Array<ArrayBuffer>> {
+    const kept = this.#kept.get(file);
+    if (!kept) return this.#read(file, progress);
+    const reading = (kept.bytes ??= this.#read(file, progress));
+    try {
+      return await reading;
+    } catch (error) {
+      // The next call tries again.
+      if (kept.bytes === reading) kept.bytes = undefined;
+      throw error;
+    }
+  }
+
+  async #read(file: string, progress?: Progress): Promise<Uint8Array<ArrayBuffer>> {
     const url = this.#urlOf(file).href;
     const response = await send(url, { cache: "no-store" }, this.stallMilliseconds);
     checkAnswer(url, response);

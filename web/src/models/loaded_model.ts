@@ -33,6 +33,7 @@ export class LoadedModel {
   /** The sizes of the weights in loaded graphs, by hash. */
   readonly #weights = new Map<string, number>();
   #similarity: Promise<SimilarityScale> | undefined;
+  #labels: Promise<string | undefined> | undefined;
   #isReleased = false;
 
   private constructor(
@@ -247,7 +248,10 @@ export class LoadedModel {
   }
 
   async labels(head: string | undefined, count: number): Promise<Labels> {
-    return readLabels(this.name, this.config, await this.folder.text("labels.json"), head ?? OWN_HEAD, count);
+    const reading = (this.#labels ??= this.folder.text("labels.json"));
+    // The next call tries again.
+    reading.catch(() => (this.#labels = undefined));
+    return readLabels(this.name, this.config, await reading, head ?? OWN_HEAD, count);
   }
 
   similarity(): Promise<SimilarityScale> {

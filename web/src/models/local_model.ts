@@ -68,12 +68,12 @@ export class LocalModel implements FamilyModel {
     await loaded.load(tasks.length > 0 ? tasks : loaded.tasks);
   }
 
-  async tokenize(text: string): Promise<Tokens> {
-    return (await this.#open()).tokens(text);
+  tokenize(text: string, { signal }: CallOptions = {}): Promise<Tokens> {
+    return unlessAborted(signal, async () => (await this.#open()).tokens(text));
   }
 
-  tokenizeText(text: string): Promise<Tokens> {
-    return this.tokenize(text);
+  tokenizeText(text: string, options?: CallOptions): Promise<Tokens> {
+    return this.tokenize(text, options);
   }
 
   process(input: ModelInput, { signal }: CallOptions = {}): Promise<Result> {
