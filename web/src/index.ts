@@ -1,3 +1,5 @@
+import "./platform.js";
+export { setAddresses, type Addresses } from "./addresses.js";
 export type { Graph, HostArray, Input, OutputOptions, Port, RunOptions, RunResult } from "./engine/api.js";
 export { OrtEngine, type LoadRequest, type OrtEngineOptions } from "./engine/engine.js";
 export { ortLane, type Lane } from "./engine/lane.js";
@@ -41,7 +43,7 @@ export { Backend, setBackendDefaults, type BackendOptions, type BackendStats } f
 export type { Answer, Output } from "./models/answers.js";
 export * from "./models/create.js";
 export type { ModelSources, Progress } from "./models/folder.js";
-export type { ModelInput, Tokens } from "./models/inputs.js";
+export type { FileInput, ModelInput, Picture, Tokens } from "./models/inputs.js";
 export type { LocalModel } from "./models/local_model.js";
 export type { CallOptions, FamilyModel, ModelOptions, SharedTensors } from "./models/model.js";
 export { ResourcePoolBridgeIntegration, type PooledModel, type SharedBetweenModels } from "./models/pool.js";

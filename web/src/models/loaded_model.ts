@@ -19,6 +19,7 @@ import type { ModelOptions } from "./model.js";
 import { Processors, type PreparedRun } from "./processors.js";
 import { similarityScale, type SimilarityScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
+import type { TokenRows } from "./token_rows.js";
 
 /** The name of a model's own head. */
 const OWN_HEAD = "head";
@@ -31,6 +32,7 @@ export class LoadedModel {
   /** The sizes of the weights in loaded graphs, by hash. */
   readonly #weights = new Map<string, number>();
   #similarity: Promise<SimilarityScale> | undefined;
+  #labels: Promise<string | undefined> | undefined;
   #isReleased = false;
 
   private constructor(
@@ -211,12 +213,44 @@ export class LoadedModel {
     return this.processors.pooled(text, width, rows, notices);
   }
 
+  /** Texts as tokens, with the model's prompt for sentence embeddings. */
+  sentenceTokens(texts: readonly string[], length: number | undefined): TokenRows {
+    return this.processors.sentenceTokens(texts, length);
+  }
+
+  /** The hash of the settings of sentence embeddings. */
+  sentenceFingerprint(isPooled: boolean): string {
+    return this.processors.sentence.fingerprint(isPooled);
+  }
+
+  get poolingNotice(): string | undefined {
+    return this.processors.sentence.notice;
+  }
+
+  /** The number of tokens of the model's prompt for sentence embeddings. */
+  get promptTokens(): number {
+    return this.processors.promptTokens;
+  }
+
+  /** The embedding of one text from its hidden states. */
+  pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
+    return this.processors.pool(rows, width, mask);
+  }
+
+  /** Whether a text has other numbers in a run with other texts. */
+  async joinsRows(role: string): Promise<boolean> {
+    return this.description.positions_depend_on_length || (await this.#imported(role)).some(({ description }) => description.joins_rows !== null);
+  }
+
   generation(task: string): ReturnType<Processors["generation"]> {
     return this.processors.generation(task);
   }
 
   async labels(head: string | undefined, count: number): Promise<Labels> {
-    return readLabels(this.name, this.config, await this.folder.text("labels.json"), head ?? OWN_HEAD, count);
+    const reading = (this.#labels ??= this.folder.text("labels.json"));
+    // The next call tries again.
+    reading.catch(() => (this.#labels = undefined));
+    return readLabels(this.name, this.config, await reading, head ?? OWN_HEAD, count);
   }
 
   similarity(): Promise<SimilarityScale> {

@@ -22,7 +22,8 @@ import {
 import type { FamilyDescription } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import type { ModelHost } from "./host.js";
-import type { Encoded, Inputs, Medium, Pixels, Samples, Tokens } from "./inputs.js";
+import type { Encoded, Medium, Pixels, Samples, Tokens } from "./inputs.js";
+import { TokenRows } from "./token_rows.js";
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 const MEDIA_FILES = ["preprocessor_config.json", "processor_config.json"];
@@ -72,6 +73,7 @@ export class Processors {
   #sentence: SentencePooling | undefined;
   #image: ImageProcessor | undefined;
   #audio: AudioProcessor | undefined;
+  #promptTokens: number | undefined;
   readonly #generations = new Map<string, Generation>();
 
   private constructor(
@@ -167,13 +169,28 @@ export class Processors {
     }
   }
 
+  /** Texts as tokens, with the model's prompt for sentence embeddings. */
+  sentenceTokens(texts: readonly string[], length: number | undefined): TokenRows {
+    const prompt = this.sentence.prompt(undefined);
+    return new TokenRows(this.#forSentences().encode(texts.map((text) => prompt + text), length), length);
+  }
+
+  /** The number of tokens of the model's prompt for sentence embeddings. */
+  get promptTokens(): number {
+    const prompt = this.sentence.prompt(undefined);
+    return (this.#promptTokens ??= prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt));
+  }
+
+  /** The embedding of one text from its hidden states. */
+  pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
+    return this.sentence.pool(rows, width, mask, this.promptTokens);
+  }
+
   /** The embedding of a text from its hidden states. */
   pooled(text: string, width: number, rows: Float32Array, notices: string[]): Float32Array {
     if (this.sentence.notice !== undefined) notices.push(`pooling: ${this.sentence.notice}`);
     const { mask } = this.encodeText(text, true, false);
-    const prompt = this.sentence.prompt(undefined);
-    const promptTokens = prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt);
-    return this.sentence.pool(rows, width, Uint8Array.from(mask.data as BigInt64Array, Number), promptTokens);
+    return this.pool(rows, width, Uint8Array.from(mask.data as BigInt64Array, Number));
   }
 
   /** Prepares the image or the sound of a run, once for equal files. */

@@ -1,6 +1,7 @@
 // Loads a model of a pool whose files have weights of few bits.
 import { CotensorError } from "../errors.js";
 import type { Device } from "../types.js";
+import type { CallOptions } from "./model.js";
 import type { ResourcePoolBridgeIntegration } from "./pool.js";
 import { BITS, type HardwarePreferences, type QuantizationReport } from "./precision.js";
 
@@ -40,11 +41,15 @@ export interface UltraLowPrecisionConfig {
  * Loads a model whose files have weights of few bits, so that `getModel` with the same preferences has it at once. Fails with the kind
  * `Unsupported` if the files have no such weights: `cotensor quantize` writes them.
  */
-export async function setupUltraLowPrecision(pool: ResourcePoolBridgeIntegration, options: UltraLowPrecisionOptions): Promise<UltraLowPrecisionConfig> {
+export async function setupUltraLowPrecision(
+  pool: ResourcePoolBridgeIntegration,
+  options: UltraLowPrecisionOptions,
+  { signal }: CallOptions = {},
+): Promise<UltraLowPrecisionConfig> {
   const { modelName, modelType, precisionBits = 2, mixedPrecision = true, priorityList } = options;
   if (!BITS.includes(precisionBits)) throw new CotensorError("Unsupported", `precisionBits: ${precisionBits}; ${BITS.join(", ")} are possible`);
   const hardwarePreferences = { precision: precisionBits, mixedPrecision, ...(priorityList ? { priorityList } : {}) };
-  const { quantization } = await pool.getModel(modelType, modelName, hardwarePreferences);
+  const { quantization } = await pool.getModel(modelType, modelName, hardwarePreferences, signal ? { signal } : {});
   const graphs = quantization?.graphs ?? [];
   const notices: string[] = [];
   if (options.enableKvCache) notices.push("the cache of keys and values has the type of the graph: it is not quantized");

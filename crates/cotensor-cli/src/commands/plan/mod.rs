@@ -1,5 +1,6 @@
 //! `plan`: compares strategies of placement on a recorded trace.
 
+mod bars;
 mod page;
 
 use crate::args::PlanArgs;
