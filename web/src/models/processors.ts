@@ -22,7 +22,7 @@ import {
 import type { FamilyDescription } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import type { ModelHost } from "./host.js";
-import type { Encoded, Medium, Pixels, Samples, Tokens } from "./inputs.js";
+import type { Encoded, Inputs, Medium, Pixels, Samples, Tokens } from "./inputs.js";
 import { TokenRows } from "./token_rows.js";
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
