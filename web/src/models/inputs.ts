@@ -148,24 +148,24 @@ function pixels(data: ImageData | Uint8Array | Uint8ClampedArray, width?: number
 
 async function readImage(image: FileInput | Picture): Promise<Pixels | Encoded> {
   if (isA("ImageData", image)) return pixels(image as ImageData);
-  const size = await sizeOf(image);
-  return size ? drawn(image as CanvasImageSource, ...size) : file(image as FileInput, "image");
-}
-
-/** The size of a picture that a canvas can draw; nothing for a file. */
-async function sizeOf(image: FileInput | Picture): Promise<[width: number, height: number] | undefined> {
   if (isA("HTMLImageElement", image)) {
     const element = image as HTMLImageElement;
-    try {
-      await element.decode();
-    } catch {
-      throw new CotensorError("Io", `image: the browser could not load ${element.currentSrc || element.src || "an <img> without an address"}`);
-    }
-    return [element.naturalWidth, element.naturalHeight];
+    await decoded(element);
+    return drawn(element, element.naturalWidth, element.naturalHeight);
   }
+  // Read before the first wait: the program may draw its next picture there.
   const isDrawable = ["ImageBitmap", "HTMLCanvasElement", "OffscreenCanvas"].some((name) => isA(name, image));
+  if (!isDrawable) return file(image as FileInput, "image");
   const { width, height } = image as ImageBitmap;
-  return isDrawable ? [width, height] : undefined;
+  return drawn(image as ImageBitmap, width, height);
+}
+
+async function decoded(element: HTMLImageElement): Promise<void> {
+  try {
+    await element.decode();
+  } catch {
+    throw new CotensorError("Io", `image: the browser could not load ${element.currentSrc || element.src || "an <img> without an address"}`);
+  }
 }
 
 function drawn(image: CanvasImageSource, width: number, height: number): Pixels {

@@ -49,7 +49,8 @@ export async function serveFiles(files) {
       sent.bytes += file.breakAt;
       return response.write(body.subarray(0, file.breakAt), () => response.socket.end());
     }
-    if (file.stallAt) return response.write(body.subarray(0, file.stallAt));
+    // A part that is sent whole ends: the next request may come over its connection.
+    if (file.stallAt && body.length > file.stallAt) return response.write(body.subarray(0, file.stallAt));
     sent.bytes += body.length;
     // Two writes have no length in the answer.
     response.write(body.subarray(0, 1));

@@ -51,6 +51,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn calls_of_known_methods_are_counted() {
+        let counts = CallCounts::of(["put", "get"].into_iter());
+        ["put", "other", "put"].iter().for_each(|method| counts.add_call(method));
+        assert_eq!(counts.calls().collect::<BTreeMap<_, _>>(), BTreeMap::from([("get", 0), ("put", 2)]));
+    }
+
+    #[test]
     fn unknown_codes_do_not_grow_the_table() {
         let errors = CallCounts::default();
         (1..10_000).for_each(|code| errors.add_error(code));
