@@ -67,7 +67,6 @@ fn with_suffix(file: &str, suffix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::family::{family_of, variant};
 
     #[test]
