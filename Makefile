@@ -24,7 +24,7 @@ fmt:
 lint:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
-# Dependencies between the crates, import circles among the files of each, and the paths that documents name.
+# Dependencies between the crates, import circles of files and of folders, and the paths that documents name.
 deps:
 	cd scripts && python3 -m unittest -q
 	python3 scripts/check_dependencies.py

@@ -8,9 +8,11 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 import tomllib
 
-from .runner import Result
+from .runner import Result, Task
 
 KNOWN = Path(__file__).with_name("exceptions.toml")
+#: Tasks whose times are printed.
+_SLOWEST = 10
 #: Rows of a database and a place.
 _Row = Tuple[str, str]
 
@@ -47,6 +49,8 @@ class Report:
         self.total: Dict[_Row, int] = collections.Counter()
         self.excepted: Dict[_Row, int] = collections.Counter()
         self.skipped: Dict[str, int] = collections.Counter()
+        #: Of one process, by task.
+        self.seconds: Dict[Task, float] = collections.defaultdict(float)
         #: The excepted samples by database, reason and place; one with several reasons counts for each.
         self.reasons: Dict[Tuple[str, Optional[str]], Dict[str, int]] = collections.defaultdict(collections.Counter)
         #: By database, variant and cause: the places, and the cases.
@@ -55,6 +59,7 @@ class Report:
     def add(self, result: Result) -> None:
         """Counts a result."""
         task = result.task
+        self.seconds[task] += result.seconds
         if result.differing is None:
             self.skipped[task.database] += 1
             return
@@ -90,6 +95,8 @@ class Report:
         text += [f"skipped in {name}: {count}, which differ between two runs on the host" for name, count in self.skipped.items()]
         for (database, reason), counts in sorted(self.reasons.items(), key=lambda item: -sum(item[1].values())):
             text.append(f"excepted in {database}: {', '.join([f'{place} {count}' for place, count in counts.items()])}: {reason}")
+        slowest = sorted(self.seconds.items(), key=lambda item: -item[1])[:_SLOWEST]
+        text += [f"{seconds:.0f} s for {task.database} {task.name} in {task.dtype}" for task, seconds in slowest]
         order = sorted(self.groups.items(), key=lambda item: -sum([len(cases) for cases in item[1].values()]))
         for (database, variant, cause), cases in order[:groups_max]:
             names = sorted(self._names(cases))

@@ -37,6 +37,7 @@ class Result:
     task: Task
     label: str
     differing: Optional[Dict[str, List[Tuple[str, str]]]]
+    seconds: float = 0.0
 
 
 @dataclass
@@ -118,7 +119,9 @@ class Run:
             send((number + 1, case.label))
             case.progress = send
             places = self.selection.places(task, case, self.places) if case.places is None else case.places
-            send(Result(task, case.label, case.run(places)))
+            started = time.monotonic()
+            differing = case.run(places)
+            send(Result(task, case.label, differing, time.monotonic() - started))
 
 
 class _Child:

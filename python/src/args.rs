@@ -1,10 +1,12 @@
 //! Arguments of methods. A wrong type raises `InvalidError` with the argument's name.
 
-use crate::errors::raise;
-use cotensor::Error;
+use crate::errors::{OrRaise, raise};
+use cotensor::{Error, ErrorKind};
+use pyo3::IntoPyObjectExt;
 use pyo3::conversion::FromPyObjectOwned;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDelta;
+use pyo3::types::{PyDelta, PyTuple};
 use std::time::Duration;
 
 /// The longest `repr` that an error quotes.
@@ -78,4 +80,25 @@ arguments! {
     "a list of texts, or a path": calibration;
     "a pair of integers": id;
     "a Store": store;
+}
+
+/// # Errors
+/// `TypeError` for more than one default.
+pub(crate) fn check_default(default: &Bound<'_, PyTuple>) -> PyResult<()> {
+    if default.len() > 1 { Err(PyTypeError::new_err("pass at most one default")) } else { Ok(()) }
+}
+
+/// The value, or, if there is none of its name, the first of `default`.
+///
+/// # Errors
+/// The error of `found` without a default.
+pub(crate) fn or_default<'py>(
+    py: Python<'py>,
+    found: Result<impl IntoPyObjectExt<'py>, Error>,
+    default: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match (found, default.get_item(0)) {
+        (Err(error), Ok(default)) if error.kind() == ErrorKind::NotFound => Ok(default),
+        (found, _) => found.or_raise(py)?.into_bound_py_any(py),
+    }
 }

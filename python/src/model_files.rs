@@ -2,6 +2,7 @@
 
 use crate::args;
 use crate::errors::OrRaise;
+use cotensor::Error;
 use cotensor::hub::{Hub, Settings, files_of};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -17,11 +18,11 @@ pub(crate) fn model_files(
     #[pyo3(from_py_with = args::models)] base: PathBuf,
     #[pyo3(from_py_with = args::variant)] variant: Option<String>,
 ) -> PyResult<(PathBuf, Vec<(String, u64)>)> {
-    py.detach(|| {
+    let find = || -> Result<_, Error> {
         let hub = Hub::new(Settings { offline: true, ..Settings::from_env() });
         let folder = hub.folder(&name, &base, variant.as_deref())?;
         let files = files_of(&folder, variant.as_deref())?;
         Ok((folder, files))
-    })
-    .or_raise(py)
+    };
+    py.detach(find).or_raise(py)
 }

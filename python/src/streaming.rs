@@ -90,7 +90,7 @@ impl SpeechStream {
 /// A private copy of a model.
 fn alone(model: &Model) -> Result<Arc<Model>> {
     let source = match model.source() {
-        StageSource::Shared(runtime) => StageSource::Private(runtime.engines().clone(), FileMode::Read),
+        StageSource::Shared(loader) => StageSource::Private(loader.engines().clone(), FileMode::Read),
         StageSource::Private(engines, mode) => StageSource::Private(engines.clone(), *mode),
     };
     Model::open(model.folder(), source).map(Arc::new)

@@ -38,3 +38,16 @@ def test_tensors_stay_when_the_connection_of_their_producer_ends(daemon: Daemon)
                 assert np.unique(held).tolist() == [1]
             assert np.unique(reader["kept"].numpy()).tolist() == [1]
             assert np.unique(reader["other 5"].numpy()).tolist() == [5]
+
+
+def test_memory_is_prefaulted_for_puts_and_for_sealed_tensors(daemon: Daemon) -> None:
+    with daemon.connect() as store:
+        assert store.prefault(BYTES, 3) == 3
+        ready = store.get_stats()["ready_bytes"]
+        assert ready >= 3 * BYTES
+        store["plain"] = np.full(BYTES, 1, np.uint8)
+        assert ready - BYTES - 4096 <= store.get_stats()["ready_bytes"] < ready
+        assert store.prefault(BYTES, sealed=True) == 1
+        sealed = store.put("sealed", np.full(BYTES, 2, np.uint8), sealed=True)
+        assert np.unique(store["plain"].numpy()).tolist() == [1] and np.unique(sealed.numpy()).tolist() == [2]
+        assert store.prefault(40 << 20, 2) == 1, "at most 64 MiB are free"

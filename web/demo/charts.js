@@ -2,6 +2,11 @@
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = ["var(--first)", "var(--second)", "var(--third)"];
 const HISTORY_MAX = 600;
+/** In pixels: the picture is as wide as its place, so that its text has the size of the page's. */
+const HEIGHT = 180;
+const LEFT = 72;
+const BOTTOM = HEIGHT - 22;
+const TOP = 12;
 
 /** Bytes with a unit. */
 export function size(bytes) {
@@ -12,12 +17,14 @@ export function size(bytes) {
   return `${value.toFixed(unit === 0 ? 0 : 1)} ${units[unit]}`;
 }
 
-/** Replaces the rows of a table. A cell is a text, or a number of bytes as `{ bytes }`. */
+/** Replaces the rows of a table. A cell is a text, or a number of bytes as `{ bytes }`. Narrow pages show a row as a list with the column's name. */
 export function fill(table, rows) {
+  const columns = [...table.tHead.rows[0].cells].map(({ textContent }) => textContent);
   const cell = (content, index) => {
     const element = document.createElement(index === 0 && table.id === "results" ? "th" : "td");
     if (element.tagName === "TH") element.scope = "row";
     const isNumber = typeof content !== "string";
+    element.dataset.column = columns[index];
     element.className = isNumber ? "number" : index === 0 ? "name" : "";
     element.textContent = isNumber ? (typeof content === "number" ? content.toLocaleString() : size(content.bytes)) : content;
     return element;
@@ -52,19 +59,22 @@ export class History {
     const names = [...new Set(this.#samples.flatMap(({ bytes }) => Object.keys(bytes)))];
     const most = Math.max(1024, ...this.#samples.flatMap(({ bytes }) => Object.values(bytes)));
     const [first, last] = [this.#samples[0].at, this.#samples.at(-1).at];
-    const x = (at) => 60 + ((at - first) / Math.max(1, last - first)) * 530;
-    const y = (bytes) => 140 - (bytes / most) * 125;
+    const width = Math.max(240, this.svg.clientWidth);
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const right = width - 8;
+    const x = (at) => LEFT + ((at - first) / Math.max(1, last - first)) * (right - LEFT);
+    const y = (bytes) => BOTTOM - (bytes / most) * (BOTTOM - TOP);
     const lines = names.map((name, index) => {
       const points = this.#samples.map(({ at, bytes }) => `${x(at).toFixed(1)},${y(bytes[name] ?? 0).toFixed(1)}`);
       return element("polyline", { points: points.join(" "), stroke: COLOURS[index % COLOURS.length] });
     });
     const ticks = [0, 0.5, 1].flatMap((part) => [
-      element("line", { class: "grid", x1: 60, x2: 590, y1: y(most * part), y2: y(most * part) }),
-      element("text", { x: 55, y: y(most * part) + 4, "text-anchor": "end" }, size(most * part)),
+      element("line", { class: "grid", x1: LEFT, x2: right, y1: y(most * part), y2: y(most * part) }),
+      element("text", { x: LEFT - 6, y: y(most * part) + 4, "text-anchor": "end" }, size(most * part)),
     ]);
-    const time = element("text", { x: 590, y: 155, "text-anchor": "end" }, `${((last - first) / 1000).toFixed(0)} s`);
-    this.svg.replaceChildren(...ticks, ...lines, time, element("text", { x: 60, y: 155 }, "0 s"));
-    this.legend.replaceChildren(...names.flatMap((name, index) => [key(index), name]));
+    const time = element("text", { x: right, y: HEIGHT - 5, "text-anchor": "end" }, `${((last - first) / 1000).toFixed(0)} s`);
+    this.svg.replaceChildren(...ticks, ...lines, time, element("text", { x: LEFT, y: HEIGHT - 5 }, "0 s"));
+    this.legend.replaceChildren(...names.map((name, index) => key(index, name)));
   }
 }
 
@@ -75,9 +85,12 @@ function element(tag, attributes, text) {
   return made;
 }
 
-function key(index) {
+function key(index, name) {
+  const entry = document.createElement("span");
+  entry.className = "entry";
   const square = document.createElement("span");
   square.className = "key";
   square.style.background = COLOURS[index % COLOURS.length];
-  return square;
+  entry.append(square, name);
+  return entry;
 }

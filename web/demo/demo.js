@@ -2,6 +2,7 @@
 import { createBackend, createModel } from "cotensor";
 import { fill, History, size } from "./charts.js";
 import { gpuBytes, takePeak, watchGpu } from "./gpu_meter.js";
+import { Clock } from "./clock.js";
 
 watchGpu();
 
@@ -13,6 +14,7 @@ const history = new History(document.querySelector("#history"), document.querySe
 let shared = { backends: [], models: [] };
 
 const say = (text) => (status.textContent = text);
+const clock = new Clock(say);
 
 async function listModels() {
   const names = await (await fetch("/models.json")).json();
@@ -21,6 +23,12 @@ async function listModels() {
     form.elements.device.value = "cpu";
     say("This browser has no WebGPU: models run on the CPU.");
   }
+}
+
+/** Whether the processor does the work of the GPU. */
+async function hasSoftwareGpu() {
+  const info = (await navigator.gpu?.requestAdapter())?.info;
+  return info !== undefined && (info.isFallbackAdapter || /swiftshader|llvmpipe|software/i.test(`${info.architecture} ${info.device} ${info.description}`));
 }
 
 async function chosenImage() {
@@ -37,7 +45,7 @@ async function run({ device, model, users, image, together }) {
   const start = performance.now();
   for (let user = 0; user < users; user += 1) {
     if (!together || user === 0) backends.push(await createBackend(device, { models: "/models/" }));
-    say(`${together ? "With" : "Without"} sharing: user ${user + 1} of ${users}…`);
+    clock.step(`${together ? "With" : "Without"} sharing: user ${user + 1} of ${users}`);
     const made = createModel(backends.at(-1), { modelId: model });
     models.push(made);
     await made.initialize();
@@ -58,6 +66,8 @@ async function dispose({ backends = [], models = [] }) {
 
 async function compare(settings) {
   await freeShared();
+  // With sharing, only the first user loads and runs the model.
+  clock.start(settings.users + 1, settings.device === "webgpu" && (await hasSoftwareGpu()));
   const without = await run({ ...settings, together: false });
   await dispose(without);
   const together = await run({ ...settings, together: true });
@@ -72,7 +82,7 @@ async function compare(settings) {
     row("Runs of graphs", ({ runs }) => runs, String),
     row("Copies", ({ copies }) => copies, String),
   ]);
-  say(`Done on ${together.device}. The tensors below stay until they are freed.`);
+  clock.stop(`Done on ${together.device}. The tensors below stay until they are freed.`);
 }
 
 /** A name without the end of its hash. */
@@ -117,7 +127,7 @@ form.addEventListener("submit", async (event) => {
     const { model, device, users } = form.elements;
     await compare({ model: model.value, device: device.value, users: Number(users.value), image: await chosenImage() });
   } catch (error) {
-    say(error.message);
+    clock.stop(error.message);
   } finally {
     button.disabled = false;
   }

@@ -40,4 +40,4 @@ export interface Description {
 }
 
 /** Loads the module, once. After a failed attempt, the next call tries again. */
-export const loadCore = moduleLoader(new URL("./wasm/cotensor_bg.wasm", import.meta.url), init);
+export const loadCore = moduleLoader("core", () => new URL("./wasm/cotensor_bg.wasm", import.meta.url), init);

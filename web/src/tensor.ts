@@ -128,12 +128,30 @@ export class Tensor {
   }
 
   /**
-   * The tensor's storage, such as a `GPUBuffer`, which may hold more than this view: it starts at `offset` and has `size`
-   * bytes. For a `GPUBuffer` this is a `GPUBufferBinding`, whose size is rounded up to the four bytes that WebGPU requires; an offset
-   * that is no multiple of the device's `minStorageBufferBindingOffsetAlignment` can be copied from, but not bound. The storage
-   * belongs to the store: do not destroy it.
+   * The tensor's storage as `createBindGroup` takes it: a `GPUBufferBinding`. A view whose offset is no multiple of the device's
+   * `minStorageBufferOffsetAlignment` (mostly 256 bytes) is refused. The storage belongs to the store: do not destroy it.
    */
   binding<Storage = GPUBuffer>(): { buffer: Storage; offset: number; size: number } {
+    const place = this.location<Storage>();
+    const { memory, storage } = this.#segment;
+    const way = "copy it from location() to a buffer of its own, or read(reason) its elements";
+    const alignment = memory.bindingAlignment ?? 1;
+    if (place.offset % alignment !== 0) {
+      throw new CotensorError("Unsupported", `${this.name}: the view begins at byte ${place.offset} of its buffer; ${this.device} binds multiples of ${alignment}: ${way}`);
+    }
+    const length = memory.sizeBytes(storage);
+    if (place.offset + place.size > length) {
+      throw new CotensorError("Unsupported", `${this.name}: the buffer has ${length} bytes; ${this.device} binds multiples of 4: ${way}`);
+    }
+    return place;
+  }
+
+  /**
+   * The tensor's storage, such as a `GPUBuffer`, which may hold more than this view: it starts at `offset` and has `size`
+   * bytes, for a `GPUBuffer` rounded up to the four bytes that WebGPU requires. Any view can be copied from there. The storage
+   * belongs to the store: do not destroy it.
+   */
+  location<Storage = GPUBuffer>(): { buffer: Storage; offset: number; size: number } {
     this.#live();
     return {
       buffer: this.#segment.storage as Storage,

@@ -28,11 +28,11 @@ test("a tensor stays on the GPU, and read-backs are counted", async (context) =>
     const view = store.get("x", "clip").view([1, 1], [2, 2]);
     const before = store.getDiagnostics();
     const values = [...(await view.read("compare with the reference"))];
-    const { buffer, offset, size } = view.binding();
+    const { buffer, offset, size } = view.location();
     const after = store.getDiagnostics();
     const result = {
       values,
-      binding: [buffer === tensor.binding().buffer, buffer.size, offset, size],
+      location: [buffer === tensor.binding().buffer, buffer.size, offset, size],
       readBacks: [before.read_backs, after.read_backs, after.recent_read_backs],
       transfers: [before.copies, after.copies].map(([{ reason, count, bytes }]) => [reason, count, bytes]),
       tensor: [after.tensors[0].device, after.tensors[0].memory, after.tensors[0].holders],
@@ -43,7 +43,7 @@ test("a tensor stays on the GPU, and read-backs are counted", async (context) =>
   });
   if (!seen) return;
   assert.deepEqual(seen.values, [5, 6, 9, 10]);
-  assert.deepEqual(seen.binding, [true, 48, 20, 24]);
+  assert.deepEqual(seen.location, [true, 48, 20, 24]);
   const read = { reason: "compare with the reference", count: 1, bytes: 24 };
   assert.deepEqual(seen.readBacks, [[], [read], [{ tensor: "x", reason: read.reason, bytes: 24 }]]);
   assert.deepEqual(seen.transfers, [["device transfer", 1, 48], ["device transfer", 2, 72]]);
@@ -80,6 +80,45 @@ test("two programs of the GPU share a tensor without a copy to the host", async 
   });
   if (!seen) return;
   assert.deepEqual(seen, { readBacks: 0, values: [4, 8, 12, 16] });
+});
+
+test("a view that the device cannot bind is refused, and can be copied", async (context) => {
+  const seen = await onGpu(context, async ({ GpuMemory, Store }, gpu) => {
+    const store = await Store.create({ memories: [new GpuMemory(gpu)] });
+    const rows = store.put("rows", Float32Array.from({ length: 512 }, (_, index) => index), { device: "webgpu", shape: [2, 256] });
+    const odd = gpu.createBuffer({ size: 18, usage: GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC });
+    const adopted = store.adopt("odd", odd, { device: "webgpu", shape: [17], dtype: "uint8" });
+    const views = { start: rows.view([0, 1], [2, 255]), second: rows.view([1, 0], [1, 256]), adopted };
+    const entry = { binding: 0, visibility: GPUShaderStage.COMPUTE, buffer: { type: "read-only-storage" } };
+    const layout = gpu.createBindGroupLayout({ entries: [entry] });
+    const tried = {};
+    for (const [name, view] of Object.entries(views)) {
+      // The error of the device for the same range.
+      gpu.pushErrorScope("validation");
+      gpu.createBindGroup({ layout, entries: [{ binding: 0, resource: view.location() }] });
+      const isBound = (await gpu.popErrorScope()) === null;
+      try {
+        tried[name] = [isBound, view.binding().offset];
+      } catch ({ kind, message }) {
+        tried[name] = [isBound, `${kind} ${message}`];
+      }
+    }
+    const { buffer, offset, size } = views.start.location();
+    const target = store.reserve("copy", { device: "webgpu", shape: [511] });
+    const encoder = gpu.createCommandEncoder();
+    encoder.copyBufferToBuffer(buffer, offset, target.storage(), 0, size);
+    gpu.queue.submit([encoder.finish()]);
+    const copied = (await target.publish().read("test")).slice(0, 2);
+    store.dispose();
+    return { tried, copied: [...copied] };
+  });
+  if (!seen) return;
+  const { start, second, adopted } = seen.tried;
+  assert.deepEqual(second, [true, 1024]);
+  assert.deepEqual([start[0], adopted[0]], [false, false]);
+  assert.match(start[1], /^Unsupported rows: the view begins at byte 4 of its buffer; webgpu binds multiples of 256: copy it from location\(\)/);
+  assert.match(adopted[1], /^Unsupported odd: the buffer has 18 bytes; webgpu binds multiples of 4: /);
+  assert.deepEqual(seen.copied, [1, 2]);
 });
 
 test("sizes that are no multiples of four bytes, and strided views, are read whole", async (context) => {

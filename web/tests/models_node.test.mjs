@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 import * as ort from "onnxruntime-web";
-import { createBackend, createBertModel, createVitModel, createWhisperModel, MemoryFolders, WeightCache } from "cotensor";
+import { createBackend, createBertModel, createVitModel, createWhisperModel, MemoryFolders, ResourcePoolBridgeIntegration, WeightCache } from "cotensor";
 import { newHasher } from "../dist/models/core.js";
 import { serve } from "./support/server.mjs";
 
@@ -37,7 +37,6 @@ test("after dispose, and while it is disposed, a model says so", async () => {
 test("texts without an image, tokens without a text, and budgets of missing devices", async () => {
   const backend = await open({ budgets: { webgpu: 2 ** 20, cpu: 2 ** 26 } });
   const model = bert(backend);
-  assert.match(await refusal(model.process({ texts: ["one", "two"] })), /^Invalid texts: sentence-embedding of bert-base-uncased reads one text; process each/);
   const { text, input_ids } = await model.tokenize("a photo");
   assert.equal((await model.process({ text, input_ids })).task, "sentence-embedding");
   assert.match(await refusal(model.process({ text: { text, input_ids: [...input_ids].reverse() } })), /^Invalid input_ids: /);
@@ -146,6 +145,36 @@ test("a signal ends the waiting of its call alone", async () => {
     assert.equal(held.getReferenceCount(), 1);
   } finally {
     globalThis.fetch = answer;
+    await backend.dispose();
+  }
+});
+
+test("a signal ends the waiting for a backend, for tokens and for a model of a pool", async () => {
+  const answer = globalThis.fetch;
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  globalThis.fetch = (url, init) => (String(url).endsWith("config.json") ? released.then(() => answer(url, init)) : answer(url, init));
+  const backend = await open();
+  const pool = new ResourcePoolBridgeIntegration({ ort, models: `${server.url}models/` });
+  const cpu = { priorityList: ["cpu"] };
+  try {
+    const abort = new AbortController();
+    const { signal } = abort;
+    const model = bert(backend);
+    const calls = [model.tokenize("a text", { signal }), model.tokenizeText("a text", { signal }), pool.getModel("bert", "bert-base-uncased", cpu, { signal })];
+    const names = calls.map((call) => call.then(() => "done", ({ name }) => name));
+    abort.abort();
+    assert.deepEqual(await Promise.all(names), ["AbortError", "AbortError", "AbortError"]);
+    assert.equal(await backend.initialize({ signal }).catch(({ name }) => name), "AbortError");
+    release();
+    // What others wait for went on.
+    assert.equal((await model.tokenize("a text")).text, "a text");
+    const [pooled, same] = await Promise.all([1, 2].map(() => pool.getModel("bert", "bert-base-uncased", cpu)));
+    assert.equal(pooled, same);
+  } finally {
+    release();
+    globalThis.fetch = answer;
+    await pool.dispose();
     await backend.dispose();
   }
 });

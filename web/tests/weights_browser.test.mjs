@@ -206,3 +206,14 @@ test("another site has files of its own", async () => {
     other.close();
   }
 });
+
+test("a compressed file of another site arrives whole, with its whole length as the progress", async () => {
+  files[NAME] = { body, etag: '"a"', gzipped: true };
+  const page = await fresh();
+  const [size, totals] = await page.evaluate(async (name) => {
+    const totals = new Set();
+    const { size } = await get(name, { progress: (_received, total) => totals.add(total) });
+    return [size, [...totals]];
+  }, NAME);
+  assert.deepEqual([size, totals], [body.length, [body.length]]);
+});

@@ -219,3 +219,40 @@ test("every wait for a server has a limit: parts of files, and questions for a v
   files.y = { silent: true };
   assert.equal((await get("y", { stallMilliseconds: 300 })).isStale, true);
 });
+
+test("progress has the length of a file that the server compresses, or sends without a length", async () => {
+  for (const kind of ["gzipped", "chunked"]) {
+    files[kind] = { body, etag: '"a"', [kind]: true };
+    const seen = [];
+    const { size, hash } = await get(kind, { progress: (received, total) => seen.push([received, total]) });
+    assert.deepEqual([size, hash], [body.length, sha256(body)]);
+    assert.ok(seen.every(([, total]) => total === body.length), `${kind}: ${seen[0]}`);
+    assert.deepEqual(seen.at(-1), [body.length, body.length]);
+    assert.deepEqual(server.log.splice(0), [`GET /${kind}`, `GET /${kind} bytes=0-0`]);
+  }
+  files.whole = { body, etag: '"a"', gzipped: true, ranges: false };
+  const seen = [];
+  await get("whole", { progress: (received, total) => seen.push(total) });
+  assert.ok(seen.length > 0 && seen.every((total) => total === undefined), "a server without ranges does not say it");
+  server.log.length = 0;
+  await get("plain", { progress: () => undefined }).catch(() => undefined);
+  files.plain = { body, etag: '"a"' };
+  await get("plain", { progress: () => undefined });
+  assert.deepEqual(server.log.filter((line) => line.includes("bytes=")), [], "a length that is known is not asked for");
+});
+
+test("a file whose version is its hash is downloaded once while it is kept, and again afterwards", async () => {
+  files.x = { body };
+  const folder = new ModelFolder("model", new URL(server.url), cache);
+  const read = () =>
+    folder.keeping(async (keep) => {
+      keep("x");
+      await folder.version("x");
+      return Promise.all([folder.bytes("x"), folder.bytes("x")]);
+    });
+  const downloads = () => server.log.filter((line) => line.startsWith("GET /x")).length;
+  const [[first, same]] = await Promise.all([read(), read()]);
+  assert.deepEqual([first.length, same === first, downloads()], [body.length, true, 1]);
+  await folder.bytes("x");
+  assert.equal(downloads(), 2);
+});

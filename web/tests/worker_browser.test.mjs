@@ -52,6 +52,31 @@ test("a tensor on the GPU stays in the worker", async (context) => {
   assert.deepEqual(seen, { before: [], device: "webgpu", readBacks, refused: "OverBudget", values: [1, 2, 3, 4] });
 });
 
+test("the hub's GPU has the limits of the adapter", async (context) => {
+  const page = await site.blank();
+  const hasGpu = await page.evaluate(async () => (await navigator.gpu?.requestAdapter()) != null);
+  if (!hasGpu) {
+    assert.ok(!REQUIRE_WEBGPU, "pages have no WebGPU adapter");
+    return context.skip("pages have no WebGPU adapter");
+  }
+  await page.evaluate(() => {
+    const { requestDevice } = GPUAdapter.prototype;
+    GPUAdapter.prototype.requestDevice = async function (descriptor) {
+      const device = await requestDevice.call(this, descriptor);
+      globalThis.made = { adapter: this, device };
+      return device;
+    };
+  });
+  await page.evaluate(connect, { mode: "page", webgpu: true });
+  const limits = await page.evaluate(() => {
+    const names = [];
+    for (const name in made.adapter.limits) if (/^max(Buffer|Storage|Compute|Bind)/.test(name) && !/In(Vertex|Fragment)/.test(name)) names.push(name);
+    return names.map((name) => [name, made.device.limits[name], made.adapter.limits[name]]);
+  });
+  assert.ok(limits.length >= 9);
+  for (const [name, device, adapter] of limits) assert.equal(device, adapter, name);
+});
+
 test("a hub whose GPU is lost tells the tabs, and the next connection has a new one", async (context) => {
   for (const mode of ["shared", "dedicated"]) {
     const page = await site.blank();

@@ -54,6 +54,16 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
+/// Formats nanoseconds.
+pub(crate) fn milliseconds(nanos: f64) -> String {
+    format!("{:.3} ms", nanos / 1e6)
+}
+
+/// A value in relation to another one, such as 1.05.
+pub(crate) fn ratio(value: f64, of: f64) -> String {
+    if of > 0.0 { format!("{:.3}", value / of) } else { "-".to_owned() }
+}
+
 /// Formats dimensions as `[2, 768]`.
 pub(crate) fn shape(dims: &[usize]) -> String {
     format!("{dims:?}")

@@ -2,12 +2,12 @@
 //! session delays.
 
 use crate::Daemon;
-use crate::dispatch::Client;
+use crate::dispatch::{Client, Methods};
 use crate::session::Session;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::peer_credentials;
 use cotensor_rpc::is_batch;
-use cotensor_rpc::server::{BatchPermits, Outbox, Reader, handle};
+use cotensor_rpc::server::{BatchPermits, Outbox, Reader};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -26,11 +26,16 @@ const STACK_BYTES: usize = 1 << 20;
 ///
 /// # Errors
 /// `Io` when the system has no more threads.
-pub(crate) fn serve<T: Send + 'static>(daemon: Arc<Daemon>, stream: UnixStream, open: T) -> Result<()> {
+pub(crate) fn serve<T: Send + 'static>(
+    daemon: Arc<Daemon>,
+    methods: Arc<Methods>,
+    stream: UnixStream,
+    open: T,
+) -> Result<()> {
     let runtime = Handle::current();
     let run = move || {
         let _entered = runtime.enter();
-        serve_session(&daemon, stream, open);
+        serve_session(&daemon, &methods, stream, open);
     };
     let thread = std::thread::Builder::new().name("session".to_owned()).stack_size(STACK_BYTES);
     thread.spawn(run).map(drop).map_err(|error| Error::io("starting a thread", &error))
@@ -57,7 +62,7 @@ impl<T> Drop for OpenSession<'_, T> {
     }
 }
 
-fn serve_session<T>(daemon: &Arc<Daemon>, stream: UnixStream, open: T) {
+fn serve_session<T>(daemon: &Arc<Daemon>, methods: &Methods, stream: UnixStream, open: T) {
     let pid = match peer_credentials(stream.as_fd()) {
         Ok(peer) if peer.is_own_user() => peer.pid,
         // The socket's mode keeps other users out. This check is for a socket whose mode was changed.
@@ -72,13 +77,13 @@ fn serve_session<T>(daemon: &Arc<Daemon>, stream: UnixStream, open: T) {
     let stream = Arc::new(stream);
     let session = daemon.begin_session(pid, Some(Outbox::new(Arc::clone(&stream))));
     let open = OpenSession { daemon, session, open: Some(open) };
-    if let Err(error) = read(daemon, &open.session, &stream) {
+    if let Err(error) = read(daemon, methods, &open.session, &stream) {
         tracing::debug!(session = open.session.id, client = open.session.client(), "ended: {error}");
     }
 }
 
 /// Reads and answers messages until the connection ends. Then waiting calls are cancelled.
-fn read(daemon: &Arc<Daemon>, session: &Arc<Session>, stream: &UnixStream) -> Result<()> {
+fn read(daemon: &Arc<Daemon>, methods: &Methods, session: &Arc<Session>, stream: &UnixStream) -> Result<()> {
     let (client, _cancel) = Client::on_socket(daemon, session);
     let batches = BatchPermits::new(BATCHES_MAX);
     let mut reader = Reader::new(Arc::clone(&daemon.frames), daemon.config.message_timeout, BUSY_POLL);
@@ -93,7 +98,7 @@ fn read(daemon: &Arc<Daemon>, session: &Arc<Session>, stream: &UnixStream) -> Re
             reader.release_budget();
             permit = Some(batches.acquire(stream)?);
         }
-        handle(&client, frame, permit);
+        methods.handle(&client, frame, permit);
     }
     Ok(())
 }

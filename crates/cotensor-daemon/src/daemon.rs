@@ -4,7 +4,6 @@ use crate::broker::Broker;
 use crate::channels::Channels;
 use crate::config::Config;
 use crate::descriptors;
-use crate::dispatch::Methods;
 use crate::functions;
 use crate::http::Dashboard;
 use crate::models::Models;
@@ -16,7 +15,7 @@ use cotensor_client::protocol::SessionInfo;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
-use cotensor_rpc::server::Outbox;
+use cotensor_rpc::server::{CallCounts, Outbox};
 use cotensor_store::backend::Record;
 use cotensor_store::{EmbeddedStore, Stats, StoreReports};
 use std::collections::HashMap;
@@ -33,7 +32,8 @@ pub struct Daemon {
     pub(crate) config: Config,
     pub(crate) store: Arc<EmbeddedStore>,
     pub(crate) events: Arc<StoreEvents>,
-    pub(crate) methods: Methods,
+    /// Counts of calls and of their errors.
+    pub(crate) counts: CallCounts,
     pub(crate) functions: functions::Registry,
     pub(crate) broker: Arc<Broker>,
     pub(crate) slabs: Slabs,

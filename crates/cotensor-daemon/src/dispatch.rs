@@ -6,7 +6,7 @@ use crate::session::Session;
 use cotensor_client::protocol::{Hello, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::server::{ErrorCounts, Peer, Registry, Request, handle};
+use cotensor_rpc::server::{BatchPermit, CallCounts, Peer, Registry, Request};
 use cotensor_rpc::{Call, Frame, is_batch, to_object};
 use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde::Serialize;
@@ -61,7 +61,7 @@ impl Deref for Caller {
     }
 }
 
-/// The methods of a daemon, with counts of calls and errors.
+/// The methods of a daemon.
 #[derive(Default)]
 pub(crate) struct Methods(Registry<Client>);
 
@@ -86,26 +86,33 @@ impl Methods {
         self
     }
 
-    /// Each method's name and number of calls, in no order.
-    pub(crate) fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        self.0.calls()
+    /// The methods' names, in no order.
+    #[cfg(test)]
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.names()
     }
 
-    /// The errors of calls.
-    pub(crate) fn errors(&self) -> &ErrorCounts {
-        self.0.errors()
+    /// Runs the handlers of a message's calls, as [`Registry::handle`].
+    pub(crate) fn handle(&self, client: &Arc<Client>, message: Frame, permit: Option<BatchPermit>) {
+        self.0.handle(client, message, permit);
     }
 
     /// Answers one message of a session without a socket. `None` for notifications.
-    pub(crate) async fn answer(daemon: &Arc<Daemon>, session: &Arc<Session>, message: Frame) -> Option<Vec<u8>> {
+    pub(crate) async fn answer(
+        self: &Arc<Self>,
+        daemon: &Arc<Daemon>,
+        session: &Arc<Session>,
+        message: Frame,
+    ) -> Option<Vec<u8>> {
         let (answer, received) = oneshot::channel();
         // Dropping this future drops `_cancel`, which cancels waiting calls.
         let (client, _cancel) = Client::new(daemon, session, Some(answer));
         if is_batch(&message.body) {
             // A long batch would delay the other requests of this thread.
-            drop(tokio::task::spawn_blocking(move || handle(&client, message, None)).await);
+            let methods = Arc::clone(self);
+            drop(tokio::task::spawn_blocking(move || methods.handle(&client, message, None)).await);
         } else {
-            handle(&client, message, None);
+            self.handle(&client, message, None);
             drop(client);
         }
         received.await.ok()
@@ -199,8 +206,8 @@ impl Client {
 }
 
 impl Peer for Client {
-    fn registry(&self) -> &Registry<Self> {
-        &self.daemon.methods.0
+    fn counts(&self) -> &CallCounts {
+        &self.daemon.counts
     }
 
     /// Over HTTP, functions of clients are methods.

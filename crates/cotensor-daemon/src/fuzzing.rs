@@ -1,6 +1,7 @@
 //! Entry points for fuzz targets: messages of clients and events of servers. They must not panic.
 
 use crate::dispatch::Methods;
+use crate::handlers;
 use crate::supervisor::Journal;
 use crate::{Config, Daemon};
 use cotensor_core::{Memory, Result};
@@ -20,6 +21,7 @@ pub const DESCRIPTOR_BYTES: usize = 4096;
 /// A daemon without a socket.
 pub struct Unconnected {
     daemon: Arc<Daemon>,
+    methods: Arc<Methods>,
     runtime: tokio::runtime::Runtime,
     sealed: Arc<dyn cotensor_core::Segment>,
 }
@@ -35,7 +37,7 @@ impl Unconnected {
         let daemon = Daemon::new(Config { max_memory_bytes: BUDGET_BYTES, claim_wait_max, ..Config::default() })?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(io)?;
         let sealed = MemfdMemory.reserve(DESCRIPTOR_BYTES)?.freeze()?;
-        Ok(Self { daemon, runtime, sealed })
+        Ok(Self { daemon, methods: Arc::new(handlers::methods()), runtime, sealed })
     }
 
     /// The answers to messages in a new session, which then ends; `None` for notifications. Each message has `fds`
@@ -51,7 +53,7 @@ impl Unconnected {
         for body in bodies {
             let fds: Vec<Option<OwnedFd>> = (0..fds).map(copy).collect::<Result<_>>()?;
             let frame = Frame { body: body.to_vec(), fds: fds.into_iter().flatten().collect() };
-            answers.push(self.runtime.block_on(Methods::answer(&self.daemon, &session, frame)));
+            answers.push(self.runtime.block_on(self.methods.answer(&self.daemon, &session, frame)));
         }
         drop(self.daemon.end_session(&session));
         Ok(answers)

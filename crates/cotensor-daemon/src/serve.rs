@@ -4,6 +4,8 @@ use crate::config::SOCKET_CHECK_INTERVAL;
 use crate::connection;
 use crate::daemon::Daemon;
 use crate::descriptors::{are_for_takeover, none_left};
+use crate::dispatch::Methods;
+use crate::handlers;
 use crate::idle::IdleTimer;
 use crate::refusals::Refusals;
 use crate::socket::Listening;
@@ -48,6 +50,7 @@ impl Daemon {
         let mut idle = IdleTimer::new(self.config.idle_exit);
         // Each connection's thread holds a permit.
         let open = Arc::new(Semaphore::new(self.config.connections_max));
+        let methods = Arc::new(handlers::methods());
         let (refused, not_accepted) = (Refusals::default(), Refusals::default());
         let mut stop = std::pin::pin!(stop);
         loop {
@@ -85,7 +88,7 @@ impl Daemon {
                 _ = due.tick() => drop(self.store.free_due()),
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
-                        if let Err(error) = self.accept(stream, &open)
+                        if let Err(error) = self.accept(stream, &methods, &open)
                             && let Some(count) = refused.note()
                         {
                             tracing::warn!("{count} connections were refused: {error}");
@@ -120,7 +123,7 @@ impl Daemon {
         outcome
     }
 
-    fn accept(self: &Arc<Self>, stream: UnixStream, open: &Arc<Semaphore>) -> Result<()> {
+    fn accept(self: &Arc<Self>, stream: UnixStream, methods: &Arc<Methods>, open: &Arc<Semaphore>) -> Result<()> {
         let io = |error: std::io::Error| Error::io("accepting", &error);
         let stream = stream.into_std().map_err(io)?;
         let max = self.config.connections_max;
@@ -131,7 +134,7 @@ impl Daemon {
         };
         let place = place.inspect_err(|why| refuse(&stream, why))?;
         stream.set_nonblocking(false).map_err(io)?;
-        connection::serve(Arc::clone(self), stream, place)
+        connection::serve(Arc::clone(self), Arc::clone(methods), stream, place)
     }
 }
 

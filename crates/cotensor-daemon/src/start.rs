@@ -1,11 +1,10 @@
-//! Creating a daemon: its store, its index and its handlers.
+//! Creating a daemon: its store and its index.
 
 use crate::broker::Broker;
 use crate::channels::Channels;
 use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
 use crate::functions;
-use crate::handlers;
 use crate::index::{INDEX_SLOTS, Slots};
 use crate::models::Models;
 use crate::refusals::Refusals;
@@ -13,10 +12,12 @@ use crate::segment::Slabs;
 use crate::session::{Disconnected, SessionLocks};
 use crate::spill::{Files, SpillToFiles};
 use crate::supervisor::{StoreEvents, SupervisorLink};
+use cotensor_client::protocol::METHODS;
 use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::{LockTable, has_room_for_message, random_bytes};
 use cotensor_rpc::FrameBudget;
+use cotensor_rpc::server::CallCounts;
 use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -70,7 +71,7 @@ impl Daemon {
         Ok(Arc::new(Self {
             store,
             events,
-            methods: handlers::methods(),
+            counts: CallCounts::of(METHODS.iter().map(|method| method.name)),
             functions: functions::Registry::default(),
             broker: Arc::new(Broker::default()),
             slabs: Slabs::default(),

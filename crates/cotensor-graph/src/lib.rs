@@ -6,6 +6,7 @@
 mod affine;
 mod behaviour;
 mod block;
+mod build;
 mod casts;
 mod constants;
 pub mod content;

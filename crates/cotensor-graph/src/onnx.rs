@@ -130,13 +130,13 @@ impl Graph {
     pub fn encode_for_rten(&self, keeps_names: bool) -> Result<Vec<u8>> {
         let mut graph = self.graph().clone();
         declared::remove(&mut graph, keeps_names);
-        ties::reverse(&mut graph);
-        let model = ModelProto {
+        let mut model = ModelProto {
             ir_version: self.model.ir_version,
             graph: Some(graph),
             opset_import: self.model.opset_import.clone(),
             ..ModelProto::default()
         };
+        ties::reverse(&mut model);
         model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
     }
 

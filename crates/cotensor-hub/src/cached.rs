@@ -1,7 +1,6 @@
 //! The models in the cache of this machine.
 
 use crate::cache::{FILES_MAX, MODEL_FOLDER, RepoFile, Repository, VerifiedFiles};
-use crate::hub::family_in;
 use crate::id::{ModelId, is_commit};
 use crate::needed;
 use cotensor_core::{Error, Result};
@@ -55,7 +54,7 @@ fn model(cache: &Path, name: &str) -> Option<CachedModel> {
     let files = files_in(&folder);
     let bytes = files.iter().map(|file| file.size).sum();
     let family =
-        family_in(&folder, &files).and_then(|family| needed::graphs(&id, family, &files, None).map(|_| family));
+        needed::family_in(&folder, &files).and_then(|family| needed::graphs(&id, family, &files, None).map(|_| family));
     Some(CachedModel { name: name.to_owned(), commit, folder, bytes, family })
 }
 

@@ -1,4 +1,4 @@
-use crate::cache::{FileState, RepoFile, Repository, VerifiedFiles, name_of_snapshot, read};
+use crate::cache::{FileState, RepoFile, Repository, VerifiedFiles, name_of_snapshot};
 use crate::cached::{self, CachedModel};
 use crate::download::{Download, Remote, connect, is_of_network, space};
 use crate::id::{ModelId, is_commit};
@@ -6,8 +6,6 @@ use crate::needed::{self, CONFIG_FILE, CONFIGURATION_BYTES_MAX};
 use crate::progress::{Observer, Progress};
 use crate::settings::Settings;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_preprocess::JSON_BYTES_MAX;
-use cotensor_preprocess::family::Family;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -215,7 +213,7 @@ impl Hub {
         config.iter().chain(&others).try_for_each(|file| needed::check_size(file, CONFIGURATION_BYTES_MAX))?;
         // Without an observer: these files are small, and others follow.
         self.add(download, &config, &mut pulled, Progress::new(None, id, &config))?;
-        let family = family_in(&pulled.folder, files)?;
+        let family = needed::family_in(&pulled.folder, files)?;
         others.extend(needed::graphs(id, family, files, variant)?);
         space::check(repository, &others)?;
         self.add(download, &others, &mut pulled, self.progress(id, &others))?;
@@ -288,7 +286,7 @@ impl Hub {
         };
         let configuration: Vec<_> = needed::configuration(&files).collect();
         let has_configuration = is_whole(&configuration)?;
-        let graphs = family_in(&folder, &files).and_then(|family| needed::graphs(id, family, &files, variant));
+        let graphs = needed::family_in(&folder, &files).and_then(|family| needed::graphs(id, family, &files, variant));
         match is_listed {
             true => Ok(has_configuration && is_whole(&graphs?)?),
             // A model that this program cannot run is refused when it is opened.
@@ -299,16 +297,6 @@ impl Hub {
 
 /// The files of a complete model that this program reads.
 fn read_by<'f>(id: &ModelId, folder: &Path, files: &'f [RepoFile], variant: Option<&str>) -> Result<Vec<&'f RepoFile>> {
-    let graphs = needed::graphs(id, family_in(folder, files)?, files, variant)?;
+    let graphs = needed::graphs(id, needed::family_in(folder, files)?, files, variant)?;
     Ok(needed::configuration(files).chain(graphs).collect())
-}
-
-/// The family that config.json in a folder names, of a repository with `files`.
-pub(crate) fn family_in(folder: &Path, files: &[RepoFile]) -> Result<&'static Family> {
-    let path = folder.join(CONFIG_FILE);
-    let bytes = read(&path, JSON_BYTES_MAX)?;
-    let bytes = bytes.ok_or_else(|| Error::not_found("a model needs this file").in_file(&path))?;
-    let config = serde_json::from_slice(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
-    let has_file = |name: &str| files.iter().any(|file| file.path == name);
-    needed::family(&config, has_file).map_err(|error| error.in_file(path))
 }

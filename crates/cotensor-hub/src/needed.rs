@@ -1,10 +1,12 @@
 //! The files of a repository that this program reads.
 
-use crate::cache::RepoFile;
+use crate::cache::{RepoFile, read};
 use crate::id::ModelId;
 use cotensor_core::{Error, Result, size};
+use cotensor_preprocess::JSON_BYTES_MAX;
 use cotensor_preprocess::family::{EXPORTER, Family, family_of_model, variant, variants};
 use serde_json::Value;
+use std::path::Path;
 
 /// The file that names the model's family.
 pub(crate) const CONFIG_FILE: &str = "config.json";
@@ -42,6 +44,16 @@ pub(crate) fn family(config: &Value, has_file: impl Fn(&str) -> bool) -> Result<
     let model_type = config.get("model_type").and_then(Value::as_str);
     let model_type = model_type.ok_or_else(|| Error::invalid("a string is required").in_field("model_type"))?;
     family_of_model(model_type, has_file).map_err(|error| error.in_field("model_type"))
+}
+
+/// The family that config.json in a folder names, of a repository with `files`.
+pub(crate) fn family_in(folder: &Path, files: &[RepoFile]) -> Result<&'static Family> {
+    let path = folder.join(CONFIG_FILE);
+    let bytes = read(&path, JSON_BYTES_MAX)?;
+    let bytes = bytes.ok_or_else(|| Error::not_found("a model needs this file").in_file(&path))?;
+    let config = serde_json::from_slice(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
+    let has_file = |name: &str| files.iter().any(|file| file.path == name);
+    family(&config, has_file).map_err(|error| error.in_file(path))
 }
 
 /// The graphs of the family's stages in a variant (`fp16`), the heads, and the files with the weights of each. Without a

@@ -1,7 +1,10 @@
-//! The cost of shared memory: new, prefaulted and reused. Prints the best and the median of several rounds.
+//! The cost of shared memory: new, prefaulted and reused. Prints the best and the median of several rounds. With the argument `sizes`, copies and new
+//! memory of several sizes, as medians of interleaved rounds.
 
 use cotensor_core::{HeapMemory, Memory, Segment, SegmentMut};
-use cotensor_memory::{Guarantee, MemfdMemory, MemfdMut, MemfdPool, SealedMemfd, Slab, copy_parallel};
+use cotensor_memory::{
+    Guarantee, MemfdMemory, MemfdMut, MemfdPool, SealedMemfd, Slab, copy_parallel, copy_parallel_again,
+};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +13,9 @@ const LEN: usize = 256 << 20;
 const ROUNDS: usize = 9;
 
 fn main() {
+    if std::env::args().any(|argument| argument == "sizes") {
+        return sizes();
+    }
     println!("256 MiB in one block, {ROUNDS} rounds{:>30}{:>12}{:>12}", "best", "median", "GB/s");
     let source = vec![3; LEN];
     let mut target = vec![1; LEN];
@@ -50,6 +56,58 @@ fn main() {
     report("receiving: second read", || (), |()| sum(again.bytes().unwrap_or_default()));
 
     small();
+}
+
+/// Copies into memory that was used before, and copies into new memory with sealing, in microseconds.
+fn sizes() {
+    let columns = ["copy", "several threads", "started threads", "reserved first", "made by the copy"];
+    println!("{:>9} KiB{}", "", columns.map(|column| format!("{column:>18}")).concat());
+    for kib in [600, 1126, 2458, 4096, 6144, 8192, 16 << 10, 64 << 10, 128 << 10] {
+        let source = vec![3; kib << 10];
+        let mut target = vec![1; kib << 10];
+        let rounds = (200 * 1024 / kib).clamp(7, 101);
+        let mut times = [(); 5].map(|()| Vec::new());
+        for _ in 0..rounds {
+            times[0].push(timed(|| target.copy_from_slice(&source)));
+            times[1].push(timed(|| copy_parallel_again(&mut target, &source)));
+            times[2].push(timed(|| copy_on_started_threads(&mut target, &source)));
+            times[3].push(timed(|| publish_reserved(&source)));
+            times[4].push(timed(|| publish(&MemfdPool::new(0), &source)));
+        }
+        let medians = times.map(|mut each| {
+            each.sort();
+            format!("{:>18.0}", each[rounds / 2].as_secs_f64() * 1e6)
+        });
+        println!("{kib:>13}{}", medians.concat());
+    }
+}
+
+/// Into memory that was reserved, and faulted in unless several threads share the faults, before the copy.
+fn publish_reserved(source: &[u8]) -> SealedMemfd {
+    let mut memfd = MemfdMut::create(source.len()).expect("memory");
+    if source.len() < 8 << 20 {
+        memfd.prefault().expect("memory");
+    }
+    memfd.write_at(0, source).expect("equal lengths");
+    memfd.seal().expect("no other mapping")
+}
+
+/// The time without the release of the result.
+fn timed<R>(work: impl FnOnce() -> R) -> Duration {
+    let start = Instant::now();
+    let result = black_box(work());
+    let took = start.elapsed();
+    drop(result);
+    took
+}
+
+/// A copy on two threads, of which one is started for it.
+fn copy_on_started_threads(target: &mut [u8], source: &[u8]) {
+    let (first, second) = target.split_at_mut(source.len() / 2);
+    std::thread::scope(|threads| {
+        threads.spawn(|| second.copy_from_slice(&source[source.len() / 2..]));
+        first.copy_from_slice(&source[..source.len() / 2]);
+    });
 }
 
 fn publish(memory: &dyn Memory, source: &[u8]) -> Arc<dyn Segment> {

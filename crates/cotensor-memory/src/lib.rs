@@ -32,9 +32,9 @@ pub use channel::{
     is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
 pub use host::{
-    ForeignMemfd, Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PARALLEL_COPY_BYTES_MIN,
-    PrivateMapping, SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes,
-    check_sealed, copy_parallel, shared_bytes,
+    ForeignMemfd, Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PrivateMapping,
+    SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,
+    copy_parallel, copy_parallel_again, shared_bytes,
 };
 pub use pack_cache::{CacheEntry, PackCache, PackEntry, Verification, parse_pack_table};
 pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, EmbeddedMemory, GiveBack, MemfdPool, PoolStats};

@@ -130,7 +130,11 @@ impl InputMoments {
             },
         );
         let upper = (0..size * size).map(|at| lower[at % size * size + at / size] as f32).collect();
-        Ok(InputFactor { columns: size, upper })
+        let moments = |at: usize| {
+            let (row, column) = (at / size, at % size);
+            (self.at(row, column) + if row == column { DAMPING * mean } else { 0.0 }) as f32
+        };
+        Ok(InputFactor { columns: size, upper, moments: (0..size * size).map(moments).collect() })
     }
 
     /// The relative error of a product's result in the L2 norm, over all inputs: `‖x(weights − tensor)ᵀ‖ / ‖x · weightsᵀ‖`. 0 for a
@@ -179,12 +183,20 @@ pub struct InputFactor {
     columns: usize,
     /// Row-major; the part below the diagonal is zero.
     upper: Vec<f32>,
+    /// The moments, row-major.
+    moments: Vec<f32>,
 }
 
 impl InputFactor {
     /// The elements of an input.
     pub fn columns(&self) -> usize {
         self.columns
+    }
+
+    /// Row `at` of the moments.
+    #[inline(always)]
+    pub(crate) fn moments(&self, at: usize) -> &[f32] {
+        &self.moments[at * self.columns..(at + 1) * self.columns]
     }
 
     /// Row `at` of the triangle, whose first elements are zero.

@@ -4,6 +4,9 @@ use crate::codes::unpack_stream;
 use crate::spec::{QuantSpec, SUPER_GROUP, Width};
 use rten_simd::f16;
 
+/// The largest float16, in which scales are stored.
+pub(crate) const F16_MAX: f32 = 65_504.0;
+
 /// An element of a group is `(code − zero) · scale + offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupScale {

@@ -1,41 +1,49 @@
-//! The list of all shared tensors of this process that have a handle or a view.
+//! A list of all live values of a type in this process.
 
-use crate::lifecycle::TensorCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-static ACTIVE: Mutex<ActiveTensors> = Mutex::new(ActiveTensors { tensors: BTreeMap::new(), last_number: 0 });
+/// The registered values that are still alive.
+pub(crate) struct ActiveList<T>(Mutex<Values<T>>);
 
-struct ActiveTensors {
-    tensors: BTreeMap<u64, Weak<TensorCell>>,
+struct Values<T> {
+    values: BTreeMap<u64, Weak<T>>,
     last_number: u64,
 }
 
-fn lock() -> MutexGuard<'static, ActiveTensors> {
-    ACTIVE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+impl<T> ActiveList<T> {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Values { values: BTreeMap::new(), last_number: 0 }))
+    }
 
-/// The live tensors, in the order of their creation.
-pub(crate) fn tensors() -> Vec<Arc<TensorCell>> {
-    // Upgraded before use: dropping the last handle of a tensor locks the list again.
-    lock().tensors.values().filter_map(Weak::upgrade).collect()
-}
+    /// The live values, in the order of their creation.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        // Upgraded before use: dropping the last handle of a value locks the list again.
+        self.lock().values.values().filter_map(Weak::upgrade).collect()
+    }
 
-/// A tensor's registration in the list. Dropping it removes the tensor.
-pub(crate) struct Registration(u64);
-
-impl Registration {
-    pub(crate) fn new(tensor: &Weak<TensorCell>) -> Self {
-        let mut active = lock();
+    /// Adds a value until the registration is dropped.
+    pub(crate) fn add(&'static self, value: &Weak<T>) -> Registration<T> {
+        let mut active = self.lock();
         active.last_number += 1;
         let number = active.last_number;
-        active.tensors.insert(number, Weak::clone(tensor));
-        Self(number)
+        active.values.insert(number, Weak::clone(value));
+        Registration { list: self, number }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Values<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Registration {
+/// A value's place in the list. Dropping it removes the value.
+pub(crate) struct Registration<T: 'static> {
+    list: &'static ActiveList<T>,
+    number: u64,
+}
+
+impl<T> Drop for Registration<T> {
     fn drop(&mut self) {
-        lock().tensors.remove(&self.0);
+        self.list.lock().values.remove(&self.number);
     }
 }

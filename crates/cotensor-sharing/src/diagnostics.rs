@@ -1,6 +1,5 @@
 //! Diagnostics: every shared tensor of the process or of a manager.
 
-use crate::active;
 use crate::lifecycle::TensorCell;
 use crate::manager::TensorSharingManager;
 use crate::shared::SharedTensor;
@@ -27,7 +26,7 @@ impl SharedTensor {
     pub fn get_diagnostics() -> Diagnostics {
         let mut stores: BTreeMap<*const (), Diagnostics> = BTreeMap::new();
         let mut all = Diagnostics::default();
-        for tensor in &active::tensors() {
+        for tensor in &TensorCell::active() {
             let store = stores.entry(Arc::as_ptr(&tensor.store).cast()).or_insert_with(|| tensor.store.diagnostics());
             all.tensors.extend(tensor.unlisted().or_else(|| listed(tensor, store)));
         }

@@ -1,13 +1,16 @@
 //! The lifecycle of a shared tensor: written by its producer, then published and leased, then freed.
 
-use crate::active::Registration;
+use crate::active::{ActiveList, Registration};
 use crate::state::{Content, TensorState, ViewHold};
 use cotensor_core::{Device, Error, ErrorKind, Layout, Result};
 use cotensor_store::log;
 use cotensor_store::{Holder, Lease, Store, SystemClock, TensorId, TensorSpec};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+/// All shared tensors of this process that have a handle or a view.
+static ACTIVE: ActiveList<TensorCell> = ActiveList::new();
 
 /// The state that all handles and views of one tensor share.
 pub(crate) struct TensorCell {
@@ -23,7 +26,7 @@ pub(crate) struct TensorCell {
     /// Starts when the tensor is created.
     pub(crate) clock: SystemClock,
     pub(crate) state: RwLock<TensorState>,
-    pub(crate) _registration: Registration,
+    pub(crate) _registration: Registration<TensorCell>,
 }
 
 /// Determines what happens to a tensor without holders, and which models may hold it.
@@ -57,6 +60,16 @@ pub(crate) enum Via {
 }
 
 impl TensorCell {
+    /// The live tensors, in the order of their creation.
+    pub(crate) fn active() -> Vec<Arc<Self>> {
+        ACTIVE.all()
+    }
+
+    /// Adds a tensor to the live ones.
+    pub(crate) fn register(tensor: &Weak<Self>) -> Registration<Self> {
+        ACTIVE.add(tensor)
+    }
+
     pub(crate) fn new(
         store: Arc<dyn Store>,
         spec: TensorSpec,
@@ -83,7 +96,7 @@ impl TensorCell {
             format!("register {name}: {} bytes of {kind} by {producer}{how}{skipped}", layout.size_bytes())
         });
         Ok(Arc::new_cyclic(|tensor| {
-            let _registration = Registration::new(tensor);
+            let _registration = Self::register(tensor);
             Self { store, spec, layout, device, wanted, residence, hits, clock, state, _registration }
         }))
     }

@@ -1,6 +1,5 @@
 //! Shared tensors that were published before they became shared tensors, such as the results of a computation.
 
-use crate::active::Registration;
 use crate::lifecycle::{Residence, TensorCell};
 use crate::shared::SharedTensor;
 use crate::state::{Content, TensorState};
@@ -29,7 +28,7 @@ impl SharedTensor {
         let state = RwLock::new(TensorState::of_content(Content::Published { id, leases }));
         let (hits, clock) = (AtomicU64::new(0), SystemClock::default());
         Self(Arc::new_cyclic(|tensor| {
-            let _registration = Registration::new(tensor);
+            let _registration = TensorCell::register(tensor);
             TensorCell { store, spec, layout, device, wanted: device, residence, hits, clock, state, _registration }
         }))
     }

@@ -158,7 +158,7 @@ class SharedTensorProvider:
         joins_server = store is None and socket is None and self.execution_mode == "server"
         self._server_context = server_context.current if joins_server else None
         if self._server_context is not None:
-            self._server_context.providers.append(self)
+            self._server_context.join(self)
         if verbose_debug:
             log.setLevel(logging.DEBUG)
 

@@ -218,7 +218,7 @@ class SharedTensorServer:
             if self._store is None:
                 self.start()
             assert self._store is not None
-            context = ServerContext(self._store, self.max_workers, self.timeout, self.enable_cache, self._loaded)
+            context = ServerContext(self._store, self.max_workers, self.timeout, self.enable_cache, self._loaded.append)
             with loading(context):
                 loaded = _import(module)
         for provider in self._loaded:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 from .._native import Store
-
-if TYPE_CHECKING:
-    from .provider import SharedTensorProvider
 
 #: The environment variable that makes providers in ``auto`` mode serve.
 VARIABLE = "__SHARED_TENSOR_SERVER_MODE__"
@@ -22,8 +19,8 @@ class ServerContext(NamedTuple):
     workers: int
     timeout: Optional[float]
     cache: bool
-    #: The providers that were created while the server loaded a module.
-    providers: "List[SharedTensorProvider]"
+    #: Called with each provider that is created while the server loads a module.
+    join: Callable[[Any], None]
 
 
 #: The server that currently loads a module.

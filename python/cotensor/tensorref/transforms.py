@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
 from . import threads
 from .arguments import Args, Kwargs, collect, mapped, tensors, unwrapped
+from .execution import Execution
 from .gradients import version_of
 from .operations import Kind, kind_of, name_of, written_by
-
-if TYPE_CHECKING:
-    from .computing import Computing
 
 _hooks: Any = torch._C._autograd
 #: Kinds that run where their tensors are.
@@ -21,7 +19,7 @@ _IN_PLACE_OF_THEIR_TENSORS = (Kind.PLAIN, Kind.ESCAPE, Kind.SET_DATA)
 active = threads.transforms
 
 
-def run(session: "Computing", func: Any, args: Args, kwargs: Kwargs) -> Any:
+def run(session: Execution, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of the program inside of transforms. It runs on the device with copies of weights that the transforms see."""
     kind = kind_of(func)
     if kind in _IN_PLACE_OF_THEIR_TENSORS:

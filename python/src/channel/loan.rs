@@ -1,12 +1,11 @@
 //! The class `FrameLoan`.
 
-use super::producer::ended;
 use crate::errors::OrRaise;
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
 use crate::export::dtype::dtype_object;
 use crate::export::numpy::as_array;
 use crate::process::ProcessLocal;
-use cotensor::Error;
+use cotensor::{Error, ErrorKind};
 use cotensor_client::{Channel, FrameLoan as ClientLoan};
 use cotensor_core::Layout;
 use pyo3::prelude::*;
@@ -190,4 +189,9 @@ impl FrameLoan {
         };
         format!("<FrameLoan {:?} {:?}, {state}>", self.layout.dtype().name(), self.layout.shape())
     }
+}
+
+/// An error for a loan that was published or discarded.
+fn ended(why: &str) -> Error {
+    Error::new(ErrorKind::Conflict, format!("this frame is {why}"))
 }

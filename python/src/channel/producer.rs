@@ -9,7 +9,7 @@ use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
 use crate::store::report::report;
 use crate::store::store::Store;
-use cotensor::{DType, Error, ErrorKind};
+use cotensor::{DType, Error};
 use cotensor_client::{Channel as ClientChannel, ChannelSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -143,9 +143,4 @@ impl Store {
         let channels = py.detach(|| store.channels()).or_raise(py)?;
         report(py, || serde_json::to_string(&channels))
     }
-}
-
-/// An error for a loan that was published or discarded.
-pub(super) fn ended(why: &str) -> Error {
-    Error::new(ErrorKind::Conflict, format!("this frame is {why}"))
 }

@@ -256,10 +256,20 @@ impl SourceArray {
         .or_raise(py)
     }
 
-    /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
+    /// Copies the elements into a new reservation of the same dtype and shape, whose memory no array shows, detached from Python. The
+    /// copy is counted.
     pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
-        self.record_transfer(reservation);
+        self.copy_into(py, reservation, false)
+    }
+
+    /// As [`fill`](Self::fill), for memory that this array may show.
+    pub(crate) fn fill_again(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
         let overlaps = reservation.bytes().is_some_and(|target| self.overlaps(target));
+        self.copy_into(py, reservation, overlaps)
+    }
+
+    fn copy_into(&self, py: Python<'_>, reservation: &mut Reservation, overlaps: bool) -> PyResult<()> {
+        self.record_transfer(reservation);
         py.detach(|| match self.contiguous() {
             Some(bytes) if !overlaps => reservation.write(bytes, CopyReason::Put),
             _ => {

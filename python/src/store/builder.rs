@@ -215,7 +215,7 @@ impl TensorBuilder {
         // No lock is held while the thread is detached from Python: other threads read the state meanwhile.
         let fd = self.fileno(py)?;
         let mut reservation = self.take(py, BuilderState::Writing(fd))?;
-        let outcome = source.fill(py, &mut reservation);
+        let outcome = source.fill_again(py, &mut reservation);
         *self.state() = BuilderState::Open(reservation);
         outcome
     }

@@ -5,7 +5,7 @@ use crate::errors::OrRaise;
 use crate::import::gather;
 use crate::import::source::SourceArray;
 use cotensor::Error;
-use cotensor_memory::copy_parallel;
+use cotensor_memory::copy_parallel_again;
 use cotensor_store::CopyReason;
 use pyo3::prelude::*;
 
@@ -22,7 +22,7 @@ impl Tensor {
         let source = lease.segment().host_bytes().or_raise(py)?;
         let start = self.layout.offset_bytes();
         py.detach(|| match self.layout.is_contiguous() {
-            true => copy_parallel(bytes, &source[start..start + bytes.len()]),
+            true => copy_parallel_again(bytes, &source[start..start + bytes.len()]),
             false => {
                 let item = self.layout.dtype().size_bytes();
                 let strides: Vec<isize> = self.layout.strides().iter().map(|stride| (stride * item) as isize).collect();

@@ -3,12 +3,11 @@
 use super::holder::holder as holder_of;
 use super::store::Store;
 use super::tensor::Tensor;
-use crate::args;
+use crate::args::{self, check_default, or_default};
 use crate::errors::{OrRaise, raise};
 use crate::import::source::SourceArray;
 use cotensor::Error;
 use cotensor_store::{Reservation, Retention, TensorSpec};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyMapping, PyTuple};
 use std::time::Duration;
@@ -185,27 +184,6 @@ impl Store {
             }
         }
         Ok(put)
-    }
-}
-
-/// # Errors
-/// `TypeError` for more than one default.
-pub(super) fn check_default(default: &Bound<'_, PyTuple>) -> PyResult<()> {
-    if default.len() > 1 { Err(PyTypeError::new_err("pass at most one default")) } else { Ok(()) }
-}
-
-/// The tensor, or, if there is none of its name, the first of `default`.
-///
-/// # Errors
-/// The error of `found` without a default.
-pub(super) fn or_default<'py>(
-    py: Python<'py>,
-    found: Result<Tensor, Error>,
-    default: &Bound<'py, PyTuple>,
-) -> PyResult<Bound<'py, PyAny>> {
-    match (found, default.get_item(0)) {
-        (Err(error), Ok(default)) if error.kind() == cotensor::ErrorKind::NotFound => Ok(default),
-        (found, _) => Ok(Bound::new(py, found.or_raise(py)?)?.into_any()),
     }
 }
 

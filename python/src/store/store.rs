@@ -5,12 +5,11 @@ use super::builder::TensorBuilder;
 use super::claim::{Claimed, claim};
 use super::group::{empty_group, put_group};
 use super::holder::{holder as holder_of, program};
-use super::mapping::{check_default, or_default};
 use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
 use super::report::report;
 use super::tensor::Tensor;
-use crate::args::{self, Kept};
+use crate::args::{self, Kept, check_default, or_default};
 use crate::command::daemon;
 use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
@@ -488,16 +487,22 @@ impl Store {
     }
 
     /// Prefaults memory for ``count`` tensors of ``nbytes`` bytes, so that a later ``put`` of each takes only the time
-    /// of the copy. Call it while the program is idle. Returns the number of tensors that the memory limit admits.
-    #[pyo3(signature = (nbytes, count=1))]
+    /// of the copy. Call it while the program is idle. Returns the number of tensors that the memory limit admits. With ``sealed``, it
+    /// is memory for ``put(…, sealed=True)``, ``empty`` and weights.
+    #[pyo3(signature = (nbytes, count=1, *, sealed=false))]
     fn prefault(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = args::nbytes)] nbytes: usize,
         #[pyo3(from_py_with = args::count)] count: usize,
+        #[pyo3(from_py_with = args::sealed)] sealed: bool,
     ) -> PyResult<usize> {
         let store = self.store(py)?;
-        py.detach(|| store.prefault(Device::Cpu, nbytes, count)).or_raise(py)
+        let prefault = || match sealed {
+            true => store.prefault(Device::Cpu, nbytes, count),
+            false => store.prefault_to_fill(Device::Cpu, nbytes, count),
+        };
+        py.detach(prefault).or_raise(py)
     }
 
     /// Closes the store. The connection to a daemon stays open until the last tensor or array from it is dropped: its

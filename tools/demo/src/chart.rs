@@ -1,14 +1,10 @@
-//! Parts of HTML reports.
+//! Charts of HTML reports.
 
 use std::fmt::Write;
 
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 240.0;
-/// The corners of the plotted area.
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = WIDTH - 12.0;
-const TOP: f64 = 10.0;
-const BOTTOM: f64 = HEIGHT - 24.0;
+/// The plotted area. It is stretched to the width of the page; labels are text beside it, whose size stays.
+const WIDTH: f64 = 1000.0;
+const HEIGHT: f64 = 100.0;
 /// An axis has at most this many intervals between ticks.
 const INTERVALS_MAX: f64 = 6.0;
 
@@ -46,50 +42,56 @@ impl Axis<'_> {
     }
 }
 
-/// A chart of lines as SVG, below its legend. The axes have ticks with labels.
-pub fn line_chart(lines: &[ChartLine], x: &Axis<'_>, y: &Axis<'_>) -> String {
-    let mut chart = String::from("<p class=\"legend\">");
+/// The names and colours of lines.
+pub fn legend(lines: &[ChartLine]) -> String {
+    let mut legend = String::from("<p class=\"legend\">");
     for ChartLine { class, label, .. } in lines {
         // Writing to a string cannot fail.
-        let _ = write!(chart, "<span><b class=\"{}\">&#9473;</b> {}</span> ", escaped(class), escaped(label));
+        let _ = write!(legend, "<span><b class=\"{}\">&#9473;</b> {}</span> ", escaped(class), escaped(label));
     }
-    let _ = write!(chart, "</p><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"100%\" role=\"img\">");
+    legend.push_str("</p>");
+    legend
+}
+
+/// A chart of lines. The axes have ticks with labels.
+pub fn line_chart(lines: &[ChartLine], x: &Axis<'_>, y: &Axis<'_>) -> String {
     let (xs, ys) = (x.ticks(), y.ticks());
     let end = |ticks: &[f64]| ticks.last().copied().unwrap_or(1.0);
-    let right_of = |value: f64| LEFT + (RIGHT - LEFT) * value / end(&xs);
-    let above = |value: f64| BOTTOM - (BOTTOM - TOP) * value / end(&ys);
+    let right_of = |value: f64| WIDTH * value / end(&xs);
+    let above = |value: f64| HEIGHT - HEIGHT * value / end(&ys);
+    let mut chart = String::from("<div class=\"chart\"><div class=\"y\">");
     for &tick in &ys {
-        let (at, label) = (above(tick), escaped(&(y.label)(tick)));
-        let _ = write!(
-            chart,
-            "<line x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-            LEFT - 6.0,
-            at + 4.0
-        );
+        let (percent, label) = (100.0 * tick / end(&ys), escaped(&(y.label)(tick)));
+        let _ = write!(chart, "<span style=\"bottom:{percent:.1}%\">{label}</span>");
     }
-    for (number, &tick) in xs.iter().enumerate() {
-        let (at, label) = (right_of(tick), escaped(&(x.label)(tick)));
-        // The last label ends where the chart ends.
-        let anchor = if number + 1 == xs.len() { "end" } else { "middle" };
+    let names: Vec<String> = lines.iter().map(|line| escaped(&line.label)).collect();
+    let _ = write!(
+        chart,
+        "</div><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}\">",
+        names.join(", ")
+    );
+    for &tick in &ys {
+        let at = above(tick);
         let _ = write!(
             chart,
-            "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{BOTTOM}\" y2=\"{}\" stroke=\"#888\"/>\
-             <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"{anchor}\">{label}</text>",
-            BOTTOM + 4.0,
-            HEIGHT - 6.0
+            "<line vector-effect=\"non-scaling-stroke\" x1=\"0\" x2=\"{WIDTH}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>"
         );
     }
     for ChartLine { class, points, .. } in lines {
         let points: Vec<String> = points.iter().map(|(x, y)| format!("{:.1},{:.1}", right_of(*x), above(*y))).collect();
         let _ = write!(
             chart,
-            "<polyline class=\"{}\" fill=\"none\" stroke-width=\"2\" points=\"{}\"/>",
+            "<polyline vector-effect=\"non-scaling-stroke\" class=\"{}\" points=\"{}\"/>",
             escaped(class),
             points.join(" ")
         );
     }
-    chart.push_str("</svg>");
+    chart.push_str("</svg><div class=\"x\">");
+    for &tick in &xs {
+        let (percent, label) = (100.0 * tick / end(&xs), escaped(&(x.label)(tick)));
+        let _ = write!(chart, "<span style=\"left:{percent:.1}%\">{label}</span>");
+    }
+    chart.push_str("</div></div>");
     chart
 }
 
@@ -121,15 +123,18 @@ mod tests {
     fn chart_has_legend_ticks_and_points_within_its_area() {
         let line = ChartLine { class: "with".into(), label: "a < b".into(), points: vec![(0.0, 0.0), (10.0, 100.0)] };
         let seconds = Axis { max: 10.0, label: &|value| format!("{value:.0} s") };
-        let chart = line_chart(&[line], &seconds, &Axis { max: 100.0, label: &|value| format!("{value:.0} MiB") });
+        let lines = [line];
+        let chart = line_chart(&lines, &seconds, &Axis { max: 100.0, label: &|value| format!("{value:.0} MiB") });
         for part in [
-            "<b class=\"with\">&#9473;</b> a &lt; b</span>",
-            ">100 MiB</text>",
-            ">20 MiB</text>",
-            ">10 s</text>",
-            "points=\"70.0,216.0 628.0,10.0\"",
+            "bottom:100.0%\">100 MiB</span>",
+            "bottom:20.0%\">20 MiB</span>",
+            "left:100.0%\">10 s</span>",
+            "points=\"0.0,100.0 1000.0,0.0\"",
+            "aria-label=\"a &lt; b\"",
         ] {
             assert!(chart.contains(part), "{part} is not in {chart}");
         }
+        assert!(legend(&lines).contains("<b class=\"with\">&#9473;</b> a &lt; b</span>"));
+        assert!(!chart.contains("<text"), "text of a stretched picture is not readable on a telephone");
     }
 }

@@ -22,6 +22,7 @@ mod savings;
 mod scenario;
 mod seeded;
 mod sentences;
+mod style;
 mod temp_folder;
 mod variants;
 mod worker;
@@ -29,7 +30,7 @@ mod worker_report;
 
 pub use about::About;
 pub use by_hand::Onnxruntime;
-pub use chart::{Axis, ChartLine, escaped, line_chart};
+pub use chart::{Axis, ChartLine, escaped, legend, line_chart};
 pub use compare::run_demo;
 pub use comparison::{Comparison, Cost, Entry, Scenario as ScenarioResult, SharedStage};
 pub use measure::Progress;
@@ -38,5 +39,6 @@ pub use processes::{Fleet, FleetCost, FleetMemory, ModelProcess, Processes, Weig
 pub use report::{html, text};
 pub use savings::{Avoidable, MemoryParts, TimeParts, max_abs_diff};
 pub use scenario::{Claim, SCENARIOS, Scenario, materialize};
+pub use style::page_start;
 pub use worker::run_worker;
 pub use worker_report::{Continued, Fit, WeightBytes, WorkerReport};

@@ -1,9 +1,10 @@
 //! Formats the comparison as text and as an HTML page with charts.
 
 use crate::about::About;
-use crate::chart::{Axis, ChartLine, escaped, line_chart};
+use crate::chart::{Axis, ChartLine, escaped, legend, line_chart};
 use crate::comparison::{Comparison, Cost, Entry, Scenario};
 use crate::processes::{FleetCost, Processes};
+use crate::style::page_start;
 use std::fmt::Write;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -214,18 +215,15 @@ fn weights_in_words(weights: &str) -> &'static str {
     }
 }
 
-const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:720px;margin:2em auto;padding:0 12px;color:#222}\
-    table{border-collapse:collapse}td,th{padding:2px 12px;text-align:right}td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}\
-    .without{color:#b3412e;stroke:#b3412e}.mapped{color:#856207;stroke:#856207}.by_hand{color:#7a4fa3;stroke:#7a4fa3}.with{color:#1a7f4b;stroke:#1a7f4b}\
-    .with_cold{color:#3f66a3;stroke:#3f66a3}.legend span{margin-right:1em}code{overflow-wrap:anywhere}\
-    svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}";
+/// The colours of the variants.
+const COLOURS: &str = ".without{--line:var(--red)}.mapped{--line:var(--gold)}.by_hand{--line:var(--violet)}.with{--line:var(--green)}\
+    .with_cold{--line:var(--blue)}.onnxruntime{--line:var(--teal)}";
 
 /// The comparison as one self-contained HTML page.
 pub fn html(comparison: &Comparison, about: &About) -> String {
-    let mut page = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <title>Cotensor demo</title><style>{STYLE}</style>\
-         <h1>One copy of every tensor</h1><p>Several users of one input; each variant runs in new processes.</p>\
+    let mut page = page_start("Cotensor demo", COLOURS);
+    page += &format!(
+        "<h1>One copy of every tensor</h1><p>Several users of one input; each variant runs in new processes.</p>\
          <p>{}, {}: <code>{}</code></p>",
         about.date(),
         escaped(&about.program),
@@ -253,14 +251,17 @@ fn write_processes_html(page: &mut String, processes: &Processes) -> std::fmt::R
         escaped(&processes.hardware),
         weights_in_words(processes.weights)
     )?;
-    write!(page, "<table><tr><th></th><th>memory</th><th>first answers</th><th>answer</th></tr>")?;
+    write!(
+        page,
+        "<div class=\"scroll\"><table><tr><th></th><th>memory</th><th>first answers</th><th>answer</th></tr>"
+    )?;
     for (what, cost) in process_rows(processes) {
         write!(page, "<tr><td>{what}</td><td>{}</td></tr>", cells(cost).join("</td><td>"))?;
     }
     let (memory, time) = (processes.memory_saved_percent, processes.time_saved_percent);
     write!(
         page,
-        "<tr><td>saved (over copies)</td><td>{memory:.1} %</td><td>{time:.1} %</td><td></td></tr></table><ul>"
+        "<tr><td>saved (over copies)</td><td>{memory:.1} %</td><td>{time:.1} %</td><td></td></tr></table></div><ul>"
     )?;
     for line in &processes.arithmetic {
         write!(page, "<li>{}</li>", escaped(line))?;
@@ -280,19 +281,22 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
         escaped(&scenario.hardware),
         weights_in_words(scenario.weights)
     )?;
-    write!(page, "<table><tr><th></th><th>peak memory</th><th>time</th><th>origin</th></tr>")?;
+    write!(
+        page,
+        "<div class=\"scroll\"><table class=\"words\"><tr><th></th><th>peak memory</th><th>time</th><th>origin</th></tr>"
+    )?;
     for row in rows(scenario) {
+        let class = if row.class.is_empty() { String::new() } else { format!(" class=\"{}\"", row.class) };
         write!(
             page,
-            "<tr class=\"{}\"><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            row.class,
+            "<tr{class}><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             row.name.trim_start(),
             row.memory,
             row.time,
             escaped(&row.origin)
         )?;
     }
-    write!(page, "</table>")?;
+    write!(page, "</table></div>")?;
     write_chart(page, scenario)?;
     write!(
         page,
@@ -318,6 +322,7 @@ fn write_chart(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
     let seconds = points().map(|(at, _)| *at).fold(0.1, f64::max);
     let mib = points().map(|(_, mib)| *mib).fold(1.0, f64::max);
     let x = Axis { max: seconds, label: &|seconds| format!("{} s", short(seconds)) };
+    page.write_str(&legend(&lines))?;
     page.write_str(&line_chart(&lines, &x, &Axis { max: mib, label: &|mib| format!("{mib:.0} MiB") }))
 }
 

@@ -10,7 +10,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, ListOrder, ListParams, Ping, SessionInfo, Sessions};
 use cotensor_core::{Error, Result};
 use cotensor_store::StoreReports;
-use fleet::ClientFleet;
+use fleet::{ClientFleet, FleetSize};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,6 +60,9 @@ pub(crate) struct Outcome {
     /// Maximum number of leases that the daemon counted.
     leases_max: usize,
     tensors_max: usize,
+    /// Tensors that the clients of the end have published in blocks, and frames of channels that they have checked.
+    blocks: usize,
+    frames: usize,
     /// Errors found by clients; must be empty.
     wrong: Vec<String>,
     /// Time from the daemon's death to a client's first answered call, over all kills and clients.
@@ -137,7 +140,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     }
     let before = steady(&machine)?;
     let mut random = Random::new(options.seed);
-    let mut fleet = ClientFleet::start(&machine.socket, options, &mut random)?;
+    let size = FleetSize { clients: options.clients, leases: options.leases };
+    let mut fleet = ClientFleet::start(&machine.socket, size, &mut random)?;
     until("all clients hold their leases", || fleet.all_full() || fleet.is_wrong())?;
     let (mut leases_max, mut tensors_max) = (0, 0);
     eprintln!("{} clients hold {} leases; killing starts", options.clients, daemon.leases()?);
@@ -180,7 +184,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let taken_over_ms = ms(taken_over.end()?);
 
     let half_ms = halve(&mut fleet, &daemon)?;
-    fleet.rest()?;
+    let done = fleet.rest()?;
     let wrong = fleet.wrong();
     let recovery = times(&fleet.recoveries());
     let last_death = fleet.kill_all();
@@ -204,6 +208,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         supervisor_kills: supervisors,
         leases_max,
         tensors_max,
+        blocks: done.blocks,
+        frames: done.frames,
         wrong,
         recovery,
         taken_over_ms,
@@ -220,7 +226,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 /// left.
 fn halve(fleet: &mut ClientFleet, daemon: &Inspector) -> Result<f64> {
     let half = fleet.split();
-    let held: usize = fleet.rest()?;
+    let held = fleet.rest()?.leases;
     let death = half.kill_all();
     until("the daemon counts exactly the leases of the living clients", || {
         daemon.leases().is_ok_and(|leases| leases == held)

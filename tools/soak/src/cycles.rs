@@ -259,7 +259,11 @@ impl<'a> Client<'a> {
             retention: if self.random.chance(1, 2) { kept } else { Retention::WhileLeased },
             ..TensorSpec::new(name, DType::U8, &[bytes])
         };
-        let mut reservation = self.store.reserve(spec, holder)?;
+        // What is filled may lie in a block, with bytes of an earlier tensor behind those that are written here.
+        let mut reservation = match self.random.chance(1, 2) {
+            true => self.store.reserve_to_fill(spec, holder)?,
+            false => self.store.reserve(spec, holder)?,
+        };
         let place = reservation.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;
         fill(&mut place[..bytes.min(LOOKED_AT)], self.random.next());
         Ok(reservation)

@@ -8,6 +8,7 @@ mod content;
 mod cycles;
 mod daemon;
 mod figures;
+mod frames;
 mod metadata;
 mod worker;
 

@@ -2,8 +2,9 @@
 
 use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::now_ns;
+use crate::frames::Frames;
 use cotensor_client::ClientStore;
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::{Claim, ComputationStore, Holder, Key, Lease, Retention, TensorSpec, TensorStore};
 use std::collections::{HashSet, VecDeque};
 use std::io::Write;
@@ -22,6 +23,8 @@ const CONNECT_ATTEMPTS: usize = 3000;
 const REOPENING: usize = 2000;
 /// Number of computations that the workers share.
 const CLAIMS: usize = 16;
+/// A longer tensor in a slab has it alone: the slab is a block.
+const SHARED_SLAB_BYTES_MAX: usize = 256 << 10;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -102,13 +105,17 @@ struct Worker<'a> {
     holder: Holder,
     random: Random,
     held: Vec<Lease>,
+    frames: Frames,
+    /// The number of tensors that were published in blocks.
+    blocks: usize,
 }
 
 impl<'a> Worker<'a> {
     fn new(options: &'a Options, shared: Arc<Shared>) -> Result<Self> {
         let store = connect(options)?;
         let (holder, random) = (store.holder(""), Random::new(options.seed));
-        Ok(Self { options, shared, store, holder, random, held: Vec::new() })
+        let frames = Frames::default();
+        Ok(Self { options, shared, store, holder, random, held: Vec::new(), frames, blocks: 0 })
     }
 
     fn work(mut self) -> Result<()> {
@@ -120,7 +127,12 @@ impl<'a> Worker<'a> {
             let outcome = match self.random.below(100) {
                 0 => self.claim(),
                 1..50 => self.put(),
-                50..90 => self.get(),
+                50..86 => self.get(),
+                86..88 => self.frames.publish(&self.store, self.options.index, &mut self.random),
+                88..90 => {
+                    let other = self.random.below(self.options.workers);
+                    self.frames.check(&self.store, other)
+                }
                 _ => self.check_one(),
             };
             match outcome {
@@ -155,14 +167,14 @@ impl<'a> Worker<'a> {
                 check(lease)?;
             }
             let distinct: HashSet<_> = self.held.iter().map(Lease::id).collect();
-            send(&format!("rests {}", distinct.len()));
+            send(&format!("rests {} {} {}", distinct.len(), self.blocks, self.frames.checked));
             while !self.shared.rest.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
 
-    /// Mostly small tensors, in slabs and in separate memory.
+    /// Mostly small tensors: in slabs, in blocks and in separate memory. Ranges of slabs, and blocks, are used again.
     fn put(&mut self) -> Result<()> {
         let bytes = match self.random.below(100) {
             0..90 => self.random.magnitude(BYTES_MIN, 4 << 10),
@@ -170,12 +182,16 @@ impl<'a> Worker<'a> {
             _ => self.random.magnitude(257 << 10, 1 << 20),
         };
         let name = self.name(self.options.index);
-        let mut reservation = self.store.reserve(spec(name, bytes), &self.holder)?;
+        let mut reservation = match self.random.chance(2, 3) {
+            true => self.store.reserve_to_fill(spec(name, bytes), &self.holder)?,
+            false => self.store.reserve(spec(name, bytes), &self.holder)?,
+        };
         let place = reservation.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;
         fill(place, self.random.next());
         let began = now_ns();
         let lease = reservation.publish()?;
         self.went(began);
+        self.blocks += usize::from(bytes > SHARED_SLAB_BYTES_MAX && lease.segment().kind() == MemoryKind::Slab);
         self.held.push(lease);
         Ok(())
     }
@@ -219,6 +235,7 @@ impl<'a> Worker<'a> {
     /// Ends the session, also while no server runs, and begins another one.
     fn reopen(&mut self) -> Result<()> {
         self.held.clear();
+        self.frames.close()?;
         self.store.disconnect();
         self.store = connect(self.options)?;
         self.holder = self.store.holder("");

@@ -2,11 +2,11 @@
 
 use crate::errors::Result;
 use cotensor_core::{Error, size};
-use cotensor_preprocess::JSON_BYTES_MAX;
 use cotensor_preprocess::family::{
     BlockFields, CONFIG_FILE, DecoderDef, Family, ModelConfig, Similarity, StageDef, Task, Variant, family_of_model,
     variant,
 };
+use cotensor_preprocess::{JSON_BYTES_MAX, positions_depend_on_length};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -90,6 +90,7 @@ impl ModelFamily {
             tasks: tasks.collect(),
             decoder: self.family.decoder.as_ref(),
             positions: self.config().decoder_positions(),
+            positions_depend_on_length: positions_depend_on_length(&self.config),
             similarity: self.family.similarity.as_ref(),
             whole_graph: self.whole_graph(),
         };
@@ -108,6 +109,8 @@ struct Description<'a> {
     tasks: Vec<TaskDescription<'a>>,
     decoder: Option<&'a DecoderDef>,
     positions: Option<usize>,
+    /// Whether the positions of a text depend on the longest text of a batch.
+    positions_depend_on_length: bool,
     similarity: Option<&'a Similarity>,
     whole_graph: Option<String>,
 }

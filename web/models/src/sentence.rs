@@ -29,6 +29,11 @@ impl SentencePooling {
         self.0.notice().map(str::to_owned)
     }
 
+    /// The hash of every setting that affects an embedding, 64 hexadecimal digits. `is_pooled` is whether the graph pools itself.
+    pub fn fingerprint(&self, is_pooled: bool) -> String {
+        self.0.fingerprint(is_pooled).to_string()
+    }
+
     /// The text before each text: the prompt of this name, or the default prompt.
     ///
     /// # Errors

@@ -96,6 +96,7 @@ impl StageGraph {
             space: self.space.0.to_string(),
             precision: self.graph.precision().name(),
             continues: self.continues.as_deref(),
+            joins_rows: self.graph.joins_rows(),
             inputs: self.graph.inputs().iter().map(port).collect(),
             outputs: self.graph.outputs().iter().map(port).collect(),
             weights: weights.collect(),
@@ -148,6 +149,8 @@ struct Description<'a> {
     precision: &'static str,
     /// The input that reads the result of the stage before, in the same file.
     continues: Option<&'a str>,
+    /// An operator by which a row of a batch depends on the other rows.
+    joins_rows: Option<String>,
     inputs: Vec<PortDescription<'a>>,
     outputs: Vec<PortDescription<'a>>,
     weights: Vec<WeightDescription<'a>>,

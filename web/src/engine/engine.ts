@@ -4,7 +4,9 @@ import type { DType } from "../types.js";
 import type { Graph } from "./api.js";
 import { OrtGraph } from "./graph.js";
 import { ortLane, type Lane } from "./lane.js";
-import type { KnownOrt, Ort, OrtSession } from "./ort.js";
+import type { KnownOrt, Ort, OrtProvider, OrtSession } from "./ort.js";
+import { checkFiles } from "./ort_files.js";
+import { ownPrograms } from "./programs.js";
 import { contentKey, SharedSession, type GraphFiles, type GraphSource } from "./session.js";
 import { targetOf, type Provider, type Target } from "./target.js";
 
@@ -50,9 +52,13 @@ export class OrtEngine {
   readonly #forgotten = new FinalizationRegistry<SharedSession>((session) => void this.#release(session).catch(() => undefined));
   /** Rejects the calls that wait for the library. */
   readonly #waiting = new Set<(error: CotensorError) => void>();
+  readonly #library: Ort;
   readonly #ort: KnownOrt;
   readonly #lane: Lane;
   readonly #target: Target;
+  /** Whether the library is onnxruntime-node, which has the processor of the system and no devices of a browser. */
+  readonly #isNative: boolean;
+  readonly #name: string;
   readonly #version: string;
   #end: CotensorError | undefined;
 
@@ -60,10 +66,14 @@ export class OrtEngine {
     options: OrtEngineOptions,
     readonly store: Store,
   ) {
+    this.#library = options.ort;
     this.#ort = options.ort as unknown as KnownOrt;
     this.#lane = ortLane(options.ort);
     this.#target = targetOf(options.provider, store);
-    this.#version = options.ort.env.versions.web ?? "unknown";
+    const { web, node } = options.ort.env.versions;
+    this.#isNative = web === undefined && node !== undefined;
+    this.#name = this.#isNative ? "ort-node" : "ort-web";
+    this.#version = web ?? node ?? "unknown";
     void this.#target.lost?.then((what) => this.#stop(new CotensorError("Io", `${what}; ${this.#target.way}`)));
   }
 
@@ -95,10 +105,11 @@ export class OrtEngine {
     const key = JSON.stringify([content, Object.entries(dimensions).sort(), isOptimized]);
     const session = this.#share(key, source, request);
     try {
+      await checkFiles(this.#library);
       await session.prepare();
       const opened = await this.#enter(label, () => session.open());
       const variant = isOptimized ? this.#target.provider : `${this.#target.provider} unfused`;
-      const known = { label, version: this.#version, precision: request.precision, variant };
+      const known = { label, engine: [this.#name, this.#version] as const, precision: request.precision, variant };
       const release = (): Promise<void> => {
         this.#forgotten.unregister(graph);
         return this.#release(session);
@@ -143,13 +154,33 @@ export class OrtEngine {
     return session;
   }
 
-  async #create({ graph, externalData = [] }: GraphFiles, request: LoadRequest): Promise<OrtSession> {
-    const { options, location, dtypes } = this.#target;
+  /** A session with compiled programs of its own. */
+  async #create(files: GraphFiles, request: LoadRequest): Promise<OrtSession> {
+    const { options } = this.#target;
+    if (options.name !== "webgpu") return this.#open(files, request, options);
+    const programs = ownPrograms(options.device);
+    try {
+      const session = await this.#open(files, request, { ...options, device: programs.device });
+      const release = session.release.bind(session);
+      session.release = async () => {
+        await release();
+        programs.giveBack();
+      };
+      return session;
+    } catch (error) {
+      programs.giveBack();
+      throw error;
+    }
+  }
+
+  async #open({ graph, externalData = [] }: GraphFiles, request: LoadRequest, options: OrtProvider): Promise<OrtSession> {
+    const { location, dtypes } = this.#target;
+    const data = await Promise.all(externalData.map(async ({ path, data }) => ({ path, data: this.#isNative && data instanceof Blob ? new Uint8Array(await data.arrayBuffer()) : data })));
     const open = (preferredOutputLocation: string | Record<string, string>): Promise<OrtSession> =>
       this.#ort.InferenceSession.create(graph, {
-        executionProviders: [options],
+        executionProviders: [this.#isNative ? { name: "cpu" } : options],
         preferredOutputLocation,
-        externalData: externalData.map(({ path, data }) => ({ path, data })),
+        externalData: data,
         freeDimensionOverrides: { ...request.dimensions },
         graphOptimizationLevel: (request.isOptimized ?? true) ? "all" : "disabled",
       });

@@ -118,7 +118,7 @@ export class Feeds {
     if (value instanceof Tensor && value.device === this.device && this.target.dtypes.has(port.dtype)) {
       if (this.device === "webgpu") return this.#gpuTensor(given, value);
       if (this.device === "webnn" && value.isWhole) {
-        const mlTensor = await value.binding<MlStorage>().buffer.ready;
+        const mlTensor = await value.location<MlStorage>().buffer.ready;
         return this.ort.Tensor.fromMLTensor(mlTensor, { dataType: port.dtype, dims: [...shape] });
       }
     }
@@ -130,8 +130,8 @@ export class Feeds {
   }
 
   async #gpuTensor(given: Given, tensor: Tensor): Promise<OrtTensor> {
-    await this.target.memory?.checkReadable(tensor.binding().buffer);
-    if (isReadInPlace(tensor)) return this.#onGpu(given, tensor.binding().buffer);
+    await this.target.memory?.checkReadable(tensor.location().buffer);
+    if (isReadInPlace(tensor)) return this.#onGpu(given, tensor.location().buffer);
     const copy = this.#copy(given);
     const target = copy.storage();
     const encoder = (): GPUCommandEncoder => (this.#encoder ??= (this.target.gpu as GPUDevice).createCommandEncoder());

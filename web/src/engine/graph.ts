@@ -27,7 +27,7 @@ interface Hooks {
 
 interface Known {
   readonly label: string;
-  readonly version: string;
+  readonly engine: readonly [name: string, version: string];
   readonly precision: DType | undefined;
   readonly variant: string;
 }
@@ -56,7 +56,7 @@ export class OrtGraph implements Graph {
     this.label = known.label;
     this.inputs = opened.inputMetadata.map((each) => port(known.label, each));
     this.outputs = opened.outputMetadata.map((each) => port(known.label, each));
-    this.engine = ["ort-web", known.version];
+    this.engine = known.engine;
     this.precision = known.precision ?? this.outputs.find(({ dtype }) => dtype.startsWith("float"))?.dtype ?? "float32";
     this.variant = known.variant;
     this.#shapes = new Shapes(known.label, this.inputs);

@@ -33,7 +33,8 @@ export interface OrtSession {
 export type OrtProvider =
   | { name: "webgpu"; device: GPUDevice; storageBufferCacheMode: "lazyRelease" }
   | { name: "webnn"; context: MLContext }
-  | { name: "wasm" };
+  | { name: "wasm" }
+  | { name: "cpu" };
 
 /** The options of a session that the adapter sets. */
 export interface OrtSessionOptions {
@@ -46,7 +47,11 @@ export interface OrtSessionOptions {
 
 /** The library. */
 export interface Ort {
-  readonly env: { readonly versions: { readonly web?: string } };
+  readonly env: {
+    readonly versions: { readonly web?: string; readonly node?: string };
+    /** Where the library loads its files from: a folder, or files. */
+    readonly wasm?: { wasmPaths?: string | { wasm?: string | URL; mjs?: string | URL } | undefined; readonly wasmBinary?: unknown };
+  };
   readonly InferenceSession: { create(graph: Uint8Array, options: never): Promise<unknown> };
   readonly Tensor: {
     new (type: never, data: never, dims: number[]): unknown;

@@ -16,7 +16,7 @@ interface Run {
 
 /** Whether a session reads the tensor where it is: from its buffer's first byte, with whole vectors to the end. */
 export function isReadInPlace(tensor: Tensor): boolean {
-  const { buffer, offset } = tensor.binding();
+  const { buffer, offset } = tensor.location();
   // GPUBufferUsage.STORAGE
   const usable = (buffer.usage & 0x80) !== 0 && buffer.size >= bufferBytes(tensor.byteLength);
   return tensor.isContiguous && offset === 0 && usable;
@@ -44,7 +44,7 @@ function runs(tensor: Tensor): Run[] | undefined {
 
 /** Encodes the copy of a tensor with elements to the start of `target`. Whether the GPU can make it. */
 export function copyOnGpu(encoder: () => GPUCommandEncoder, tensor: Tensor, target: GPUBuffer): boolean {
-  const { buffer, offset } = tensor.binding();
+  const { buffer, offset } = tensor.location();
   // GPUBufferUsage.COPY_SRC
   if ((buffer.usage & 0x4) === 0) return false;
   const parts = runs(tensor);

@@ -16,8 +16,12 @@ const aligned = (bytes: number): number => Math.ceil(bytes / COPY_ALIGNMENT) * C
 /** The bytes of the buffer of a tensor. */
 export const bufferBytes = (bytes: number): number => Math.ceil(bytes / VECTOR_BYTES) * VECTOR_BYTES;
 
-/** The limits that models need as large as the adapter allows. */
-const LIMITS = ["maxBufferSize", "maxStorageBufferBindingSize", "maxComputeWorkgroupStorageSize", "maxComputeInvocationsPerWorkgroup"] as const;
+/** The limits that models need as large as the adapter allows: those of buffers, and of compute shaders. */
+const LIMITS = [
+  ...["maxBufferSize", "maxStorageBufferBindingSize", "maxStorageBuffersPerShaderStage", "maxBindGroups", "maxBindingsPerBindGroup"],
+  ...["maxComputeWorkgroupStorageSize", "maxComputeInvocationsPerWorkgroup", "maxComputeWorkgroupsPerDimension"],
+  ...["maxComputeWorkgroupSizeX", "maxComputeWorkgroupSizeY", "maxComputeWorkgroupSizeZ"],
+] as readonly (keyof GPUSupportedLimits & `max${string}`)[];
 const FEATURES: readonly GPUFeatureName[] = ["shader-f16", "subgroups" as GPUFeatureName];
 
 /** A new device of the browser's fastest adapter, or the reason why there is none. The caller destroys it. */
@@ -27,7 +31,8 @@ export async function requestGpu(): Promise<GPUDevice | string> {
   try {
     const adapter = await api.requestAdapter({ powerPreference: "high-performance" });
     if (!adapter) return "the browser has no adapter of WebGPU";
-    const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
+    // Some browsers lack some of the limits.
+    const requiredLimits = Object.fromEntries(LIMITS.filter((name) => adapter.limits[name] !== undefined).map((name) => [name, adapter.limits[name]]));
     const requiredFeatures = FEATURES.filter((feature) => adapter.features.has(feature));
     return await adapter.requestDevice({ requiredLimits, requiredFeatures });
   } catch (error) {
@@ -52,6 +57,10 @@ export class GpuMemory implements DeviceMemory<GPUBuffer> {
   constructor(gpu: GPUDevice) {
     this.gpu = gpu;
     this.lost = gpu.lost.then((info) => (this.#lost = info.message || info.reason));
+  }
+
+  get bindingAlignment(): number {
+    return this.gpu.limits.minStorageBufferOffsetAlignment;
   }
 
   allocate(bytes: number): GPUBuffer {

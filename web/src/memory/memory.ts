@@ -18,6 +18,9 @@ export interface DeviceMemory<Storage = unknown> {
   /** Resolves with the reason when the device is lost, with all storages; without it, a device that cannot be lost. */
   readonly lost?: Promise<string>;
 
+  /** The offset of a part that a program binds is a multiple of so many bytes; without it, any offset can be bound. */
+  readonly bindingAlignment?: number;
+
   /** A storage for `bytes` bytes with this layout, zeroed. */
   allocate(bytes: number, layout: Layout): Storage;
 

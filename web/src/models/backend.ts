@@ -1,5 +1,5 @@
 // A device, a store, an engine and the models that they run.
-import type { KnownOrt, Ort } from "../engine/ort.js";
+import type { Ort } from "../engine/ort.js";
 import { OrtEngine } from "../engine/engine.js";
 import { CotensorError } from "../errors.js";
 import { budgetsOf } from "../memory/budgets.js";
@@ -8,16 +8,18 @@ import { Computations } from "../stage/computations.js";
 import { Store, type SharedTensorConfig, type StoreOptions } from "../store.js";
 import type { Device } from "../types.js";
 import { WeightCache } from "../weights/cache.js";
+import { unlessAborted } from "./abort.js";
+import { importOrt } from "./builds.js";
 import { loadModels, newHasher } from "./core.js";
 import { chooseDevice, type DeviceChoice } from "./devices.js";
 import { ModelFolder, folderUrl, type ModelSources, type Progress } from "./folder.js";
 import { LoadedModel } from "./loaded_model.js";
-import { LocalModel } from "./local_model.js";
-import type { ModelOptions } from "./model.js";
+import { LocalModel, type ModelBackend } from "./local_model.js";
+import type { CallOptions, ModelOptions } from "./model.js";
 
 /** Options of a backend. */
 export interface BackendOptions extends ModelSources {
-  /** The module of onnxruntime-web; by default `onnxruntime-web/webgpu` is imported. */
+  /** The module of onnxruntime-web; by default `onnxruntime-web/wasm` is imported for the CPU, `onnxruntime-web/webgpu` for a GPU. */
   readonly ort?: Ort;
   /** The program's own device, which the program destroys. */
   readonly gpu?: GPUDevice;
@@ -63,7 +65,7 @@ export function setBackendDefaults(options: BackendOptions): void {
 }
 
 /** Runs models in this thread. */
-export class Backend {
+export class Backend implements ModelBackend {
   readonly #options: BackendOptions;
   readonly #choice: DeviceChoice;
   #config: SharedTensorConfig | undefined;
@@ -117,13 +119,15 @@ export class Backend {
   }
 
   /** Makes the store and the engine. The first model does so, too. */
-  async initialize(): Promise<void> {
-    this.check();
-    this.#starting ??= this.#start().catch((error: unknown) => {
-      this.#starting = undefined;
-      throw error;
+  initialize({ signal }: CallOptions = {}): Promise<void> {
+    return unlessAborted(signal, async () => {
+      this.check();
+      this.#starting ??= this.#start().catch((error: unknown) => {
+        this.#starting = undefined;
+        throw error;
+      });
+      await this.#starting;
     });
-    await this.#starting;
   }
 
   /** Sets which tensors are shared, before the store exists. */
@@ -199,8 +203,8 @@ export class Backend {
   }
 
   async #start(): Promise<Parts> {
-    const { ort = await importOrt(), budgets } = this.#options;
     const { device, memories } = this.#choice;
+    const { ort = await importOrt(device), budgets } = this.#options;
     const config = this.#config ? { sharedTensorConfig: this.#config } : {};
     const devices: Device[] = ["cpu", ...memories.map((memory) => memory.device)];
     const store = this.#options.store ?? (await Store.create({ memories, budgets: budgetsOf(devices, budgets), ...config }));
@@ -220,16 +224,5 @@ export class Backend {
   /** Throws once the backend was disposed. */
   check(): void {
     if (this.#isDisposed) throw new CotensorError("Conflict", "the backend was disposed; create another one");
-  }
-}
-
-async function importOrt(): Promise<Ort> {
-  try {
-    return (await import("onnxruntime-web/webgpu")) as unknown as Ort & KnownOrt;
-  } catch (error) {
-    const inWorker = "WorkerGlobalScope" in globalThis;
-    const page = "install it, name it in the page's import map, or pass the module as the option `ort`";
-    const way = inWorker ? "a worker has no import map: pass the address of the module as the option `ort` of connectShared, or the module to serve()" : page;
-    throw new CotensorError("Unsupported", `onnxruntime-web/webgpu cannot be imported (${String(error)}); ${way}`);
   }
 }

@@ -65,6 +65,8 @@ export interface StageGraphDescription {
   readonly precision: DType;
   /** The input that reads the result of the stage before, which is the graph before in the list. */
   readonly continues: string | null;
+  /** An operator by which a row of a batch depends on the other rows. */
+  readonly joins_rows: string | null;
   readonly inputs: readonly PortDescription[];
   readonly outputs: readonly PortDescription[];
   readonly weights: readonly WeightDescription[];
@@ -114,7 +116,7 @@ export interface TimedSegments {
 }
 
 /** Loads the module, once. After a failed attempt, the next call tries again. Everything else here works after it. */
-export const loadModels = moduleLoader(new URL("./cotensor_models_bg.wasm", import.meta.url), init);
+export const loadModels = moduleLoader("models", () => new URL("./cotensor_models_bg.wasm", import.meta.url), init);
 
 /** Reads a graph's file and the files beside it, whose locations are relative to it. The arrays must not change while the graph is used. */
 export async function openGraph(file: string, bytes: Uint8Array, external: (location: string) => Promise<Uint8Array>): Promise<GraphFile> {

@@ -73,6 +73,8 @@ export interface FamilyDescription {
   readonly stages: readonly StageDef[];
   readonly tasks: readonly Task[];
   readonly decoder: DecoderDef | null;
+  /** Whether the positions of a text depend on the longest text of a batch. */
+  readonly positions_depend_on_length: boolean;
   readonly similarity: SimilarityDef | null;
   /** The graph that computes logits of similarities. */
   readonly whole_graph: string | null;

@@ -1,5 +1,6 @@
 // The files of a model: a folder of a web server, or a repository of the hub.
 import { CotensorError } from "../errors.js";
+import { baseAddress } from "../node.js";
 import { ask, bytesOfAnswer, checkAnswer, checkContent, send, STALL_MILLISECONDS, versionOf, type Version as FileVersion } from "../weights/body.js";
 import { isUnwritable, type WeightCache } from "../weights/cache.js";
 import { hashOf } from "../weights/hash.js";
@@ -25,10 +26,17 @@ const SMALL_FILE_BYTES_MAX = 256 * 2 ** 20;
 const LARGE_FILE_BYTES_MAX = 2 ** 31 - 1;
 const LIMITS = { maxBytes: LARGE_FILE_BYTES_MAX, size: undefined, signal: undefined, cache: "no-store" } as const;
 
+/** A large file that is kept while calls use it. */
+interface KeptFile {
+  users: number;
+  bytes: Promise<Uint8Array<ArrayBuffer>> | undefined;
+}
+
 /** The files of one model. */
 export class ModelFolder {
   readonly #answers = new Map<string, Promise<FileVersion | undefined>>();
   readonly #versions = new Map<string, Promise<string | undefined>>();
+  readonly #kept = new Map<string, KeptFile>();
   constructor(
     /** The name that the program gave. */
     readonly modelId: string,
@@ -60,6 +68,8 @@ export class ModelFolder {
   /** A small file, stored in the browser; nothing if there is no such file. */
   async text(file: string): Promise<string | undefined> {
     try {
+      // A file of the disk needs no copy.
+      if (this.url.protocol === "file:") return new TextDecoder().decode(await this.bytes(file));
       const { blob } = await download(this.cache, this.#urlOf(file), { maxBytes: SMALL_FILE_BYTES_MAX, stallMilliseconds: this.stallMilliseconds });
       const text = await blob.text();
       checkContent(this.#urlOf(file).href, new TextEncoder().encode(text.slice(0, 64)));
@@ -71,8 +81,44 @@ export class ModelFolder {
     }
   }
 
-  /** A large file, not stored: its parts are. */
+  /**
+   * Runs `use`. From `keep(file)` to its end, the bytes of that file stay in memory once they are read, so that they are downloaded
+   * once: the version of a file may be the hash of its bytes, and two imports may read the same file.
+   */
+  async keeping<Value>(use: (keep: (file: string) => void) => Promise<Value>): Promise<Value> {
+    const mine = new Set<string>();
+    const keep = (file: string): void => {
+      if (mine.has(file)) return;
+      const kept = this.#kept.get(file) ?? { users: 0, bytes: undefined };
+      kept.users += 1;
+      this.#kept.set(file, kept);
+      mine.add(file);
+    };
+    try {
+      return await use(keep);
+    } finally {
+      for (const file of mine) {
+        const kept = this.#kept.get(file);
+        if (kept && (kept.users -= 1) === 0) this.#kept.delete(file);
+      }
+    }
+  }
+
+  /** A large file, not stored: its parts are. The caller does not write to the bytes. */
   async bytes(file: string, progress?: Progress): Promise<Uint8Array<ArrayBuffer>> {
+    const kept = this.#kept.get(file);
+    if (!kept) return this.#read(file, progress);
+    const reading = (kept.bytes ??= this.#read(file, progress));
+    try {
+      return await reading;
+    } catch (error) {
+      // The next call tries again.
+      if (kept.bytes === reading) kept.bytes = undefined;
+      throw error;
+    }
+  }
+
+  async #read(file: string, progress?: Progress): Promise<Uint8Array<ArrayBuffer>> {
     const url = this.#urlOf(file).href;
     const response = await send(url, { cache: "no-store" }, this.stallMilliseconds);
     checkAnswer(url, response);
@@ -137,7 +183,7 @@ export function beside(file: string, location: string): string {
 
 /** The folder of a model: a URL or a path as it is, a name in `models` or on the hub. */
 export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, revision = "main" }: ModelSources): URL {
-  const base = (globalThis.location as Location | undefined)?.href;
+  const base = baseAddress();
   const folder = (path: string, from: string | URL | undefined): URL => {
     try {
       const url = new URL(path, from);
@@ -148,7 +194,7 @@ export function folderUrl(modelId: string, { models, endpoint = HUB_ENDPOINT, re
       throw new CotensorError("Invalid", `modelId: ${JSON.stringify(path)} is no URL here`);
     }
   };
-  if (/^(https?:|\.{0,2}\/)/.test(modelId)) return folder(modelId, base);
+  if (/^(https?:|file:|\.{0,2}\/)/.test(modelId)) return folder(modelId, base);
   // The names of the hub: an owner and a model, or a model alone.
   if (!/^[\w-][\w.-]{0,95}(\/[\w-][\w.-]{0,95})?$/.test(modelId)) {
     throw new CotensorError("Invalid", `modelId: ${JSON.stringify(modelId)} is no name of a model; pass OWNER/NAME, a path that starts with /, or a URL`);

@@ -11,7 +11,7 @@ import { beside, type ModelFolder, type Progress } from "./folder.js";
 const OWN_BLOB_BYTES = 1 << 16;
 /** The beginning of a weight in a blob of several. */
 const ALIGNMENT = 64;
-const FORMAT = 1;
+const FORMAT = 2;
 
 /** A graph in the cache. */
 export interface ImportedGraph {
@@ -24,37 +24,60 @@ export interface ImportedGraph {
 /** Makes the graphs of a file's parts. They are freed after the import. */
 export type Parts = (file: GraphFile) => StageGraph[] | Promise<StageGraph[]>;
 
-/** What the cache has of a file's import. */
-interface ImportDocument {
+/** What the cache has of a file. */
+interface ImportDocument<Value> {
   /** The files beside the graph, with their versions. */
   readonly external: Readonly<Record<string, string | undefined>>;
-  readonly graphs: readonly ImportedGraph[];
+  /** What was made of it. */
+  readonly graphs: Value;
 }
 
-/** The graphs of `file`, imported under `key`. A file that changed on the server is imported again. */
-export async function importGraphs(folder: ModelFolder, file: string, key: string, parts: Parts, progress?: Progress): Promise<readonly ImportedGraph[]> {
+/** The graphs of `file`, imported under `key`. */
+export function importGraphs(folder: ModelFolder, file: string, key: string, parts: Parts, progress?: Progress): Promise<readonly ImportedGraph[]> {
+  const read = async (graph: GraphFile, put: PutBlob): Promise<readonly ImportedGraph[]> => storeAll(await parts(graph), put);
+  return readOnce(folder, file, `graph ${FORMAT}`, key, read, progress);
+}
+
+/**
+ * What `read` makes of a graph's file: a value of JSON, which is stored, and names the blobs that `read` put. A file that changed on the
+ * server is read again.
+ */
+export function readOnce<Value>(
+  folder: ModelFolder,
+  file: string,
+  form: string,
+  key: string,
+  read: (graph: GraphFile, put: PutBlob) => Promise<Value>,
+  progress?: Progress,
+): Promise<Value> {
   const { cache } = folder;
-  const version = await folder.version(file, progress);
-  if (version === undefined) throw new CotensorError("NotFound", `${folder.modelId}: it has no file ${file}`);
-  const build = async (put: PutBlob): Promise<ImportDocument> => {
-    const external: Record<string, string | undefined> = {};
-    const graphFile = await openGraph(file, await folder.bytes(file, progress), async (location) => {
-      external[location] = await folder.version(beside(file, location), progress);
-      return folder.bytes(beside(file, location), progress);
-    });
-    try {
-      return { external, graphs: await storeAll(await parts(graphFile), put) };
-    } finally {
-      graphFile.free();
-    }
-  };
-  const name = `graph ${FORMAT} ${new URL(file, folder.url).href} ${version} ${key}`;
-  const document = (await cache.once(name, build, true)).document as ImportDocument;
-  const isSame = async ([location, known]: [string, string | undefined]): Promise<boolean> => (await folder.version(beside(file, location))) === known;
-  const same = await Promise.all(Object.entries(document.external).map(isSame));
-  if (same.every(Boolean)) return document.graphs;
-  await cache.remove(name);
-  return ((await cache.once(name, build, true)).document as ImportDocument).graphs;
+  return folder.keeping(async (keep) => {
+    const versionOf = (each: string): Promise<string | undefined> => {
+      keep(each);
+      return folder.version(each, progress);
+    };
+    const version = await versionOf(file);
+    if (version === undefined) throw new CotensorError("NotFound", `${folder.modelId}: it has no file ${file}`);
+    const build = async (put: PutBlob): Promise<ImportDocument<Value>> => {
+      const external: Record<string, string | undefined> = {};
+      const graphFile = await openGraph(file, await folder.bytes(file, progress), async (location) => {
+        external[location] = await versionOf(beside(file, location));
+        return folder.bytes(beside(file, location), progress);
+      });
+      try {
+        return { external, graphs: await read(graphFile, put) };
+      } finally {
+        graphFile.free();
+      }
+    };
+    const name = `${form} ${new URL(file, folder.url).href} ${version} ${key}`;
+    const document = (await cache.once(name, build, true)).document as ImportDocument<Value>;
+    const isSame = async ([location, known]: [string, string | undefined]): Promise<boolean> => (await versionOf(beside(file, location))) === known;
+    const same = await Promise.all(Object.entries(document.external).map(isSame));
+    if (same.every(Boolean)) return document.graphs;
+    await cache.remove(name);
+    return ((await cache.once(name, build, true)).document as ImportDocument<Value>).graphs;
+  });
 }
 
 async function storeAll(parts: readonly StageGraph[], put: PutBlob): Promise<ImportedGraph[]> {

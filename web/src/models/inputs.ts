@@ -1,5 +1,7 @@
 // The inputs that `process` takes: texts, tokens, images and sounds, in the forms that browsers give.
 import { CotensorError } from "../errors.js";
+import { baseAddress } from "../node.js";
+import { bytesOfAnswer, checkAnswer, send, STALL_MILLISECONDS } from "../weights/body.js";
 
 /** The tokens of a text, as a model reads them. `process` takes them in place of the text, and refuses others than the text's. */
 export interface Tokens {
@@ -28,22 +30,28 @@ export interface Samples {
 /** The bytes of an image file or of a sound file. */
 export type Encoded = Uint8Array;
 
+/** A file: its bytes, or its address. */
+export type FileInput = Blob | ArrayBuffer | Uint8Array | string | URL;
+/** A picture of a page. Of an `<img>`, its pixels in their natural size. */
+export type Picture = ImageData | ImageBitmap | HTMLImageElement | HTMLCanvasElement | OffscreenCanvas;
+
 /** What `process` takes. */
 export type ModelInput =
   | string
   | Tokens
+  /** Texts, each of which has an embedding. */
+  | readonly string[]
   | {
       readonly text?: string | Tokens;
-      /** Texts that are compared with the image, or with the sound. */
+      /** Texts that are compared with the image, or with the sound; without one, texts to embed. */
       readonly texts?: readonly string[];
-      /** A file's bytes, or pixels that a page has. */
-      readonly image?: Blob | ArrayBuffer | Uint8Array | ImageData | ImageBitmap;
+      readonly image?: FileInput | Picture;
       /** Pixels with `width` and `height`. */
       readonly imageData?: ImageData | Uint8Array | Uint8ClampedArray;
       readonly width?: number;
       readonly height?: number;
-      /** A file's bytes, or samples with `samplingRate`. */
-      readonly audio?: Blob | ArrayBuffer | Uint8Array | Float32Array;
+      /** A file, samples with `samplingRate`, or a sound of Web Audio, whose channels are mixed. */
+      readonly audio?: FileInput | Float32Array | AudioBuffer;
       /** In hertz; 16,000 by default. */
       readonly samplingRate?: number;
     };
@@ -65,6 +73,8 @@ export type Medium = (typeof MEDIA)[number];
 const DEFAULT_SAMPLING_RATE = 16_000;
 const IMAGE_SIDE_MAX = 1 << 14;
 const TEXTS_MAX = 10_000;
+/** The most bytes of an image file or a sound file at an address. */
+const FILE_BYTES_MAX = 2 ** 30;
 
 /** The kinds of inputs that are there. Texts to compare with count as text. */
 export function mediaOf(inputs: Inputs): Medium[] {
@@ -74,17 +84,18 @@ export function mediaOf(inputs: Inputs): Medium[] {
 /** Brings the forms of `input` into one. */
 export async function readInputs(input: ModelInput): Promise<Inputs> {
   if (typeof input === "string") return { text: input };
+  if (Array.isArray(input)) return { texts: checkTexts(input as readonly string[]) };
   if (typeof input !== "object" || input === null) throw invalid("input", "a text, tokens, or an object with text, image or audio is required");
   if ("input_ids" in input) return textOf(input);
-  const { text, texts, image, imageData, audio } = input;
+  const { text, texts, image, imageData, audio, ...rest } = input as Exclude<ModelInput, string | Tokens | readonly string[]>;
   const read: { -readonly [Key in keyof Inputs]: Inputs[Key] } = {};
   if (text !== undefined) Object.assign(read, textOf(text));
   if (texts !== undefined) read.texts = checkTexts(texts);
   if (image !== undefined && imageData !== undefined) throw invalid("imageData", "give either image or imageData");
-  if (imageData !== undefined) read.image = pixels(imageData, input.width, input.height);
+  if (imageData !== undefined) read.image = pixels(imageData, rest.width, rest.height);
   const [imageRead, audioRead] = await Promise.all([
     image === undefined ? undefined : readImage(image),
-    audio === undefined ? undefined : readAudio(audio, input.samplingRate ?? DEFAULT_SAMPLING_RATE),
+    audio === undefined ? undefined : readAudio(audio, rest.samplingRate ?? DEFAULT_SAMPLING_RATE),
   ]);
   if (imageRead) read.image = imageRead;
   if (audioRead) read.audio = audioRead;
@@ -135,28 +146,86 @@ function pixels(data: ImageData | Uint8Array | Uint8ClampedArray, width?: number
   return { rgba, ...size };
 }
 
-async function readImage(image: Blob | ArrayBuffer | Uint8Array | ImageData | ImageBitmap): Promise<Pixels | Encoded> {
-  if (typeof ImageData !== "undefined" && image instanceof ImageData) return pixels(image);
-  if (typeof ImageBitmap !== "undefined" && image instanceof ImageBitmap) {
-    const context = new OffscreenCanvas(image.width, image.height).getContext("2d");
-    if (!context) throw new CotensorError("Io", "image: the browser has no memory for a canvas");
-    context.drawImage(image, 0, 0);
-    return pixels(context.getImageData(0, 0, image.width, image.height));
+async function readImage(image: FileInput | Picture): Promise<Pixels | Encoded> {
+  if (isA("ImageData", image)) return pixels(image as ImageData);
+  if (isA("HTMLImageElement", image)) {
+    const element = image as HTMLImageElement;
+    await decoded(element);
+    return drawn(element, element.naturalWidth, element.naturalHeight);
   }
-  return file(image as Blob | ArrayBuffer | Uint8Array, "image");
+  // Read before the first wait: the program may draw its next picture there.
+  const isDrawable = ["ImageBitmap", "HTMLCanvasElement", "OffscreenCanvas"].some((name) => isA(name, image));
+  if (!isDrawable) return file(image as FileInput, "image");
+  const { width, height } = image as ImageBitmap;
+  return drawn(image as ImageBitmap, width, height);
 }
 
-async function readAudio(audio: Blob | ArrayBuffer | Uint8Array | Float32Array, samplingRate: number): Promise<Samples | Encoded> {
-  if (!(audio instanceof Float32Array)) return file(audio, "audio");
+async function decoded(element: HTMLImageElement): Promise<void> {
+  try {
+    await element.decode();
+  } catch {
+    throw new CotensorError("Io", `image: the browser could not load ${element.currentSrc || element.src || "an <img> without an address"}`);
+  }
+}
+
+function drawn(image: CanvasImageSource, width: number, height: number): Pixels {
+  for (const [side, length] of Object.entries({ width, height })) {
+    if (length < 1 || length > IMAGE_SIDE_MAX) throw invalid(`image: ${side}`, `${length} pixels; 1 to ${IMAGE_SIDE_MAX} are read`);
+  }
+  const context = new OffscreenCanvas(width, height).getContext("2d");
+  if (!context) throw new CotensorError("Io", "image: the browser has no memory for a canvas");
+  context.drawImage(image, 0, 0);
+  try {
+    return pixels(context.getImageData(0, 0, width, height));
+  } catch (error) {
+    if ((error as Error).name !== "SecurityError") throw error;
+    const way = 'load it with crossorigin="anonymous" from a server that allows it (CORS)';
+    throw new CotensorError("Refused", `image: the browser does not give the pixels of another site's picture; ${way}`);
+  }
+}
+
+async function readAudio(audio: FileInput | Float32Array | AudioBuffer, samplingRate: number): Promise<Samples | Encoded> {
+  if (isA("AudioBuffer", audio)) return mixed(audio as AudioBuffer);
+  if (!(audio instanceof Float32Array)) return file(audio as FileInput, "audio");
   if (!(samplingRate > 0) || !Number.isFinite(samplingRate)) throw invalid("samplingRate", "a number of hertz above 0 is required");
   return { samples: audio.slice(), samplingRate };
 }
 
-async function file(data: Blob | ArrayBuffer | Uint8Array, field: string): Promise<Encoded> {
+/** The mean of the channels. */
+function mixed(audio: AudioBuffer): Samples {
+  const samples = new Float32Array(audio.length);
+  for (let channel = 0; channel < audio.numberOfChannels; channel += 1) {
+    audio.getChannelData(channel).forEach((value, index) => (samples[index] = (samples[index] ?? 0) + value / audio.numberOfChannels));
+  }
+  return { samples, samplingRate: audio.sampleRate };
+}
+
+async function file(data: FileInput, field: string): Promise<Encoded> {
   if (data instanceof Uint8Array) return data.slice();
   if (data instanceof ArrayBuffer) return new Uint8Array(data.slice(0));
   if (data instanceof Blob) return new Uint8Array(await data.arrayBuffer());
-  throw invalid(field, "a Blob, an ArrayBuffer, or one of the forms in the documentation is required");
+  if (typeof data === "string" || data instanceof URL) return fileAt(data, field);
+  throw invalid(field, "a Blob, an ArrayBuffer, an address, or one of the forms in the documentation is required");
+}
+
+/** The bytes of a file at an address. */
+async function fileAt(address: string | URL, field: string): Promise<Encoded> {
+  let url;
+  try {
+    url = new URL(address, baseAddress()).href;
+  } catch {
+    throw invalid(field, `${JSON.stringify(String(address).slice(0, 100))} is no URL here`);
+  }
+  const response = await send(url, {});
+  checkAnswer(url, response);
+  const limits = { maxBytes: FILE_BYTES_MAX, size: undefined, signal: undefined, cache: "default", retries: 3 } as const;
+  return bytesOfAnswer(response, { ...limits, url, stallMilliseconds: STALL_MILLISECONDS, progress: undefined });
+}
+
+/** Whether a value is of a class that this thread has. */
+function isA(name: string, value: unknown): boolean {
+  const Class = (globalThis as Record<string, unknown>)[name];
+  return typeof Class === "function" && value instanceof Class;
 }
 
 function invalid(field: string, message: string): CotensorError {

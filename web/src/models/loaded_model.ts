@@ -7,19 +7,19 @@ import type { Tensor } from "../tensor.js";
 import type { Kind } from "../types.js";
 import { MissingBlob } from "../weights/cache.js";
 import type { Labels } from "./answers.js";
-import type { Backend } from "./backend.js";
 import { hashes, keyOnce, loadModels, ModelFamily, type GraphFile, type StageIdentity } from "./core.js";
 import { LOGITS, type DecoderDef, type FamilyDescription, type StageDef, type Task } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
 import { graphFiles, wholeGraph } from "./graph_files.js";
 import { filesOf, importGraphs, type ImportedGraph } from "./imported.js";
+import type { ModelHost } from "./host.js";
 import type { Medium, Tokens } from "./inputs.js";
 import { readLabels } from "./labels.js";
 import type { ModelOptions } from "./model.js";
-import { Processors } from "./processors.js";
-import type { Run } from "./run.js";
+import { Processors, type PreparedRun } from "./processors.js";
 import { similarityScale, type SimilarityScale } from "./similarity.js";
 import { ModelStage } from "./stages.js";
+import type { TokenRows } from "./token_rows.js";
 
 /** The name of a model's own head. */
 const OWN_HEAD = "head";
@@ -32,10 +32,11 @@ export class LoadedModel {
   /** The sizes of the weights in loaded graphs, by hash. */
   readonly #weights = new Map<string, number>();
   #similarity: Promise<SimilarityScale> | undefined;
+  #labels: Promise<string | undefined> | undefined;
   #isReleased = false;
 
   private constructor(
-    readonly backend: Backend,
+    readonly backend: ModelHost,
     readonly folder: ModelFolder,
     /** Its name in the backend. */
     readonly key: string,
@@ -48,7 +49,7 @@ export class LoadedModel {
   ) {}
 
   /** Reads the small files of a model. */
-  static async open(backend: Backend, folder: ModelFolder, key: string, { variant, useOptimizedOps = true }: ModelOptions): Promise<LoadedModel> {
+  static async open(backend: ModelHost, folder: ModelFolder, key: string, { variant, useOptimizedOps = true }: ModelOptions): Promise<LoadedModel> {
     await loadModels();
     const config = await folder.text("config.json");
     if (config === undefined) throw new CotensorError("NotFound", `modelId: ${folder.url.href} has no config.json; check the name`);
@@ -183,12 +184,12 @@ export class LoadedModel {
   }
 
   /** A tensor of another model in place of the result of a stage of equal space. */
-  adapted(_def: StageDef, shared: SharedTensor, run: Run): Tensor {
+  adapted(_def: StageDef, shared: SharedTensor, run: Pick<PreparedRun, "holder">): Tensor {
     return shared.lease().leaseFor(run.holder);
   }
 
   /** Prepares the image or the sound of a run, once for equal files. */
-  prepare(medium: "image" | "audio", run: Run): Promise<void> {
+  prepare(medium: "image" | "audio", run: PreparedRun): Promise<void> {
     return this.processors.prepare(medium, run);
   }
 
@@ -212,12 +213,44 @@ export class LoadedModel {
     return this.processors.pooled(text, width, rows, notices);
   }
 
+  /** Texts as tokens, with the model's prompt for sentence embeddings. */
+  sentenceTokens(texts: readonly string[], length: number | undefined): TokenRows {
+    return this.processors.sentenceTokens(texts, length);
+  }
+
+  /** The hash of the settings of sentence embeddings. */
+  sentenceFingerprint(isPooled: boolean): string {
+    return this.processors.sentence.fingerprint(isPooled);
+  }
+
+  get poolingNotice(): string | undefined {
+    return this.processors.sentence.notice;
+  }
+
+  /** The number of tokens of the model's prompt for sentence embeddings. */
+  get promptTokens(): number {
+    return this.processors.promptTokens;
+  }
+
+  /** The embedding of one text from its hidden states. */
+  pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
+    return this.processors.pool(rows, width, mask);
+  }
+
+  /** Whether a text has other numbers in a run with other texts. */
+  async joinsRows(role: string): Promise<boolean> {
+    return this.description.positions_depend_on_length || (await this.#imported(role)).some(({ description }) => description.joins_rows !== null);
+  }
+
   generation(task: string): ReturnType<Processors["generation"]> {
     return this.processors.generation(task);
   }
 
   async labels(head: string | undefined, count: number): Promise<Labels> {
-    return readLabels(this.name, this.config, await this.folder.text("labels.json"), head ?? OWN_HEAD, count);
+    const reading = (this.#labels ??= this.folder.text("labels.json"));
+    // The next call tries again.
+    reading.catch(() => (this.#labels = undefined));
+    return readLabels(this.name, this.config, await reading, head ?? OWN_HEAD, count);
   }
 
   similarity(): Promise<SimilarityScale> {

@@ -1,8 +1,10 @@
 import { CotensorError } from "../errors.js";
 import { SharedTensor } from "../shared_tensor.js";
+import type { SharedTensorConfig } from "../store.js";
 import type { Device, Kind } from "../types.js";
-import type { Backend } from "./backend.js";
 import type { Task } from "./definition.js";
+import { embedTexts } from "./embedding.js";
+import type { ModelHost } from "./host.js";
 import { checkTokens, mediaOf, readInputs, type Inputs, type ModelInput, type Tokens } from "./inputs.js";
 import type { LoadedModel } from "./loaded_model.js";
 import { unlessAborted } from "./abort.js";
@@ -10,6 +12,18 @@ import { HeldTensors, type CallOptions, type FamilyModel, type ModelOptions, typ
 import { Result } from "./result.js";
 import { Run } from "./run.js";
 import { transcribe } from "./speech.js";
+
+/** A backend that opens models, and shares each between its users. */
+export interface ModelBackend extends ModelHost {
+  readonly device: Device;
+  /** Throws once it was disposed. */
+  check(): void;
+  /** Sets which tensors are shared, before the store exists. */
+  configure(config: SharedTensorConfig): void;
+  openModel(modelId: string, options: ModelOptions): Promise<LoadedModel>;
+  /** Ends one use of a model. */
+  releaseModel(model: LoadedModel | undefined): Promise<void>;
+}
 
 /** A model in this thread. */
 export class LocalModel implements FamilyModel {
@@ -21,7 +35,7 @@ export class LocalModel implements FamilyModel {
   #isDisposed = false;
 
   constructor(
-    readonly backend: Backend,
+    readonly backend: ModelBackend,
     private readonly options: ModelOptions,
     /** The family that the program expects. */
     private readonly expected: string | undefined,
@@ -67,12 +81,12 @@ export class LocalModel implements FamilyModel {
     await loaded.load(tasks.length > 0 ? tasks : loaded.tasks);
   }
 
-  async tokenize(text: string): Promise<Tokens> {
-    return (await this.#open()).tokens(text);
+  tokenize(text: string, { signal }: CallOptions = {}): Promise<Tokens> {
+    return unlessAborted(signal, async () => (await this.#open()).tokens(text));
   }
 
-  tokenizeText(text: string): Promise<Tokens> {
-    return this.tokenize(text);
+  tokenizeText(text: string, options?: CallOptions): Promise<Tokens> {
+    return this.tokenize(text, options);
   }
 
   process(input: ModelInput, { signal }: CallOptions = {}): Promise<Result> {
@@ -136,15 +150,17 @@ export class LocalModel implements FamilyModel {
     const given = await loaded.replacedBy(tensors);
     const media = new Set([...mediaOf(inputs), ...[...given.keys()].map((role) => loaded.mediumOf(role))]);
     const task = this.options.task === undefined ? loaded.defaultTask([...media]) : loaded.task(this.options.task);
-    if (inputs.texts !== undefined && task.answer !== "similarity") {
-      throw new CotensorError("Invalid", `texts: ${task.name} of ${this.modelId} reads one text; process each by itself as \`text\`. Texts are compared with an image or a sound`);
+    const embeds = inputs.texts !== undefined && task.answer === "sentence" && tensors.length === 0;
+    if (inputs.texts !== undefined && task.answer !== "similarity" && !embeds) {
+      throw new CotensorError("Invalid", `texts: ${task.name} of ${this.modelId} reads one text; process each by itself as \`text\`. Texts are embedded, or compared with an image or a sound`);
     }
     const run = new Run(loaded, this.#holder, withTexts(inputs, task), task, given, signal);
     try {
       for (const medium of mediaOf(inputs)) {
         if (!loaded.reads(task, medium)) run.notices.push(`${task.name} reads no ${medium}`);
       }
-      const { answer, outputs } = task.answer === "transcript" ? await transcribe(run, this.options.maxNewTokens) : await run.answer(this.options.head);
+      const { answer, outputs } =
+        task.answer === "transcript" ? await transcribe(run, this.options.maxNewTokens) : embeds ? await embedTexts(run) : await run.answer(this.options.head);
       // An aborted call leaves the tensors of the last input.
       signal?.throwIfAborted();
       const made: Partial<Record<Kind, SharedTensor>> = {};

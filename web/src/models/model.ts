@@ -44,9 +44,9 @@ export interface FamilyModel {
   /** Loads what the tasks without a head need. Without this call, the first input does so. */
   initialize(options?: CallOptions): Promise<void>;
   /** The tokens of a text, as the model reads them. */
-  tokenize(text: string): Promise<Tokens>;
+  tokenize(text: string, options?: CallOptions): Promise<Tokens>;
   /** The same, under the API's name for models of several media. */
-  tokenizeText(text: string): Promise<Tokens>;
+  tokenizeText(text: string, options?: CallOptions): Promise<Tokens>;
   /** Runs the task on an input. The stages whose results exist do not run. */
   process(input: ModelInput, options?: CallOptions): Promise<Result>;
   /** As `process`, with another model's tensor in place of a stage of this model. */

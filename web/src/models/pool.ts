@@ -7,19 +7,10 @@ import type { Device, TypedArray } from "../types.js";
 import { Backend, type BackendOptions } from "./backend.js";
 import type { ModelInput } from "./inputs.js";
 import { unlessAborted } from "./abort.js";
+import type { LocalModel } from "./local_model.js";
 import type { CallOptions, FamilyModel } from "./model.js";
-import { chooseGraphs, REPORT_FILE, type QuantizationReport } from "./precision.js";
+import { chooseGraphs, REPORT_FILE, type HardwarePreferences, type QuantizationReport } from "./precision.js";
 import type { Result } from "./result.js";
-
-/** Which devices and files a model of the pool uses. */
-export interface HardwarePreferences {
-  /** The devices, the best first; by default WebGPU, then the CPU. Without `cpu`, there is no fallback. */
-  readonly priorityList?: readonly Device[];
-  /** Which files: `fp32`, `fp16`, `int8`, `q4`, …, or their number of bits; 2, 4 and 8 bits also of a folder that `cotensor quantize` wrote. */
-  readonly precision?: string | number;
-  /** Whether each matrix has a width of its own, as `cotensor quantize --mixed` writes it. */
-  readonly mixedPrecision?: boolean;
-}
 
 /** The devices of the pool's store. */
 const FIRST: readonly Device[] = ["webgpu", "cpu"];
@@ -47,12 +38,21 @@ export interface SharedBetweenModels {
   readonly shape?: readonly number[];
 }
 
+/** A model of a pool, and the calls that wait for it. */
+interface PoolEntry {
+  readonly loading: Promise<{ readonly model: LocalModel; readonly pooled: PooledModel }>;
+  /** Calls of `getModel` that wait for it. */
+  waiting: number;
+  /** Whether a call got it. */
+  isUsed: boolean;
+}
+
 /** Models by type and name: one loaded copy of each, however many ask. */
 export class ResourcePoolBridgeIntegration {
   readonly #options: BackendOptions;
   readonly #maxConnections: number;
   readonly #backends = new Map<string, Promise<Backend>>();
-  readonly #models = new Map<string, PooledModel>();
+  readonly #models = new Map<string, PoolEntry>();
   /** Callers that wait for a connection. */
   readonly #waiting: (() => void)[] = [];
   #running = 0;
@@ -72,26 +72,28 @@ export class ResourcePoolBridgeIntegration {
   }
 
   /**
-   * A model by type (a family such as `vit`, or a type such as `vision`, `text_embedding`, `audio`) and name. It is loaded once.
+   * A model by type (a family such as `vit`, or a type such as `vision`, `text_embedding`, `audio`) and name. It is loaded once. A signal
+   * ends the waiting of this call; the loading goes on.
    */
-  async getModel(modelType: string, modelName: string, hardwarePreferences: HardwarePreferences = {}): Promise<PooledModel> {
-    const { priorityList = ["webgpu", "cpu"], precision, mixedPrecision } = hardwarePreferences;
-    const key = JSON.stringify([modelName, priorityList, precision, mixedPrecision]);
-    const backend = await this.#backend(priorityList);
-    const known = this.#models.get(key);
-    if (known) return known;
-    const { variant, quantization } = await chooseGraphs(modelName, hardwarePreferences, () => backend.fileOf(modelName, REPORT_FILE));
-    const model = backend.createModel(undefined, { modelId: modelName, ...(variant === undefined ? {} : { variant }) });
-    await model.initialize();
-    if (!model.isOfType(modelType)) {
-      await model.dispose();
-      throw new CotensorError("Invalid", `modelType: ${modelName} is a model of the family ${model.family}, not of the type ${modelType}`);
-    }
-    const call = (input: ModelInput, options: CallOptions = {}): Promise<Result> =>
-      unlessAborted(options.signal, () => this.#connected(() => model.process(input, options)));
-    const pooled = Object.assign(call, { model, device: backend.device, skipped: backend.skipped, quantization });
-    this.#models.set(key, pooled);
-    return pooled;
+  getModel(modelType: string, modelName: string, hardwarePreferences: HardwarePreferences = {}, { signal }: CallOptions = {}): Promise<PooledModel> {
+    return unlessAborted(signal, async () => {
+      const { priorityList = FIRST, precision, mixedPrecision } = hardwarePreferences;
+      const key = JSON.stringify([modelName, priorityList, precision, mixedPrecision]);
+      const entry = this.#models.get(key) ?? { loading: this.#load(modelName, hardwarePreferences, priorityList), waiting: 0, isUsed: false };
+      this.#models.set(key, entry);
+      entry.waiting += 1;
+      try {
+        const { model, pooled } = await entry.loading;
+        if (!model.isOfType(modelType)) {
+          throw new CotensorError("Invalid", `modelType: ${modelName} is a model of the family ${model.family}, not of the type ${modelType}`);
+        }
+        entry.isUsed = true;
+        return pooled;
+      } finally {
+        entry.waiting -= 1;
+        if (!entry.isUsed && entry.waiting === 0) await this.#forget(key, entry);
+      }
+    });
   }
 
   /** Publishes a tensor, or takes a published one, and leases it to each consumer. */
@@ -113,11 +115,32 @@ export class ResourcePoolBridgeIntegration {
 
   /** Disposes all models and stores of the pool. */
   async dispose(): Promise<void> {
-    for (const { model } of this.#models.values()) await model.dispose();
-    this.#models.clear();
+    for (const [key, entry] of this.#models) await this.#forget(key, entry);
     // The first one owns the store.
     for (const backend of [...this.#backends.values()].reverse()) await (await backend).dispose();
     this.#backends.clear();
+  }
+
+  async #load(modelName: string, preferences: HardwarePreferences, priorityList: readonly Device[]): PoolEntry["loading"] {
+    const backend = await this.#backend(priorityList);
+    const { variant, quantization } = await chooseGraphs(modelName, preferences, () => backend.fileOf(modelName, REPORT_FILE));
+    const model = backend.createModel(undefined, { modelId: modelName, ...(variant === undefined ? {} : { variant }) });
+    try {
+      await model.initialize();
+    } catch (error) {
+      await model.dispose();
+      throw error;
+    }
+    const call = (input: ModelInput, options: CallOptions = {}): Promise<Result> =>
+      unlessAborted(options.signal, () => this.#connected(() => model.process(input, options)));
+    return { model, pooled: Object.assign(call, { model, device: backend.device, skipped: backend.skipped, quantization }) };
+  }
+
+  /** Disposes a model. The next call loads it again. */
+  async #forget(key: string, entry: PoolEntry): Promise<void> {
+    if (this.#models.get(key) === entry) this.#models.delete(key);
+    const loaded = await entry.loading.catch(() => undefined);
+    await loaded?.model.dispose();
   }
 
   /** The backend that makes the pool's store. */

@@ -1,13 +1,12 @@
 // Weights of few bits: which graphs of a model a precision means. A page does not quantize: it opens what `cotensor quantize` wrote.
 import { CotensorError } from "../errors.js";
 import type { Device } from "../types.js";
-import type { HardwarePreferences, ResourcePoolBridgeIntegration } from "./pool.js";
 
 /** The file of a model's folder with what `cotensor quantize` reported. */
 export const REPORT_FILE = "quantization.json";
 
 /** The bits of a weight that Cotensor writes. onnxruntime-web has no products of 3 bits. */
-const BITS: readonly number[] = [2, 3, 4, 8];
+export const BITS: readonly number[] = [2, 3, 4, 8];
 
 /** How the weights of a model were quantized: the parts of the report of `cotensor quantize --json` that pages read. */
 export interface QuantizationReport {
@@ -25,6 +24,16 @@ export interface QuantizationReport {
 
 /** Reads the report of a model's folder; nothing without one. */
 export type ReadReport = () => Promise<string | undefined>;
+
+/** Which devices and files a model of the pool uses. */
+export interface HardwarePreferences {
+  /** The devices, the best first; by default WebGPU, then the CPU. Without `cpu`, there is no fallback. */
+  readonly priorityList?: readonly Device[];
+  /** Which files: `fp32`, `fp16`, `int8`, `q4`, …, or their number of bits; 2, 4 and 8 bits also of a folder that `cotensor quantize` wrote. */
+  readonly precision?: string | number;
+  /** Whether each matrix has a width of its own, as `cotensor quantize --mixed` writes it. */
+  readonly mixedPrecision?: boolean;
+}
 
 /** The graphs of a precision: a variant of files, and the report if Cotensor wrote them. */
 export interface Chosen {
@@ -56,63 +65,6 @@ export async function chooseGraphs(modelName: string, { precision, mixedPrecisio
   throw new CotensorError("Unsupported", `precision: the files of ${modelName} have no ${wanted}, and a page does not quantize: serve the folder that \`${command}\` writes`);
 }
 
-/** What {@link setupUltraLowPrecision} is asked for. */
-export interface UltraLowPrecisionOptions {
-  readonly modelName: string;
-  readonly modelType: string;
-  /** Bits of a weight; 2 by default. */
-  readonly precisionBits?: number;
-  /** Whether each matrix has a width of its own; it has by default. */
-  readonly mixedPrecision?: boolean;
-  /** Changes nothing: engines always keep the keys and values of a decoder. `notices` says so. */
-  readonly enableKvCache?: boolean;
-  /** Changes nothing: the positions of a model set the length of its context. `notices` says so. */
-  readonly extendedContext?: boolean;
-  /** The devices, the best first. */
-  readonly priorityList?: readonly Device[];
-}
-
-/** A model that is ready with weights of few bits. */
-export interface UltraLowPrecisionConfig {
-  readonly modelName: string;
-  readonly modelType: string;
-  readonly precisionBits: number;
-  readonly mixedPrecision: boolean;
-  /** Bits of a weight with scales; nothing for files of other programs. */
-  readonly bitsPerWeight: number | undefined;
-  /** The error of the outputs of each graph, as the report has it. */
-  readonly outputErrors: Readonly<Record<string, number | null>>;
-  /** What was asked for and is not so. */
-  readonly notices: readonly string[];
-  /** For `getModel` of the pool. */
-  readonly hardwarePreferences: HardwarePreferences;
-}
-
-/**
- * Loads a model whose files have weights of few bits, so that `getModel` with the same preferences has it at once. Fails with the kind
- * `Unsupported` if the files have no such weights: `cotensor quantize` writes them.
- */
-export async function setupUltraLowPrecision(pool: ResourcePoolBridgeIntegration, options: UltraLowPrecisionOptions): Promise<UltraLowPrecisionConfig> {
-  const { modelName, modelType, precisionBits = 2, mixedPrecision = true, priorityList } = options;
-  if (!BITS.includes(precisionBits)) throw new CotensorError("Unsupported", `precisionBits: ${precisionBits}; ${BITS.join(", ")} are possible`);
-  const hardwarePreferences = { precision: precisionBits, mixedPrecision, ...(priorityList ? { priorityList } : {}) };
-  const { quantization } = await pool.getModel(modelType, modelName, hardwarePreferences);
-  const graphs = quantization?.graphs ?? [];
-  const notices: string[] = [];
-  if (options.enableKvCache) notices.push("the cache of keys and values has the type of the graph: it is not quantized");
-  if (options.extendedContext) notices.push("the context stays as long as the positions of the model allow: fewer bits leave memory, not positions");
-  return {
-    modelName,
-    modelType,
-    precisionBits,
-    mixedPrecision,
-    bitsPerWeight: bitsPerWeight(graphs),
-    outputErrors: Object.fromEntries(graphs.map((graph) => [graph.file, graph.output_error])),
-    notices,
-    hardwarePreferences,
-  };
-}
-
 function parsed(modelName: string, text: string | undefined): QuantizationReport | undefined {
   if (text === undefined) return undefined;
   try {
@@ -129,11 +81,4 @@ function fits({ graphs, mixed }: QuantizationReport, bits: number, mixedPrecisio
   const widths = graphs.flatMap(({ matrices }) => matrices.map((matrix) => matrix.bits));
   // Where one width had no larger error, `--mixed` wrote it.
   return mixedPrecision ? mixed !== null && widths.length > 0 : widths.length > 0 && widths.every((width) => width === bits);
-}
-
-function bitsPerWeight(graphs: QuantizationReport["graphs"]): number | undefined {
-  const matrices = graphs.flatMap((graph) => graph.matrices);
-  const sum = (of: (matrix: (typeof matrices)[number]) => number): number => matrices.reduce((all, matrix) => all + of(matrix), 0);
-  const elements = sum(({ rows, columns }) => rows * columns);
-  return elements ? sum(({ rows, columns, bits_per_weight }) => rows * columns * bits_per_weight) / elements : undefined;
 }

@@ -1,7 +1,6 @@
 // What brings texts, images and sounds into the form that a model reads.
-import type { HostArray } from "../engine/api.js";
+import type { HostArray, Input, RunResult } from "../engine/api.js";
 import { CotensorError } from "../errors.js";
-import type { RunResult } from "../engine/api.js";
 import { publishArray } from "../engine/results.js";
 import { bytesOf } from "../types.js";
 import { argmax } from "./answers.js";
@@ -22,8 +21,9 @@ import {
 } from "./core.js";
 import type { FamilyDescription } from "./definition.js";
 import type { ModelFolder } from "./folder.js";
-import type { Encoded, Medium, Pixels, Samples, Tokens } from "./inputs.js";
-import type { Run } from "./run.js";
+import type { ModelHost } from "./host.js";
+import type { Encoded, Inputs, Medium, Pixels, Samples, Tokens } from "./inputs.js";
+import { TokenRows } from "./token_rows.js";
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
 const MEDIA_FILES = ["preprocessor_config.json", "processor_config.json"];
@@ -57,6 +57,15 @@ interface Module {
   hasWeights: boolean;
 }
 
+/** The parts of a run that its inputs are prepared with. */
+export interface PreparedRun {
+  readonly model: { readonly backend: ModelHost };
+  readonly holder: string;
+  readonly inputs: Inputs;
+  readonly notices: string[];
+  setValue(source: string, value: Input): void;
+}
+
 /** The processors of one model. Each is made when it is first used. */
 export class Processors {
   #text: TextProcessor | undefined;
@@ -64,6 +73,7 @@ export class Processors {
   #sentence: SentencePooling | undefined;
   #image: ImageProcessor | undefined;
   #audio: AudioProcessor | undefined;
+  #promptTokens: number | undefined;
   readonly #generations = new Map<string, Generation>();
 
   private constructor(
@@ -159,17 +169,32 @@ export class Processors {
     }
   }
 
+  /** Texts as tokens, with the model's prompt for sentence embeddings. */
+  sentenceTokens(texts: readonly string[], length: number | undefined): TokenRows {
+    const prompt = this.sentence.prompt(undefined);
+    return new TokenRows(this.#forSentences().encode(texts.map((text) => prompt + text), length), length);
+  }
+
+  /** The number of tokens of the model's prompt for sentence embeddings. */
+  get promptTokens(): number {
+    const prompt = this.sentence.prompt(undefined);
+    return (this.#promptTokens ??= prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt));
+  }
+
+  /** The embedding of one text from its hidden states. */
+  pool(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
+    return this.sentence.pool(rows, width, mask, this.promptTokens);
+  }
+
   /** The embedding of a text from its hidden states. */
   pooled(text: string, width: number, rows: Float32Array, notices: string[]): Float32Array {
     if (this.sentence.notice !== undefined) notices.push(`pooling: ${this.sentence.notice}`);
     const { mask } = this.encodeText(text, true, false);
-    const prompt = this.sentence.prompt(undefined);
-    const promptTokens = prompt === "" ? 0 : this.#forSentences().prefixTokens(prompt);
-    return this.sentence.pool(rows, width, Uint8Array.from(mask.data as BigInt64Array, Number), promptTokens);
+    return this.pool(rows, width, Uint8Array.from(mask.data as BigInt64Array, Number));
   }
 
   /** Prepares the image or the sound of a run, once for equal files. */
-  async prepare(medium: "image" | "audio", run: Run): Promise<void> {
+  async prepare(medium: "image" | "audio", run: PreparedRun): Promise<void> {
     const input = run.inputs[medium];
     if (input === undefined) throw new CotensorError("Invalid", `${medium}: ${this.name} reads an ${medium}`);
     const name = medium === "image" ? "image.pixels" : "audio.features";
@@ -217,7 +242,7 @@ export class Processors {
   }
 
   /** A model reads a window of sound; the rest is not silently left out. */
-  #noteChanges(sound: Samples | Encoded, run: Run): void {
+  #noteChanges(sound: Samples | Encoded, run: Pick<PreparedRun, "notices">): void {
     const { samplingRate: rate, seconds } = lengthOf(sound);
     if (rate !== this.audio.sampleRate) run.notices.push(`audio: resampled from ${rate} to ${this.audio.sampleRate} Hz`);
     if (seconds > this.audio.seconds) run.notices.push(`audio: ${seconds.toFixed(1)} s; the model reads the first ${this.audio.seconds} s. StreamingProcessor reads sounds of any length`);

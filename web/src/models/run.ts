@@ -29,7 +29,7 @@ export class Run {
     /** Tensors of other models, by the role of the stage whose result they replace. */
     private readonly given: ReadonlyMap<string, SharedTensor> = new Map(),
     /** Ends the run before its next stage. */
-    private readonly signal?: AbortSignal,
+    readonly signal?: AbortSignal,
   ) {}
 
   /** Runs the stages of the task, and reads the answer. */
@@ -72,6 +72,15 @@ export class Run {
     const def = this.model.def(role);
     const found = (await this.#given(def)) ?? (await this.#encode(def));
     return found.tensor;
+  }
+
+  /** The output of a stage that the task reads. Graphs with a head of their own give the answer at once. */
+  outputOf(def: StageDef, stage: ModelStage, task?: Task, head?: string): string {
+    const names = stage.outputs.map(({ name }) => name);
+    const direct = [task?.result ?? undefined, task?.head && head === undefined ? LOGITS : undefined].find((name) => name !== undefined && names.includes(name));
+    const name = direct ?? resultName(def, names);
+    if (name !== undefined) return name;
+    throw new CotensorError("Unsupported", `${this.model.name}: ${def.role}: the graph gives ${names.join(", ")}, not ${def.outputs.join(", ")}`);
   }
 
   /** Runs a stage on the values that its description names. */
@@ -131,15 +140,11 @@ export class Run {
 
   async #encode(def: StageDef, task?: Task, head?: string): Promise<{ tensor: Input; name: string }> {
     const stage = await this.model.stage(def.role);
-    const names = stage.outputs.map(({ name }) => name);
-    // Graphs with a head of their own give the answer at once.
-    const direct = [task?.result ?? undefined, task?.head && head === undefined ? LOGITS : undefined].find((name) => name !== undefined && names.includes(name));
-    const name = direct ?? resultName(def, names);
-    if (name === undefined) throw new CotensorError("Unsupported", `${this.model.name}: ${def.role}: the graph gives ${names.join(", ")}, not ${def.outputs.join(", ")}`);
+    const name = this.outputOf(def, stage, task, head);
     const texts = reads(def, "text") ? (this.inputs.texts ?? []) : [];
     const tensor = texts.length > 0 ? await this.#encodeEach(def, stage, name, texts) : (await this.runStage(def, stage, [name]))[0];
     if (!tensor) throw new CotensorError("Engine", `${this.model.name}: ${def.role} gave no ${name}`);
-    if (name === resultName(def, names)) this.#values.set(`${def.role}.${def.outputs[0] ?? name}`, tensor);
+    if (name === resultName(def, stage.outputs.map((each) => each.name))) this.#values.set(`${def.role}.${def.outputs[0] ?? name}`, tensor);
     return { tensor, name };
   }
 

@@ -75,12 +75,12 @@ export class SharedModel {
     });
   }
 
-  tokenize(text: string): Promise<Tokens> {
-    return this.#call("model.tokenize", { text });
+  tokenize(text: string, { signal }: CallOptions = {}): Promise<Tokens> {
+    return unlessAborted(signal, () => this.#call("model.tokenize", { text }));
   }
 
-  tokenizeText(text: string): Promise<Tokens> {
-    return this.tokenize(text);
+  tokenizeText(text: string, options?: CallOptions): Promise<Tokens> {
+    return this.tokenize(text, options);
   }
 
   process(input: ModelInput, { signal }: CallOptions = {}): Promise<Result<SharedHandle>> {

@@ -1,13 +1,18 @@
 // The scale and the bias that turn cosine similarities into logits. Both are trained, so they come from the model's files.
 import { CotensorError } from "../errors.js";
-import { CheckpointHeader, openGraph, scaleBeforeTraining, type ModelFamily } from "./core.js";
+import { CheckpointHeader, scaleBeforeTraining, type ModelFamily } from "./core.js";
 import type { FamilyDescription } from "./definition.js";
-import { beside, type ModelFolder } from "./folder.js";
+import type { ModelFolder } from "./folder.js";
+import { readOnce } from "./imported.js";
 
 /** `logit = cosine * scale + bias`. */
-export interface SimilarityScale {
+interface Trained {
   readonly scale: number;
   readonly bias: number;
+}
+
+/** The numbers of a model, and what makes probabilities of its logits. */
+export interface SimilarityScale extends Trained {
   readonly probability: "softmax" | "sigmoid";
   /** Set when the numbers are those before training. */
   readonly notice?: string;
@@ -25,15 +30,8 @@ export async function similarityScale(
   if (!similarity) throw new CotensorError("Unsupported", `${folder.modelId}: models of the family ${name} compare nothing`);
   const { probability } = similarity;
   const whole = await wholeGraph();
-  if (whole !== null) {
-    const graph = await openGraph(whole, await folder.bytes(whole), (location) => folder.bytes(beside(whole, location)));
-    try {
-      const [scale, bias] = graph.scaleAndBias(similarity.logits) ?? [];
-      if (scale !== undefined && bias !== undefined) return { scale, bias, probability };
-    } finally {
-      graph.free();
-    }
-  }
+  const computed = whole === null ? undefined : await ofGraph(folder, whole, similarity.logits);
+  if (computed) return { ...computed, probability };
   const trained = await ofCheckpoint(folder, similarity.scale, similarity.bias);
   if (trained) return { ...trained, probability };
   const scale = scaleBeforeTraining(definition);
@@ -44,8 +42,14 @@ export async function similarityScale(
   return { scale, bias: 0, probability, notice };
 }
 
+/** The numbers in a graph that computes logits. They are stored: the file has all weights of the model. */
+async function ofGraph(folder: ModelFolder, file: string, logits: string): Promise<Trained | undefined> {
+  const [scale, bias] = await readOnce(folder, file, "scale", logits, (graph) => Promise.resolve([...(graph.scaleAndBias(logits) ?? [])]));
+  return scale === undefined || bias === undefined ? undefined : { scale, bias };
+}
+
 /** The numbers in a checkpoint, of which only the header and the numbers are fetched. */
-async function ofCheckpoint(folder: ModelFolder, scaleName: string, biasName: string | null): Promise<{ scale: number; bias: number } | undefined> {
+async function ofCheckpoint(folder: ModelFolder, scaleName: string, biasName: string | null): Promise<Trained | undefined> {
   if (!(await folder.has(CHECKPOINT))) return undefined;
   const length = CheckpointHeader.length(await folder.range(CHECKPOINT, 0, 8));
   const header = new CheckpointHeader(await folder.range(CHECKPOINT, 8, length));

@@ -49,10 +49,21 @@ export class ModelStage {
     }
   }
 
-  /** Runs the graph once, for results that only the caller reads. */
+  /** Runs the stage once, for results that only the caller reads. */
   async runAlone(inputs: Readonly<Record<string, Input>>, outputs: readonly string[], holder: string): Promise<Tensor[]> {
-    const describe = (output: string): { name: string; private: true } => ({ name: `${this.role}.${output}`, private: true });
-    return (await this.graph.run(inputs, outputs, { holder, describe })).outputs;
+    const run = async ({ graph, role }: Stage, given: Readonly<Record<string, Input>>, wanted: readonly string[]): Promise<Tensor[]> => {
+      const describe = (output: string): { name: string; private: true } => ({ name: `${role}.${output}`, private: true });
+      return (await graph.run(ofGraph(graph, given), wanted, { holder, describe })).outputs;
+    };
+    if (!this.before) return run(this.stage, inputs, outputs);
+    const { stage, input } = this.before;
+    const first = await run(stage, inputs, [input]);
+    const [result] = first;
+    try {
+      return await run(this.stage, { ...inputs, ...(result ? { [input]: result } : {}) }, outputs);
+    } finally {
+      for (const each of first) each.dispose();
+    }
   }
 
   async release(): Promise<void> {

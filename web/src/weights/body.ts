@@ -1,4 +1,5 @@
 import { CotensorError } from "../errors.js";
+import { fileAnswer, isNode } from "../node.js";
 
 /** Limits of one download. */
 export interface BodyOptions {
@@ -27,6 +28,7 @@ export const STALL_MILLISECONDS = 30_000;
 
 /** Sends a request. Failures name the URL. */
 export async function send(url: string, init: RequestInit, stallMilliseconds = STALL_MILLISECONDS): Promise<Response> {
+  if (isNode && url.startsWith("file:")) return fileAnswer(url, init);
   const stalled = new AbortController();
   const timer = setTimeout(() => stalled.abort(), stallMilliseconds);
   const signal = init.signal ? AbortSignal.any([init.signal, stalled.signal]) : stalled.signal;
@@ -109,7 +111,9 @@ export function versionOf({ headers }: Response): Version {
 export async function* body(first: Response, options: BodyOptions): AsyncGenerator<Uint8Array<ArrayBuffer>> {
   const { url, maxBytes, signal, progress } = options;
   const version = versionOf(first);
-  const total = options.size ?? version.length;
+  let total = options.size ?? version.length;
+  // Other sites do not see how an answer is encoded: its length may be that of the compressed body.
+  const mayBeCompressed = first.type === "cors" && options.size === undefined;
   if (version.length !== undefined && options.size !== undefined && version.length !== options.size) {
     await first.body?.cancel();
     throw new CotensorError("Corrupt", `${url}: ${options.size} bytes are expected, the server announces ${version.length}`);
@@ -118,6 +122,8 @@ export async function* body(first: Response, options: BodyOptions): AsyncGenerat
     await first.body?.cancel();
     throw new CotensorError("Refused", `${url}: ${total} bytes; maxBytes allows ${maxBytes}`);
   }
+  const wholeLength = async (): Promise<number | undefined> => (progress ? lengthOf(options) : undefined);
+  let shown = (mayBeCompressed ? await wholeLength() : undefined) ?? total ?? (await wholeLength());
   let received = 0;
   let response = first;
   for (let retries = options.retries; ; retries -= 1) {
@@ -125,12 +131,17 @@ export async function* body(first: Response, options: BodyOptions): AsyncGenerat
     for await (const part of streamParts(response, broken, options.stallMilliseconds)) {
       received += part.byteLength;
       if (received > maxBytes) throw new CotensorError("Refused", `${url}: more than ${maxBytes} bytes, which maxBytes allows`);
-      if (total !== undefined && received > total) throw new CotensorError("Corrupt", `${url}: more than the ${total} bytes that are expected`);
+      if (total !== undefined && received > total) {
+        if (!mayBeCompressed) throw new CotensorError("Corrupt", `${url}: more than the ${total} bytes that are expected`);
+        total = undefined;
+        shown = await wholeLength();
+      }
       yield part;
-      progress?.(received, total);
+      progress?.(received, shown);
     }
     signal?.throwIfAborted();
-    if (broken.error === undefined && (total === undefined || received === total)) return;
+    // The browser compares the length of a body on its way.
+    if (broken.error === undefined && (total === undefined || received === total || mayBeCompressed)) return;
     const next = retries > 0 ? await rest(options, version, received) : undefined;
     if (next) {
       response = next;
@@ -139,6 +150,20 @@ export async function* body(first: Response, options: BodyOptions): AsyncGenerat
     } else {
       throw new CotensorError("Io", `${url}: the connection broke after ${received} bytes (${messageOf(broken.error)}); try again`);
     }
+  }
+}
+
+/** The length of a file whose server compresses it, or does not say the length; nothing if the server gives no parts. */
+async function lengthOf({ url, signal, stallMilliseconds }: BodyOptions): Promise<number | undefined> {
+  try {
+    // Parts of a file are never compressed.
+    const response = await send(url, { headers: { range: "bytes=0-0" }, cache: "no-store", signal: signal ?? null }, stallMilliseconds);
+    await response.body?.cancel();
+    const [, length] = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "") ?? [];
+    return length === undefined ? undefined : Number(length);
+  } catch {
+    // The download itself says what is wrong.
+    return undefined;
   }
 }
 

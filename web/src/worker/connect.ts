@@ -1,9 +1,11 @@
+import { addressOf } from "../addresses.js";
 import { CotensorError } from "../errors.js";
 import { siteLocks, type Locks } from "../locks.js";
 import { Connection, StartError, type Link, type Mode } from "./connection.js";
 import { randomId, type Hub } from "./hub.js";
-import { serveSettings, withSettings, type WorkerSettings } from "./parameters.js";
-import { scopeName, threadLocks } from "./serve.js";
+import { scopeName } from "./names.js";
+import { serveWith, workerName, type WorkerSettings } from "./parameters.js";
+import { threadLocks } from "./serve.js";
 import { SharedStore } from "./shared_store.js";
 
 /** Options of a connection. Pages share a hub if `hub`, `worker` and the settings are equal. */
@@ -66,15 +68,21 @@ const LINKS: Record<Mode, (scope: string, options: ConnectOptions) => Promise<Li
       const reason = "there are no Web Locks here, without which no worker learns that a tab ended; browsers have them in secure contexts";
       throw new StartError("Unreachable", reason);
     }
-    const worker = started(() => new SharedWorker(workerUrl(options), { type: "module", name }));
+    const [url, named] = [workerUrl(options), nameOf(name, options)];
+    // Bundlers know the file by the second form alone.
+    const worker = started(() =>
+      url ? new SharedWorker(url, { type: "module", name: named }) : new SharedWorker(new URL("./main.js", import.meta.url), { type: "module", name: named }),
+    );
     return { mode: "shared", port: worker.port, failed: failure(worker), terminate: () => undefined };
   },
 
   dedicated: async (name, options) => {
     if (typeof Worker === "undefined") throw new StartError("Unreachable", "the browser has no workers");
-    const url = workerUrl(options);
-    const key = `${name} ${url.href}`;
-    const running = pageWorkers.get(key) ?? { worker: started(() => new Worker(url, { type: "module", name })), clients: 0 };
+    const [url, named] = [workerUrl(options), nameOf(name, options)];
+    const key = `${named} ${url?.href ?? ""}`;
+    const start = (): Worker =>
+      url ? new Worker(url, { type: "module", name: named }) : new Worker(new URL("./main.js", import.meta.url), { type: "module", name: named });
+    const running = pageWorkers.get(key) ?? { worker: started(start), clients: 0 };
     pageWorkers.set(key, running);
     running.clients += 1;
     const terminate = (): void => {
@@ -109,13 +117,18 @@ function keptHub(name: string, hub: Promise<Hub>): Promise<Hub> {
   return hub;
 }
 
-async function pageHub(settings: WorkerSettings): Promise<Hub> {
-  return serveSettings(withSettings(new URL("http://page/"), settings, pageAddress()));
+async function pageHub({ ort, ...settings }: WorkerSettings): Promise<Hub> {
+  return serveWith({ ...settings, ...(ort === undefined ? {} : { ort: new URL(ort, pageAddress()) }) });
 }
 
-function workerUrl({ worker, ...settings }: ConnectOptions): URL {
-  if (worker !== undefined) return new URL(worker, pageAddress());
-  return withSettings(new URL("./main.js", import.meta.url), settings, pageAddress());
+/** The address of the worker's file, if the program named it. */
+function workerUrl({ worker }: ConnectOptions): URL | undefined {
+  return worker === undefined ? addressOf("worker") : new URL(worker, pageAddress());
+}
+
+/** The program's own worker reads no settings. */
+function nameOf(scope: string, options: ConnectOptions): string {
+  return options.worker === undefined ? workerName(scope, options, pageAddress()) : scope;
 }
 
 function pageAddress(): string | undefined {

@@ -1,28 +1,6 @@
 // The methods of the worker: one table. To add a method, add a line here, or pass `handlers` to `serve`.
-import type { Store } from "../store.js";
+import type { Handlers } from "./handler.js";
 import { modelHandlers } from "./model_handlers.js";
-import type { Session } from "./session.js";
 import { storeHandlers } from "./store_handlers.js";
-
-/** What the methods use. */
-export interface HubContent {
-  readonly store: Store;
-  /** The onnxruntime-web that the program gave to `serve`. */
-  readonly ort: unknown;
-}
-
-/** One call: the worker's content, and the client. */
-export interface CallContext extends HubContent {
-  readonly session: Session;
-}
-
-/**
- * A method. It checks its parameters, which come from a page. It may return a `Transfer`. Objects that live longer than the call
- * are given to `context.session.own`, so that they end with the client.
- */
-export type Handler = (params: Record<string, unknown>, context: CallContext) => unknown;
-
-/** Methods by name. */
-export type Handlers = Readonly<Record<string, Handler>>;
 
 export const HANDLERS: Handlers = { ...storeHandlers, ...modelHandlers };

@@ -3,7 +3,8 @@ import { holdLock, whenFree, type Locks } from "../locks.js";
 import type { Device } from "../types.js";
 import { VERSION } from "../version.js";
 import { Endpoint } from "./endpoint.js";
-import { HANDLERS, type Handlers, type HubContent } from "./handlers.js";
+import type { Handlers, HubContent } from "./handler.js";
+import { HANDLERS } from "./handlers.js";
 import { optionalText, text } from "./params.js";
 import { Session } from "./session.js";
 

@@ -1,4 +1,4 @@
-// The file of the package's own worker, `cotensor/worker`. Its URL has the settings.
-import { serveSettings } from "./parameters.js";
+// The file of the package's own worker, `cotensor/worker`. Its name has the settings.
+import { serveWorker } from "./parameters.js";
 
-serveSettings(new URL(location.href));
+serveWorker((globalThis as { name?: string }).name ?? "");

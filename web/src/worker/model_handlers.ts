@@ -11,7 +11,7 @@ import { SharedTensor } from "../shared_tensor.js";
 import type { Store } from "../store.js";
 import { Tensor } from "../tensor.js";
 import type { Device, Kind } from "../types.js";
-import type { CallContext, Handlers, HubContent } from "./handlers.js";
+import type { CallContext, Handlers, HubContent } from "./handler.js";
 import { number, optionalText, text } from "./params.js";
 import type { Session } from "./session.js";
 import { tensorAnswer, type TensorAnswer } from "./store_handlers.js";

@@ -1,8 +1,8 @@
 import { RealmLocks, siteLocks, type Locks } from "../locks.js";
 import { Store } from "../store.js";
-import { VERSION } from "../version.js";
-import type { Handlers, HubContent } from "./handlers.js";
+import type { Handlers, HubContent } from "./handler.js";
 import { Hub } from "./hub.js";
+import { scopeName, scopeOf } from "./names.js";
 
 /** Options of `serve`. */
 export interface ServeOptions {
@@ -54,7 +54,7 @@ export function serve(options: ServeOptions = {}): Hub {
     return all;
   };
   const hub = new Hub({
-    name: ((isShared || isDedicated) && scope.name) || scopeName("page"),
+    name: ((isShared || isDedicated) && scopeOf(scope.name ?? "")) || scopeName("page"),
     content,
     handlers: options.handlers ?? {},
     locks: options.locks ?? siteLocks() ?? (isShared || isDedicated ? undefined : threadLocks),
@@ -70,9 +70,4 @@ export function serve(options: ServeOptions = {}): Hub {
 async function make({ ort, store = () => Store.create() }: ServeOptions): Promise<HubContent> {
   const given = (await (typeof ort === "function" ? (ort as () => unknown)() : ort)) as unknown;
   return { ort: given, store: await store() };
-}
-
-/** The name of a worker and the beginning of its locks' names: pages of different versions have workers of their own. */
-export function scopeName(hub: string): string {
-  return `cotensor.${VERSION}.${hub}`;
 }

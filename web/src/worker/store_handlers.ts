@@ -2,7 +2,7 @@ import { checkReason } from "../reports.js";
 import type { TensorOptions } from "../store.js";
 import { Tensor } from "../tensor.js";
 import type { Device, DType, Kind } from "../types.js";
-import type { CallContext, Handlers } from "./handlers.js";
+import type { CallContext, Handlers } from "./handler.js";
 import { Transfer } from "./messages.js";
 import { buffer, number, numbers, optionalText, text } from "./params.js";
 

@@ -1,6 +1,7 @@
 // Files that a test server serves with the errors of real servers.
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";
+import { gzipSync } from "node:zlib";
 
 /** A hasher with the interface of the BLAKE3 one. The tests of the cache need any hash of 64 digits. */
 export function newHasher() {
@@ -17,7 +18,7 @@ export function bytesOf(length, seed = 1) {
 
 /**
  * A server of `files`: name to `{ body, etag, modified, type, breakAt, stallAt, chunked, ranges, status, headStatus, silent }`. It counts requests and the bytes of bodies
- * that it sends. `breakAt` cuts the connection of an answer after so many bytes; an answer with `stallAt` does not end, a `silent` one does not begin; a `chunked` one has no length.
+ * that it sends. `breakAt` cuts the connection of an answer after so many bytes; an answer with `stallAt` does not end, a `silent` one does not begin; a `chunked` one has no length; a `gzipped` one is compressed, but not its parts.
  */
 export async function serveFiles(files) {
   const log = [];
@@ -37,13 +38,19 @@ export async function serveFiles(files) {
     const body = Buffer.from(file.body.subarray(Number(from ?? 0), to ? Number(to) + 1 : undefined));
     if (from) response.statusCode = 206;
     if (from) response.setHeader("content-range", `bytes ${from}-${file.body.length - 1}/${file.body.length}`);
+    if (file.gzipped && !from) {
+      const packed = gzipSync(body);
+      response.setHeader("content-encoding", "gzip").setHeader("content-length", packed.length);
+      return response.end(request.method === "HEAD" ? undefined : packed);
+    }
     if (!file.chunked) response.setHeader("content-length", body.length);
     if (request.method === "HEAD") return response.end();
     if (file.breakAt && !from) {
       sent.bytes += file.breakAt;
       return response.write(body.subarray(0, file.breakAt), () => response.socket.end());
     }
-    if (file.stallAt) return response.write(body.subarray(0, file.stallAt));
+    // A part that is sent whole ends: the next request may come over its connection.
+    if (file.stallAt && body.length > file.stallAt) return response.write(body.subarray(0, file.stallAt));
     sent.bytes += body.length;
     // Two writes have no length in the answer.
     response.write(body.subarray(0, 1));

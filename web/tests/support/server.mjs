@@ -4,7 +4,7 @@ import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
 
 const TYPES = { js: "text/javascript", mjs: "text/javascript", wasm: "application/wasm", json: "application/json" };
-const IMPORTS = { cotensor: "/index.js", "onnxruntime-web/webgpu": "/ort/ort.webgpu.bundle.min.mjs", "onnxruntime-common": "/ort-common/index.js" };
+const IMPORTS = { cotensor: "/index.js", "onnxruntime-web/webgpu": "/ort/ort.webgpu.bundle.min.mjs", "onnxruntime-web/wasm": "/ort/ort.wasm.bundle.min.mjs", "onnxruntime-common": "/ort-common/index.js" };
 const PAGE = `<!doctype html><meta charset="utf-8"><script type="importmap">${JSON.stringify({ imports: IMPORTS })}</script>`;
 
 /** The folders behind the first part of a path. The package itself is at the root. */
@@ -41,14 +41,17 @@ async function answer(request, response, headers, folders, log) {
   for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
   const path = decodeURIComponent(new URL(request.url, "http://localhost").pathname);
   const file = fileOf(path, folders);
-  log.push({ method: request.method, path });
+  const entry = { method: request.method, path, bytes: 0 };
+  log.push(entry);
   if (!file) return response.setHeader("content-type", "text/html").end(PAGE);
   try {
     const type = TYPES[path.slice(path.lastIndexOf(".") + 1)] ?? "application/octet-stream";
     const body = await readFile(file);
     const etag = `"${createHash("sha1").update(body).digest("hex")}"`;
     response.setHeader("content-type", type).setHeader("etag", etag).setHeader("content-length", body.length);
-    return response.end(request.method === "HEAD" ? undefined : body);
+    if (request.method === "HEAD") return response.end();
+    entry.bytes = body.length;
+    return response.end(body);
   } catch {
     return response.writeHead(404).end();
   }
@@ -57,7 +60,7 @@ async function answer(request, response, headers, folders, log) {
 /**
  * Starts a server of the package, of onnxruntime-web (`/ort/`), of transformers.js (`/transformers/`), of the fixtures (`/fixtures/`) and of this folder
  * (`/support/`), and of small models under their names in the documents (`/models/`); every other path is an empty page. `headers`
- * are sent with each answer, `folders` are added, `requests` has the method and the path of each. `close` ends it.
+ * are sent with each answer, `folders` are added, `requests` has the method, the path and the bytes of the body of each. `close` ends it.
  */
 export async function serve({ headers = {}, folders = {} } = {}) {
   const requests = [];

@@ -1,12 +1,13 @@
 use super::local::runtime;
 use super::pipeline::{Models, in_pipeline, progress};
+use super::quantize::{SEEDED, of_outputs};
 use crate::args::ExplainArgs;
 use crate::output::{print, print_json};
 use cotensor::SharingConfig;
 use cotensor::core::Result;
 use cotensor::model::adapter::AdapterInfo;
 use cotensor::model::pipeline::{EncoderUse, Explanation, Pipeline, explain as explain_pipeline};
-use cotensor::model::quantize::QuantizedWeights;
+use cotensor::model::quantize::{QuantizedWeights, WeightsOrigin};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -25,18 +26,22 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
 
 /// Bits and errors in one line.
 fn weights(quantized: &QuantizedWeights) -> String {
-    let QuantizedWeights { stored_bits, run_bits, relative_error, output_error, divergence, top1, held_out } =
-        quantized;
+    let QuantizedWeights { stored_bits, run_bits, relative_error, layer_error, errors, held_out, weights } = quantized;
     let mut text =
         format!("{stored_bits:.2} bits for a weight, {run_bits:.2} in the store; error of weights {relative_error:.4}");
-    match output_error {
+    if let Some(error) = layer_error {
+        let _ = write!(text, ", of the results of layers {error:.4}");
+    }
+    match errors.output_error {
         Some(error) => {
             let _ = write!(text, ", of outputs {error:.4} on {held_out} held-out samples");
         }
         None => text.push_str(", of outputs not measured"),
     }
-    if let Some((divergence, top1)) = divergence.zip(*top1) {
-        let _ = write!(text, "; of next tokens {divergence:.4} nats, {:.1} % equal", 100.0 * top1);
+    text.push_str(&of_outputs(errors));
+    if *weights == Some(WeightsOrigin::Seeded) {
+        text.push_str("; ");
+        text.push_str(SEEDED);
     }
     text
 }

@@ -9,8 +9,8 @@ use cotensor::Samples;
 use cotensor::core::{Result, size};
 use cotensor::hub::{Hub, Settings};
 use cotensor::model::quantize::{
-    GraphReport, ImportOptions, MixedReport, QuantizeOptions, QuantizeReport, check_scheme, import_folder,
-    quantize_folder, work_folder,
+    GraphReport, ImportOptions, MixedReport, OutputErrors, QuantizeOptions, QuantizeReport, WeightsOrigin,
+    check_scheme, import_folder, quantize_folder, work_folder,
 };
 use cotensor::quant::{QuantSpec, Width};
 use cotensor_demo::Progress;
@@ -84,6 +84,25 @@ fn text(report: &QuantizeReport, out: &Path) -> String {
     text
 }
 
+/// A notice for weights that are not trained.
+pub(super) const SEEDED: &str = "the weights are like random numbers: these errors say nothing about a trained model";
+
+/// What is known of next tokens and embeddings.
+pub(super) fn of_outputs(errors: &OutputErrors) -> String {
+    let OutputErrors { divergence, top1, cosine, neighbours, tokens, .. } = errors;
+    let mut text = tokens.map_or_else(String::new, |tokens| format!(" ({tokens} tokens)"));
+    if let Some((divergence, top1)) = divergence.zip(*top1) {
+        let _ = write!(text, "; of next tokens: divergence {divergence:.4} nats, {:.1} % equal", 100.0 * top1);
+    }
+    if let Some(cosine) = cosine {
+        let _ = write!(text, "; of embeddings: cosine {cosine:.4}");
+    }
+    if let Some(neighbours) = neighbours {
+        let _ = write!(text, ", {neighbours:.1} of 10 neighbours stay");
+    }
+    text
+}
+
 /// What the widths gave.
 fn of_mixed(mixed: &MixedReport) -> String {
     let shown = |error: Option<f64>| error.map_or_else(|| "not measured".to_owned(), |error| format!("{error:.4}"));
@@ -138,12 +157,11 @@ fn add_graph(text: &mut String, graph: &GraphReport) {
         size(graph.bytes),
         graph.bytes_before as f64 / graph.bytes.max(1) as f64
     );
-    if let Some(error) = graph.output_error {
-        let _ = write!(text, "error of outputs on held-out samples: {error:.4}");
-        if let Some((divergence, top1)) = graph.divergence.zip(graph.top1) {
-            let _ = write!(text, "; of next tokens: divergence {divergence:.4} nats, {:.1} % equal", 100.0 * top1);
-        }
-        text.push('\n');
+    if let Some(error) = graph.errors.output_error {
+        let _ = writeln!(text, "error of outputs on held-out samples: {error:.4}{}", of_outputs(&graph.errors));
+    }
+    if graph.weights == Some(WeightsOrigin::Seeded) {
+        let _ = writeln!(text, "{SEEDED}");
     }
     if !graph.opens_in_onnxruntime {
         text.push_str("onnxruntime alone cannot open this graph: it has no products of 3 bits. Cotensor opens it with every engine.\n");

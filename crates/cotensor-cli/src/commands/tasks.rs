@@ -1,6 +1,6 @@
 //! `tasks`: lists, waits for and cancels tasks of providers.
 
-use super::call::{call_error, show};
+use super::call::{call_error, show, task_name};
 use super::connection::connect;
 use crate::args::TasksArgs;
 use crate::launch::Program;
@@ -34,7 +34,7 @@ struct Shown {
 impl Shown {
     fn new(epoch: u64, info: TaskInfo, provider: Option<String>) -> Self {
         let TaskInfo { task, function, state, client, age_ms, error } = info;
-        Self { task: name(epoch, task), function, state, provider, client, age_s: age_ms as f64 / 1000.0, error }
+        Self { task: task_name(epoch, task), function, state, provider, client, age_s: age_ms as f64 / 1000.0, error }
     }
 
     fn cells(&self) -> [String; 7] {
@@ -56,22 +56,11 @@ struct Listing {
     left_off: usize,
 }
 
-/// The name of a task: the epoch of its provider, and its number.
-fn name(epoch: u64, number: u64) -> String {
-    format!("{epoch:x}-{number}")
-}
-
 fn parse(task: &str) -> Result<(u64, u64)> {
     let parts = task
         .split_once('-')
         .and_then(|(epoch, number)| Some((u64::from_str_radix(epoch, 16).ok()?, number.parse().ok()?)));
     parts.ok_or_else(|| Error::invalid(format!("{task:?} is not a task name such as 1a2b3c-7")).in_field("TASK"))
-}
-
-/// Prints the name of a submitted task.
-pub(super) fn submitted(task: &Task, function: &str, as_json: bool) -> Result<()> {
-    let name = name(task.epoch(), task.number());
-    if as_json { print_json(&json!({"task": name, "function": function})) } else { print(&format!("{name}\n")) }
 }
 
 pub(crate) fn tasks(args: &TasksArgs, program: &Program) -> Result<()> {
@@ -172,7 +161,7 @@ mod tests {
 
     #[test]
     fn task_names_round_trip() {
-        assert_eq!(parse(&name((1 << 53) - 1, 7)).unwrap(), ((1 << 53) - 1, 7));
+        assert_eq!(parse(&task_name((1 << 53) - 1, 7)).unwrap(), ((1 << 53) - 1, 7));
         for wrong in ["", "7", "-", "x-7", "1a-", "1a-b", "1a-7-7"] {
             assert_eq!(parse(wrong).unwrap_err().field(), Some("TASK"), "{wrong}");
         }

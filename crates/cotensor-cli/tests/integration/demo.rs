@@ -135,8 +135,8 @@ fn three_users_share_one_text() {
         "The chart shows one run",
         // The legend, the ticks of both axes, and the origin.
         "<b class=\"with_cold\">&#9473;</b> with Cotensor, first run (cold)</span>",
-        ">0 MiB</text>",
-        ">0 s</text>",
+        ">0 MiB</span>",
+        ">0 s</span>",
         " UTC, cotensor ",
         "<code>cotensor demo --engine rten --scenario bert --models models",
     ] {

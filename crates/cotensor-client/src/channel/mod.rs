@@ -3,6 +3,7 @@
 
 mod frame;
 mod producer;
+mod read_end;
 mod reader;
 mod ready;
 

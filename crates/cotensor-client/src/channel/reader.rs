@@ -1,13 +1,14 @@
 //! A reader's end of a channel.
 
 use super::frame::{Frame, FrameSegment};
+use super::read_end::{CheckInterval, ReadEnd};
 use super::ready::Ready;
 use super::{ChannelPolicy, ChannelSpec};
 use crate::protocol as p;
 use crate::store::ClientStore;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Layout, Result};
-use cotensor_memory::process::{fd_limit_error, is_alive};
+use cotensor_memory::process::fd_limit_error;
 use cotensor_memory::{Guarantee, RingReader, SealedMemfd};
 use cotensor_rpc::BusyPoll;
 use cotensor_store::{Holder, TensorSpec, TensorStore};
@@ -15,10 +16,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a reader sleeps before it looks whether the producer lives. The daemon wakes it earlier.
-const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
-/// The same after it was woken without a frame: the producer may be ending.
-const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// How long a reader busy-polls before it sleeps, as a session does.
 const BUSY_POLL: Duration = Duration::from_micros(40);
 /// The first wait for a frame. After it, a reader looks whether the producer lives.
@@ -37,38 +34,6 @@ pub struct ChannelReader {
     holder: Holder,
     busy_poll: Mutex<BusyPoll>,
     ready: OnceLock<Ready>,
-}
-
-/// What waiting for a frame takes.
-pub(super) struct ReadEnd {
-    pub(super) ring: Arc<RingReader>,
-    spec: ChannelSpec,
-    /// The producer's name and process, for messages.
-    client: String,
-    pid: Option<u32>,
-}
-
-/// The time until the next look whether the producer lives.
-pub(super) struct CheckInterval(Duration);
-
-impl Default for CheckInterval {
-    fn default() -> Self {
-        Self(CHECK_INTERVAL_MAX)
-    }
-}
-
-impl CheckInterval {
-    /// Waits until the signal is not `seen` any more, at most for `limit`.
-    pub(super) fn wait(&mut self, ring: &RingReader, seen: u64, limit: Duration) -> Result<()> {
-        let start = Instant::now();
-        ring.wait(seen, self.0.min(limit))?;
-        self.0 = match start.elapsed() < self.0 {
-            // The daemon sees the end of a connection before the kernel has released all locks of its process.
-            true => CHECK_INTERVAL_MIN,
-            false => (self.0 * 2).min(CHECK_INTERVAL_MAX),
-        };
-        Ok(())
-    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -120,25 +85,6 @@ impl ClientStore {
             busy_poll: Mutex::new(BusyPoll::new(BUSY_POLL)),
             ready: OnceLock::new(),
         })
-    }
-}
-
-impl ReadEnd {
-    /// Whether the producer may still publish.
-    ///
-    /// # Errors
-    /// `Io` when it has ended without closing the channel.
-    pub(super) fn is_open(&self) -> Result<bool> {
-        // A child of a dead producer has its lock.
-        if self.ring.is_open() && self.pid.is_none_or(is_alive) {
-            return Ok(true);
-        }
-        if self.ring.is_closed() {
-            return Ok(false);
-        }
-        let message =
-            format!("the producer of channel {:?}, {}, has ended without closing it", self.spec.name, self.client);
-        Err(Error::new(ErrorKind::Io, message))
     }
 }
 

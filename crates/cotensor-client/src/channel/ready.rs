@@ -1,6 +1,6 @@
 //! A descriptor for event loops, which cannot wait for a word in memory.
 
-use super::reader::{CheckInterval, ReadEnd};
+use super::read_end::{CheckInterval, ReadEnd};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::fd_error;

@@ -2,7 +2,7 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
-use super::publication::{self, FrozenTensor};
+use super::publication::{self, FrozenTensor, Placement, Publisher};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method};
@@ -160,6 +160,22 @@ impl ClientStore {
 
     pub(crate) fn reconnector(&self) -> &Reconnector {
         &self.daemon
+    }
+
+    fn publisher(&self) -> Publisher<'_> {
+        Publisher { daemon: &self.daemon, copies: &self.copies, backend: self.me.clone() }
+    }
+
+    /// Lets the next block of a series be made, after a publication: the thread shares the processors with that. Without a tensor, the block is
+    /// given back.
+    fn start_next_block(&self) {
+        let me = self.me.clone();
+        self.daemon.slabs.next_block.start(move |len| {
+            if let Some(store) = me.upgrade() {
+                Placement::make_next_block(&store.daemon, len);
+                store.give_blocks_back();
+            }
+        });
     }
 
     pub(super) fn session(&self) -> Arc<Session> {
@@ -320,14 +336,21 @@ fn claim_params(key: &Key, holder: &Holder, wait: Duration) -> p::ClaimParams {
 impl StoreBackend for ClientStore {
     fn publish(&self, tensor: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
         if !tensor.private {
-            return FrozenTensor::new(tensor, key)?.publish(self);
+            let mut tensor = FrozenTensor::new(tensor, key)?;
+            let lease = tensor.publish(&self.publisher())?;
+            if tensor.is_in_block() {
+                self.start_next_block();
+            }
+            return Ok(lease);
         }
         let UnpublishedTensor { spec, layout, segment, charge, holder, .. } = tensor;
         self.lease_private(spec, layout, segment.freeze()?, charge, &holder)
     }
 
     fn publish_each(&self, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
-        publication::publish_each(self, results)
+        let leases = publication::publish_each(&self.publisher(), results);
+        self.start_next_block();
+        leases
     }
 
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
@@ -410,6 +433,18 @@ impl MemoryControl for ClientStore {
         } else {
             self.daemon.memories.of(device)?.prefault(bytes, count)
         }
+    }
+
+    fn prefault_to_fill(&self, device: Device, bytes: usize, count: usize) -> Result<usize> {
+        if !device.is_host() || self.is_for_slab(device, bytes) || bytes > self.block_bytes_max {
+            return self.prefault(device, bytes, count);
+        }
+        for done in 0..count {
+            if !Placement::prefault_block(&self.daemon, bytes)? {
+                return Ok(done);
+            }
+        }
+        Ok(count)
     }
 
     fn limit_memory(&self, device: Device, _: u64) -> Result<()> {

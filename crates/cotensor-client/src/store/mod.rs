@@ -9,6 +9,7 @@ mod copies;
 mod lease_table;
 mod memories;
 mod names;
+mod next_block;
 mod publication;
 mod ready;
 mod reconnect;

@@ -1,7 +1,7 @@
 //! Publication of a tensor: its memory, its reservation and the call.
 
-use super::client_store::ClientStore;
 use super::connection::DaemonConnection;
+use super::copies::UnreportedCopies;
 use super::lease_table::NewLease;
 use super::memories::descriptor_of;
 use super::reconnect::Reconnector;
@@ -10,9 +10,13 @@ use super::slabs::{OwnSlab, Slabs, whole_pages};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::Slab;
-use cotensor_store::backend::UnpublishedTensor;
+use cotensor_memory::process::available_bytes;
+use cotensor_store::backend::{StoreBackend, UnpublishedTensor};
 use cotensor_store::{Holder, Key, Lease, TensorSpec};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+/// The next block of a series is made only if the system has this many times its length left.
+const AVAILABLE_FACTOR_MIN: u64 = 4;
 
 /// The memory of an unpublished tensor.
 pub(super) enum Placement {
@@ -50,11 +54,11 @@ pub(super) struct PublishTerms {
 }
 
 impl Placement {
-    /// A range of a slab. Opens a new slab when the open ones have no room.
-    pub(super) fn in_slab(daemon: &Reconnector, len: usize) -> Result<(Self, Box<dyn SegmentMut>)> {
+    /// A range of a slab. Opens a new slab when the open ones have no room. With `to_fill`, the bytes may have values of earlier tensors.
+    pub(super) fn in_slab(daemon: &Reconnector, len: usize, to_fill: bool) -> Result<(Self, Box<dyn SegmentMut>)> {
         let slabs = &daemon.slabs;
         let shared = |(number, segment)| (Self::Slab(OwnSlab { number, is_block: false }), segment);
-        if let Some(found) = slabs.reserve(len)? {
+        if let Some(found) = slabs.reserve(len, to_fill)? {
             return Ok(shared(found));
         }
         let (least, mut bytes) = slabs.next_bytes(len);
@@ -74,7 +78,9 @@ impl Placement {
     /// meanwhile.
     pub(super) fn in_block(daemon: &Reconnector, len: usize) -> Result<Option<(Self, Box<dyn SegmentMut>)>> {
         let slabs = &daemon.slabs;
-        let found = match slabs.reserve_block(len) {
+        let free = || slabs.reserve_block(len);
+        // One that is being made is there after the wait.
+        let found = match free().or_else(|| if slabs.next_block.wait_for(len) { free() } else { None }) {
             Some(found) => Some(found),
             None => match slabs.room_for_block(&daemon.connection.session(), len)? {
                 None => None,
@@ -82,14 +88,33 @@ impl Placement {
                     let block = Slab::create(bytes)?;
                     block.prefault()?;
                     match daemon.retry(|session| slabs.open_block_in(session, &block, len)) {
-                        // Other threads have taken the room meanwhile: the daemon has the same limits.
-                        Err(error) if error.kind() == ErrorKind::Conflict => None,
+                        // Other threads have taken the room meanwhile: the daemon has the same limits. A block for the next tensor may be free.
+                        Err(error) if error.kind() == ErrorKind::Conflict => free(),
                         opened => Some(opened?),
                     }
                 }
             },
         };
         Ok(found.map(|(number, segment)| (Self::Slab(OwnSlab { number, is_block: true }), segment)))
+    }
+
+    /// Prefaults a block for a later tensor of `len` bytes. False when the client has enough free ones.
+    pub(super) fn prefault_block(daemon: &Reconnector, len: usize) -> Result<bool> {
+        let Some(block) = free_block(daemon, len)? else { return Ok(false) };
+        match daemon.retry(|session| daemon.slabs.open_free_block_in(session, &block, true)) {
+            // As many as the daemon takes.
+            Err(error) if error.kind() == ErrorKind::Conflict => Ok(false),
+            opened => opened.map(|()| true),
+        }
+    }
+
+    /// Makes the next block of a series, if that is possible now.
+    pub(super) fn make_next_block(daemon: &Reconnector, len: usize) {
+        let has_memory = available_bytes().is_none_or(|left| left / AVAILABLE_FACTOR_MIN >= len as u64);
+        if has_memory && let Ok(Some(block)) = free_block(daemon, len) {
+            // Without a daemon, or at its limits, the next tensor makes its own block.
+            drop(daemon.slabs.open_free_block_in(&daemon.connection.session(), &block, false));
+        }
     }
 
     /// Memory of its own, which `reserve_in` makes in the memory of the tensor's device after the daemon has reserved
@@ -138,6 +163,14 @@ impl Placement {
     }
 }
 
+/// A prefaulted block for a later tensor of `len` bytes; none when the client has enough free ones.
+fn free_block(daemon: &Reconnector, len: usize) -> Result<Option<Slab>> {
+    let Some(bytes) = daemon.slabs.room_for_free_block(len)? else { return Ok(None) };
+    let block = Slab::create(bytes)?;
+    block.prefault()?;
+    Ok(Some(block))
+}
+
 /// The request that publishes a range of a slab.
 fn announce(
     session: &Session,
@@ -161,6 +194,14 @@ fn withdraw(session: &Session, slabs: &Slabs, own: OwnSlab, params: &p::PublishS
     }
 }
 
+/// The parts of a client that publish its tensors.
+pub(super) struct Publisher<'c> {
+    pub(super) daemon: &'c Reconnector,
+    pub(super) copies: &'c UnreportedCopies,
+    /// The client, for the leases.
+    pub(super) backend: Weak<dyn StoreBackend>,
+}
+
 /// A sealed tensor before its publication.
 pub(super) struct FrozenTensor {
     spec: TensorSpec,
@@ -181,37 +222,42 @@ impl FrozenTensor {
         Ok(Self { spec, layout, segment, holder, place: *place, key })
     }
 
-    pub(super) fn publish(&mut self, store: &ClientStore) -> Result<Lease> {
-        store.daemon.retry(|session| {
-            let terms = self.terms(store)?;
-            let published = self.place.publish(session, &store.daemon.slabs, &self.spec, &self.segment, terms)?;
-            self.enter(store, session, &published)
+    pub(super) fn publish(&mut self, to: &Publisher<'_>) -> Result<Lease> {
+        to.daemon.retry(|session| {
+            let terms = self.terms(to)?;
+            let published = self.place.publish(session, &to.daemon.slabs, &self.spec, &self.segment, terms)?;
+            self.enter(to, session, &published)
         })
     }
 
-    /// Each session has tickets of its own.
-    fn terms(&self, store: &ClientStore) -> Result<PublishTerms> {
-        let ticket = store.daemon.tickets.number(self.key)?;
-        Ok(PublishTerms { holder: self.holder.name().to_owned(), ticket, copies: store.copies.take() })
+    /// Whether its memory is a block, which later tensors use again.
+    pub(super) fn is_in_block(&self) -> bool {
+        matches!(self.place, Placement::Slab(OwnSlab { is_block: true, .. }))
     }
 
-    fn enter(&self, store: &ClientStore, session: &Session, published: &Published) -> Result<Lease> {
+    /// Each session has tickets of its own.
+    fn terms(&self, to: &Publisher<'_>) -> Result<PublishTerms> {
+        let ticket = to.daemon.tickets.number(self.key)?;
+        Ok(PublishTerms { holder: self.holder.name().to_owned(), ticket, copies: to.copies.take() })
+    }
+
+    fn enter(&self, to: &Publisher<'_>, session: &Session, published: &Published) -> Result<Lease> {
         let (id, index) = (published.id.into(), published.index);
         let (spec, layout, segment) = (self.spec.clone(), self.layout.clone(), Arc::clone(&self.segment));
         let lease = NewLease { id, index, spec, layout, segment, key: self.key };
-        store.daemon.leases.enter(session, lease, &self.holder, store.me.clone())
+        to.daemon.leases.enter(session, lease, &self.holder, to.backend.clone())
     }
 }
 
 /// Publishes several tensors, each with the computation whose result it is: those in slabs and blocks in one round trip, then one at a time the
 /// others, and those whose answer was lost with the daemon.
-pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
-    let (session, slabs) = (store.session(), &store.daemon.slabs);
+pub(super) fn publish_each(to: &Publisher<'_>, results: Vec<(UnpublishedTensor, Option<Key>)>) -> Vec<Result<Lease>> {
+    let (session, slabs) = (to.daemon.connection.session(), &to.daemon.slabs);
     let (mut tensors, mut requests) = (Vec::new(), Vec::new());
     for (tensor, key) in results {
         let tensor = FrozenTensor::new(tensor, key).and_then(|tensor| {
             let Placement::Slab(own) = tensor.place else { return Ok((tensor, None)) };
-            let terms = tensor.terms(store)?;
+            let terms = tensor.terms(to)?;
             // A session that ended has no number for the slab.
             let request = announce(&session, slabs, own, &tensor.spec, &tensor.segment, terms).ok();
             let sent = request.is_some().then_some(own);
@@ -226,16 +272,16 @@ pub(super) fn publish_each(store: &ClientStore, results: Vec<(UnpublishedTensor,
     let publish = |tensor: Result<(FrozenTensor, Option<OwnSlab>)>| {
         let (mut tensor, sent) = tensor?;
         let Some((own, (answer, request))) = sent.and_then(|own| Some((own, answers.next()?))) else {
-            return tensor.publish(store);
+            return tensor.publish(to);
         };
         match answer {
-            Err(_) if is_lost() => tensor.publish(store),
+            Err(_) if is_lost() => tensor.publish(to),
             Err(error) => {
                 withdraw(&session, slabs, own, request);
                 Err(error)
             }
-            Ok((published, _)) => match tensor.enter(store, &session, &published) {
-                Err(_) if is_lost() => tensor.publish(store),
+            Ok((published, _)) => match tensor.enter(to, &session, &published) {
+                Err(_) if is_lost() => tensor.publish(to),
                 lease => lease,
             },
         }

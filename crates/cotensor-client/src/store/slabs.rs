@@ -1,6 +1,7 @@
 //! Slabs and blocks: host memory of tensors that this process publishes, used again.
 
 use super::memories::descriptor_of;
+use super::next_block::NextBlock;
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
@@ -26,6 +27,8 @@ pub(super) struct Slabs {
     freed: FreedRanges,
     /// The thread that gives idle blocks back.
     pub(super) gives_back: GiveBack,
+    /// What makes the next block of a series.
+    pub(super) next_block: NextBlock,
 }
 
 /// Slabs by numbers of this client, the newest last.
@@ -159,7 +162,7 @@ impl Slabs {
         (whole_pages(len), whole_pages(all.clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX).max(len)))
     }
 
-    /// Opens `slab` in the session. Returns its number and a range of `len` bytes.
+    /// Opens `slab`, a new one, in the session. Returns its number and a range of `len` bytes.
     pub(super) fn open_in(&self, session: &Session, slab: &Slab, len: usize) -> Result<(u64, Box<dyn SegmentMut>)> {
         let opened = open(session, slab, false)?;
         let mut slabs = lock(&self.slabs);
@@ -172,7 +175,12 @@ impl Slabs {
 
     /// A range of `len` bytes in a free block, with the number of the block. None without one. The bytes have values of earlier tensors.
     pub(super) fn reserve_block(&self, len: usize) -> Option<(u64, Box<dyn SegmentMut>)> {
-        lock(&self.slabs).blocks.reserve(len)
+        let reserved = lock(&self.slabs).blocks.reserve(len);
+        let (own, segment, is_new) = reserved?;
+        if is_new {
+            self.next_block.took_new(len);
+        }
+        Some((own, segment))
     }
 
     /// The length of a new block for `len` bytes; none when the client has enough blocks. Closes free ones that are in the way.
@@ -197,14 +205,31 @@ impl Slabs {
         let own = slabs.next_number(session)?;
         let segment = slabs.blocks.add(own, block.clone(), len)?;
         self.freed.opened(own, opened.slab, &opened.live);
+        drop(slabs);
+        self.next_block.took_new(len);
         Ok((own, segment))
     }
 
-    /// Gives blocks back that were not used for some seconds. False when none is left.
+    /// The length of a free block for a later tensor of `len` bytes; none when the client has enough of them.
+    pub(super) fn room_for_free_block(&self, len: usize) -> Result<Option<usize>> {
+        lock(&self.slabs).blocks.room_for_free(len)
+    }
+
+    /// Opens `block` in the session, for a later tensor. With `stays`, it is not given back before its first use.
+    pub(super) fn open_free_block_in(&self, session: &Session, block: &Slab, stays: bool) -> Result<()> {
+        let opened = open(session, block, true)?;
+        let mut slabs = lock(&self.slabs);
+        let own = slabs.next_number(session)?;
+        slabs.blocks.add_free(own, block.clone(), stays);
+        self.freed.opened(own, opened.slab, &opened.live);
+        Ok(())
+    }
+
+    /// Gives blocks back that were not used for some seconds. False when none is left that was used.
     pub(super) fn give_back(&self, session: &Session) -> bool {
         let mut slabs = lock(&self.slabs);
         let idle = slabs.blocks.take_idle(Instant::now());
-        let is_left = !slabs.blocks.is_empty();
+        let is_left = slabs.blocks.has_transient();
         if !is_left {
             // Under the lock: the next block starts another thread.
             self.gives_back.end();
@@ -223,11 +248,13 @@ impl Slabs {
         }
     }
 
-    /// A range of `len` bytes in an open slab, with the slab's number. None without room.
-    pub(super) fn reserve(&self, len: usize) -> Result<Option<(u64, Box<dyn SegmentMut>)>> {
+    /// A range of `len` bytes in an open slab, with the slab's number. None without room. With `to_fill`, the bytes have values of earlier
+    /// tensors; otherwise they are zero.
+    pub(super) fn reserve(&self, len: usize, to_fill: bool) -> Result<Option<(u64, Box<dyn SegmentMut>)>> {
+        let reserve = if to_fill { Slab::reserve_unzeroed } else { <Slab as Memory>::reserve };
         // The newest slab has the most room.
         for (own, slab) in lock(&self.slabs).open.iter().rev() {
-            match slab.reserve(len) {
+            match reserve(slab, len) {
                 Ok(segment) => return Ok(Some((*own, segment))),
                 Err(error) if error.kind() == ErrorKind::OverBudget => {}
                 Err(error) => return Err(error),

@@ -33,15 +33,15 @@ impl ClientStore {
     }
 
     /// A range of a slab, or memory of its own.
-    fn place(&self, params: &p::ReserveParams, len: usize) -> Result<(Placement, Box<dyn SegmentMut>)> {
+    fn place(&self, params: &p::ReserveParams, len: usize, to_fill: bool) -> Result<(Placement, Box<dyn SegmentMut>)> {
         match self.is_for_slab(params.spec.device, len) {
-            true => Placement::in_slab(&self.daemon, len),
+            true => Placement::in_slab(&self.daemon, len, to_fill),
             false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
         }
     }
 
     /// Gives blocks back that are not used for some seconds, until none is left.
-    fn give_blocks_back(&self) {
+    pub(super) fn give_blocks_back(&self) {
         let store = self.me.clone();
         self.daemon.slabs.gives_back.start(GIVE_BACK_INTERVAL, move || {
             let Some(store) = store.upgrade() else { return false };
@@ -111,7 +111,7 @@ impl TensorStore for ClientStore {
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| self.place(params, len))
+        self.reserve_in(spec, holder, |params, len| self.place(params, len, false))
     }
 
     fn reserve_to_fill(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -121,7 +121,7 @@ impl TensorStore for ClientStore {
                 may_be_written && !self.is_for_slab(params.spec.device, len) && len <= self.block_bytes_max;
             let block = if is_for_block { Placement::in_block(&self.daemon, len)? } else { None };
             block.map_or_else(
-                || self.place(params, len),
+                || self.place(params, len, true),
                 |place| {
                     self.give_blocks_back();
                     Ok(place)

@@ -1,6 +1,6 @@
 //! The session that provides functions, as the registry needs it.
 
-use super::by_name::Slots;
+use super::slots::Slots;
 use cotensor_client::protocol::CallerInfo;
 use std::os::fd::OwnedFd;
 

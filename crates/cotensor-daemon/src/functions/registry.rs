@@ -1,7 +1,7 @@
 //! The registry of functions. A function is removed at the end of its session.
 
-use super::by_name::Slots;
 use super::provider::FunctionProvider;
+use super::slots::Slots;
 use super::tasks::TaskConnections;
 use cotensor_client::protocol::{
     FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,

@@ -5,16 +5,12 @@
 use super::admission::Peer;
 use super::answer::Refusal;
 use super::config::HttpConfig;
-use super::context::Http;
 use super::token::Token;
 use super::{paths, v1};
-use axum::Extension;
-use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, ORIGIN};
+use axum::extract::Request;
+use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -64,7 +60,7 @@ impl Access {
     }
 
     /// Whether a request may access everything, or only [`PUBLIC`] paths.
-    fn check(&self, request: &Request, peer: &Peer) -> Result<bool, Refusal> {
+    pub(super) fn check(&self, request: &Request, peer: &Peer) -> Result<bool, Refusal> {
         let path = request.uri().path();
         let known = match bearer(request.headers()) {
             Some(presented) if self.token.token.is(presented) => Some(&self.token),
@@ -158,35 +154,4 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 fn authority(host: Option<&HeaderValue>) -> Option<Authority> {
     host?.to_str().ok()?.parse().ok()
-}
-
-/// Checks each request, closes connections without the token after one answer, and forbids caches to store answers.
-pub(super) async fn guard(
-    State(http): State<Arc<Http>>,
-    Extension(peer): Extension<Peer>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let checked = http.access.check(&request, &peer);
-    let for_models = v1::serves(request.uri().path());
-    let trusted = matches!(checked, Ok(true));
-    if trusted {
-        peer.trust();
-    }
-    let mut response = match checked {
-        Err(refusal) if for_models => v1::openai_error(&refusal),
-        Err(refusal) => refusal.into_response(),
-        Ok(_) => next.run(request).await,
-    };
-    if !trusted {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    }
-    for (name, value) in [
-        ("cache-control", "no-store"),
-        ("cross-origin-resource-policy", "same-origin"),
-        ("x-content-type-options", "nosniff"),
-    ] {
-        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
-    }
-    response
 }

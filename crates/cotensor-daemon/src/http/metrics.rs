@@ -30,7 +30,7 @@ fn render(http: &Http) -> String {
     }
     let sessions = daemon.session_infos();
     let connected = |transport| sessions.iter().filter(|session| session.transport == transport).count();
-    let calls: BTreeMap<_, _> = daemon.methods.calls().collect();
+    let calls: BTreeMap<_, _> = daemon.counts.calls().collect();
 
     let mut page = Page::default();
     page.gauge("info", "The daemon's version.").labelled(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
@@ -88,7 +88,7 @@ fn render(http: &Http) -> String {
         page.labelled(&[("method", method)], count);
     }
     page.counter("errors_total", "Failed calls, by JSON-RPC code; 0 for other codes.");
-    for (code, count) in &daemon.methods.errors().get() {
+    for (code, count) in &daemon.counts.errors() {
         page.labelled(&[("code", code)], count);
     }
     page.text

@@ -3,7 +3,6 @@
 use super::answer::Refusal;
 use super::body::ReadBody;
 use super::context::Http;
-use crate::dispatch::Methods;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -22,7 +21,7 @@ pub(super) async fn call(State(http): State<Arc<Http>>, headers: HeaderMap, body
     let ReadBody { bytes, memory: _until_answered } =
         http.calls.read(body, http.config.call_bytes_max, http.config.message_timeout).await?;
     let mut call = http.sessions.call(&http.daemon, &headers)?;
-    let answering = Methods::answer(&http.daemon, &call.session, Frame::new(bytes));
+    let answering = http.methods.answer(&http.daemon, &call.session, Frame::new(bytes));
     let answer = tokio::time::timeout(http.config.request_time_max, answering)
         .await
         .map_err(|_| Refusal::new(StatusCode::GATEWAY_TIMEOUT, "this took longer than a call may"))?;

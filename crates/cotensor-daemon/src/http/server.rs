@@ -1,6 +1,6 @@
 //! Serves HTTP: routes, connections and their limits.
 
-use super::access::{self, Access};
+use super::access::Access;
 use super::admission::{Admission, Peer};
 use super::answer::Refusal;
 use super::body::BodyMemory;
@@ -13,9 +13,14 @@ use super::v1::Forwarder;
 use super::{about, metrics, paths, rpc, tensors, unread, v1};
 use crate::daemon::Daemon;
 use crate::descriptors::{are_for_takeover, none_left};
+use crate::dispatch::Methods;
+use crate::handlers;
 use crate::refusals::Refusals;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::extract::{Request, State};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post};
 use axum::{Extension, Router};
 use cotensor_core::{Error, Result};
@@ -44,27 +49,43 @@ impl Daemon {
         listening: HttpListening,
         stop: Stop,
     ) -> impl Future<Output = Result<()>> + use<Stop> {
+        self.serve_methods(handlers::methods(), listening, stop)
+    }
+
+    /// As [`serve_http`](Self::serve_http), with other methods.
+    pub(super) fn serve_methods<Stop: Future<Output = ()>>(
+        self: &Arc<Self>,
+        methods: Methods,
+        listening: HttpListening,
+        stop: Stop,
+    ) -> impl Future<Output = Result<()>> + use<Stop> {
         let HttpListening { listener, address, config, token, token_file, v1_token, v1_token_file } = listening;
         let socket = &self.config.socket;
         let dashboard = Dashboard::new(address, Arc::clone(&token), token_file, v1_token_file, socket);
+        let forwarder = Forwarder::new(Arc::clone(&self.models), &config);
         let http = Arc::new(Http {
             daemon: Arc::clone(self),
+            methods: Arc::new(methods),
             access: Access::new(token, v1_token, &config),
             dashboard: Arc::new(dashboard),
             sessions: Sessions::default(),
             calls: BodyMemory::new(config.call_total_bytes_max),
-            forwarder: Forwarder::new(&config),
             config,
         });
         self.set_dashboard(Some(Arc::clone(&http.dashboard)));
-        serve_until(http, listener, stop)
+        serve_until(http, forwarder, listener, stop)
     }
 }
 
-async fn serve_until(http: Arc<Http>, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<()> {
+async fn serve_until(
+    http: Arc<Http>,
+    forwarder: Arc<Forwarder>,
+    listener: TcpListener,
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)
         .map_err(|error| Error::io("listening", &error).in_field("listen"))?;
-    let routes = routes(Arc::clone(&http));
+    let routes = routes(Arc::clone(&http), &forwarder);
     let (admission, not_accepted) = (Admission::new(&http.config), Refusals::default());
     let mut connections = tokio::task::JoinSet::new();
     let mut expiry = tokio::time::interval(EXPIRY_INTERVAL.min(http.config.session_ttl.max(Duration::from_millis(1))));
@@ -103,9 +124,10 @@ async fn serve_until(http: Arc<Http>, listener: TcpListener, stop: impl Future<O
     Ok(())
 }
 
-fn routes(http: Arc<Http>) -> Router {
+fn routes(http: Arc<Http>, forwarder: &Arc<Forwarder>) -> Router {
+    let forward = any(v1::forward).with_state(Arc::clone(forwarder));
     let tensor = get(tensors::get).put(tensors::put).delete(tensors::delete);
-    let router = v1::OTHER_PATHS.iter().fold(Router::new(), |router, path| router.route(path, any(v1::forward)));
+    let router = v1::OTHER_PATHS.iter().fold(Router::new(), |router, path| router.route(path, forward.clone()));
     router
         .route("/", get(about::page))
         .route("/health", get(about::health))
@@ -114,14 +136,45 @@ fn routes(http: Arc<Http>) -> Router {
         .route("/jsonrpc", post(rpc::call))
         .route("/session", delete(end_session))
         .route("/tensors/{*name}", tensor)
-        .route("/v1", any(v1::forward))
-        .route("/v1/", any(v1::forward))
-        .route("/v1/{*path}", any(v1::forward))
+        .route("/v1", forward.clone())
+        .route("/v1/", forward.clone())
+        .route("/v1/{*path}", forward)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), access::guard))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), guard))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), unread::drop_rest))
         .with_state(http)
+}
+
+/// Checks each request, closes connections without the token after one answer, and forbids caches to store answers.
+async fn guard(
+    State(http): State<Arc<Http>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let checked = http.access.check(&request, &peer);
+    let for_models = v1::serves(request.uri().path());
+    let trusted = matches!(checked, Ok(true));
+    if trusted {
+        peer.trust();
+    }
+    let mut response = match checked {
+        Err(refusal) if for_models => v1::openai_error(&refusal),
+        Err(refusal) => refusal.into_response(),
+        Ok(_) => next.run(request).await,
+    };
+    if !trusted {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    for (name, value) in [
+        ("cache-control", "no-store"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("x-content-type-options", "nosniff"),
+    ] {
+        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
 }
 
 /// Serves one connection with limits of headers, times and rates.

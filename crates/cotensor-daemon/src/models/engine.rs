@@ -1,4 +1,4 @@
-//! What the model process says of its engine.
+//! Libraries of the fast engine that the model process loads while it runs.
 
 use super::process::ModelProcess;
 use cotensor_client::ShortPath;
@@ -9,7 +9,6 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
-use serde::Deserialize;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,15 +19,6 @@ const PATH: &str = "/engine";
 /// The time for a library to be loaded. The process uses it later, too.
 const TIMEOUT: Duration = Duration::from_secs(15);
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-
-/// The engine in the JSON object that the process prints when it is ready. None for a process that does not state it.
-pub(super) fn of_ready_text(text: &[u8]) -> Option<ModelEngine> {
-    #[derive(Deserialize)]
-    struct Ready {
-        engine: ModelEngine,
-    }
-    serde_json::from_slice::<Ready>(text).ok().map(|ready| ready.engine)
-}
 
 /// Names libraries to the process, which loads the best one if it has no fast engine. Returns the engine.
 ///

@@ -1,13 +1,13 @@
 //! One model process: its start, its end and the connections to it.
 
 use super::config::ModelsConfig;
-use super::engine::of_ready_text;
 use crate::supervisor::Image;
 use cotensor_client::protocol::ModelEngine;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::{is_exiting, state};
 use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Mutex;
@@ -90,7 +90,7 @@ impl ModelProcess {
         };
         tracing::info!("the model process {pid} is ready");
         let (end, ended) = watch::channel(None);
-        let engine = Mutex::new(of_ready_text(&text));
+        let engine = Mutex::new(engine_of(&text));
         let process = Self { pid, path, engine, since: Instant::now(), ended };
         let file = process.path.clone();
         let stopped = stays_stopped(pid, config.stopped_timeout);
@@ -158,6 +158,15 @@ async fn is_ready(stdout: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Opti
 
 fn is_json(text: &[u8]) -> bool {
     serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok()
+}
+
+/// The engine in the JSON object that the process prints when it is ready. None for a process that does not state it.
+fn engine_of(text: &[u8]) -> Option<ModelEngine> {
+    #[derive(Deserialize)]
+    struct Ready {
+        engine: ModelEngine,
+    }
+    serde_json::from_slice::<Ready>(text).ok().map(|ready| ready.engine)
 }
 
 /// Returns when a process has been stopped for `timeout`. The process is observed, not a clock: if this process is stopped as well, the

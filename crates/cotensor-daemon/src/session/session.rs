@@ -14,7 +14,9 @@ use cotensor_core::{Error, ErrorKind, Result, size};
 use cotensor_rpc::server::Outbox;
 use cotensor_rpc::{Frame, encode_call};
 use cotensor_store::backend::{Budget, Charge};
-use cotensor_store::{EmbeddedStore, Holder, Key, Lease, TensorStore, Ticket, check_name};
+use cotensor_store::{
+    ChangePosition, ChangesFuture, EmbeddedStore, EveryVersion, Holder, Key, Lease, TensorStore, Ticket, check_name,
+};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -22,6 +24,8 @@ use std::time::Instant;
 
 /// The most holders of a session at a time.
 const HOLDERS_MAX: usize = 1024;
+/// The client's holder of the versions that its queues lease.
+const QUEUES_HOLDER: &str = "watch";
 
 /// A client's session.
 pub(crate) struct Session {
@@ -41,7 +45,7 @@ pub(crate) struct Session {
     /// For leases and reservations.
     pub(super) budget: Arc<Budget>,
     resources: Mutex<Resources>,
-    pub(super) queues: Queues,
+    queues: Queues,
     free_ranges: FreeRanges,
     /// The slots of calls over HTTP of its functions.
     slots: Slots,
@@ -151,6 +155,27 @@ impl Session {
         let known = self.store.holder(&name);
         resources.holders.insert(holder.to_owned(), known.clone());
         Ok(known)
+    }
+
+    /// Opens a queue of every version. The session's budget is charged for the versions that it leases.
+    ///
+    /// # Errors
+    /// As [`Queues::open`]; `Unsupported` over HTTP.
+    pub(crate) fn open_versions(&self, every: EveryVersion) -> Result<ChangePosition> {
+        if self.transport() == Transport::Http {
+            return Err(Error::unsupported("a queue of every version needs a session: connect to the Unix socket"));
+        }
+        self.queues.open(&self.store, every, &self.holder(QUEUES_HOLDER)?, &self.budget)
+    }
+
+    /// The changes of one of the session's queues after `since`.
+    pub(crate) fn await_versions(&self, since: ChangePosition) -> ChangesFuture {
+        self.queues.changes(since)
+    }
+
+    /// Ends one of the session's queues.
+    pub(crate) fn end_versions(&self, log: u64) {
+        self.queues.end_one(log);
     }
 
     /// Charges `bytes` to the session's budget. The session's queues give versions up for them.

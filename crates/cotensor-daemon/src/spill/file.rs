@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 /// The context of the hash.
 pub(super) const CONTEXT: &str = "cotensor spill v1";
+/// Bytes that are read, hashed and written at a time.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// The file of a spilled segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

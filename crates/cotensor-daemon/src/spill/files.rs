@@ -1,13 +1,11 @@
 //! A daemon's folder of spilled segments.
 
-use super::file::{CONTEXT, SpillFile};
+use super::file::{CONTEXT, PIECE_BYTES, SpillFile};
 use super::folder::{OWNER, absolute, folder_of, remove_abandoned, remove_folder};
-use super::storage::OnDisk;
 use cotensor_client::{Others, private_folder};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Hasher, Result, size};
 use cotensor_memory::process::random_bytes;
-use cotensor_store::SpilledSegment;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,9 +13,6 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-
-/// Bytes that are read, hashed and written at a time.
-pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// A daemon's folder of spilled segments, mode 0700, below a folder that several daemons may share.
 pub(crate) struct Files {
@@ -32,7 +27,7 @@ pub(crate) struct Files {
 
 #[derive(Default)]
 pub(super) struct FilesState {
-    next: u64,
+    pub(super) next: u64,
     pub(super) bytes: u64,
     pub(super) files: HashMap<u64, SpillFile>,
 }
@@ -62,25 +57,6 @@ impl Files {
         private_folder(&self.folder, Others::None)?;
         std::fs::write(self.folder.join(OWNER), self.owner.as_os_str().as_encoded_bytes())
             .map_err(|error| Error::io("writing", &error).in_file(&self.folder))
-    }
-
-    /// Takes over the files of a former server and removes all others.
-    pub(crate) fn adopt(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
-        let mut state = self.state();
-        for file in &files {
-            state.next = state.next.max(file.number);
-            state.bytes += file.bytes;
-            state.files.insert(file.number, file.clone());
-        }
-        drop(state);
-        for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.file_name().is_some_and(|name| name != OWNER) && !files.iter().any(|file| file.path == path) {
-                drop(std::fs::remove_file(path));
-            }
-        }
-        let spilled = |file| -> Arc<dyn SpilledSegment> { Arc::new(OnDisk { file, files: Arc::clone(self) }) };
-        files.into_iter().map(spilled).collect()
     }
 
     /// The file with a number.

@@ -1,7 +1,8 @@
 //! Spills segments to files and reads them back.
 
-use super::file::{CONTEXT, SpillFile};
-use super::files::{Files, PIECE_BYTES};
+use super::file::{CONTEXT, PIECE_BYTES, SpillFile};
+use super::files::Files;
+use super::folder::OWNER;
 use crate::descriptors::{are_scarce, none_left};
 use crate::segment::Sealed;
 use cotensor_client::open_regular;
@@ -62,10 +63,31 @@ impl SpillStorage for SpillToFiles {
     }
 }
 
+impl Files {
+    /// Takes over the files of a former server and removes all others.
+    pub(crate) fn adopt(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
+        let mut state = self.state();
+        for file in &files {
+            state.next = state.next.max(file.number);
+            state.bytes += file.bytes;
+            state.files.insert(file.number, file.clone());
+        }
+        drop(state);
+        for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.file_name().is_some_and(|name| name != OWNER) && !files.iter().any(|file| file.path == path) {
+                drop(std::fs::remove_file(path));
+            }
+        }
+        let spilled = |file| -> Arc<dyn SpilledSegment> { Arc::new(OnDisk { file, files: Arc::clone(self) }) };
+        files.into_iter().map(spilled).collect()
+    }
+}
+
 /// A segment in a file. Dropping it removes the file.
-pub(super) struct OnDisk {
-    pub(super) file: SpillFile,
-    pub(super) files: Arc<Files>,
+struct OnDisk {
+    file: SpillFile,
+    files: Arc<Files>,
 }
 
 impl SpilledSegment for OnDisk {

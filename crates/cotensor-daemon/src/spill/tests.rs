@@ -1,4 +1,4 @@
-use super::files::PIECE_BYTES;
+use super::file::PIECE_BYTES;
 use super::{Files, SpillFile, SpillToFiles};
 use crate::Listening;
 use crate::segment::Sealed;

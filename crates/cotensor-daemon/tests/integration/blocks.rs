@@ -4,9 +4,9 @@ use crate::support::processes::{Processes, content, settles_empty};
 use crate::support::until;
 use crate::support::{Running, segments_since, spec};
 use cotensor_client::ClientStore;
-use cotensor_core::{ErrorKind, Kind, MemoryKind};
-use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
-use std::time::Duration;
+use cotensor_core::{Device, ErrorKind, Kind, MemoryKind};
+use cotensor_store::{CopyReason, Lease, MemoryControl, Retention, StoreReports, TensorSpec, TensorStore};
+use std::time::{Duration, Instant};
 
 pub(crate) const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 pub(crate) const LEASED: Retention = Retention::WhileLeased;
@@ -172,6 +172,60 @@ fn idle_producer_gives_its_blocks_back() {
     let again = put(&producer, "again", &content(3, 2 * MIB), LEASED).unwrap();
     assert_eq!(again.bytes().unwrap(), content(3, 2 * MIB));
     assert_eq!((held.bytes().unwrap(), segments_since(&before).len()), (&content(1, BYTES)[..], 2));
+}
+
+#[test]
+fn prefaulted_blocks_stay_until_they_are_used() {
+    let running = Running::start(|_| {});
+    let (producer, other) = (running.connect("producer"), running.connect("other"));
+    let before = segments_since(&Default::default());
+    let prefault = |bytes, count| producer.prefault_to_fill(Device::Cpu, bytes, count).unwrap();
+    assert_eq!((prefault(2 * MIB, 2), prefault(40 * MIB, 3)), (2, 1), "at most 64 MiB are free");
+    assert_eq!(other.stats().ready_bytes, 44 * MIB as u64);
+    // Of two lengths: no series, for which further blocks would be made.
+    let held =
+        [5000, 9000].map(|less| put(&producer, &format!("{less}"), &content(1, 2 * MIB - less), LEASED).unwrap());
+    assert_eq!(segments_since(&before).len(), 3, "no new memory");
+    assert_eq!(other.stats().ready_bytes, 40 * MIB as u64);
+    drop(held);
+    until("the used blocks are given back", || {
+        other.stats().ready_bytes == 40 * MIB as u64 && segments_since(&before).len() == 1
+    });
+    // Those of other sizes, and of stores without blocks, are memory of their own.
+    assert_eq!((prefault(1000, 7), prefault(100 * MIB, 1)), (7, 1));
+    assert_eq!(other.stats().ready_bytes, 40 * MIB as u64);
+}
+
+#[test]
+fn next_block_of_a_series_is_made_before_it_is_needed() {
+    let running = Running::start(|_| {});
+    let (producer, other) = (running.connect("producer"), running.connect("other"));
+    let before = segments_since(&Default::default());
+    let bytes = content(1, 2 * MIB);
+    let put = |n: usize| put(&producer, &format!("n{n}"), &bytes, LEASED).unwrap();
+    let mut held = vec![put(0), put(1)];
+    assert_eq!(other.stats().ready_bytes, 0, "two tensors are no series");
+    let is_ready = || other.stats().ready_bytes == 2 * MIB as u64;
+    // On a busy machine, puts can be too far apart for a series.
+    until("the next block is ready", || {
+        (0..4).for_each(|_| held.push(put(held.len())));
+        let start = Instant::now();
+        while !is_ready() && start.elapsed() < Duration::from_secs(1) {
+            std::thread::yield_now();
+        }
+        is_ready()
+    });
+    let made = segments_since(&before).len();
+    assert_eq!(made, held.len() + 1);
+    held.push(put(held.len()));
+    let bound = held.len() + 1;
+    assert!(
+        (made..=bound).contains(&segments_since(&before).len()),
+        "the tensor has the block, and the next one may be there"
+    );
+    until("the unused block is given back", || segments_since(&before).len() == held.len());
+    assert_eq!(other.stats().ready_bytes, 0);
+    assert!(held.iter().all(|lease| lease.bytes().unwrap() == bytes));
 }
 
 #[test]

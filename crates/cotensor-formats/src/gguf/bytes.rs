@@ -1,15 +1,37 @@
-//! The numbers and texts of a header.
+//! The numbers, texts and values of a header.
 
-use super::{COUNT_MAX, GgufValue, NAME_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::error::read_error_in;
 use cotensor_core::{Error, Result};
 use std::io::Read;
 
+/// The most tensors, and the most entries of metadata.
+const COUNT_MAX: u64 = 1 << 16;
+/// The most bytes of a name of a tensor or an entry. The format has 64 and 65535.
+const NAME_BYTES_MAX: u64 = 1 << 10;
+/// The most bytes of a text that is kept.
+const TEXT_BYTES_MAX: u64 = 1 << 10;
 /// The most values of an array. Vocabularies have less than a million.
 const ARRAY_MAX: u64 = 1 << 24;
 /// The type of a value in the file that is a text.
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
+
+/// A value of the metadata. Arrays and long texts are not kept.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GgufValue {
+    /// An integer without a sign.
+    Unsigned(u64),
+    /// An integer with a sign.
+    Signed(i64),
+    /// A number in floating point.
+    Float(f64),
+    /// A truth value.
+    Bool(bool),
+    /// A text.
+    Text(String),
+    /// An array, or a text of more than 1 KiB.
+    Other,
+}
 
 /// Reads a header from front to back.
 pub(super) struct Bytes<'s, R> {

@@ -4,6 +4,7 @@
 mod bytes;
 mod types;
 
+pub use bytes::GgufValue;
 pub use types::BlockType;
 
 use bytes::Bytes;
@@ -12,35 +13,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
 
 const MAGIC: [u8; 4] = *b"GGUF";
-/// The most tensors, and the most entries of metadata.
-const COUNT_MAX: u64 = 1 << 16;
-/// The most bytes of a name of a tensor or an entry. The format has 64 and 65535.
-const NAME_BYTES_MAX: u64 = 1 << 10;
-/// The most bytes of a text that is kept.
-const TEXT_BYTES_MAX: u64 = 1 << 10;
 /// The most dimensions.
 const RANK_MAX: u32 = 4;
 const ALIGNMENT: &str = "general.alignment";
 /// The largest alignment of tensors in bytes, and that of files that name none.
 const ALIGNMENT_MAX: u64 = 1 << 20;
 const ALIGNMENT_DEFAULT: u64 = 32;
-
-/// A value of the metadata. Arrays and long texts are not kept.
-#[derive(Clone, Debug, PartialEq)]
-pub enum GgufValue {
-    /// An integer without a sign.
-    Unsigned(u64),
-    /// An integer with a sign.
-    Signed(i64),
-    /// A number in floating point.
-    Float(f64),
-    /// A truth value.
-    Bool(bool),
-    /// A text.
-    Text(String),
-    /// An array, or a text of more than 1 KiB.
-    Other,
-}
 
 /// A tensor as the header describes it.
 #[derive(Clone, Debug, PartialEq)]

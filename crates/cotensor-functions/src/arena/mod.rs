@@ -148,7 +148,7 @@ impl ConnectionArena {
     fn reserve_block(self: &Arc<Self>, len: usize) -> Result<Option<Box<dyn SegmentMut>>> {
         let room = {
             let mut local = lock(&self.local);
-            if let Some((_, segment)) = local.blocks.reserve(len) {
+            if let Some((_, segment, _)) = local.blocks.reserve(len) {
                 return Ok(Some(segment));
             }
             local.blocks.room_for(block_len(len), Instant::now())?
@@ -202,7 +202,7 @@ impl ConnectionArena {
         drop(self.close(&idle));
         self.ready.set(local.bytes());
         let remote = lock(&self.remote);
-        let is_left = !local.blocks.is_empty() || remote.has_blocks();
+        let is_left = local.blocks.has_transient() || remote.has_blocks();
         if !is_left {
             // Under both locks: the next block of either end starts another thread.
             self.gives_back.end();

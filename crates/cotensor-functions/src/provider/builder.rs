@@ -1,10 +1,11 @@
 //! `Provider` and its builder: functions of this process that other processes call.
 
+use super::call_thread;
+use super::callers::Callers;
 use super::functions::{Function, Handler};
 use super::group::Group;
 use super::registration::{self, Connector};
 use super::state::ProviderState;
-use super::{call_thread, methods};
 use crate::threads::spawn;
 use crate::{Arguments, Context, Failure, Limits, Options, Value};
 use cotensor_client::ClientStore;
@@ -23,7 +24,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// call runs the function, while another thread reads the next messages. At most [`Limits::workers`] functions run at a
 /// time. A function that calls another function of the same provider and waits for it counts as two.
 pub struct Provider {
-    state: Arc<ProviderState>,
+    callers: Arc<Callers>,
 }
 
 /// Configures and starts a [`Provider`].
@@ -55,7 +56,7 @@ impl Provider {
         options: Options,
         handler: impl Fn(&Arguments, &Context) -> std::result::Result<Value, Failure> + Send + Sync + 'static,
     ) -> Result<()> {
-        registration::add(&self.state, &Function::new(name, options, Arc::new(handler)))
+        registration::add(&self.callers.state, &Function::new(name, options, Arc::new(handler)))
     }
 
     /// Replaces a function of this provider, for later calls. Running calls continue, and cached results are dropped.
@@ -68,7 +69,7 @@ impl Provider {
         options: Options,
         handler: impl Fn(&Arguments, &Context) -> std::result::Result<Value, Failure> + Send + Sync + 'static,
     ) -> Result<()> {
-        registration::replace(&self.state, &Function::new(name, options, Arc::new(handler)))
+        registration::replace(&self.callers.state, &Function::new(name, options, Arc::new(handler)))
     }
 
     /// Withdraws a function. Running calls continue.
@@ -77,8 +78,8 @@ impl Provider {
     /// `NotFound` for a name that is not registered.
     pub fn remove(&self, name: &str) -> Result<()> {
         let missing = || Error::not_found(format!("this provider has no function {name:?}")).in_field("name");
-        self.state.functions.remove(name).ok_or_else(missing)?;
-        match self.state.registration() {
+        self.callers.state.functions.remove(name).ok_or_else(missing)?;
+        match self.callers.state.registration() {
             Some(connection) => {
                 let params = FunctionNameParams { name: name.to_owned() };
                 connection.call::<UnregisterFunction>(&params, Vec::new(), Some(registration::ANSWER_TIMEOUT))?;
@@ -91,18 +92,18 @@ impl Provider {
 
     /// The provider's epoch: a new number each time a provider starts.
     pub fn epoch(&self) -> u64 {
-        self.state.epoch
+        self.callers.state.epoch
     }
 
     /// The number of connected callers.
     pub fn callers(&self) -> usize {
-        self.state.callers()
+        self.callers.count()
     }
 }
 
 impl Drop for Provider {
     fn drop(&mut self) {
-        self.state.close();
+        self.callers.close();
     }
 }
 
@@ -152,7 +153,7 @@ impl ProviderBuilder {
     /// Lets the functions of this provider and of `other`, another provider of this process, accept each other's objects.
     #[must_use]
     pub fn beside(mut self, other: &Provider) -> Self {
-        self.group = Some(Arc::clone(&other.state.group));
+        self.group = Some(Arc::clone(&other.callers.state.group));
         self
     }
 
@@ -162,22 +163,23 @@ impl ProviderBuilder {
     /// As [`Provider::add`]; `Unreachable` when no daemon listens, `Io` when the system starts no more threads.
     pub fn start(self) -> Result<Provider> {
         let ProviderBuilder { store, connector, functions, limits, clock, group, is_standby } = self;
-        let state = ProviderState::new(methods::methods(), store, limits, clock, group, is_standby)?;
-        let provider = Provider { state: Arc::clone(&state) };
+        let state = ProviderState::new(store, limits, clock, group, is_standby)?;
+        let callers = Callers::new(Arc::clone(&state));
+        let provider = Provider { callers: Arc::clone(&callers) };
         for function in &functions {
             state.functions.add(function)?;
         }
-        let connection = registration::connect(&state)?;
-        call_thread::start(&state)?;
-        let (timer, weak) = (state.timer.clone(), Arc::downgrade(&state));
+        let connection = registration::connect(&callers)?;
+        call_thread::start(&callers)?;
+        let (timer, weak) = (state.timer.clone(), Arc::downgrade(&callers));
         spawn("cotensor-timer", move || {
             timer.run(SWEEP_INTERVAL, || {
-                if let Some(state) = weak.upgrade() {
-                    state.sweep();
+                if let Some(callers) = weak.upgrade() {
+                    callers.sweep();
                 }
             });
         })?;
-        spawn("cotensor-provider", move || registration::keep(&state, connection, connector))?;
+        spawn("cotensor-provider", move || registration::keep(&callers, connection, connector))?;
         Ok(provider)
     }
 }

@@ -5,13 +5,14 @@
 //! it takes the reader back, unless another thread has it, and busy-polls. Sequential short calls of one caller thus
 //! wake no thread.
 
+use super::callers::Callers;
 use super::peer::Peer;
 use super::poller::Ready;
 use super::run::Run;
 use super::state::ProviderState;
 use crate::threads::spawn;
 use cotensor_core::Result;
-use cotensor_rpc::server::{Polled, Reader, handle};
+use cotensor_rpc::server::{Polled, Reader};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,16 +20,17 @@ use std::sync::atomic::Ordering;
 ///
 /// # Errors
 /// `Io` when the system starts no more threads.
-pub(super) fn start(state: &Arc<ProviderState>) -> Result<()> {
-    state.waiting_threads.fetch_add(1, Ordering::SeqCst);
-    let thread = Arc::clone(state);
+pub(super) fn start(callers: &Arc<Callers>) -> Result<()> {
+    callers.state.waiting_threads.fetch_add(1, Ordering::SeqCst);
+    let thread = Arc::clone(callers);
     spawn("cotensor-call", move || wait_for_work(&thread)).inspect_err(|_| {
-        state.waiting_threads.fetch_sub(1, Ordering::SeqCst);
+        callers.state.waiting_threads.fetch_sub(1, Ordering::SeqCst);
     })
 }
 
 /// A call thread. It counts as waiting when it starts.
-fn wait_for_work(state: &Arc<ProviderState>) {
+fn wait_for_work(callers: &Arc<Callers>) {
+    let state = &callers.state;
     loop {
         let ready = state.poller.wait();
         if state.is_closed() {
@@ -37,14 +39,14 @@ fn wait_for_work(state: &Arc<ProviderState>) {
         // One thread always waits, so that no caller depends on the end of another caller's run.
         if state.waiting_threads.fetch_sub(1, Ordering::SeqCst) == 1 {
             // Without a further thread, sockets wait until this one is free.
-            drop(start(state));
+            drop(start(callers));
         }
         match ready {
             Ready::Socket(number) => {
-                if let Some(peer) = state.peer(number)
+                if let Some(peer) = callers.get(number)
                     && let Some(reader) = peer.take_reader()
                 {
-                    serve(state, &peer, reader);
+                    serve(callers, &peer, reader);
                 }
             }
             Ready::Wake => {
@@ -62,13 +64,14 @@ fn wait_for_work(state: &Arc<ProviderState>) {
 }
 
 /// Reads a caller's messages, and runs functions, until the caller sends nothing more or another thread reads.
-fn serve(state: &Arc<ProviderState>, peer: &Arc<Peer>, mut reader: Reader) {
+fn serve(callers: &Callers, peer: &Arc<Peer>, mut reader: Reader) {
+    let state = &callers.state;
     let mut after_run = false;
     loop {
         match reader.poll_next(peer.socket(), std::mem::take(&mut after_run)) {
-            Ok(Polled::Message(frame)) => handle(peer, frame, None),
+            Ok(Polled::Message(frame)) => callers.methods.handle(peer, frame, None),
             Ok(Polled::Nothing) => return peer.return_reader(reader),
-            Ok(Polled::End) | Err(_) => return state.remove_peer(peer),
+            Ok(Polled::End) | Err(_) => return callers.remove(peer),
         }
         if reader.is_midway() {
             // The next message is in the reader's buffer, where the poller does not see it. Another thread runs the

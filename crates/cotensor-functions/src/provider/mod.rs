@@ -3,6 +3,7 @@
 mod builder;
 mod call_thread;
 mod caller_state;
+mod callers;
 mod functions;
 mod group;
 mod methods;

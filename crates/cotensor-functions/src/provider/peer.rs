@@ -15,7 +15,7 @@ use cotensor_client::protocol::provider::{
 };
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::server::{self, Outbox, Reader, Registry, Request, WAITING_FRAMES_MAX};
+use cotensor_rpc::server::{self, CallCounts, Outbox, Reader, Request, WAITING_FRAMES_MAX};
 use cotensor_rpc::{self as rpc, Call, Frame, check_integers};
 use cotensor_store::{Holder, TensorStore};
 use serde_json::{Map, Value as Json};
@@ -215,8 +215,8 @@ impl Peer {
 }
 
 impl server::Peer for Peer {
-    fn registry(&self) -> &Registry<Self> {
-        &self.provider.methods
+    fn counts(&self) -> &CallCounts {
+        &self.provider.counts
     }
 
     fn admit(&self, call: &Call) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The provider's connection to the daemon: it registers functions and receives the sockets of callers.
 
+use super::callers::Callers;
 use super::functions::Function;
 use super::state::ProviderState;
 use cotensor_client::protocol as p;
@@ -22,8 +23,8 @@ pub(super) type Connector = Box<dyn Fn() -> Result<Arc<ClientStore>> + Send + Sy
 
 /// Opens a session and registers all functions. It resumes the last session, although no state of it is left: a daemon
 /// that replaced another waits until every session of its predecessor is resumed or ended.
-pub(super) fn connect(provider: &Arc<ProviderState>) -> Result<Arc<Connection>> {
-    let connection = open_session(provider)?;
+pub(super) fn connect(callers: &Arc<Callers>) -> Result<Arc<Connection>> {
+    let (connection, provider) = (open_session(callers)?, &callers.state);
     for function in provider.functions.all() {
         register(provider, &connection, function.info())?;
     }
@@ -31,14 +32,15 @@ pub(super) fn connect(provider: &Arc<ProviderState>) -> Result<Arc<Connection>> 
     Ok(connection)
 }
 
-fn open_session(provider: &Arc<ProviderState>) -> Result<Arc<Connection>> {
+fn open_session(callers: &Arc<Callers>) -> Result<Arc<Connection>> {
+    let provider = &callers.state;
     let store = provider.store();
-    let weak = Arc::downgrade(provider);
+    let weak = Arc::downgrade(callers);
     let on_notification: OnNotification = Box::new(move |method, params, fds: Vec<OwnedFd>| {
-        let (Some(provider), p::notification::FUNCTION_CONNECT) = (weak.upgrade(), method) else { return };
+        let (Some(callers), p::notification::FUNCTION_CONNECT) = (weak.upgrade(), method) else { return };
         let caller = serde_json::from_str::<p::CallerInfo>(params.get());
         if let (Ok(caller), Some(fd)) = (caller, fds.into_iter().next()) {
-            provider.add_peer(&caller.client, UnixStream::from(fd));
+            callers.add(&caller.client, UnixStream::from(fd));
         }
     });
     let connection = Arc::new(cotensor_client::connect(store.socket(), on_notification)?);
@@ -83,7 +85,8 @@ fn register(provider: &ProviderState, connection: &Connection, function: p::Func
 }
 
 /// Receives callers until the provider ends. Reconnects when the daemon ends; connected callers stay connected.
-pub(super) fn keep(provider: &Arc<ProviderState>, mut connection: Arc<Connection>, connector: Option<Connector>) {
+pub(super) fn keep(callers: &Arc<Callers>, mut connection: Arc<Connection>, connector: Option<Connector>) {
+    let provider = &callers.state;
     loop {
         connection.listen();
         // The provider has ended, and closed the session.
@@ -94,23 +97,23 @@ pub(super) fn keep(provider: &Arc<ProviderState>, mut connection: Arc<Connection
             if provider.is_closed() {
                 return;
             }
-            match reconnect(provider, connector.as_ref()) {
+            match reconnect(callers, connector.as_ref()) {
                 Ok(connection) => break connection,
                 Err(_) => std::thread::sleep(RETRY_INTERVAL),
             }
         };
         // The provider has ended meanwhile, without closing this connection.
         if provider.is_closed() {
-            return provider.close();
+            return callers.close();
         }
     }
 }
 
-fn reconnect(provider: &Arc<ProviderState>, connector: Option<&Connector>) -> Result<Arc<Connection>> {
-    match (connect(provider), connector) {
+fn reconnect(callers: &Arc<Callers>, connector: Option<&Connector>) -> Result<Arc<Connection>> {
+    match (connect(callers), connector) {
         (Err(error), Some(connector)) if error.kind() == ErrorKind::Unreachable => {
-            provider.replace_store(connector()?);
-            connect(provider)
+            callers.state.replace_store(connector()?);
+            connect(callers)
         }
         (outcome, _) => outcome,
     }

@@ -1,9 +1,9 @@
 //! Arguments and results of functions.
 
+mod hash;
 mod remote;
 #[allow(clippy::module_inception, reason = "the type of the folder's concept")]
 mod value;
 
-pub(crate) use remote::ObjectConnection;
-pub use remote::RemoteObject;
-pub use value::{Arguments, Entries, Managed, Object, Value};
+pub(crate) use value::ObjectConnection;
+pub use value::{Arguments, Entries, Managed, Object, RemoteObject, Value};

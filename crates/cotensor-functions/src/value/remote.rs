@@ -1,6 +1,6 @@
-//! Objects that stay with their provider.
+//! Calls and releases of objects that stay with their provider.
 
-use super::value::{Arguments, Value};
+use super::value::{Arguments, ObjectConnection, RemoteObject, Value};
 use crate::call_limit::CallLimit;
 use crate::{CallError, TensorAllocator};
 use cotensor_client::protocol::provider::ObjectRef;
@@ -10,50 +10,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// The connection that a reference to a remote object came over.
-pub(crate) trait ObjectConnection: Send + Sync {
-    /// Calls a method of an object and waits for the result until `limit`.
-    fn call_object(
-        self: Arc<Self>,
-        object: ObjectRef,
-        method: &str,
-        arguments: &Arguments,
-        limit: &CallLimit<'_>,
-    ) -> Result<Value, CallError>;
-
-    /// Releases the reference and waits for the provider's answer.
-    fn release_object(self: Arc<Self>, object: ObjectRef) -> Result<(), CallError>;
-
-    /// Releases the reference without waiting.
-    fn notify_release(&self, object: ObjectRef);
-
-    /// Allocates tensors of arguments.
-    fn allocator(&self) -> TensorAllocator;
-
-    /// The epoch of the provider.
-    fn epoch(&self) -> u64;
-
-    /// The number that all providers have which accept each other's objects.
-    fn group(&self) -> Option<u64>;
-
-    /// The provider's name and process, for messages.
-    fn client(&self) -> &str;
-
-    /// Whether the connection is closed.
-    fn is_closed(&self) -> bool;
-
-    /// Closes the connection.
-    fn close(&self);
-}
-
-/// A reference to an object that stays with its provider. As an argument to a function of the same provider it becomes
-/// the object. The reference is released once: by [`release`](RemoteObject::release), or when dropped.
-pub struct RemoteObject {
-    connection: Arc<dyn ObjectConnection>,
-    reference: ObjectRef,
-    released: AtomicBool,
-}
 
 impl RemoteObject {
     pub(crate) fn new(connection: Arc<dyn ObjectConnection>, reference: ObjectRef) -> Self {

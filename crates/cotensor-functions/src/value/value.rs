@@ -1,15 +1,18 @@
-//! `Value` and `Arguments`: the arguments and results of functions; `Managed`: objects that stay with their provider.
+//! `Value` and `Arguments`: the arguments and results of functions. `Managed` and `RemoteObject`: objects that stay with their provider.
+//! These types contain each other.
 
-use super::remote::RemoteObject;
+use crate::TensorAllocator;
+use crate::call_limit::CallLimit;
 use crate::context::Context;
-use crate::failure::Failure;
-use cotensor_core::{Error, Hasher};
+use crate::failure::{CallError, Failure};
+use cotensor_client::protocol::provider::ObjectRef;
+use cotensor_core::Error;
 use cotensor_store::Lease;
 use indexmap::IndexMap;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Values by name, in insertion order.
 pub type Entries = IndexMap<String, Value>;
@@ -155,38 +158,6 @@ impl Value {
     fn is_not(&self, wanted: &str) -> Error {
         Error::invalid(format!("{wanted} is expected, not {}", self.kind()))
     }
-
-    /// Hashes the content: tensors by [`Lease::identity`]. False for a value with an object, which can change.
-    pub(crate) fn hash(&self, hasher: &mut Hasher) -> bool {
-        hasher.field(self.kind().as_bytes());
-        match self {
-            Value::Null => hasher,
-            Value::Bool(value) => hasher.number(u64::from(*value)),
-            Value::Int(number) => hasher.number(u64::from_ne_bytes(number.to_ne_bytes())),
-            Value::Float(number) => hasher.number(number.to_bits()),
-            Value::String(text) => hasher.field(text.as_bytes()),
-            Value::Bytes(bytes) => hasher.field(bytes),
-            Value::List(values) | Value::Tuple(values) => return hash_all(values, hasher),
-            Value::Map(values) => return hash_named(values, hasher),
-            Value::Tensor(lease) => hasher.field(lease.identity().as_bytes()),
-            Value::Object(_) | Value::Remote(_) => return false,
-        };
-        true
-    }
-}
-
-/// Hashes values in their order. False as [`Value::hash`].
-fn hash_all(values: &[Value], hasher: &mut Hasher) -> bool {
-    hasher.number(values.len() as u64);
-    values.iter().all(|value| value.hash(hasher))
-}
-
-/// Hashes named values. Their order does not matter. False as [`Value::hash`].
-fn hash_named(values: &Entries, hasher: &mut Hasher) -> bool {
-    let mut sorted: Vec<_> = values.iter().collect();
-    sorted.sort_by_key(|(name, _)| *name);
-    hasher.number(sorted.len() as u64);
-    sorted.into_iter().all(|(name, value)| value.hash(hasher.field(name.as_bytes())))
 }
 
 macro_rules! from {
@@ -252,11 +223,6 @@ impl Arguments {
         let found = self.args.get(position).or_else(|| self.kwargs.get(name));
         found.ok_or_else(|| Error::invalid("this argument is missing").in_field(name))
     }
-
-    /// Hashes the contents. False as [`Value::hash`].
-    pub(crate) fn hash(&self, hasher: &mut Hasher) -> bool {
-        hash_all(&self.args, hasher) && hash_named(&self.kwargs, hasher)
-    }
 }
 
 /// An object that stays in the process that created it. Callers get a reference, call its methods, and pass it to other
@@ -304,21 +270,46 @@ impl fmt::Debug for Object {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The connection that a reference to a remote object came over.
+pub(crate) trait ObjectConnection: Send + Sync {
+    /// Calls a method of an object and waits for the result until `limit`.
+    fn call_object(
+        self: Arc<Self>,
+        object: ObjectRef,
+        method: &str,
+        arguments: &Arguments,
+        limit: &CallLimit<'_>,
+    ) -> Result<Value, CallError>;
 
-    #[test]
-    fn hash_of_map_ignores_order() {
-        let map = |entries: [(&str, i64); 2]| {
-            Value::Map(entries.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect())
-        };
-        let hash = |value: Value| {
-            let mut hasher = Hasher::new("test");
-            assert!(Arguments::new().arg(value.clone()).named("z", 1).named("a", value).hash(&mut hasher));
-            hasher.finish()
-        };
-        assert_eq!(hash(map([("b", 1), ("a", 2)])), hash(map([("a", 2), ("b", 1)])));
-        assert_ne!(hash(map([("b", 1), ("a", 2)])), hash(map([("b", 2), ("a", 1)])));
-    }
+    /// Releases the reference and waits for the provider's answer.
+    fn release_object(self: Arc<Self>, object: ObjectRef) -> Result<(), CallError>;
+
+    /// Releases the reference without waiting.
+    fn notify_release(&self, object: ObjectRef);
+
+    /// Allocates tensors of arguments.
+    fn allocator(&self) -> TensorAllocator;
+
+    /// The epoch of the provider.
+    fn epoch(&self) -> u64;
+
+    /// The number that all providers have which accept each other's objects.
+    fn group(&self) -> Option<u64>;
+
+    /// The provider's name and process, for messages.
+    fn client(&self) -> &str;
+
+    /// Whether the connection is closed.
+    fn is_closed(&self) -> bool;
+
+    /// Closes the connection.
+    fn close(&self);
+}
+
+/// A reference to an object that stays with its provider. As an argument to a function of the same provider it becomes
+/// the object. The reference is released once: by [`release`](RemoteObject::release), or when dropped.
+pub struct RemoteObject {
+    pub(super) connection: Arc<dyn ObjectConnection>,
+    pub(super) reference: ObjectRef,
+    pub(super) released: AtomicBool,
 }

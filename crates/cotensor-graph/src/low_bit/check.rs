@@ -1,73 +1,12 @@
 //! Refuses products by codes whose attributes do not fit their tensors. An engine that trusts one of them would read beyond the other, or
 //! multiply by other numbers.
 
-use super::{COTENSOR, MICROSOFT};
+use super::node::{Shape, ZERO_POINTS, given, has_products, is_product};
 use crate::constants::Constants;
-use crate::proto::{defined_twice, integer, visit_nodes};
+use crate::proto::{defined_twice, visit_nodes};
 use cotensor_core::{Error, Result};
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
 use std::collections::HashSet;
-
-/// The most elements of a group.
-pub(super) const GROUP_MAX: usize = 1 << 16;
-
-/// A product by codes.
-pub(super) struct Shape {
-    pub(super) bits: u32,
-    /// Elements of a group.
-    pub(super) group: usize,
-    /// The columns of the result.
-    pub(super) rows: usize,
-    /// Groups of a row.
-    pub(super) groups: usize,
-    /// Whether the last group of a row is a whole one.
-    pub(super) is_whole: bool,
-}
-
-/// Whether a node is a product by codes.
-pub(super) fn is_product(node: &NodeProto) -> bool {
-    node.op_type.as_deref() == Some("MatMulNBits") && matches!(node.domain.as_deref(), Some(MICROSOFT | COTENSOR))
-}
-
-impl Shape {
-    /// That of a node, by its attributes.
-    ///
-    /// # Errors
-    /// The attribute that is missing or not possible.
-    pub(super) fn of(node: &NodeProto) -> Result<Self, &'static str> {
-        let number = |name: &'static str| {
-            let found = integer(node, name).and_then(|value| usize::try_from(value).ok());
-            found.filter(|value| *value > 0).ok_or(name)
-        };
-        // The operator's default.
-        let bits = if integer(node, "bits").is_none() { 4 } else { number("bits")? };
-        let (group, columns, rows) = (number("block_size")?, number("K")?, number("N")?);
-        if !(1..=8).contains(&bits) {
-            return Err("bits");
-        }
-        if !(16..=GROUP_MAX).contains(&group) || !group.is_power_of_two() {
-            return Err("block_size");
-        }
-        let groups = columns.div_ceil(group);
-        // The bits of a row can be counted.
-        groups.checked_mul(8).ok_or("K")?;
-        Ok(Self { bits: bits as u32, group, rows, groups, is_whole: columns.is_multiple_of(group) })
-    }
-
-    /// The dimensions of the codes; `None` beyond what can be addressed.
-    pub(super) fn codes(&self) -> Option<[i64; 3]> {
-        let bytes = (self.group * self.bits as usize).div_ceil(8);
-        let dims = [self.rows, self.groups, bytes].map(|dim| i64::try_from(dim).ok());
-        Some([dims[0]?, dims[1]?, dims[2]?])
-    }
-}
-
-/// Whether a graph or one of its subgraphs has a product by codes.
-pub(super) fn has_products(graph: &GraphProto) -> bool {
-    let mut found = false;
-    visit_nodes(graph, &mut |node| found |= is_product(node));
-    found
-}
 
 /// Checks all products of a graph and its subgraphs.
 ///
@@ -116,7 +55,7 @@ fn of_node(node: &NodeProto, constants: &Constants<'_>, twice: &HashSet<String>)
     {
         return wrong(format!("scales {dims:?} do not fit its attributes: {wanted:?} is expected"));
     }
-    let zeros = node.input.get(3).filter(|name| !name.is_empty());
+    let zeros = given(node, ZERO_POINTS);
     if let Some((dims, is_bytes)) =
         zeros.and_then(|name| Some((constants.dims(name)?, constants.has_type(name, DataType::UINT8)?)))
     {
@@ -146,34 +85,4 @@ pub(crate) fn unchecked(graph: &GraphProto) -> Option<String> {
         }
     });
     found
-}
-
-/// The inputs of the operator after the scales.
-pub(super) const ZERO_POINTS: usize = 3;
-pub(super) const GROUP_INDICES: usize = 4;
-const BIAS: usize = 5;
-
-/// The zero points of a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Zeros {
-    /// Codes.
-    Packed,
-    /// Numbers.
-    Float,
-}
-
-impl Zeros {
-    pub(super) fn of(is_packed: bool) -> Self {
-        if is_packed { Self::Packed } else { Self::Float }
-    }
-}
-
-/// The bias of a product.
-pub(super) fn bias(node: &NodeProto) -> Option<&str> {
-    given(node, BIAS)
-}
-
-/// An input of a node, if it has one.
-pub(super) fn given(node: &NodeProto, at: usize) -> Option<&str> {
-    node.input.get(at).map(String::as_str).filter(|name| !name.is_empty())
 }

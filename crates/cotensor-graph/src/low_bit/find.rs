@@ -1,7 +1,6 @@
 //! The matrices of a graph that codes can replace.
 
-use super::build::is_plain_gemm;
-use super::check::is_product;
+use super::node::has_products;
 use super::rotation::is_rotation;
 use crate::onnx::{Graph, IR_VERSION_MIN};
 use crate::proto::{defined_twice, integer, operator, visit_graphs, visit_nodes};
@@ -92,9 +91,7 @@ impl Graph {
 
     /// Whether a product reads codes.
     pub fn has_codes(&self) -> bool {
-        let mut has_codes = false;
-        visit_nodes(self.graph(), &mut |node| has_codes |= is_product(node));
-        has_codes
+        has_products(self.graph())
     }
 
     /// The values of the main graph that products by a matrix multiply, each once, with `columns` elements in the last dimension.
@@ -180,4 +177,18 @@ fn stored_transposed(weight: &Weight) -> Option<bool> {
         Some([1, 0]) => Some(true),
         Some(_) => None,
     }
+}
+
+/// A number attribute of a node, 1 by default.
+fn one_by_default(node: &NodeProto, name: &str) -> f32 {
+    let found = node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some(name));
+    found.and_then(|attribute| attribute.f).unwrap_or(1.0)
+}
+
+/// Whether a node is a `Gemm` that is a product and at most a sum.
+fn is_plain_gemm(node: &NodeProto) -> bool {
+    operator(node) == "Gemm"
+        && integer(node, "transA").unwrap_or(0) == 0
+        && one_by_default(node, "alpha") == 1.0
+        && one_by_default(node, "beta") == 1.0
 }

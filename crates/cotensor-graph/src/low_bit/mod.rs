@@ -19,11 +19,12 @@
 //! No engine has `MatMulNBits` with 3 bits: such a node has the domain `cotensor`. [`Graph::fit_codes`](crate::Graph::fit_codes)
 //! makes nodes that an engine does not have, or would run by expanding the matrix, products of 4-bit codes, with equal results.
 
-mod build;
 mod check;
 mod codes;
 mod find;
 mod fit;
+mod halves;
+mod node;
 mod product;
 mod replace;
 mod rotation;

@@ -1,15 +1,15 @@
 //! Products by codes.
 
-use super::build::{Builder, int};
-use super::check::is_product;
 use super::codes::{LowBits, Names};
+use super::node::{ZERO_POINTS, Zeros, given, is_product};
 use super::rotation::rotated;
 use super::rules::CodeRules;
 use super::{COTENSOR, MICROSOFT};
+use crate::build::{Builder, int};
 use crate::constants::Constants;
 use crate::proto::visit_nodes;
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Adds the nodes of a `MatMul` or `Gemm` by a matrix of `rows × columns`.
 pub(super) fn replace(
@@ -63,11 +63,34 @@ pub(super) fn sums_of_groups(build: &mut Builder, x: &str, groups: usize, group:
 
 /// The scales of products that compute with `float32`, which can become sums with constants of this type.
 pub(super) fn float_scales(graph: &GraphProto, rules: &CodeRules) -> HashSet<String> {
+    if !rules.widens_floats {
+        return scales_of_type(graph, DataType::FLOAT);
+    }
+    let mut names = HashSet::new();
+    visit_nodes(graph, &mut |node| names.extend(node.input.get(2).filter(|_| is_product(node)).cloned()));
+    names
+}
+
+/// The scales of products that are constants of a type.
+pub(super) fn scales_of_type(graph: &GraphProto, dtype: DataType) -> HashSet<String> {
     let constants = Constants::of(graph);
     let mut names = HashSet::new();
     visit_nodes(graph, &mut |node| {
-        let is_float = |name: &&String| rules.widens_floats || constants.has_type(name, DataType::FLOAT) == Some(true);
-        names.extend(node.input.get(2).filter(|_| is_product(node)).filter(is_float).cloned());
+        let scales = node.input.get(2).filter(|_| is_product(node));
+        names.extend(scales.filter(|name| constants.has_type(name, dtype) == Some(true)).cloned());
     });
     names
+}
+
+/// The zero points of products that are constants.
+pub(super) fn constant_zeros(graph: &GraphProto) -> HashMap<String, Zeros> {
+    let constants = Constants::of(graph);
+    let mut known = HashMap::new();
+    visit_nodes(graph, &mut |node| {
+        if let Some(zeros) = given(node, ZERO_POINTS).filter(|_| is_product(node)) {
+            let is_packed = constants.has_type(zeros, DataType::UINT8);
+            known.extend(is_packed.map(|is_packed| (zeros.to_owned(), Zeros::of(is_packed))));
+        }
+    });
+    known
 }

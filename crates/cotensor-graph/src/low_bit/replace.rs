@@ -1,9 +1,9 @@
 //! Puts codes in the place of matrices.
 
-use super::build::{Builder, int, ints};
 use super::codes::{Content, LowBits, Names};
 use super::find::{Matrix, Use};
 use super::{COTENSOR, MICROSOFT, product, table};
+use crate::build::{Builder, int, ints};
 use crate::initializer;
 use crate::onnx::Graph;
 use crate::types::{Weight, WeightPlace, WeightSource};

@@ -1,6 +1,6 @@
 //! Hadamard's rotation of what products multiply, and of entries of tables.
 
-use super::build::{Builder, int};
+use crate::build::{Builder, int};
 
 /// The beginning of the name of the matrix, which is no matrix of the model.
 const HADAMARD: &str = "cotensor.hadamard.";

@@ -1,6 +1,6 @@
 //! The products by codes that an engine multiplies as they are.
 
-use super::check::{Shape, Zeros, bias};
+use super::node::{Shape, Zeros, bias};
 use crate::onnx::Graph;
 use crate::proto::integer;
 use rten_onnx::onnx::NodeProto;
@@ -59,6 +59,7 @@ impl Graph {
     /// sums, with equal results.
     pub fn fit_codes(&mut self, rules: &CodeRules) {
         if self.has_codes() {
+            self.widen_sums(rules);
             self.without_zero_points(rules);
             self.fit_widths(rules);
         }

@@ -1,8 +1,8 @@
 //! Entries of a table of codes.
 
-use super::build::{Builder, int};
 use super::codes::{LowBits, Names};
 use super::rotation::rotated;
+use crate::build::{Builder, int};
 use rten_onnx::onnx::NodeProto;
 
 /// Adds the nodes of a `Gather` of rows with `columns` elements.

@@ -1,15 +1,12 @@
 //! Products by codes with zero points, for an engine that has none, or not these.
 
-use super::build::Builder;
-use super::check::{GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, given, is_product};
-use super::product::{float_scales, sums_of_groups};
+use super::node::{GROUP_INDICES, Shape, ZERO_POINTS, Zeros, bias, given, is_product, zeros_of};
+use super::product::{constant_zeros, float_scales, sums_of_groups};
 use super::rules::CodeRules;
 use super::table::split;
-use crate::constants::Constants;
+use crate::build::Builder;
 use crate::onnx::Graph;
-use crate::proto::visit_nodes;
-use rten_onnx::onnx::{DataType, NodeProto};
-use std::collections::HashMap;
+use rten_onnx::onnx::NodeProto;
 
 impl Graph {
     /// Makes each `MatMulNBits` with constant zero points or a bias that an engine does not multiply as it is a sum: `(code − z) · scale` is
@@ -18,27 +15,19 @@ impl Graph {
     pub(super) fn without_zero_points(&mut self, rules: &CodeRules) {
         let mut build = Builder::new(&self.model);
         let graph = self.model.graph.as_mut().expect("an opened model has a graph");
-        let constants = Constants::of(graph);
         // The check of the graph has seen their number.
-        let mut known: HashMap<String, Zeros> = HashMap::new();
-        visit_nodes(graph, &mut |node| {
-            if let Some(zeros) = given(node, ZERO_POINTS).filter(|_| is_product(node)) {
-                let is_packed = constants.has_type(zeros, DataType::UINT8);
-                known.extend(is_packed.map(|is_packed| (zeros.to_owned(), Zeros::of(is_packed))));
-            }
-        });
+        let known = constant_zeros(graph);
         let floats = float_scales(graph, rules);
         build.replace(graph, &mut |build, node| {
-            let is_possible = |shape: &Shape| is_product(node) && matches!(shape.bits, 2 | 4 | 8) && shape.is_whole;
+            let is_possible = |shape: &Shape| is_product(node) && shape.can_be_a_sum();
             let Some(shape) = Shape::of(node).ok().filter(is_possible) else { return false };
-            let zeros = given(node, ZERO_POINTS);
-            let of_zeros = zeros.and_then(|zeros| known.get(zeros)).copied();
+            let Some(zeros) = zeros_of(node, &known) else { return false };
             let is_plain = zeros.is_none() && bias(node).is_none();
-            let is_unknown = zeros.is_some() != of_zeros.is_some() || !floats.contains(&node.input[2]);
-            if is_plain || is_unknown || given(node, GROUP_INDICES).is_some() || rules.run(node, &shape, of_zeros) {
+            let is_float = floats.contains(&node.input[2]);
+            if is_plain || !is_float || given(node, GROUP_INDICES).is_some() || rules.run(node, &shape, zeros) {
                 return false;
             }
-            replace(build, node, &shape, of_zeros.zip(zeros));
+            replace(build, node, &shape, zeros.zip(given(node, ZERO_POINTS)));
             true
         });
     }

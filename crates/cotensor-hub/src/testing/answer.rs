@@ -1,6 +1,6 @@
 //! The answer to a request: the right one by the hub's routes, or one with a fault.
 
-use super::{Fault, LARGE_BYTES_MIN, Repository, Request, State, hex};
+use super::state::{Fault, LARGE_BYTES_MIN, Repository, Request, State, hex};
 use sha1::{Digest as _, Sha1};
 use sha2::Sha256;
 use std::io::{BufRead, BufReader, Read, Write};

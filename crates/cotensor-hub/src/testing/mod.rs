@@ -2,57 +2,18 @@
 //! ways in which servers and networks fail.
 
 mod answer;
+mod state;
+
+pub use state::{Fault, Request};
 
 use sha1::{Digest as _, Sha1};
+use state::{Repository, State, hex};
 use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-
-/// Files of this size and more are large: the list of files has their SHA-256, and requests for them are redirected.
-const LARGE_BYTES_MIN: usize = 4096;
-
-/// A request as the server received it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// `GET` or `HEAD`.
-    pub method: String,
-    /// The path with its query.
-    pub path: String,
-    /// The header `Authorization`.
-    pub authorization: Option<String>,
-    /// The header `Range`.
-    pub range: Option<String>,
-}
-
-/// How the answer to a request differs from a right one.
-#[derive(Clone, Debug)]
-pub enum Fault {
-    /// Another status, with the header `X-Error-Code` if it is not empty.
-    Status(u16, &'static str),
-    /// Another body, with status 200.
-    Body(Vec<u8>),
-    /// No answer until the server ends.
-    Silence,
-    /// Single bytes until the server ends, with a pause before each.
-    Drip,
-    /// A header that does not end.
-    EndlessHeader,
-    /// The connection ends after so many bytes of the body.
-    Truncated(usize),
-    /// The whole body, whatever range was requested.
-    IgnoredRange,
-    /// The body with its first byte changed.
-    Changed,
-    /// The body with further bytes.
-    TooLong,
-    /// A redirect to this address and the request's path.
-    Redirect(String),
-    /// Header `Link` names a next page, for ever.
-    EndlessPages,
-}
 
 /// A running server. It ends when it is dropped.
 pub struct HubServer {
@@ -61,20 +22,6 @@ pub struct HubServer {
     /// Dropped to end all answers that wait.
     ends: Option<Sender<()>>,
     listener: Option<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct State {
-    repositories: BTreeMap<String, Repository>,
-    requests: Vec<Request>,
-    /// A part of a path, the answers that it gets (0: all further ones), and their fault.
-    faults: Vec<(String, usize, Fault)>,
-}
-
-#[derive(Default)]
-struct Repository {
-    commit: String,
-    files: BTreeMap<String, Arc<Vec<u8>>>,
 }
 
 impl HubServer {
@@ -192,9 +139,4 @@ fn accept(listener: &TcpListener, state: &Arc<Mutex<State>>, ended: Receiver<()>
 fn is_over(ended: &Mutex<Receiver<()>>) -> bool {
     let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
     matches!(ended.try_recv(), Err(mpsc::TryRecvError::Disconnected))
-}
-
-/// The hexadecimal digits of bytes.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

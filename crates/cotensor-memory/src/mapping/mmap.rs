@@ -162,8 +162,8 @@ impl Mapping {
     }
 
     /// Backs `range` of a new writable mapping with huge pages (`MADV_COLLAPSE`), as many as the kernel has. `page` is
-    /// the size of one, and `range` a multiple of it. The bytes do not change.
-    pub(crate) fn collapse(&self, range: Range<usize>, page: usize) {
+    /// the size of one, and `range` a multiple of it. The bytes do not change. Returns whether all of the range has huge pages.
+    pub(crate) fn collapse(&self, range: Range<usize>, page: usize) -> bool {
         debug_assert!(range.end <= self.len && self.access == Access::Write);
         for start in range.clone().step_by(page) {
             // SAFETY: M1: the page is inside the mapping, which `&self` keeps. MADV_COLLAPSE needs one present page in
@@ -171,12 +171,14 @@ impl Mapping {
             let populated =
                 unsafe { madvise(self.start.as_ptr().add(start).cast(), page_size(), Advice::LinuxPopulateRead) };
             if populated.is_err() {
-                return;
+                return false;
             }
         }
         // SAFETY: M1: the range is inside the mapping, which `&self` keeps. A program cannot observe which pages hold
         // its bytes.
-        let _ = unsafe { libc::madvise(self.start.as_ptr().add(range.start).cast(), range.len(), libc::MADV_COLLAPSE) };
+        let collapsed =
+            unsafe { libc::madvise(self.start.as_ptr().add(range.start).cast(), range.len(), libc::MADV_COLLAPSE) };
+        collapsed == 0
     }
 
     /// Drops the private copies of the whole pages `range`, which show the file again (`MADV_DONTNEED`). No code reads

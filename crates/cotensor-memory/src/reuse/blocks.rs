@@ -46,6 +46,10 @@ struct Block<K> {
     slab: Slab,
     /// When it was first seen without a segment.
     free_since: Option<Instant>,
+    /// Whether it has had no segment yet.
+    is_new: bool,
+    /// Whether it is not given back before its first use.
+    stays: bool,
 }
 
 impl<K: std::fmt::Debug> std::fmt::Debug for Block<K> {
@@ -66,9 +70,9 @@ impl<K: Copy> Blocks<K> {
         Self { limits, blocks: Vec::new() }
     }
 
-    /// A segment of `len` bytes in the smallest free block of which it leaves no more unused than the limit; `None` without one. The bytes
-    /// have values of earlier segments.
-    pub fn reserve(&mut self, len: usize) -> Option<(K, Box<dyn SegmentMut>)> {
+    /// A segment of `len` bytes in the smallest free block of which it leaves no more unused than the limit, and whether the block is new; `None`
+    /// without one. The bytes have values of earlier segments.
+    pub fn reserve(&mut self, len: usize) -> Option<(K, Box<dyn SegmentMut>, bool)> {
         let unused_divisor = self.limits.unused_divisor;
         let fits = |block: &&mut Block<K>| {
             let room = block.slab.len();
@@ -76,8 +80,8 @@ impl<K: Copy> Blocks<K> {
         };
         let block = self.blocks.iter_mut().filter(fits).min_by_key(|block| block.slab.len())?;
         let segment = block.slab.reserve_unzeroed(len).ok()?;
-        block.free_since = None;
-        Some((block.key, segment))
+        (block.free_since, block.stays) = (None, false);
+        Some((block.key, segment, std::mem::take(&mut block.is_new)))
     }
 
     /// The length of a new block for a segment of `len` bytes; `None` when the blocks in use leave no room.
@@ -110,8 +114,27 @@ impl<K: Copy> Blocks<K> {
     /// As [`Slab::reserve_unzeroed`].
     pub fn add(&mut self, key: K, slab: Slab, len: usize) -> Result<Box<dyn SegmentMut>> {
         let segment = slab.reserve_unzeroed(len)?;
-        self.blocks.push(Block { key, slab, free_since: None });
+        self.blocks.push(Block { key, slab, free_since: None, is_new: false, stays: false });
         Ok(segment)
+    }
+
+    /// The length of a free block for a later segment of `len` bytes; `None` when the limits leave no room for it.
+    ///
+    /// # Errors
+    /// `Invalid` for a length that cannot exist.
+    pub fn room_for_free(&self, len: usize) -> Result<Option<usize>> {
+        let wanted = padded(len.next_multiple_of(page_size()))?;
+        let BlockLimits { bytes_max, free_bytes_max, count_max, .. } = self.limits;
+        let has_room = len <= BLOCK_BYTES_MAX
+            && self.blocks.len() < count_max
+            && wanted <= bytes_max.saturating_sub(self.bytes())
+            && wanted <= free_bytes_max.saturating_sub(self.free_bytes());
+        Ok(has_room.then_some(wanted))
+    }
+
+    /// Adds a free block. With `stays`, it is not given back before its first use, however long that takes.
+    pub fn add_free(&mut self, key: K, slab: Slab, stays: bool) {
+        self.blocks.push(Block { key, slab, free_since: None, is_new: true, stays });
     }
 
     /// Takes out free blocks that were not used for so long that they are given back, and those beyond the limit of free bytes. The
@@ -119,7 +142,8 @@ impl<K: Copy> Blocks<K> {
     pub fn take_idle(&mut self, now: Instant) -> Vec<(K, Slab)> {
         self.note_free(now);
         let idle_max = self.limits.idle_max;
-        let is_idle = |block: &mut Block<K>| block.free_since.is_some_and(|since| now - since >= idle_max);
+        let is_idle =
+            |block: &mut Block<K>| !block.stays && block.free_since.is_some_and(|since| now - since >= idle_max);
         let mut idle: Vec<_> = self.blocks.extract_if(.., is_idle).map(|block| (block.key, block.slab)).collect();
         while self.free_bytes() > self.limits.free_bytes_max {
             idle.extend(self.take_oldest_free());
@@ -137,9 +161,9 @@ impl<K: Copy> Blocks<K> {
         self.blocks.iter().filter(|block| block.is_free()).map(|block| block.slab.len()).sum()
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+    /// Whether there is a block that is given back once it is idle.
+    pub fn has_transient(&self) -> bool {
+        self.blocks.iter().any(|block| !block.stays)
     }
 
     /// The blocks.
@@ -186,7 +210,7 @@ mod tests {
     /// Puts `len` bytes into a free block, or a new one with this key.
     fn put(blocks: &mut Blocks<u32>, key: u32, len: usize, now: Instant) -> Option<(u32, Arc<dyn Segment>)> {
         let (key, mut segment) = match blocks.reserve(len) {
-            Some(found) => found,
+            Some((key, segment, _)) => (key, segment),
             None => {
                 let bytes = blocks.room_for(len, now).unwrap()?;
                 blocks.make_room(bytes);
@@ -229,7 +253,25 @@ mod tests {
         drop(held);
         assert!(blocks.take_idle(start + Duration::from_secs(100)).is_empty(), "free from now on");
         assert_eq!(blocks.take_idle(start + Duration::from_secs(110)).len(), 1);
-        assert!(blocks.is_empty());
+        assert!(blocks.blocks.is_empty());
+    }
+
+    #[test]
+    fn prefaulted_block_stays_until_its_first_use() {
+        let (mut blocks, start) = (Blocks::new(LIMITS), Instant::now());
+        let later = start + 100 * LIMITS.idle_max;
+        for key in 0..2 {
+            let bytes = blocks.room_for_free(250_000).unwrap().unwrap();
+            blocks.add_free(key, Slab::create(bytes).unwrap(), true);
+        }
+        assert_eq!(blocks.room_for_free(250_000).unwrap(), None, "the limit of free bytes");
+        assert!(blocks.take_idle(later).is_empty() && !blocks.has_transient());
+        let first = put(&mut blocks, 7, 250_000, later).unwrap();
+        assert!(first.0 < 2 && blocks.has_transient());
+        drop(first);
+        assert!(blocks.take_idle(later).is_empty());
+        assert_eq!(blocks.take_idle(later + LIMITS.idle_max).len(), 1, "the one that was used");
+        assert!(!blocks.has_transient() && blocks.free_bytes() > 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::free_blocks::{Block, FreeBlocks, PoolStats};
 use super::prefault::{Filling, Prefaulter, Timing};
-use crate::host::{MemfdMut, PARALLEL_COPY_BYTES_MIN, import};
+use crate::host::{MemfdMut, import};
 use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::param::page_size;
 use std::any::Any;
@@ -44,7 +44,7 @@ impl MemfdPool {
         self.prefaulter.wait_for(&self.free, wanted);
         let Block { mut memfd, stale } = match self.free.take(wanted) {
             Some(block) => block,
-            None => Block { memfd: new_memfd(wanted)?, stale: 0 },
+            None => Block { memfd: MemfdMut::create_to_fill(wanted)?, stale: 0 },
         };
         let filling = self.prefaulter.request(&self.free, wanted);
         memfd.resize(len);
@@ -54,20 +54,14 @@ impl MemfdPool {
     fn take_zeroed(&self, len: usize) -> Result<PooledMemfd> {
         let mut pooled = self.take(len)?;
         let stale = pooled.stale.min(len);
-        if let Some(bytes) = pooled.bytes_mut() {
+        // A new memfd gets its memory when it is filled.
+        if stale > 0
+            && let Some(bytes) = pooled.bytes_mut()
+        {
             bytes[..stale].fill(0);
         }
         Ok(pooled)
     }
-}
-
-/// A memfd that will be filled. Faults during the copy of one thread would take twice as long as all at once; several threads share them.
-fn new_memfd(len: usize) -> Result<MemfdMut> {
-    let memfd = MemfdMut::create(len)?;
-    if len < PARALLEL_COPY_BYTES_MIN {
-        memfd.prefault()?;
-    }
-    Ok(memfd)
 }
 
 /// Whole pages.
@@ -137,7 +131,7 @@ struct PooledMemfd {
 impl Drop for PooledMemfd {
     fn drop(&mut self) {
         // Code that keeps the address of an aliased memfd, and children that inherited it, may still write it.
-        if let Some(memfd) = self.memfd.take().filter(|memfd| !memfd.is_aliased()) {
+        if let Some(memfd) = self.memfd.take().filter(|memfd| !memfd.is_aliased() && memfd.is_backed()) {
             let stale = self.stale.max(memfd.len());
             self.free.put(Block { memfd, stale });
         }

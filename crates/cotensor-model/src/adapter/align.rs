@@ -1,7 +1,7 @@
 //! Alignment of the rows of two encoders that read the same input: tokens by character offsets, patches of an image by
 //! their grid, frames of audio by time.
 
-use super::patches::ROWS_MAX;
+use super::patches::{Grid, ROWS_MAX};
 use cotensor_core::{Error, Result};
 use std::ops::Range;
 
@@ -125,24 +125,6 @@ fn between(index: usize, target: usize, source: usize) -> Vec<(usize, f32)> {
     };
     let weighted = weights.into_iter().enumerate().map(|(part, weight)| (first + part, weight as f32));
     weighted.filter(|(_, weight)| *weight > 1e-6).collect()
-}
-
-/// The rows of an image encoder: class tokens, then patches row by row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Tokens before the patches: class and distillation tokens.
-    pub class_tokens: usize,
-    /// Rows of patches.
-    pub height: usize,
-    /// Columns of patches.
-    pub width: usize,
-}
-
-impl Grid {
-    /// The number of rows.
-    pub fn rows(&self) -> usize {
-        self.class_tokens + self.height * self.width
-    }
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ mod patches;
 mod ridge;
 mod stored;
 
-pub use align::{Alignment, Grid};
+pub use align::Alignment;
 pub use file::{load_adapter, save_adapter};
 pub use fit::{Fitter, Quality, SAMPLES_MIN};
 pub use map::LinearMap;
-pub use patches::Patches;
+pub use patches::{Grid, Patches};
 pub use stored::{Adapter, AdapterInfo, Encoder, Member, Rows};

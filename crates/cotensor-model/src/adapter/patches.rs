@@ -1,6 +1,5 @@
 //! The patches that the rows of an image encoder describe.
 
-use super::align::Grid;
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
@@ -71,6 +70,24 @@ impl Patches {
         let image = self.image.filter(|_| self.image == other.image);
         let same = self.class_tokens == other.class_tokens && self.side == other.side;
         same.then_some(Self { image, ..*self })
+    }
+}
+
+/// The rows of an image encoder: class tokens, then patches row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Tokens before the patches: class and distillation tokens.
+    pub class_tokens: usize,
+    /// Rows of patches.
+    pub height: usize,
+    /// Columns of patches.
+    pub width: usize,
+}
+
+impl Grid {
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.class_tokens + self.height * self.width
     }
 }
 

@@ -1,9 +1,9 @@
 use super::output::{Output, OutputAllocator, OwnMemory};
-use super::state::{Keep, RunState, keep_arrays};
+use super::state::{Keep, RunState};
 use crate::graph::{CodeForm, CodeRules, Graph, Port};
 use crate::tensor::{Array, TensorRef};
 use crate::weights::HashedWeights;
-use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Result};
+use cotensor_core::{ContentHash, DType, DerivedFiles, Device, Error, Result};
 use cotensor_store::Lease;
 use std::path::Path;
 use std::sync::Arc;
@@ -191,4 +191,33 @@ pub trait LoadedGraph: Send + Sync {
 
     /// The outputs, in the order of the graph.
     fn outputs(&self) -> &[Port];
+}
+
+/// [`LoadedGraph::run_keeping`] for an engine without a form of its own: the state has arrays, and each run copies them.
+///
+/// # Errors
+/// As [`LoadedGraph::run_keeping`].
+pub fn keep_arrays(
+    graph: &(impl LoadedGraph + ?Sized),
+    inputs: &[(&str, TensorRef<'_>)],
+    outputs: &[&str],
+    state: &mut RunState,
+    keep: &[Keep<'_>],
+    allocator: &dyn OutputAllocator,
+) -> Result<Vec<Output>> {
+    let mut all = inputs.to_vec();
+    let read = state.read_by(graph.inputs(), inputs);
+    for (name, value) in state.values().filter(|(name, _)| read.iter().any(|known| known == name)) {
+        let array = value.downcast_ref::<Array>();
+        let array = array.ok_or_else(|| Error::invalid("the state is of another engine").in_field(name))?;
+        all.push((name, array.into()));
+    }
+    let requested: Vec<&str> = outputs.iter().copied().chain(keep.iter().map(|keep| keep.output)).collect();
+    let mut results = graph.run(&all, &requested, &OwnMemory::counted_by(allocator))?;
+    for (keep, value) in keep.iter().zip(results.split_off(outputs.len())) {
+        let array = value.into_array()?;
+        state.record_copy(array.bytes().len());
+        state.put(keep.input, Box::new(array));
+    }
+    Ok(results)
 }

@@ -12,11 +12,11 @@ mod registry;
 mod rten;
 mod state;
 
-pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph};
+pub use api::{Capabilities, Engine, EngineOptions, FileMode, LoadedGraph, keep_arrays};
 pub use engines::{AUTO, EngineInfo, Engines};
 #[cfg(feature = "onnxruntime")]
 pub use ort::{OrtEngine, add_libraries, installed_library, search_python};
 pub use output::{Output, OutputAllocator, OutputSpec, OwnMemory};
 pub use registry::{names, open};
 pub use rten::RtenEngine;
-pub use state::{Keep, RunState, keep_arrays};
+pub use state::{Keep, RunState};

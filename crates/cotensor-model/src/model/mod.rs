@@ -5,10 +5,12 @@ mod logit_scale;
 mod open_model;
 mod parts;
 mod runtime;
+mod stage_loader;
 mod stages;
 
 pub use labels::{Labels, Problem};
 pub(crate) use logit_scale::{LogitScale, checkpoint_of_scale};
 pub use open_model::{Model, StageSource};
 pub use runtime::Runtime;
+pub use stage_loader::StageLoader;
 pub(crate) use stages::OWN_HEAD;

@@ -1,5 +1,5 @@
 use super::logit_scale::LogitScale;
-use super::runtime::Runtime;
+use super::stage_loader::StageLoader;
 use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
 use crate::quantize::{QuantizeReport, QuantizedWeights};
@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// How a model loads its stages.
 pub enum StageSource {
-    /// With weights and results in the store of a runtime.
-    Shared(Arc<Runtime>),
+    /// With weights and results in the store of a [`Runtime`](super::Runtime).
+    Shared(Arc<StageLoader>),
     /// As a private copy, like a program without Cotensor. Measurements compare against it.
     Private(Engines, FileMode),
 }
@@ -184,7 +184,7 @@ impl Model {
     /// `Invalid` for a private copy, which has no store.
     pub(crate) fn store(&self) -> Result<&dyn Store> {
         match &self.source {
-            StageSource::Shared(runtime) => Ok(&**runtime.store()),
+            StageSource::Shared(loader) => Ok(&**loader.store()),
             StageSource::Private(..) => Err(Error::invalid("a private copy of a model has no store")),
         }
     }

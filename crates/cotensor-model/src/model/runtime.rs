@@ -1,47 +1,23 @@
 use super::open_model::{Model, StageSource};
+use super::stage_loader::StageLoader;
 use crate::engine::{EngineOptions, Engines};
-use crate::graph::Graph;
-use crate::graph::key::space_of;
-use crate::quantize::GraphReport;
-use crate::stage::{RunsOn, Sharing, Stage};
-use crate::weights::{HashedWeights, StoredCodes};
-use cotensor_core::{ContentHash, Kind, Result, Space};
+use cotensor_core::Result;
 use cotensor_hub::{Hub, ModelId};
 use cotensor_memory::process::check_memory;
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A store, an engine and the models that are open over them. Each model is loaded once.
 pub struct Runtime {
-    store: Arc<dyn Store>,
-    engines: Engines,
+    loader: Arc<StageLoader>,
     hub: Arc<Hub>,
     models: Mutex<HashMap<FolderVariant, Weak<Model>>>,
-    /// Loaded graphs by space: two folders with equal content load one graph.
-    stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
-    observer: OnceLock<LoadObserver>,
-    memory: OnceLock<MemoryCheck>,
 }
-
-/// Answers an error when the process has fewer bytes left.
-type MemoryCheck = fn(u64) -> Result<()>;
 
 /// A model's folder, and the variant of its graphs; `None` for any.
 type FolderVariant = (PathBuf, Option<String>);
-
-/// Called with the role and the model when a stage begins to load.
-type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
-
-/// Where a graph is from.
-pub(crate) struct Origin<'a> {
-    /// The producer of its weights: the model.
-    pub(crate) producer: &'a str,
-    /// What is known of its quantized weights.
-    pub(crate) report: Option<&'a GraphReport>,
-}
 
 impl Runtime {
     /// A runtime over `store` that runs each graph on the first of `engines` that supports it. Models are found by the hub
@@ -56,9 +32,11 @@ impl Runtime {
     }
 
     fn with_shared_hub(store: Arc<dyn Store>, engines: Engines, hub: Arc<Hub>) -> Arc<Self> {
-        let (models, stages) = (Mutex::default(), Mutex::default());
-        let (observer, memory) = (OnceLock::new(), OnceLock::new());
-        Arc::new(Self { store, engines, hub, models, stages, observer, memory })
+        Self::with_loader(StageLoader::new(store, engines), hub)
+    }
+
+    fn with_loader(loader: StageLoader, hub: Arc<Hub>) -> Arc<Self> {
+        Arc::new(Self { loader: Arc::new(loader), hub, models: Mutex::default() })
     }
 
     /// A runtime over `store` with the engines of [`Engines::auto`]. `threads` is the number of threads of the engine;
@@ -87,21 +65,22 @@ impl Runtime {
 
     /// A runtime with other engines over the same store and hub. Models that are open here stay as they are, and are opened anew there.
     pub fn with_engines(&self, engines: Engines) -> Arc<Self> {
-        let next = Self::with_shared_hub(Arc::clone(&self.store), engines, Arc::clone(&self.hub));
-        if let Some(check) = self.memory.get() {
-            next.limit_memory(*check);
-        }
-        next
+        Self::with_loader(self.loader.with_engines(engines), Arc::clone(&self.hub))
     }
 
     /// The store.
     pub fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+        self.loader.store()
     }
 
     /// The engines, best first.
     pub fn engines(&self) -> &Engines {
-        &self.engines
+        self.loader.engines()
+    }
+
+    /// The loader of the graphs of all models.
+    pub fn loader(&self) -> &Arc<StageLoader> {
+        &self.loader
     }
 
     /// The hub that finds models by name.
@@ -112,26 +91,18 @@ impl Runtime {
     /// Sets the observer of loads: it is called with the role and the model when a stage begins to load. A second call
     /// has no effect.
     pub fn observe_loads(&self, observer: impl Fn(&str, &str) + Send + Sync + 'static) {
-        // The first observer stays.
-        let _ = self.observer.set(Box::new(observer));
+        self.loader.observe(Box::new(observer));
     }
 
     /// Sets the check of memory before a run that needs much: it is called with the bytes, and answers `OverBudget` when fewer
     /// are left. Without it, no run is refused. A second call has no effect.
     pub fn limit_memory(&self, check: fn(u64) -> Result<()>) {
-        // The first check stays.
-        let _ = self.memory.set(check);
+        self.loader.limit_memory(check);
     }
 
     /// As [`limit_memory`](Self::limit_memory), with the memory that the system and the control groups of this process have left.
     pub fn limit_to_free_memory(&self) {
         self.limit_memory(|bytes| check_memory(usize::try_from(bytes).unwrap_or(usize::MAX)).map(drop));
-    }
-
-    /// # Errors
-    /// That of the check of memory.
-    pub(crate) fn check_memory(&self, bytes: u64) -> Result<()> {
-        self.memory.get().map_or(Ok(()), |check| check(bytes))
     }
 
     /// The model `model`: the open copy, or a new one if none is open or the size or times of a file changed. An open
@@ -178,77 +149,9 @@ impl Runtime {
         {
             return Ok(model);
         }
-        let model = Arc::new(Model::open_variant(&key.0, StageSource::Shared(Arc::clone(self)), variant)?);
+        let model = Arc::new(Model::open_variant(&key.0, StageSource::Shared(Arc::clone(&self.loader)), variant)?);
         models.retain(|_, model| model.strong_count() > 0);
         models.insert(key, Arc::downgrade(&model));
         Ok(model)
-    }
-
-    /// Loads `graph` as a stage with shared weights. `preprocessing` has the fingerprints of the preprocessing of its
-    /// inputs; the load time counts from `start`. The weights have the producer and the errors of `origin`.
-    pub(crate) fn load_stage(
-        &self,
-        role: &str,
-        kind: Kind,
-        mut graph: Graph,
-        preprocessing: &[ContentHash],
-        origin: &Origin<'_>,
-        start: Instant,
-    ) -> Result<Arc<Stage>> {
-        let Origin { producer, report } = origin;
-        if let Some(observer) = self.observer.get() {
-            observer(role, producer.trim_start_matches("model:"));
-        }
-        let codes = StoredCodes::of(&graph, *report);
-        self.engines.place(graph.has_codes(), |engine, reasons| {
-            graph.check_repeatable()?;
-            engine.check(&graph)?;
-            engine.capabilities().fit(&mut graph);
-            let weights = HashedWeights::of(&graph, &*self.store)?;
-            let fingerprint = graph.fingerprint(weights.hashes());
-            let space = space_of(fingerprint, preprocessing);
-            let mut leases = None;
-            loop {
-                // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its
-                // own.
-                let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
-                    return Ok(stage);
-                }
-                let loaded = match leases.take() {
-                    Some(leases) => Some(engine.load(&graph, leases)?),
-                    None => engine.load_derived(&graph, &weights, &fingerprint),
-                };
-                let Some(loaded) = loaded else {
-                    drop(stages);
-                    leases = Some(weights.lease_described(&self.store.holder(producer), producer, &codes)?);
-                    continue;
-                };
-                let sizes = graph.weights().iter().map(|weight| weight.size_bytes());
-                let sharing = Sharing {
-                    store: Arc::clone(&self.store),
-                    space,
-                    engine: (engine.name(), engine.version()),
-                    weights: weights.hashes().iter().copied().zip(sizes).collect(),
-                    joins_rows: graph.joins_rows(),
-                };
-                let runs_on = RunsOn::new(&**engine, &*loaded, reasons);
-                let stage = Stage::new(role, kind, graph.path(), loaded, Some(sharing), runs_on, start.elapsed());
-                let stage = Arc::new(stage);
-                stages.retain(|_, stage| stage.strong_count() > 0);
-                stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
-                return Ok(stage);
-            }
-        })
-    }
-
-    /// The space of `graph` as a stage, without loading it.
-    pub(crate) fn space(&self, mut graph: Graph, preprocessing: &[ContentHash]) -> Result<Space> {
-        self.engines.place(graph.has_codes(), |engine, _| {
-            engine.check(&graph)?;
-            engine.capabilities().fit(&mut graph);
-            let weights = HashedWeights::of(&graph, &*self.store)?;
-            Ok(space_of(graph.fingerprint(weights.hashes()), preprocessing))
-        })
     }
 }

@@ -1,7 +1,7 @@
 //! The stages and heads of a model: which file has the graph, and loading it.
 
 use super::open_model::{Model, StageSource};
-use super::runtime::Origin;
+use super::stage_loader::Origin;
 use crate::graph::{Graph, open_graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::{ContentHash, Error, ErrorKind, Kind, Result, Space};
@@ -75,7 +75,7 @@ impl Model {
     /// # Errors
     /// As [`stage`](Self::stage); `Invalid` for a private copy, which has no space.
     pub fn space(&self, role: &str) -> Result<Space> {
-        let StageSource::Shared(runtime) = &self.source else {
+        let StageSource::Shared(loader) = &self.source else {
             return Err(Error::invalid("a private copy of a model has no space"));
         };
         let def = self.family.stage(role)?;
@@ -90,10 +90,10 @@ impl Model {
             let graph = || self.part(def, open_graph(&path)?, whole);
             let preprocessing = self.preprocessing_of(def)?;
             let Some((blocks, place)) = self.inner_cut(def, &path, whole)? else {
-                return runtime.space(graph()?, &preprocessing);
+                return loader.space(graph()?, &preprocessing);
             };
-            let before = runtime.space(graph()?.blocks_before(&blocks.output, place)?, &preprocessing)?;
-            runtime.space(graph()?.blocks_after(&blocks.output, place)?, &[before.0])
+            let before = loader.space(graph()?.blocks_before(&blocks.output, place)?, &preprocessing)?;
+            loader.space(graph()?.blocks_after(&blocks.output, place)?, &[before.0])
         };
         space().map_err(|error| error.in_file(&path))
     }
@@ -220,13 +220,13 @@ impl Model {
         part: impl FnOnce(Graph) -> Result<Graph>,
     ) -> Result<Arc<Stage>> {
         let load = || match &self.source {
-            StageSource::Shared(runtime) => {
+            StageSource::Shared(loader) => {
                 let start = Instant::now();
                 let graph = part(open_graph(path)?)?;
                 // A damaged report is no reason to refuse the model.
                 let report = self.quantization().ok().flatten().and_then(|report| report.graph(self.relative(path)));
                 let origin = Origin { producer: &format!("model:{}", self.name()), report };
-                runtime.load_stage(role, kind, graph, preprocessing, &origin, start)
+                loader.load_stage(role, kind, graph, preprocessing, &origin, start)
             }
             StageSource::Private(engines, mode) => engines.place(false, |engine, reasons| {
                 let start = Instant::now();

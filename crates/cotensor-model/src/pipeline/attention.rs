@@ -53,10 +53,10 @@ impl AttentionMemory {
     /// # Errors
     /// `OverBudget` when this process has less memory left.
     pub(super) fn check(&self, model: &Model) -> Result<()> {
-        let (Some(bytes), StageSource::Shared(runtime)) = (self.total(), model.source()) else { return Ok(()) };
+        let (Some(bytes), StageSource::Shared(loader)) = (self.total(), model.source()) else { return Ok(()) };
         match bytes < CHECKED_BYTES_MIN {
             true => Ok(()),
-            false => runtime.check_memory(bytes).map_err(|error| error.prefixed(self.in_words())),
+            false => loader.check_memory(bytes).map_err(|error| error.prefixed(self.in_words())),
         }
     }
 

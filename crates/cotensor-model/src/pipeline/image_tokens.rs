@@ -111,8 +111,8 @@ impl Images {
 
     /// Counts the bytes that [`embed`](Self::embed) copied.
     pub(super) fn record_copies(&self, model: &Model) {
-        if let (StageSource::Shared(runtime), bytes @ 1..) = (model.source(), self.copied_bytes.get()) {
-            runtime.store().record_copy("prompt with an image", CopyReason::Preprocessed, bytes);
+        if let (StageSource::Shared(loader), bytes @ 1..) = (model.source(), self.copied_bytes.get()) {
+            loader.store().record_copy("prompt with an image", CopyReason::Preprocessed, bytes);
         }
     }
 }

@@ -1,4 +1,5 @@
 use super::adapted::{Foreign, Medium};
+use super::definition::User;
 use crate::graph::key::input_key;
 use crate::model::{Model, StageSource};
 use crate::stage::{Computation, compute_once};
@@ -131,6 +132,14 @@ impl Inputs {
     /// `Invalid` without a text.
     pub fn text(&self) -> Result<&str> {
         self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
+    }
+
+    /// The texts of the user, or the input text if the user has none.
+    pub(super) fn texts_of<'a>(&'a self, user: &'a User) -> Result<Vec<&'a str>> {
+        match user.texts.as_slice() {
+            [] => Ok(vec![self.text()?]),
+            texts => Ok(texts.iter().map(String::as_str).collect()),
+        }
     }
 
     /// The hash of all inputs.
@@ -355,12 +364,12 @@ fn prepared(
     prepare: impl FnOnce() -> Result<Array>,
 ) -> Result<(Value, bool)> {
     let prepare = || prepare().map_err(|error| error.in_file(&file.path));
-    let StageSource::Shared(runtime) = model.source() else {
+    let StageSource::Shared(loader) = model.source() else {
         return Ok((Value::from(prepare()?), true));
     };
     let key = Key(input_key(label, preprocessing, file.hash));
     let labels = [format!("{label} input")];
-    let store = &**runtime.store();
+    let store = &**loader.store();
     let computation = Computation { store, key, space: None, kind: Kind::Other, labels: &labels, holder };
     let (mut values, computed) = compute_once(&computation, |_| Ok(vec![prepare()?.into()]))?;
     let value = values.pop().ok_or_else(|| Error::not_found("the store lost a preprocessed input"))?;

@@ -235,10 +235,10 @@ impl<'a> Run<'a> {
     /// Removes what this run computed from the store: a part of a sound does not come again. Values that are still in
     /// use stay until their leases end.
     pub(crate) fn release(&mut self) {
-        let StageSource::Shared(runtime) = self.model.source() else { return };
+        let StageSource::Shared(loader) = self.model.source() else { return };
         for name in self.made.drain(..) {
             // It may have been evicted.
-            let _ = runtime.store().remove(&name);
+            let _ = loader.store().remove(&name);
         }
     }
 

@@ -5,7 +5,6 @@ use super::definition::User;
 use super::inputs::Inputs;
 use super::report::Constant;
 use super::run::Run;
-use super::task::texts_of;
 use crate::model::LogitScale;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{Probability, Task};
@@ -45,7 +44,7 @@ impl Run<'_> {
             Probability::Sigmoid => sigmoid(&logits),
             Probability::Softmax => softmax(&logits),
         };
-        let names = texts_of(user, inputs)?;
+        let names = inputs.texts_of(user)?;
         let texts = names.iter().zip(cosines.iter().zip(probabilities));
         let mut ranking: Vec<(String, f32, f32)> =
             texts.map(|(name, (&cosine, probability))| ((*name).to_owned(), cosine, probability)).collect();

@@ -117,7 +117,7 @@ impl Run<'_> {
                     last = Some((self.encode_each(task, def, &stage, user, inputs)?, output));
                     continue;
                 }
-                batch = Some(self.encode_texts(task, user, def, Some(&stage), &texts_of(user, inputs)?)?);
+                batch = Some(self.encode_texts(task, user, def, Some(&stage), &inputs.texts_of(user)?)?);
             }
             last = Some((self.run_stage(def, &stage, inputs, output)?, output));
         }
@@ -239,13 +239,5 @@ impl Run<'_> {
         let (text, ids) = decoder.decode(&frames);
         let values: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
         Ok((Answer::Transcript { text, tokens: ids.len() }, vec![Output::new("tokens", &[values.len()], &values)]))
-    }
-}
-
-/// The texts of the user, or the input text if the user has none.
-pub(super) fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
-    match user.texts.as_slice() {
-        [] => Ok(vec![inputs.text()?]),
-        texts => Ok(texts.iter().map(String::as_str).collect()),
     }
 }

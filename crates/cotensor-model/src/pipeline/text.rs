@@ -7,7 +7,6 @@ use super::image_tokens;
 use super::inputs::Inputs;
 use super::outputs::lacks;
 use super::run::Run;
-use super::task::texts_of;
 use super::vocabulary::check_vocabulary;
 use super::writing::{OnText, Shown, Writing};
 use crate::model::Model;
@@ -98,7 +97,7 @@ fn encoder_roles<'m>(model: &'m Model, task: &'m Task) -> Result<Vec<&'m str>> {
 
 /// The user's text, or the input text, with the prefix of the task.
 fn text_of(config: &GenerationConfig, user: &User, inputs: &Inputs) -> Result<String> {
-    let texts = texts_of(user, inputs)?;
+    let texts = inputs.texts_of(user)?;
     let text = texts.first().copied().unwrap_or_default();
     Ok(format!("{}{text}", config.prefix()))
 }

@@ -1,8 +1,8 @@
 //! Copies of models with weights of few bits, which the programs of a machine make once.
 
 use super::folder::{ModelFiles, write_quantized};
-use super::job::Progress;
 use super::options::QuantizeOptions;
+use super::watch::Progress;
 use crate::folder::changed;
 use crate::pipeline::Samples;
 use cotensor_core::{ContentHash, DerivedFiles, Error, ErrorKind, FileStamp, Hasher, Hold, Result};

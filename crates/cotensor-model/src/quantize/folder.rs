@@ -1,9 +1,10 @@
 //! A folder of a model with quantized graphs.
 
 use super::files::{files_of, io, is_copied, is_full_precision, make_parent};
-use super::job::{Divided, Job, Progress};
+use super::job::{Divided, Job};
 use super::options::QuantizeOptions;
 use super::report::{QuantizeReport, REPORT_FILE};
+use super::watch::Progress;
 use crate::folder::canonical_folder;
 use crate::model::checkpoint_of_scale;
 use crate::pipeline::Samples;

@@ -2,10 +2,11 @@
 
 use super::calibrate::{Calibration, Inputs};
 use super::options::QuantizeOptions;
+use super::origin::likeness;
 use super::plan::Choice;
 use super::report::{GraphReport, MatrixReport};
-use super::sensitivity::Sensitivity;
-use super::write::{Encoded, Reasons, reasons_of, write_codes};
+use super::sensitivity::{Sensitivity, transposed};
+use super::write::{Encoded, write_codes};
 use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
 use crate::weights::read_weight;
 use cotensor_core::Result;
@@ -34,7 +35,10 @@ impl<'p> Plan<'p> {
 
 /// A matrix and how it is quantized.
 struct Chosen<'c> {
-    matrix: Matrix,
+    weight: &'c Weight,
+    matrix: &'c Matrix,
+    /// Its elements, row by row, rotated as `low` says.
+    values: Vec<f32>,
     /// Those of its product.
     inputs: Option<&'c Inputs>,
     spec: QuantSpec,
@@ -49,8 +53,8 @@ pub(super) struct Candidate {
 }
 
 /// Writes the graph of the file `path` with codes in the place of its matrices to the new file `target`, and all weights to a new file
-/// beside it, whose name ends with `_data`. `progress` has each matrix after it was written, its number from 1 on, and the number
-/// of all.
+/// beside it, whose name ends with `_data`. `progress` has the name of each matrix after it was written, its number from 1 on, and the
+/// number of all.
 ///
 /// A graph without a matrix that can be quantized keeps all its weights.
 ///
@@ -63,7 +67,7 @@ pub fn quantize_graph(
     path: &Path,
     target: &Path,
     options: &QuantizeOptions,
-    progress: &mut dyn FnMut(&MatrixReport, usize, usize),
+    progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<GraphReport> {
     options.check()?;
     write_graph(path, target, &Plan::uniform(options, None), progress)
@@ -74,31 +78,20 @@ pub(super) fn write_graph(
     path: &Path,
     target: &Path,
     plan: &Plan<'_>,
-    progress: &mut dyn FnMut(&MatrixReport, usize, usize),
+    progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<GraphReport> {
-    let graph = open_graph(path)?;
-    let mut reasons = reasons_of(&graph);
-    let chosen = choose(&graph, path, plan, &mut reasons)?;
-    let pairs: Vec<_> = chosen.iter().map(|one| (one.matrix.clone(), one.low)).collect();
-    write_codes(graph, target, &pairs, reasons, progress, &mut |weights, number| {
-        let one = &chosen[number];
-        let encoded = turned(rows_of(weights, &one.matrix)?, one).and_then(|values| encode(&values, weights, one));
-        let (tensor, report) = encoded.map_err(|error| match one.low.rotation {
+    write_codes(open_graph(path)?, target, progress, &mut |graph, matrix| {
+        let one = match choose(graph, path, plan, matrix)? {
+            Ok(one) => one,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let (tensor, report) = encode(&one).map_err(|error| match one.low.rotation {
             Some(_) => error.prefixed("rotated").in_file(path),
             None => error.in_file(path),
         })?;
-        let mut encoded = Encoded::default();
-        for member in tensor.members() {
-            let bytes = member.bytes.into_owned();
-            match member.name {
-                "codes" => encoded.codes = bytes,
-                "scales" => encoded.scales = bytes,
-                "offsets" => encoded.offsets = bytes,
-                // Of two levels, which the options refuse.
-                _ => {}
-            }
-        }
-        Ok((encoded, report))
+        let tensors = tensor.members().into_iter().map(|member| member.bytes.into_owned()).collect();
+        let likeness = likeness(&one.values, matrix.columns);
+        Ok(Ok(Encoded { low: one.low, tensors, report, likeness }))
     })
 }
 
@@ -113,23 +106,22 @@ pub(super) fn candidates(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<Candidate>> {
     let graph = open_graph(path)?;
-    let chosen = choose(&graph, path, plan, &mut reasons_of(&graph))?;
     let runs =
         plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| of_graph.runs.as_slice());
     let sensitivity = runs.filter(|runs| !runs.is_empty()).map(|runs| Sensitivity::open(path, runs)).transpose()?;
-    let mut found = Vec::with_capacity(chosen.len());
-    for (number, mut one) in chosen.into_iter().enumerate() {
-        let elements = one.matrix.rows * one.matrix.columns;
-        let weight = &graph.weights()[one.matrix.weights[0]];
+    let mut found = Vec::new();
+    let matrices = graph.matrices();
+    for (number, matrix) in matrices.iter().enumerate() {
+        let Ok(mut one) = choose(&graph, path, plan, matrix)? else { continue };
+        let elements = matrix.rows * matrix.columns;
         let (group, scheme) = (one.spec.group(), one.spec.scheme());
-        let values = turned(rows_of(graph.weights(), &one.matrix)?, &one)?;
         let (mut choices, mut share) = (Vec::new(), 1.0);
         for width in Width::ALL {
             one.spec = QuantSpec::new(width, group, scheme)?;
-            let (tensor, report) = encode(&values, graph.weights(), &one).map_err(|error| error.in_file(path))?;
+            let (tensor, report) = encode(&one).map_err(|error| error.in_file(path))?;
             let error = report.output_error.unwrap_or(report.relative_error);
             if let (Some(sensitivity), Width::Three) = (&sensitivity, width) {
-                let of_outputs = sensitivity.of(weight, &one.matrix, &tensor, one.low.rotation)?;
+                let of_outputs = sensitivity.of(one.weight, matrix, &tensor, one.low.rotation)?;
                 share = of_outputs.filter(|_| error > 0.0).map_or(1.0, |of_outputs| of_outputs / error);
             }
             choices.push(Choice { bits: elements as f64 * report.bits_per_weight, error });
@@ -137,44 +129,40 @@ pub(super) fn candidates(
         for choice in &mut choices {
             choice.error = (share * choice.error).powi(2);
         }
-        progress(&weight.name, number + 1, found.capacity());
-        found.push(Candidate { name: weight.name.clone(), elements, choices });
+        progress(&one.weight.name, number + 1, matrices.len());
+        found.push(Candidate { name: one.weight.name.clone(), elements, choices });
     }
     Ok(found)
 }
 
-/// The matrices that are quantized; `reasons` gets why others stay.
+/// How a matrix is quantized, with its elements; or the reason why it stays as it is.
 ///
 /// # Errors
 /// Those of reading weights.
-fn choose<'c>(graph: &Graph, path: &Path, plan: &Plan<'c>, reasons: &mut Reasons) -> Result<Vec<Chosen<'c>>> {
-    let inputs = plan.calibration.and_then(|calibration| calibration.of_graph(path)).map(|of_graph| &of_graph.inputs);
-    let mut chosen = Vec::new();
-    for matrix in graph.matrices() {
-        let name = &graph.weights()[matrix.weights[0]].name;
-        let names: Vec<&str> = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str()).collect();
-        let mut found = plan.options.of_matrix(&names, &matrix, plan.width(path, name));
-        if let Ok(spec) = &found
-            && let Some(reason) = plan.options.too_small(spec, largest(&graph.weights()[matrix.weights[0]])?)
-        {
-            found = Err(reason);
-        }
-        for &weight in &matrix.weights {
-            reasons[weight] = found.as_ref().err().map(|reason| Some(reason.clone()));
-        }
-        if let Ok(spec) = found {
-            let inputs = inputs
-                .filter(|_| !matrix.is_table)
-                .and_then(|inputs| graph.factors(&matrix).into_iter().find_map(|name| inputs.get(&name)));
-            chosen.push(Chosen { low: plan.options.low_bits(&spec, matrix.columns), matrix, inputs, spec });
-        }
+fn choose<'c>(
+    graph: &'c Graph,
+    path: &Path,
+    plan: &Plan<'c>,
+    matrix: &'c Matrix,
+) -> Result<std::result::Result<Chosen<'c>, String>> {
+    let weight = &graph.weights()[matrix.weights[0]];
+    let names: Vec<&str> = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str()).collect();
+    let spec = match plan.options.of_matrix(&names, matrix, plan.width(path, &weight.name)) {
+        Ok(spec) => spec,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let mut values = rows_of(graph.weights(), matrix)?;
+    let largest = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    if let Some(reason) = plan.options.too_small(&spec, largest) {
+        return Ok(Err(reason));
     }
-    Ok(chosen)
-}
-
-/// The largest magnitude of a weight.
-fn largest(weight: &Weight) -> Result<f32> {
-    Ok(elements(weight)?.iter().fold(0.0, |most, value| most.max(value.abs())))
+    let low = plan.options.low_bits(&spec, matrix.columns);
+    if let Some(block) = low.rotation {
+        rotate(&mut values, block)?;
+    }
+    let inputs = plan.calibration.and_then(|calibration| calibration.of_graph(path)).filter(|_| !matrix.is_table);
+    let inputs = inputs.and_then(|found| graph.factors(matrix).into_iter().find_map(|name| found.inputs.get(&name)));
+    Ok(Ok(Chosen { weight, matrix, values, inputs, spec, low }))
 }
 
 fn elements(weight: &Weight) -> Result<Vec<f32>> {
@@ -187,25 +175,9 @@ pub(super) fn rows_of(weights: &[Weight], matrix: &Matrix) -> Result<Vec<f32>> {
     Ok(if matrix.is_transposed { transposed(&values, matrix.rows) } else { values })
 }
 
-/// The elements of a matrix with rows of `columns` elements, column by column.
-pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
-    let rows = values.len() / columns;
-    let places = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
-    places.map(|at| values[at]).collect()
-}
-
-/// The rows of a matrix as they are quantized.
-fn turned(mut values: Vec<f32>, chosen: &Chosen<'_>) -> Result<Vec<f32>> {
-    if let Some(block) = chosen.low.rotation {
-        rotate(&mut values, block)?;
-    }
-    Ok(values)
-}
-
-/// Quantizes a matrix with these elements.
-fn encode(values: &[f32], weights: &[Weight], chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
-    let Matrix { rows, columns, .. } = chosen.matrix;
-    let weight = &weights[chosen.matrix.weights[0]];
+/// Quantizes a matrix.
+fn encode(chosen: &Chosen<'_>) -> Result<(QuantTensor, MatrixReport)> {
+    let (weight, &Matrix { rows, columns, .. }, values) = (chosen.weight, chosen.matrix, &chosen.values);
     let tensor = match chosen.inputs.map(Inputs::factor).transpose()?.flatten() {
         Some(factor) => quantize_for(values, rows, columns, &chosen.spec, factor),
         None => quantize(values, rows, columns, &chosen.spec),

@@ -7,6 +7,7 @@ use super::measure::compare;
 use super::options::QuantizeOptions;
 use super::plan;
 use super::report::{GraphReport, MixedReport, QuantizeReport, bits_per_weight};
+use super::watch::Progress;
 use crate::pipeline::Samples;
 use cotensor_core::{Error, Result};
 use cotensor_quant::Width;
@@ -21,9 +22,6 @@ const SAMPLES_MAX: usize = 512;
 const HELD_OUT: usize = 5;
 /// The folder with graphs of one width, inside of the work folder.
 const UNIFORM: &str = ".uniform";
-
-/// Told of the step, the number of its finished parts, and the number of all.
-pub type Progress<'p> = dyn FnMut(&str, usize, usize) + 'p;
 
 /// The graphs of a model, and how they are quantized.
 pub(super) struct Job<'j> {
@@ -150,7 +148,7 @@ impl Job<'_> {
             let file = graph.display().to_string();
             make_parent(&to)?;
             let found = write_graph(&from, &to, plan, &mut |matrix, done, all| {
-                progress(&format!("{file}: {}", matrix.name), done, all);
+                progress(&format!("{file}: {matrix}"), done, all);
             })?;
             Ok(GraphReport { file, ..found })
         };
@@ -165,14 +163,12 @@ impl Job<'_> {
         graphs: &mut [GraphReport],
         progress: &mut Progress<'_>,
     ) -> Result<Option<f64>> {
-        let mut step = |done, all| progress("comparing outputs", done, all);
-        let found = compare(self.folder, quantized, samples.all, &samples.held_out, &mut step)?;
+        let found = compare(self.folder, quantized, samples.all, &samples.held_out, progress)?;
         let mut errors = Vec::new();
         for graph in graphs {
-            let Some(difference) = found.get(&self.folder.join(&graph.file)) else { continue };
-            graph.output_error = difference.relative_error();
-            (graph.divergence, graph.top1) = difference.of_tokens().unzip();
-            errors.extend(graph.output_error);
+            let Some(measured) = found.get(&self.folder.join(&graph.file)) else { continue };
+            graph.errors = *measured;
+            errors.extend(measured.output_error);
         }
         Ok((!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64))
     }

@@ -1,6 +1,8 @@
 //! How far the outputs of quantized graphs are from those of the graphs of full precision.
 
-use super::watch::run_samples;
+use super::closeness::Closeness;
+use super::report::OutputErrors;
+use super::watch::{Progress, run_samples};
 use crate::engine::{Engine, FileMode, LoadedGraph, Output, OutputAllocator, RtenEngine};
 use crate::graph::Port;
 use crate::pipeline::{Samples, argmax};
@@ -11,6 +13,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// The input of graphs that has the tokens.
+const TOKENS: &str = "input_ids";
+
 /// The differences of a graph's outputs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Difference {
@@ -18,10 +23,25 @@ pub(super) struct Difference {
     all: f64,
     divergence: f64,
     agreed: usize,
-    tokens: usize,
+    compared: usize,
+    /// The tokens that the graph read.
+    tokens: Option<u64>,
 }
 
 impl Difference {
+    /// What was measured of a graph, with the embeddings that it is a part of.
+    fn errors(&self, embeddings: Option<&Closeness>) -> OutputErrors {
+        let (divergence, top1) = self.of_tokens().unzip();
+        OutputErrors {
+            output_error: self.relative_error(),
+            divergence,
+            top1,
+            cosine: embeddings.map(|found| found.cosine),
+            neighbours: embeddings.and_then(|found| found.neighbours),
+            tokens: self.tokens,
+        }
+    }
+
     /// The relative error of all outputs in the L2 norm. `None` if nothing was compared.
     pub(super) fn relative_error(&self) -> Option<f64> {
         (self.all > 0.0).then(|| self.relative())
@@ -33,9 +53,9 @@ impl Difference {
     }
 
     /// For the next token of a decoder, the mean divergence (Kullback-Leibler, in nats) and the share of equal first choices.
-    pub(super) fn of_tokens(&self) -> Option<(f64, f64)> {
-        let count = self.tokens as f64;
-        (self.tokens > 0).then(|| (self.divergence / count, self.agreed as f64 / count))
+    fn of_tokens(&self) -> Option<(f64, f64)> {
+        let count = self.compared as f64;
+        (self.compared > 0).then(|| (self.divergence / count, self.agreed as f64 / count))
     }
 
     pub(super) fn add(&mut self, full: &[f32], other: &[f32]) {
@@ -50,7 +70,7 @@ impl Difference {
             self.agreed += usize::from(argmax(full) == argmax(other));
             let (full, other) = (log_probabilities(full), log_probabilities(other));
             self.divergence += full.iter().zip(&other).map(|(full, other)| full.exp() * (full - other)).sum::<f64>();
-            self.tokens += 1;
+            self.compared += 1;
         }
     }
 }
@@ -61,8 +81,8 @@ fn log_probabilities(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|logit| f64::from(*logit) - most - sum.ln()).collect()
 }
 
-/// Runs the model in `folder` on the samples at `indices`, and each graph of it that `quantized` has on the same inputs, too. Returns the
-/// differences by the file of the graph in `folder`.
+/// Runs the model in `folder` on the samples at `indices`, and each graph of it that `quantized` has on the same inputs, too. A model whose
+/// answers are embeddings then runs with the quantized graphs. Returns the errors by the file of the graph in `folder`.
 ///
 /// # Errors
 /// As [`run_samples`].
@@ -71,21 +91,34 @@ pub(super) fn compare(
     quantized: &Path,
     samples: &Samples,
     indices: &[usize],
-    done: &mut dyn FnMut(usize, usize),
-) -> Result<HashMap<PathBuf, Difference>> {
+    progress: &mut Progress<'_>,
+) -> Result<HashMap<PathBuf, OutputErrors>> {
     let found: Arc<Mutex<HashMap<PathBuf, Difference>>> = Arc::default();
-    let (differences, from, to) = (Arc::clone(&found), folder.to_path_buf(), quantized.to_path_buf());
-    let open = move |engine: &RtenEngine, path: &Path| -> Result<Arc<dyn LoadedGraph>> {
-        let full = engine.load_file(path, FileMode::Read)?;
+    let (from, to) = (folder.to_path_buf(), quantized.to_path_buf());
+    let other_of = move |path: &Path| {
         let other = to.join(path.strip_prefix(&from).unwrap_or(path));
-        if !other.is_file() {
-            return Ok(full);
-        }
+        other.is_file().then_some(other)
+    };
+    let (differences, other) = (Arc::clone(&found), other_of.clone());
+    let both = move |engine: &RtenEngine, path: &Path| -> Result<Arc<dyn LoadedGraph>> {
+        let full = engine.load_file(path, FileMode::Read)?;
+        let Some(other) = other(path) else { return Ok(full) };
         let other = engine.load_file(&other, FileMode::Read)?;
         Ok(Arc::new(ComparedGraph { full, other, path: path.to_path_buf(), differences: Arc::clone(&differences) }))
     };
-    run_samples(folder, samples, indices, Box::new(open), done)?;
-    Ok(std::mem::take(&mut *found.lock().unwrap_or_else(PoisonError::into_inner)))
+    let mut step = |done, all| progress("comparing outputs", done, all);
+    let full = run_samples(folder, samples, indices, Box::new(both), &mut step)?;
+    let mut embeddings = None;
+    if !full.is_empty() {
+        let quantized = move |engine: &RtenEngine, path: &Path| {
+            engine.load_file(&other_of(path).unwrap_or_else(|| path.to_path_buf()), FileMode::Read)
+        };
+        let mut step = |done, all| progress("comparing embeddings", done, all);
+        let others = run_samples(folder, samples, indices, Box::new(quantized), &mut step)?;
+        embeddings = Some(Closeness::of(&full, &others));
+    }
+    let found = std::mem::take(&mut *found.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(found.into_iter().map(|(path, difference)| (path, difference.errors(embeddings.as_ref()))).collect())
 }
 
 /// A graph of full precision that runs a quantized one beside it.
@@ -107,6 +140,9 @@ impl LoadedGraph for ComparedGraph {
         let others = self.other.run_alone(inputs, outputs)?;
         let mut differences = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
         let difference = differences.entry(self.path.clone()).or_default();
+        if let Some((_, tokens)) = inputs.iter().find(|(name, _)| *name == TOKENS) {
+            *difference.tokens.get_or_insert_default() += tokens.shape().iter().product::<usize>() as u64;
+        }
         for (name, (full, other)) in outputs.iter().zip(made.iter().zip(&others)) {
             let Output::Array(full) = full else { continue };
             // Not of integers.

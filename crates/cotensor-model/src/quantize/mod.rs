@@ -1,6 +1,7 @@
 //! Writes a copy of a model whose weights have few bits, as files that onnxruntime and Cotensor open.
 
 mod calibrate;
+mod closeness;
 mod copy;
 mod files;
 mod folder;
@@ -9,6 +10,7 @@ mod import;
 mod job;
 mod measure;
 mod options;
+mod origin;
 mod plan;
 mod report;
 mod sensitivity;
@@ -21,7 +23,8 @@ pub use copy::quantized_copy;
 pub use folder::{quantize_folder, work_folder};
 pub use graph::quantize_graph;
 pub use import::{ImportOptions, import_folder};
-pub use job::Progress;
 pub use options::{Activations, QuantizeOptions, check_scheme};
-pub use report::{GraphReport, Kept, MatrixReport, MixedReport, QuantizeReport, REPORT_FILE};
+pub use origin::WeightsOrigin;
+pub use report::{GraphReport, Kept, MatrixReport, MixedReport, OutputErrors, QuantizeReport, REPORT_FILE};
 pub use summary::QuantizedWeights;
+pub use watch::Progress;

@@ -1,3 +1,4 @@
+use super::origin::WeightsOrigin;
 use crate::folder::read_bounded;
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -81,6 +82,25 @@ pub struct MixedReport {
     pub is_mixed: bool,
 }
 
+/// How far the outputs of a graph are from those of full precision, on samples on which no code was fitted. What was not measured is
+/// `None`: all of it without samples, and for a graph that the task of the samples does not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OutputErrors {
+    /// The relative error in the L2 norm, for equal inputs of the graph.
+    pub output_error: Option<f64>,
+    /// For the next tokens of a decoder: the mean Kullback-Leibler divergence, in nats.
+    pub divergence: Option<f64>,
+    /// For the next tokens of a decoder: the share of equal first choices.
+    pub top1: Option<f64>,
+    /// For embeddings: the mean cosine to those of the full model.
+    pub cosine: Option<f64>,
+    /// For embeddings: how many of the ten nearest samples stay among the ten nearest.
+    pub neighbours: Option<f64>,
+    /// The tokens that the graph read.
+    pub tokens: Option<u64>,
+}
+
 /// A graph whose weights were quantized.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GraphReport {
@@ -92,13 +112,12 @@ pub struct GraphReport {
     pub bytes_before: u64,
     /// The bytes of all weights.
     pub bytes: u64,
-    /// The relative error of the outputs in the L2 norm on held-out samples, for equal inputs of the graph; `None` if the task of the samples
-    /// does not run it, and without samples.
-    pub output_error: Option<f64>,
-    /// For the next tokens of a decoder: the mean Kullback-Leibler divergence, in nats.
-    pub divergence: Option<f64>,
-    /// For the next tokens of a decoder: the share of equal first choices.
-    pub top1: Option<f64>,
+    /// Whether the weights are trained; `None` if they do not say. See [`WeightsOrigin`].
+    #[serde(default)]
+    pub weights: Option<WeightsOrigin>,
+    /// Of the outputs.
+    #[serde(flatten)]
+    pub errors: OutputErrors,
     /// Matrices of codes.
     pub matrices: Vec<MatrixReport>,
     /// Weights that stayed as they were.

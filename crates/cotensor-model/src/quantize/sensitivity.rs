@@ -1,7 +1,6 @@
 //! How much the outputs of a graph change with one of its matrices.
 
 use super::calibrate::Run;
-use super::graph::transposed;
 use super::measure::Difference;
 use super::watch::USER;
 use crate::engine::{Engine, RtenEngine};
@@ -96,4 +95,11 @@ impl<'c> Sensitivity<'c> {
         };
         self.runs.iter().map(run).collect()
     }
+}
+
+/// The elements of a matrix with rows of `columns` elements, column by column.
+pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let rows = values.len() / columns;
+    let places = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+    places.map(|at| values[at]).collect()
 }

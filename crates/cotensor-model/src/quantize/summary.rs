@@ -1,6 +1,7 @@
 //! What is known of the quantized weights of a graph, for users of the model.
 
-use super::report::{QuantizeReport, bits_per_weight};
+use super::origin::WeightsOrigin;
+use super::report::{MatrixReport, OutputErrors, QuantizeReport, bits_per_weight};
 use cotensor_core::DType;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -14,12 +15,15 @@ pub struct QuantizedWeights {
     pub run_bits: f64,
     /// The relative error of all these weights in the L2 norm, as the root of the mean square.
     pub relative_error: f64,
-    /// The relative error of the outputs on held-out samples, for equal inputs.
-    pub output_error: Option<f64>,
-    /// For the next tokens of a decoder: the mean Kullback-Leibler divergence, in nats.
-    pub divergence: Option<f64>,
-    /// For the next tokens of a decoder: the share of equal first choices.
-    pub top1: Option<f64>,
+    /// The relative error of the results of their products, for the inputs of the calibration, as the root of the mean square.
+    #[serde(default)]
+    pub layer_error: Option<f64>,
+    /// Of the outputs.
+    #[serde(flatten)]
+    pub errors: OutputErrors,
+    /// Whether the weights are trained; `None` if they do not say. See [`WeightsOrigin`].
+    #[serde(default)]
+    pub weights: Option<WeightsOrigin>,
     /// The samples that were held out.
     pub held_out: usize,
 }
@@ -29,21 +33,23 @@ impl QuantizedWeights {
     /// computes with `precision`. `None` for a graph without matrices of codes.
     pub(crate) fn of(report: &QuantizeReport, file: &Path, bytes: u64, precision: DType) -> Option<Self> {
         let graph = report.graph(file).filter(|graph| !graph.matrices.is_empty())?;
-        let (mut elements, mut error) = (0.0, 0.0);
-        for matrix in &graph.matrices {
-            let count = matrix.rows as f64 * matrix.columns as f64;
-            elements += count;
-            error += count * matrix.relative_error.powi(2);
-        }
+        let elements = |matrix: &MatrixReport| matrix.rows as f64 * matrix.columns as f64;
+        let mean = |error: &dyn Fn(&MatrixReport) -> Option<f64>| {
+            let known = graph.matrices.iter().filter_map(|matrix| Some((elements(matrix), error(matrix)?)));
+            let (count, sum) = known
+                .fold((0.0, 0.0), |(count, sum), (elements, error)| (count + elements, sum + elements * error.powi(2)));
+            (count > 0.0).then(|| (sum / count).sqrt())
+        };
+        let all: f64 = graph.matrices.iter().map(elements).sum();
         let is_wide = precision == DType::F32;
         let kept: u64 = graph.kept.iter().map(|kept| kept.bytes << u32::from(is_wide && kept.is_float16)).sum();
-        (elements > 0.0).then(|| Self {
+        Some(Self {
             stored_bits: bits_per_weight(std::slice::from_ref(graph)),
-            run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / elements,
-            relative_error: (error / elements).sqrt(),
-            output_error: graph.output_error,
-            divergence: graph.divergence,
-            top1: graph.top1,
+            run_bits: bytes.saturating_sub(kept) as f64 * 8.0 / all,
+            relative_error: mean(&|matrix| Some(matrix.relative_error))?,
+            layer_error: mean(&|matrix| matrix.output_error),
+            errors: graph.errors,
+            weights: graph.weights,
             held_out: report.held_out,
         })
     }

@@ -3,7 +3,7 @@
 use crate::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
 use crate::graph::Graph;
 use crate::model::{Model, StageSource};
-use crate::pipeline::{Inputs, Samples, User, default_task, run_user};
+use crate::pipeline::{Answer, Inputs, Samples, User, default_task, run_user};
 use cotensor_core::{Error, Result};
 use cotensor_store::{Holder, Lease};
 use std::path::Path;
@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// The most tokens that a decoder adds to a sample: its prompt has many rows, and each further token has one.
 const NEW_TOKENS_MAX: usize = 16;
 pub(super) const USER: &str = "quantize";
+
+/// Told of the step, the number of its finished parts, and the number of all.
+pub type Progress<'p> = dyn FnMut(&str, usize, usize) + 'p;
 
 /// Opens the graph of a file.
 pub(super) type Open = dyn Fn(&RtenEngine, &Path) -> Result<Arc<dyn LoadedGraph>> + Send + Sync;
@@ -45,7 +48,8 @@ impl Engine for Watching {
 }
 
 /// Runs the model in `folder` on the samples at `indices`: the task that reads their medium. Of a text after which a decoder has no room
-/// for tokens, a half counts, or less. `done` has the number of samples that ran, and of all.
+/// for tokens, a half counts, or less. `done` has the number of samples that ran, and of all. Returns the embeddings of the samples; none of a
+/// task whose answers are others.
 ///
 /// # Errors
 /// `Invalid` for a model without such a task; the errors of running a stage.
@@ -55,7 +59,7 @@ pub(super) fn run_samples(
     indices: &[usize],
     open: Box<Open>,
     done: &mut dyn FnMut(usize, usize),
-) -> Result<()> {
+) -> Result<Vec<Vec<f32>>> {
     let engine: Arc<dyn Engine> = Arc::new(Watching { inner: RtenEngine::new(None), open });
     let model = Model::open(folder, StageSource::Private(engine.into(), FileMode::Read))?;
     let task = default_task(&model, &[samples.medium().name()])?;
@@ -63,14 +67,21 @@ pub(super) fn run_samples(
     let (name, task) = (USER.to_owned(), task.name.clone());
     let user = User { name, model: model.name(), task, max_new_tokens, ..User::default() };
     let holder = Holder::new(USER);
+    let mut embeddings = Vec::new();
     for (count, &index) in indices.iter().enumerate() {
         let mut inputs = samples.inputs(index)?;
-        while let Err(error) = run_user(&model, &user, &inputs, &holder) {
-            inputs = half_of(&inputs).filter(|_| is_without_room(&error)).ok_or(error)?;
+        let found = loop {
+            match run_user(&model, &user, &inputs, &holder) {
+                Ok(found) => break found,
+                Err(error) => inputs = half_of(&inputs).filter(|_| is_without_room(&error)).ok_or(error)?,
+            }
+        };
+        if let Answer::Embedding { .. } = found.answer {
+            embeddings.extend(found.outputs.into_iter().map(|output| output.values).next());
         }
         done(count + 1, indices.len());
     }
-    Ok(())
+    Ok(embeddings)
 }
 
 /// Whether a prompt leaves less room than the tokens of [`run_samples`].

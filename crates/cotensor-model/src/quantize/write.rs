@@ -1,31 +1,25 @@
 //! Writes a graph with codes in the place of its matrices.
 
+use super::origin::WeightsOrigin;
 use super::report::{GraphReport, Kept, MatrixReport};
 use super::writer::Writer;
-use crate::graph::{Content, Graph, LowBits, Matrix, Weight};
+use crate::graph::{Content, Graph, LowBits, Matrix, Weight, WeightPlace};
 use crate::weights::read_weight;
 use cotensor_core::{DType, Error, Result};
 use std::path::Path;
 
-/// The tensors of a matrix.
-#[derive(Default)]
+/// The codes of a matrix.
 pub(super) struct Encoded {
-    pub(super) codes: Vec<u8>,
-    pub(super) scales: Vec<u8>,
-    /// Empty without offsets.
-    pub(super) offsets: Vec<u8>,
+    pub(super) low: LowBits,
+    /// Codes, scales, and offsets if groups have them.
+    pub(super) tensors: Vec<Vec<u8>>,
+    pub(super) report: MatrixReport,
+    /// That of its rows.
+    pub(super) likeness: Option<f64>,
 }
 
-/// Gives the codes of a matrix, by its number among those that are replaced.
-pub(super) type Encode<'e> = dyn FnMut(&[Weight], usize) -> Result<(Encoded, MatrixReport)> + 'e;
-
-/// For each weight, why it stays: `None` if codes replace it, `Some(None)` if it is no matrix.
-pub(super) type Reasons = Vec<Option<Option<String>>>;
-
-/// Why each weight stays if no matrix is replaced.
-pub(super) fn reasons_of(graph: &Graph) -> Reasons {
-    graph.weights().iter().map(|weight| Some(no_matrix(weight))).collect()
-}
+/// Gives the codes of a matrix of the graph, or the reason why it stays as it is.
+pub(super) type Encode<'e> = dyn FnMut(&Graph, &Matrix) -> Result<std::result::Result<Encoded, String>> + 'e;
 
 /// Why a weight is no matrix that codes can replace; `None` for one that has no two dimensions.
 fn no_matrix(weight: &Weight) -> Option<String> {
@@ -38,8 +32,9 @@ fn no_matrix(weight: &Weight) -> Option<String> {
     })
 }
 
-/// Writes a graph with codes in the place of `chosen` to the new file `target`, and all weights to a new file beside it, whose name ends with
-/// `_data`. `progress` has each matrix after it was written, its number from 1 on, and the number of all.
+/// Writes a graph with the codes that `encode` gives to the new file `target`, and all weights to a new file beside it, whose name ends
+/// with `_data`. Each matrix is encoded once, and its codes are written before those of the next one. `progress` has the name of each
+/// matrix after that, its number from 1 on, and the number of all.
 ///
 /// # Errors
 /// Those of `encode` and of reading weights; `Io`.
@@ -49,51 +44,54 @@ fn no_matrix(weight: &Weight) -> Option<String> {
 pub(super) fn write_codes(
     graph: Graph,
     target: &Path,
-    chosen: &[(Matrix, LowBits)],
-    reasons: Reasons,
-    progress: &mut dyn FnMut(&MatrixReport, usize, usize),
+    progress: &mut dyn FnMut(&str, usize, usize),
     encode: &mut Encode<'_>,
 ) -> Result<GraphReport> {
+    let name = target.file_name().and_then(|name| name.to_str()).expect("a name in UTF-8");
+    let data = target.with_file_name(format!("{name}_data"));
+    let mut writer = Writer::create(&data, format!("{name}_data"))?;
+    let mut report = GraphReport {
+        bytes_before: graph.weights().iter().map(|weight| weight.source.length).sum(),
+        ..GraphReport::default()
+    };
+    // Why each weight stays. `None`: codes replace it.
+    let mut reasons: Vec<_> = graph.weights().iter().map(|weight| Some(no_matrix(weight))).collect();
+    let (mut chosen, mut places, mut likenesses) = (Vec::new(), Vec::new(), Vec::new());
+    let matrices = graph.matrices();
+    let count = matrices.len();
+    for (number, matrix) in matrices.into_iter().enumerate() {
+        let found = encode(&graph, &matrix)?;
+        for &weight in &matrix.weights {
+            reasons[weight] = found.as_ref().err().map(|reason| Some(reason.clone()));
+        }
+        progress(&graph.weights()[matrix.weights[0]].name, number + 1, count);
+        if let Ok(encoded) = found {
+            let written: Vec<_> = encoded.tensors.iter().map(|bytes| writer.write(bytes)).collect::<Result<_>>()?;
+            places.push(written);
+            report.matrices.push(encoded.report);
+            likenesses.extend(encoded.likeness);
+            chosen.push((matrix, encoded.low));
+        }
+    }
     let kept = graph.weights().iter().zip(reasons).filter_map(|(weight, reason)| {
         let is_float16 = weight.dtype == DType::F16;
         Some(Kept { name: weight.name.clone(), bytes: weight.size_bytes() as u64, is_float16, reason: reason? })
     });
-    let mut report = GraphReport {
-        bytes_before: graph.weights().iter().map(|weight| weight.source.length).sum(),
-        kept: kept.collect(),
-        opens_in_onnxruntime: chosen.iter().all(|(matrix, low)| low.bits != 3 || matrix.is_table),
-        ..GraphReport::default()
+    report.kept = kept.collect();
+    report.weights = WeightsOrigin::of(likenesses);
+    report.opens_in_onnxruntime = chosen.iter().all(|(matrix, low)| low.bits != 3 || matrix.is_table);
+    let low = graph.with_low_bits(&chosen);
+    let mut place = |content: &Content| -> Result<WeightPlace> {
+        Ok(match *content {
+            Content::Weight(number) => writer.write(&read_weight(&low.weights()[number])?)?,
+            Content::Codes(number) => places[number][0].clone(),
+            Content::Scales(number) => places[number][1].clone(),
+            Content::Offsets(number) => places[number][2].clone(),
+        })
     };
-    let name = target.file_name().and_then(|name| name.to_str()).expect("a name in UTF-8");
-    let data = target.with_file_name(format!("{name}_data"));
-    let low = graph.with_low_bits(chosen);
-    let mut writer = Writer::create(&data, format!("{name}_data"))?;
-    let mut encoded: Option<(usize, Encoded)> = None;
-    for &content in low.contents() {
-        let number = match content {
-            Content::Weight(number) => {
-                writer.write(read_weight(&low.weights()[number])?)?;
-                continue;
-            }
-            Content::Codes(number) | Content::Scales(number) | Content::Offsets(number) => number,
-        };
-        if encoded.as_ref().is_none_or(|(known, _)| *known != number) {
-            let (tensors, matrix) = encode(low.weights(), number)?;
-            encoded = Some((number, tensors));
-            progress(&matrix, number + 1, chosen.len());
-            report.matrices.push(matrix);
-        }
-        if let Some((_, tensors)) = &encoded {
-            writer.write(match content {
-                Content::Scales(_) => &tensors.scales,
-                Content::Offsets(_) => &tensors.offsets,
-                _ => &tensors.codes,
-            })?;
-        }
-    }
-    let places = writer.finish()?;
-    report.bytes = places.end;
-    let file = low.encode(&places.all)?;
+    let places: Vec<_> = low.contents().iter().map(&mut place).collect::<Result<_>>()?;
+    report.bytes = writer.finish()?;
+    let file = low.encode(&places)?;
     std::fs::write(target, file).map_err(|error| Error::io("writing", &error).in_file(target))?;
     Ok(report)
 }

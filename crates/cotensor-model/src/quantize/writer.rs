@@ -14,39 +14,32 @@ pub(super) struct Writer<'p> {
     location: String,
     file: BufWriter<File>,
     end: u64,
-    places: Vec<WeightPlace>,
     /// Tied weights that an exporter wrote twice are written once.
     by_content: HashMap<ContentHash, u64>,
-}
-
-/// Where the tensors are, and the length of the file.
-pub(super) struct Places {
-    pub(super) all: Vec<WeightPlace>,
-    pub(super) end: u64,
 }
 
 impl<'p> Writer<'p> {
     pub(super) fn create(path: &'p Path, location: String) -> Result<Self> {
         let file = File::create_new(path).map_err(|error| Error::io("writing", &error).in_file(path))?;
-        Ok(Self { path, location, file: BufWriter::new(file), end: 0, places: Vec::new(), by_content: HashMap::new() })
+        Ok(Self { path, location, file: BufWriter::new(file), end: 0, by_content: HashMap::new() })
     }
 
-    pub(super) fn write(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
-        let bytes = bytes.as_ref();
+    /// Writes a tensor, and returns its place.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<WeightPlace> {
         let start = self.end.next_multiple_of(ALIGNMENT);
         let offset = *self.by_content.entry(ContentHash::of(bytes)).or_insert(start);
-        self.places.push(WeightPlace { location: self.location.clone(), offset });
         if offset == start {
             let gap = vec![0; (start - self.end) as usize];
             let written = self.file.write_all(&gap).and_then(|()| self.file.write_all(bytes));
             written.map_err(|error| Error::io("writing", &error).in_file(self.path))?;
             self.end = start + bytes.len() as u64;
         }
-        Ok(())
+        Ok(WeightPlace { location: self.location.clone(), offset })
     }
 
-    pub(super) fn finish(mut self) -> Result<Places> {
+    /// Returns the length of the file.
+    pub(super) fn finish(mut self) -> Result<u64> {
         self.file.flush().map_err(|error| Error::io("writing", &error).in_file(self.path))?;
-        Ok(Places { all: self.places, end: self.end })
+        Ok(self.end)
     }
 }

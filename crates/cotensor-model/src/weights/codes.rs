@@ -1,7 +1,7 @@
 //! What the tensors of quantized weights say about them: metadata of the blobs.
 
 use crate::graph::{Graph, Weight};
-use crate::quantize::{GraphReport, MatrixReport};
+use crate::quantize::{GraphReport, MatrixReport, OutputErrors, WeightsOrigin};
 use cotensor_store::METADATA_BYTES_MAX;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -51,6 +51,10 @@ struct Metadata {
     relative_error: Option<f64>,
     /// That of the product's result, for the inputs of the calibration.
     output_error: Option<f64>,
+    /// Those of the outputs of the graph.
+    outputs: Option<OutputErrors>,
+    /// Whether the weights of the graph are trained.
+    weights: Option<WeightsOrigin>,
 }
 
 impl StoredCodes {
@@ -70,6 +74,8 @@ impl StoredCodes {
                 run_bits: 0.0,
                 relative_error: Some(matrix.relative_error),
                 output_error: matrix.output_error,
+                outputs: report.map(|report| report.errors),
+                weights: report.and_then(|report| report.weights),
             };
             let MatrixReport { rows, columns, .. } = matrix;
             found.add(&weights, &parts, *rows as f64 * *columns as f64, metadata);
@@ -93,6 +99,8 @@ impl StoredCodes {
                 run_bits: 0.0,
                 relative_error: None,
                 output_error: None,
+                outputs: None,
+                weights: None,
             };
             found.add(&weights, &parts, elements, metadata);
         }

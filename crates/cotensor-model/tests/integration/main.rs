@@ -26,6 +26,7 @@ mod object_detection;
 mod pipeline;
 mod pipeline_inputs;
 mod pool;
+mod quantize_reads;
 mod relatives;
 mod sentence_modules;
 mod shared_model;

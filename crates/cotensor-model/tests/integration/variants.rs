@@ -25,7 +25,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 /// Decodes on one engine. False if the engine refuses the graph.
 fn check(engine: &Arc<dyn Engine>, variant: &str, reference: &Value, tolerance: f64) -> bool {
     let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(engine));
-    let source = StageSource::Shared(Arc::clone(&runtime));
+    let source = StageSource::Shared(Arc::clone(runtime.loader()));
     let model = Model::open_variant(&tiny("qwen2"), source, Some(variant)).unwrap();
     let stage = match model.stage("decoder") {
         Ok(stage) => stage,

@@ -1,10 +1,11 @@
 //! Graphs that other programs quantized: products by codes with zero points and a bias.
 
 use crate::support::onnx::*;
-use cotensor_core::ErrorKind;
+use cotensor_core::{DType, ErrorKind};
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::graph::open_graph;
 use cotensor_model::tensor::TensorRef;
+use cotensor_quant::f16;
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 use std::path::Path;
 
@@ -33,6 +34,36 @@ struct Case {
     has_bias: bool,
     /// Whether scales have one dimension, as older quantizers write them.
     is_flat: bool,
+    /// Whether all numbers are `float16`.
+    is_half: bool,
+}
+
+impl Case {
+    /// Numbers as the graph has them.
+    fn rounded(&self, values: Vec<f32>) -> Vec<f32> {
+        let round = |value: f32| if self.is_half { f16::from_f32(value).to_f32() } else { value };
+        values.into_iter().map(round).collect()
+    }
+
+    fn dtype(&self) -> DataType {
+        if self.is_half { DataType::FLOAT16 } else { DataType::FLOAT }
+    }
+
+    fn tensor(&self, name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
+        match self.is_half {
+            true => raw_tensor(
+                name,
+                DataType::FLOAT16,
+                dims,
+                halves(values).into_iter().flat_map(u16::to_le_bytes).collect(),
+            ),
+            false => f32_tensor(name, dims, values),
+        }
+    }
+}
+
+fn halves(values: &[f32]) -> Vec<u16> {
+    values.iter().map(|value| f16::from_f32(*value).to_bits()).collect()
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -44,10 +75,10 @@ enum Zeros {
 
 /// The model, and the matrix that its codes stand for.
 fn model_of(case: &Case) -> (ModelProto, Vec<f32>) {
-    let Case { bits, zeros, has_bias, is_flat } = *case;
+    let Case { bits, zeros, has_bias, is_flat, .. } = *case;
     let all = codes(bits, ROWS * COLUMNS, 3);
     let zero_codes = codes(bits, ROWS * GROUPS, 11);
-    let scales: Vec<f32> = noise(ROWS * GROUPS, 6).iter().map(|scale| 0.01 + scale.abs()).collect();
+    let scales = case.rounded(noise(ROWS * GROUPS, 6).iter().map(|scale| 0.01 + scale.abs()).collect());
     let middle = f32::from(1u8 << (bits - 1));
     let zero = |at: usize| match zeros {
         Zeros::None => middle,
@@ -60,7 +91,7 @@ fn model_of(case: &Case) -> (ModelProto, Vec<f32>) {
     let scale_dims: &[i64] = if is_flat { &[rows * groups] } else { &[rows, groups] };
     let mut initializer: Vec<TensorProto> = vec![
         raw_tensor("codes", DataType::UINT8, &[rows, groups, bytes], packed(bits, &all, GROUP)),
-        f32_tensor("scales", scale_dims, &scales),
+        case.tensor("scales", scale_dims, &scales),
     ];
     let mut inputs = vec!["x", "codes", "scales", "", "", ""];
     match zeros {
@@ -72,12 +103,12 @@ fn model_of(case: &Case) -> (ModelProto, Vec<f32>) {
         }
         Zeros::Float => {
             let values: Vec<f32> = (0..ROWS * GROUPS).map(zero).collect();
-            initializer.push(f32_tensor("zeros", &[rows, groups], &values));
+            initializer.push(case.tensor("zeros", &[rows, groups], &values));
             inputs[3] = "zeros";
         }
     }
     if has_bias {
-        initializer.push(f32_tensor("bias", &[rows], &noise(ROWS, 9)));
+        initializer.push(case.tensor("bias", &[rows], &noise(ROWS, 9)));
         inputs[5] = "bias";
     }
     let attributes = [("K", COLUMNS), ("N", ROWS), ("bits", bits as usize), ("block_size", GROUP)];
@@ -90,8 +121,8 @@ fn model_of(case: &Case) -> (ModelProto, Vec<f32>) {
     let graph = GraphProto {
         node: vec![product],
         initializer,
-        input: vec![value("x", DataType::FLOAT, &[None, Some(COLUMNS as i64)])],
-        output: vec![value("y", DataType::FLOAT, &[None, Some(rows)])],
+        input: vec![value("x", case.dtype(), &[None, Some(COLUMNS as i64)])],
+        output: vec![value("y", case.dtype(), &[None, Some(rows)])],
         value_info: vec![],
     };
     let matrix = matrix.collect();
@@ -105,8 +136,8 @@ fn cases() -> Vec<Case> {
     for bits in [2, 4, 8] {
         for zeros in [Zeros::None, Zeros::Packed, Zeros::Float] {
             for has_bias in [false, true] {
-                for is_flat in [false, true] {
-                    cases.push(Case { bits, zeros, has_bias, is_flat });
+                for (is_flat, is_half) in [(false, false), (true, false), (false, true), (true, true)] {
+                    cases.push(Case { bits, zeros, has_bias, is_flat, is_half });
                 }
             }
         }
@@ -117,11 +148,11 @@ fn cases() -> Vec<Case> {
 #[test]
 fn engines_subtract_zero_points_and_add_a_bias() {
     let folder = tempfile::tempdir().unwrap();
-    let x = noise(2 * COLUMNS, 4);
     for (number, case) in cases().iter().enumerate() {
         let (whole, matrix) = model_of(case);
         let path = save(folder.path(), &format!("{number}.onnx"), &whole);
-        let bias = if case.has_bias { noise(ROWS, 9) } else { vec![0.0; ROWS] };
+        let x = case.rounded(noise(2 * COLUMNS, 4));
+        let bias = if case.has_bias { case.rounded(noise(ROWS, 9)) } else { vec![0.0; ROWS] };
         let rows = x.chunks(COLUMNS).flat_map(|x| {
             let product =
                 |row: &[f32]| row.iter().zip(x).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32;
@@ -138,11 +169,19 @@ fn engines_subtract_zero_points_and_add_a_bias() {
             });
             assert!(graph.coded_products().iter().all(|product| product.bits == 4));
             let graph = load_graph(&*engine, &graph, &*store());
-            let y = graph.run_alone(&[("x", TensorRef::f32(&[2, COLUMNS], &x).unwrap())], &["y"]).unwrap().remove(0);
+            let half = halves(&x);
+            let given = match case.is_half {
+                true => TensorRef::new(DType::F16, &[2, COLUMNS], &half).unwrap(),
+                false => TensorRef::f32(&[2, COLUMNS], &x).unwrap(),
+            };
+            let y = graph.run_alone(&[("x", given)], &["y"]).unwrap().remove(0);
+            let y = TensorRef::from(&y).to_f32().unwrap();
             let most = wanted.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-            let found = y.as_f32().unwrap().iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / most;
-            let Case { bits, zeros, has_bias, is_flat } = case;
-            assert!(found < 3e-6, "{} {bits} bits, {zeros:?}, {has_bias} {is_flat}: {found}", engine.name());
+            let found = y.iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / most;
+            let Case { bits, zeros, has_bias, is_flat, is_half } = case;
+            // The result is rounded to float16.
+            let bound = if *is_half { 1e-3 } else { 3e-6 };
+            assert!(found < bound, "{} {bits} bits, {zeros:?}, {has_bias} {is_flat} {is_half}: {found}", engine.name());
         }
     }
 }
@@ -161,7 +200,7 @@ fn zero_points_that_do_not_fit_are_refused() {
         assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("zero points"), "{error}");
     };
     for bits in [2, 4, 8] {
-        let case = Case { bits, zeros: Zeros::Packed, has_bias: false, is_flat: false };
+        let case = Case { bits, zeros: Zeros::Packed, has_bias: false, is_flat: false, is_half: false };
         refused(&case, &[ROWS as i64, 1], DataType::UINT8);
         refused(&case, &[ROWS as i64 + 1, GROUPS as i64], DataType::UINT8);
         refused(&case, &[ROWS as i64, 6], DataType::FLOAT);

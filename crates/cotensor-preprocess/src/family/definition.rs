@@ -220,6 +220,19 @@ pub struct BlockFields {
     pub hidden_state: Option<String>,
 }
 
+/// A precision in which exports store graphs, beside each other: `model.onnx`, `model_fp16.onnx`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Variant {
+    /// The name: `fp16`.
+    pub name: String,
+    /// Other names.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// What the names of its files have before `.onnx`. The first file that exists is used.
+    pub suffixes: Vec<String>,
+}
+
 impl Similarity {
     /// The scale before training, from the content of config.json.
     pub fn before_training(&self, config: &serde_json::Value) -> Option<f32> {

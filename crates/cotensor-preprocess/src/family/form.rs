@@ -1,7 +1,6 @@
 //! The form in which a model has its decoder.
 
-use super::definition::{Family, StageDef};
-use super::variant::Variant;
+use super::definition::{Family, StageDef, Variant};
 
 impl Family {
     /// The roles of the stages of a task, in order. `has_file` tells which files the model has. If the model has the

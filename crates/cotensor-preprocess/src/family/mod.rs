@@ -10,10 +10,9 @@ mod variant;
 
 pub use config::{CONFIG_FILE, ModelConfig};
 pub use definition::{
-    BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef,
+    BlockFields, DecoderDef, EncoderFields, Family, ImageTokens, LOGITS, Probability, Similarity, StageDef, Variant,
 };
 pub use export::EXPORTER;
 pub(crate) use tables::known_pooling;
-pub use tables::{families, family_of, family_of_model, kinds_by_name, tasks, variants};
+pub use tables::{families, family_of, family_of_model, kinds_by_name, tasks, variant, variants};
 pub use task::{AnswerKind, Task, TextLimit};
-pub use variant::{Variant, variant};

@@ -1,6 +1,5 @@
-use super::definition::{Family, StageDef};
+use super::definition::{Family, StageDef, Variant};
 use super::task::{AnswerKind, Task, TextLimit};
-use super::variant::Variant;
 use cotensor_core::{Error, Kind, Result};
 use serde::Deserialize;
 use std::sync::OnceLock;
@@ -42,6 +41,18 @@ pub fn tasks() -> &'static [Task] {
 /// All variants of graphs, in the order in which they are chosen.
 pub fn variants() -> &'static [Variant] {
     &tables().variant
+}
+
+/// The variant of this name.
+///
+/// # Errors
+/// `Invalid`; the message lists the variants.
+pub fn variant(name: &str) -> Result<&'static Variant> {
+    let is_named = |variant: &&Variant| variant.name == name || variant.aliases.iter().any(|alias| alias == name);
+    variants().iter().find(is_named).ok_or_else(|| {
+        let known: Vec<&str> = variants().iter().map(|variant| variant.name.as_str()).collect();
+        Error::invalid(format!("{name:?} is no variant; variants: {}", known.join(", "))).in_field("variant")
+    })
 }
 
 /// The pooling that a model's name stands for: that of the longest known beginning of its last part. `None` for an unknown name.

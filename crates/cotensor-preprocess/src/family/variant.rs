@@ -1,33 +1,7 @@
-use super::definition::{Family, Similarity, StageDef};
+use super::definition::{Family, Similarity, StageDef, Variant};
 use super::tables::variants;
 use cotensor_core::{Error, Result};
-use serde::Deserialize;
 use std::collections::BTreeSet;
-
-/// A precision in which exports store graphs, beside each other: `model.onnx`, `model_fp16.onnx`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Variant {
-    /// The name: `fp16`.
-    pub name: String,
-    /// Other names.
-    #[serde(default)]
-    pub aliases: Vec<String>,
-    /// What the names of its files have before `.onnx`. The first file that exists is used.
-    pub suffixes: Vec<String>,
-}
-
-/// The variant of this name.
-///
-/// # Errors
-/// `Invalid`; the message lists the variants.
-pub fn variant(name: &str) -> Result<&'static Variant> {
-    let is_named = |variant: &&Variant| variant.name == name || variant.aliases.iter().any(|alias| alias == name);
-    variants().iter().find(is_named).ok_or_else(|| {
-        let known: Vec<&str> = variants().iter().map(|variant| variant.name.as_str()).collect();
-        Error::invalid(format!("{name:?} is no variant; variants: {}", known.join(", "))).in_field("variant")
-    })
-}
 
 impl StageDef {
     /// Candidates for the graph's file, relative to the model's folder, in order, and whether they hold the whole model:
@@ -93,8 +67,7 @@ fn with_suffix(file: &str, suffix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::family::family_of;
+    use crate::family::{family_of, variant};
 
     #[test]
     fn graphs_of_fastembed_and_of_the_exporter_of_sentence_transformers_are_found() {

@@ -1,12 +1,33 @@
 //! Dense layers and layer normalization, in float32.
 
-use super::modules::Weights;
-use cotensor_core::{Error, Result};
+use cotensor_core::{ContentHash, Error, Result};
+use std::fmt;
+use std::sync::Arc;
 
 /// What PyTorch's LayerNorm adds to the variance.
 const EPSILON: f32 = 1e-5;
 /// The number of partial sums of a scalar product, so that the compiler uses vector instructions.
 const LANES: usize = 8;
+
+/// The weights of a module. Their hash stands for them where settings are hashed.
+#[derive(Clone)]
+pub(super) struct Weights {
+    pub(super) values: Arc<[f32]>,
+    hash: ContentHash,
+}
+
+impl Weights {
+    pub(super) fn of(values: Vec<f32>) -> Self {
+        let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Self { hash: ContentHash::of(&raw), values: values.into() }
+    }
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {}", self.values.len(), self.hash)
+    }
+}
 
 /// `activation(weight x + bias)`.
 #[derive(Clone, Debug)]

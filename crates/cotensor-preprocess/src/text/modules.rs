@@ -1,14 +1,12 @@
 //! The modules of sentence-transformers that change vectors beside the pooling: Dense, LayerNorm and Normalize.
 
-use super::dense::{Activation, Dense, LayerNorm};
+use super::dense::{Activation, Dense, LayerNorm, Weights};
 use super::fields::{file_in, flag};
 use super::pooling::normalized;
 use crate::checkpoint::{FILE as WEIGHTS_FILE, Header};
 use crate::files::{ModelFiles, read_json};
-use cotensor_core::{ContentHash, Error, Result, size};
+use cotensor_core::{Error, Result, size};
 use serde_json::Value;
-use std::fmt;
-use std::sync::Arc;
 
 /// The most numbers of a vector.
 const WIDTH_MAX: u64 = 1 << 16;
@@ -33,19 +31,6 @@ pub(super) enum Vectors {
     Tokens,
     /// That of the text, after the pooling.
     Text,
-}
-
-/// The weights of a module. Their hash stands for them where settings are hashed.
-#[derive(Clone)]
-pub(super) struct Weights {
-    pub(super) values: Arc<[f32]>,
-    hash: ContentHash,
-}
-
-impl fmt::Debug for Weights {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} x {}", self.values.len(), self.hash)
-    }
 }
 
 impl Module {
@@ -190,8 +175,7 @@ impl Folder<'_> {
             }
             let tensors = shapes.iter().map(|(name, shape)| {
                 let values = header.floats(&bytes, name, shape).map_err(|error| error.in_field(*name))?;
-                let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                Ok(Weights { hash: ContentHash::of(&raw), values: values.into() })
+                Ok(Weights::of(values))
             });
             tensors.collect()
         };

@@ -102,7 +102,12 @@ pub(super) fn inverse(scale: f32) -> f32 {
 /// The nearest code as a number.
 #[inline(always)]
 pub(super) fn code_of(value: f32, inverse: f32, zero: f32, max: f32) -> f32 {
-    let code = value * inverse + zero;
+    nearest_within(value * inverse + zero, max)
+}
+
+/// The nearest code from 0 to `max`.
+#[inline(always)]
+pub(super) fn nearest_within(code: f32, max: f32) -> f32 {
     let code = if code < max { code } else { max };
     nearest(if code > 0.0 { code } else { 0.0 })
 }

@@ -2,10 +2,12 @@
 
 mod compensated;
 mod flat;
+mod refined;
 mod two_level;
 
 use crate::inputs::InputFactor;
 use crate::lanes::vectorized;
+use crate::scales::F16_MAX;
 use crate::spec::{QuantSpec, Scheme, Width};
 use crate::tensor::QuantTensor;
 use cotensor_core::{Error, Result};
@@ -60,7 +62,7 @@ fn check_count(weights: &[f32], rows: usize, columns: usize) -> Result<()> {
 
 fn impossible(weights: &[f32], at: usize, columns: usize) -> Error {
     let (row, column) = (at / columns, at % columns);
-    let message = format!("row {row}, column {column} is {}; finite numbers up to {MAX} are possible", weights[at]);
+    let message = format!("row {row}, column {column} is {}; finite numbers up to {F16_MAX} are possible", weights[at]);
     Error::invalid(message).in_field("weights")
 }
 
@@ -74,13 +76,10 @@ fn of_any_width(weights: &[f32], tensor: &mut QuantTensor) -> Option<usize> {
     }
 }
 
-/// The largest float16.
-const MAX: f32 = 65_504.0;
-
 /// Whether a weight is not possible. Without a branch, for loops over many.
 #[inline(always)]
 fn is_wrong(weight: &f32) -> bool {
-    weight.is_nan() | (weight.abs() > MAX)
+    weight.is_nan() | (weight.abs() > F16_MAX)
 }
 
 /// Quantizes row by row, with loops that know the width when they are compiled. Returns the first weight that is not possible.

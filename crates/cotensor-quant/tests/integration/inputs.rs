@@ -1,7 +1,9 @@
 //! Codes for known inputs.
 
 use crate::samples::normal;
-use cotensor_quant::{InputMoments, QuantSpec, QuantTensor, Scheme, Width, quantize, quantize_for, rotate};
+use cotensor_quant::{
+    InputMoments, QuantSpec, QuantTensor, Scheme, Width, quantize, quantize_for, relative_error, rotate,
+};
 
 const COLUMNS: usize = 128;
 const ROWS: usize = 24;
@@ -72,7 +74,7 @@ fn codes_for_inputs_give_better_results_for_other_inputs() {
 }
 
 #[test]
-fn inputs_without_directions_change_nothing() {
+fn inputs_without_directions_change_little() {
     let weights = normal(ROWS * COLUMNS, 1);
     let mut moments = InputMoments::new(COLUMNS);
     let identity: Vec<f32> =
@@ -80,7 +82,10 @@ fn inputs_without_directions_change_nothing() {
     moments.add(&identity);
     let spec = QuantSpec::new(Width::Four, 32, Scheme::Search).unwrap();
     let fitted = quantize_for(&weights, ROWS, COLUMNS, &spec, &moments.factor().unwrap()).unwrap();
-    assert_eq!(fitted, quantize(&weights, ROWS, COLUMNS, &spec).unwrap());
+    let plain = quantize(&weights, ROWS, COLUMNS, &spec).unwrap();
+    let [fitted, plain] = [fitted, plain].map(|tensor| relative_error(&weights, &tensor).unwrap());
+    // The scale of a group is fitted to its codes again.
+    assert!(fitted <= plain && fitted > 0.99 * plain, "{fitted} instead of {plain}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Requests and notifications, single or in batches.
 
+use super::id::{Id, Version, present_id};
 use super::response::Response;
 use cotensor_core::Error;
 use jsonrpsee_types::ErrorCode;
@@ -8,8 +9,6 @@ use serde_json::value::RawValue;
 
 /// The most calls in one batch.
 pub const BATCH_MAX: usize = 1024;
-/// The longest id of a request, in bytes of its JSON text, quotes included.
-pub const ID_BYTES_MAX: usize = 256;
 
 /// One call: a request, or a notification when it has no id.
 #[derive(Debug, Deserialize)]
@@ -24,60 +23,6 @@ pub struct Call {
     /// By name (an object) or by position (an array).
     #[serde(default, deserialize_with = "structured")]
     pub params: Option<Box<RawValue>>,
-}
-
-/// The protocol's version, in every message.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Version {
-    #[serde(rename = "2.0")]
-    Two,
-}
-
-/// The id of a request: any JSON number, a string or null. The answer repeats its text.
-#[derive(Clone, Debug, Serialize)]
-#[serde(transparent)]
-pub struct Id(Box<RawValue>);
-
-impl Id {
-    /// The id of an answer to a request whose id could not be read.
-    pub fn null() -> Self {
-        Self(RawValue::NULL.to_owned())
-    }
-
-    /// The id as an integer, if it is one that fits.
-    pub fn as_u64(&self) -> Option<u64> {
-        self.0.get().parse().ok()
-    }
-}
-
-impl From<u64> for Id {
-    fn from(number: u64) -> Self {
-        // Digits are JSON.
-        RawValue::from_string(number.to_string()).map_or_else(|_| Self::null(), Self)
-    }
-}
-
-impl PartialEq for Id {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.get() == other.0.get()
-    }
-}
-
-impl<'de> Deserialize<'de> for Id {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = Box::<RawValue>::deserialize(deserializer)?;
-        let text = raw.get();
-        match text == "null" || text.starts_with(|first: char| first == '"' || first == '-' || first.is_ascii_digit()) {
-            true if text.len() <= ID_BYTES_MAX => Ok(Self(raw)),
-            true => Err(serde::de::Error::custom(format!("an id has at most {ID_BYTES_MAX} bytes"))),
-            false => Err(serde::de::Error::custom("an id is a number, a string or null")),
-        }
-    }
-}
-
-/// Tells an id that is null from a missing one.
-pub(super) fn present_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Id>, D::Error> {
-    Id::deserialize(deserializer).map(Some)
 }
 
 /// Parameters as the specification allows them. Null, which it does not allow, counts as missing: some clients send it.
@@ -145,6 +90,7 @@ pub fn encode_call(id: Option<u64>, method: &str, params: &impl Serialize) -> co
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::ID_BYTES_MAX;
 
     #[test]
     fn parse_distinguishes_requests_notifications_and_batches() {

@@ -1,6 +1,6 @@
 //! Messages from a server: answers and notifications.
 
-use super::call::{Id, Version, present_id};
+use super::id::{Id, Version, present_id};
 use super::response::{Response, present_result};
 use cotensor_core::Error;
 use jsonrpsee_types::ErrorObjectOwned;

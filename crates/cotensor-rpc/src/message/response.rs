@@ -1,7 +1,7 @@
 //! Answers: a result or an error.
 
-use super::call::{Id, Version};
 use super::errors::{TENSORS_INSTEAD, from_object};
+use super::id::{Id, Version};
 use cotensor_core::Error;
 use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde::{Deserialize, Serialize};

@@ -8,8 +8,8 @@ mod registry;
 mod request;
 
 pub use batch::{BatchPermit, BatchPermits};
-pub use counters::ErrorCounts;
+pub use counters::CallCounts;
 pub use outbox::{Outbox, WAITING_FRAMES_MAX};
 pub use reader::{Polled, Reader};
-pub use registry::{Peer, Registry, handle};
-pub use request::Request;
+pub use registry::Registry;
+pub use request::{Peer, Request};

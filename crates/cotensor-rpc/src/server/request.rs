@@ -1,15 +1,47 @@
-//! One call on its way to its answer.
+//! One call on its way to its answer, and the peer that gets it.
 
 use super::batch::{Batch, Finished};
-use super::registry::Peer;
+use super::counters::CallCounts;
 use crate::frame::{FRAME_BYTES_MAX, Frame};
-use crate::message::{Id, Response, to_object};
+use crate::message::{Call, Id, Response, to_object};
 use cotensor_core::Result;
 use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// The other end of a connection that a server answers: its limits and its socket.
+pub trait Peer: Sized + Send + Sync + 'static {
+    /// Counts the calls of this peer and their errors.
+    fn counts(&self) -> &CallCounts;
+
+    /// Admits a call before its handler runs. [`finished`](Self::finished) follows for every call, also for a refused
+    /// one.
+    ///
+    /// # Errors
+    /// The answer to the call instead of its result.
+    fn admit(&self, call: &Call) -> Result<()>;
+
+    /// Answers a call of a method that the registry does not have.
+    fn unknown(request: Request<Self>, _method: &str, _params: Option<&RawValue>) {
+        request.error(ErrorObjectOwned::from(ErrorCode::MethodNotFound));
+    }
+
+    /// A call that [`admit`](Self::admit) saw has its answer.
+    fn finished(&self) {}
+
+    /// Checks that an answer of `bytes` bytes may join the answers that wait to be sent.
+    ///
+    /// # Errors
+    /// The answer to send instead.
+    fn check_backlog(&self, _bytes: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Queues a message for the peer. False when it will not arrive.
+    fn send(&self, frame: Frame) -> bool;
+}
 
 /// A call that has no answer yet. It is answered once, on any thread; dropped without an answer, it gets an internal
 /// error.
@@ -76,14 +108,14 @@ impl<P: Peer> Request<P> {
         self.answered = true;
         self.peer.finished();
         if let Err(error) = &outcome {
-            self.peer.registry().errors().add(error.code());
+            self.peer.counts().add_error(error.code());
         }
         let response = self.id.take().map(|id| Response::new(id, outcome));
         match (&self.batch, response) {
             (Some(batch), response) => {
                 let Finished { error_code, message } = batch.finish(response, fds);
                 if let Some(code) = error_code {
-                    self.peer.registry().errors().add(code);
+                    self.peer.counts().add_error(code);
                 }
                 if let Some(message) = message {
                     self.peer.send(message);
@@ -101,7 +133,7 @@ impl<P: Peer> Request<P> {
             Ok(body) => self.peer.send(Frame { body, fds }),
             Err(error) => {
                 let error = to_object(&error);
-                self.peer.registry().errors().add(error.code());
+                self.peer.counts().add_error(error.code());
                 self.peer.send(Frame::new(response.with_error(error)));
                 false
             }

@@ -123,9 +123,14 @@ fn quantized(info: &ModelInfo) -> Vec<Value> {
             ("stored_bits", Value::Float(found.stored_bits)),
             ("run_bits", Value::Float(found.run_bits)),
             ("relative_error", Value::Float(found.relative_error)),
-            ("output_error", number(found.output_error)),
-            ("divergence", number(found.divergence)),
-            ("top1", number(found.top1)),
+            ("layer_error", number(found.layer_error)),
+            ("output_error", number(found.errors.output_error)),
+            ("divergence", number(found.errors.divergence)),
+            ("top1", number(found.errors.top1)),
+            ("cosine", number(found.errors.cosine)),
+            ("neighbours", number(found.errors.neighbours)),
+            ("tokens", found.errors.tokens.map_or(Value::Null, |tokens| (tokens as i64).into())),
+            ("weights", found.weights.map_or(Value::Null, |weights| weights.name().into())),
             ("held_out", (found.held_out as i64).into()),
         ]))
     };

@@ -24,6 +24,14 @@ pub trait MemoryControl: Send + Sync {
         Ok(0)
     }
 
+    /// As [`prefault`](Self::prefault), for tensors of [`reserve_to_fill`](crate::TensorStore::reserve_to_fill).
+    ///
+    /// # Errors
+    /// As [`prefault`](Self::prefault).
+    fn prefault_to_fill(&self, device: Device, bytes: usize, count: usize) -> Result<usize> {
+        self.prefault(device, bytes, count)
+    }
+
     /// Frees all unleased tensors.
     fn optimize(&self) -> OptimizeReport;
 }

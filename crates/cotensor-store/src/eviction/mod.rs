@@ -6,8 +6,9 @@ mod candidates;
 mod due;
 mod make_room;
 mod refusal;
+mod uses;
 
 pub(crate) use ages::Ages;
-pub(crate) use candidates::{Candidate, candidates, charged_bytes};
+pub(crate) use candidates::{Candidate, candidates};
 pub(crate) use make_room::{ROUNDS_MAX, Want, pause};
-pub(crate) use refusal::LastUses;
+pub(crate) use uses::LastUses;

@@ -1,5 +1,6 @@
 //! Groups: tensors that consist of named members in one segment.
 
+use super::limits::check_name;
 use crate::backend::{DIMENSION_BYTES, TEXT_COPIES};
 use cotensor_core::{DType, Error, Layout, Result, padded};
 use std::collections::HashSet;
@@ -128,7 +129,7 @@ fn lay_out(name: &str, dtype: DType, shape: &[usize], end: usize) -> Result<Layo
     if name.is_empty() {
         return Err(Error::invalid("a member needs a name"));
     }
-    super::check_name(name, name)?;
+    check_name(name, name)?;
     let start = padded(end)?;
     Layout::contiguous(dtype, shape)?.moved(start)
 }

@@ -1,6 +1,7 @@
 //! Tensors: their identity and their description.
 
-use super::Members;
+use super::limits::{check_metadata, check_name};
+use super::members::Members;
 use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Space};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,16 +52,12 @@ pub struct TensorSpec {
     /// The identity of a computed value: the hash of stage key and output. Equal provenance means equal content, dtype
     /// and shape, so their hash is not computed.
     pub provenance: Option<ContentHash>,
-    /// What the publisher wants readers to know: a JSON object, at most [`METADATA_BYTES_MAX`] bytes.
+    /// What the publisher wants readers to know: a JSON object, at most
+    /// [`METADATA_BYTES_MAX`](crate::METADATA_BYTES_MAX) bytes.
     pub metadata: Option<Arc<str>>,
     /// The members of a group, which [`group`](TensorSpec::group) makes; `None` for a plain tensor.
     pub members: Option<Arc<Members>>,
 }
-
-/// The longest name of a tensor, a holder or a producer, in bytes.
-pub const NAME_BYTES_MAX: usize = 1024;
-/// The longest metadata of a tensor, in bytes.
-pub const METADATA_BYTES_MAX: usize = 4096;
 
 impl TensorSpec {
     /// A tensor of kind [`Kind::Other`] in host memory, without a producer, that is freed with its last lease. Shape in
@@ -119,37 +116,13 @@ impl TensorSpec {
     /// Checks its name, its producer and the length of its metadata.
     ///
     /// # Errors
-    /// `Invalid` with the field, for an empty name, for more than [`NAME_BYTES_MAX`] bytes, and for metadata of more than
-    /// [`METADATA_BYTES_MAX`] bytes.
+    /// `Invalid` with the field, for an empty name, for more than [`NAME_BYTES_MAX`](crate::NAME_BYTES_MAX) bytes, and for
+    /// metadata of more than [`METADATA_BYTES_MAX`](crate::METADATA_BYTES_MAX) bytes.
     pub fn check_names(&self) -> Result<()> {
         if self.name.is_empty() {
             return Err(Error::invalid("a name is required").in_field("name"));
         }
         check_metadata(self.metadata.as_deref())?;
         check_name(&self.name, "name").and_then(|()| check_name(&self.producer, "producer"))
-    }
-}
-
-/// Checks the length of metadata.
-///
-/// # Errors
-/// `Invalid` for more than [`METADATA_BYTES_MAX`] bytes.
-pub(crate) fn check_metadata(metadata: Option<&str>) -> Result<()> {
-    let bytes = metadata.map_or(0, str::len);
-    if bytes > METADATA_BYTES_MAX {
-        let message = format!("{bytes} bytes of JSON; at most {METADATA_BYTES_MAX} are kept with a tensor");
-        return Err(Error::invalid(message).in_field("metadata"));
-    }
-    Ok(())
-}
-
-/// Checks the length of a name.
-///
-/// # Errors
-/// `Invalid` with `field` for more than [`NAME_BYTES_MAX`] bytes.
-pub fn check_name(name: &str, field: &str) -> Result<()> {
-    match name.len() > NAME_BYTES_MAX {
-        true => Err(Error::invalid(format!("longer than {NAME_BYTES_MAX} bytes")).in_field(field)),
-        false => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -26,6 +26,8 @@ class TensorsManager:
         self._device: Optional[torch.device] = None
         self._strategy = "genoa"
         self._session: Optional[Offload] = None
+        #: The classes of references, which their file adds.
+        self.reference_classes: Tuple[type, ...] = ()
         #: The mode of the thread whose functions return references.
         self.mode: Optional[TorchFunctionMode] = None
 
@@ -54,9 +56,7 @@ class TensorsManager:
 
     def tensors(self) -> List[Any]:
         """The references that are alive."""
-        from .tensor_ref import TensorRef
-
-        return [one for one in gc.get_objects() if isinstance(one, TensorRef)]
+        return [one for one in gc.get_objects() if isinstance(one, self.reference_classes)]
 
     def devices(self) -> Dict[str, int]:
         """Bytes of the references' tensors on each device; a tensor with several references counts for each."""

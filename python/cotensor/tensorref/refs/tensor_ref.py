@@ -138,6 +138,9 @@ class TensorRef(torch.Tensor):
         return run(func, types, args, kwargs or {})
 
 
+tensorsManager.reference_classes = (TensorRef,)
+
+
 def run(func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs a function of torch where the manager says, and returns references."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -1,42 +1,10 @@
 //! The lines of code with which a program would share what the scan found, chosen by the libraries and files that its processes
 //! have mapped.
 
-use super::report::ProcessScan;
+use super::report::{Advice, Library, ProcessScan};
 use cotensor_memory::process::MappedRange;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// How a program shares its duplicates.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Advice {
-    /// The processes of the program.
-    pub pids: Vec<u32>,
-    /// Its command line, shortened.
-    pub command: String,
-    /// The library that holds the data.
-    pub library: Library,
-    /// The model's folder or name, if a mapped file shows it.
-    pub model: Option<String>,
-    /// The sum of the processes' duplicate bytes.
-    pub duplicate_bytes: u64,
-    /// Two lines of Python.
-    pub code: [String; 2],
-}
-
-/// A library that holds tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Library {
-    /// PyTorch with Hugging Face transformers.
-    Transformers,
-    /// PyTorch.
-    Torch,
-    /// onnxruntime in Python.
-    Onnxruntime,
-    /// numpy.
-    Numpy,
-}
 
 /// The libraries by the names of their mapped files. All parts have to be mapped. The first library that is found holds the data.
 const LIBRARIES: &[(Library, &[&str])] = &[

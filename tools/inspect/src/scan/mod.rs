@@ -13,9 +13,8 @@ mod report;
 mod tally;
 mod walk;
 
-pub use advice::{Advice, Library};
 pub use options::{Progress, ScanOptions};
-pub use report::{PairScan, ProcessScan, RangeScan, Scan, Unread};
+pub use report::{Advice, Library, PairScan, ProcessScan, RangeScan, Scan, Unread};
 pub use tally::{Holding, Total};
 pub use walk::scan;
 

@@ -1,6 +1,5 @@
 //! The report of a scan.
 
-use super::advice::Advice;
 use super::tally::{Holding, Total};
 use serde::Serialize;
 
@@ -74,4 +73,35 @@ pub struct Unread {
     pub bytes: Option<u64>,
     /// The reason.
     pub reason: String,
+}
+
+/// How a program shares its duplicates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Advice {
+    /// The processes of the program.
+    pub pids: Vec<u32>,
+    /// Its command line, shortened.
+    pub command: String,
+    /// The library that holds the data.
+    pub library: Library,
+    /// The model's folder or name, if a mapped file shows it.
+    pub model: Option<String>,
+    /// The sum of the processes' duplicate bytes.
+    pub duplicate_bytes: u64,
+    /// Two lines of Python.
+    pub code: [String; 2],
+}
+
+/// A library that holds tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Library {
+    /// PyTorch with Hugging Face transformers.
+    Transformers,
+    /// PyTorch.
+    Torch,
+    /// onnxruntime in Python.
+    Onnxruntime,
+    /// numpy.
+    Numpy,
 }

@@ -1,6 +1,5 @@
 //! The client processes.
 
-use super::Options;
 use crate::content::Random;
 use crate::daemon::{Death, io, this_program, until};
 use cotensor_core::Result;
@@ -10,10 +9,17 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// The numbers of clients, and of leases of all clients together.
+#[derive(Clone, Copy)]
+pub(super) struct FleetSize {
+    pub(super) clients: usize,
+    pub(super) leases: usize,
+}
+
 /// All live clients.
 pub(super) struct ClientFleet {
     socket: PathBuf,
-    options: Options,
+    size: FleetSize,
     clients: Vec<Client>,
     results: Arc<Mutex<Results>>,
 }
@@ -24,6 +30,27 @@ struct Results {
     wrong: Vec<String>,
     /// Time of the kill, and nanoseconds until the client was back.
     recoveries: Vec<(u64, u64)>,
+}
+
+/// What idle clients have done since their starts.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Done {
+    /// Leases that they hold.
+    pub(super) leases: usize,
+    /// Tensors that they published in blocks.
+    pub(super) blocks: usize,
+    /// Frames of channels that they checked.
+    pub(super) frames: usize,
+}
+
+impl std::iter::Sum for Done {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            leases: sum.leases + one.leases,
+            blocks: sum.blocks + one.blocks,
+            frames: sum.frames + one.frames,
+        })
+    }
 }
 
 /// An error that no client may find.
@@ -39,8 +66,8 @@ struct Status {
     full: bool,
     /// Number of kills that the client has not acknowledged.
     pending_kills: usize,
-    /// Number of leases, once the client is idle.
-    idle_leases: Option<usize>,
+    /// What the client has done, once it is idle.
+    done: Option<Done>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -48,10 +75,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Client {
-    fn start(socket: &Path, options: &Options, index: usize, seed: u64, results: &Arc<Mutex<Results>>) -> Result<Self> {
-        let leases = options.leases.div_ceil(options.clients);
+    fn start(socket: &Path, size: FleetSize, index: usize, seed: u64, results: &Arc<Mutex<Results>>) -> Result<Self> {
+        let leases = size.leases.div_ceil(size.clients);
         let mut command = this_program("worker")?;
-        command.arg(socket).args([index, options.clients, leases].map(|number| number.to_string()));
+        command.arg(socket).args([index, size.clients, leases].map(|number| number.to_string()));
         command.arg(seed.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().map_err(io("starting a client"))?;
         let status = Arc::<Mutex<Status>>::default();
@@ -83,7 +110,11 @@ fn on_messages(out: ChildStdout, status: &Mutex<Status>, results: &Mutex<Results
     for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
         match line.split(' ').collect::<Vec<_>>().as_slice() {
             ["full"] => lock(status).full = true,
-            ["rests", leases] => lock(status).idle_leases = leases.parse().ok(),
+            ["rests", leases, blocks, frames] => {
+                if let (Ok(leases), Ok(blocks), Ok(frames)) = (leases.parse(), blocks.parse(), frames.parse()) {
+                    lock(status).done = Some(Done { leases, blocks, frames });
+                }
+            }
             ["back", at, after] => {
                 lock(status).pending_kills -= 1;
                 if let (Ok(at), Ok(after)) = (at.parse(), after.parse()) {
@@ -96,11 +127,11 @@ fn on_messages(out: ChildStdout, status: &Mutex<Status>, results: &Mutex<Results
 }
 
 impl ClientFleet {
-    pub(super) fn start(socket: &Path, options: &Options, random: &mut Random) -> Result<Self> {
+    pub(super) fn start(socket: &Path, size: FleetSize, random: &mut Random) -> Result<Self> {
         let results = Arc::default();
-        let start = |index| Client::start(socket, options, index, random.next(), &results);
-        let clients = (0..options.clients).map(start).collect::<Result<_>>()?;
-        Ok(Self { socket: socket.to_path_buf(), options: options.clone(), clients, results })
+        let start = |index| Client::start(socket, size, index, random.next(), &results);
+        let clients = (0..size.clients).map(start).collect::<Result<_>>()?;
+        Ok(Self { socket: socket.to_path_buf(), size, clients, results })
     }
 
     pub(super) fn all_full(&self) -> bool {
@@ -123,7 +154,7 @@ impl ClientFleet {
     pub(super) fn replace(&mut self, random: &mut Random) -> Result<()> {
         let index = random.below(self.clients.len());
         self.clients[index].kill();
-        self.clients[index] = Client::start(&self.socket, &self.options, index, random.next(), &self.results)?;
+        self.clients[index] = Client::start(&self.socket, self.size, index, random.next(), &self.results)?;
         Ok(())
     }
 
@@ -142,27 +173,27 @@ impl ClientFleet {
         }));
     }
 
-    /// Makes all clients check their tensors and become idle. Returns their number of leases.
+    /// Makes all clients check their tensors and become idle.
     ///
     /// # Errors
     /// `Corrupt` when a client found an error.
-    pub(super) fn rest(&mut self) -> Result<usize> {
+    pub(super) fn rest(&mut self) -> Result<Done> {
         for client in &mut self.clients {
-            lock(&client.status).idle_leases = None;
+            lock(&client.status).done = None;
             client.send("rest");
         }
-        let idle_leases = |client: &Client| lock(&client.status).idle_leases;
-        until("all rest", || self.is_wrong() || self.clients.iter().all(|client| idle_leases(client).is_some()))?;
+        let done = |client: &Client| lock(&client.status).done;
+        until("all rest", || self.is_wrong() || self.clients.iter().all(|client| done(client).is_some()))?;
         match self.wrong().first() {
             Some(wrong) => Err(Failure(wrong.clone()).into()),
-            None => Ok(self.clients.iter().filter_map(idle_leases).sum()),
+            None => Ok(self.clients.iter().filter_map(done).sum()),
         }
     }
 
     /// Removes half of the clients from the fleet.
     pub(super) fn split(&mut self) -> Self {
         let clients = self.clients.split_off(self.clients.len() / 2);
-        Self { clients, socket: self.socket.clone(), options: self.options.clone(), results: Arc::clone(&self.results) }
+        Self { clients, socket: self.socket.clone(), size: self.size, results: Arc::clone(&self.results) }
     }
 
     /// Kills all clients. Returns the time at which the last was dead.

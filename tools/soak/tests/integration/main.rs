@@ -23,6 +23,9 @@ fn chaos_leaks_nothing_and_all_clients_recover() {
     // Each client that survived a kill of the daemon has reported its recovery.
     assert!(outcome["recovery"]["count"].as_u64().unwrap() >= 8, "{}", outcome["recovery"]);
     assert!(outcome["leases_max"].as_u64().unwrap() > 100);
+    for used in ["blocks", "frames"] {
+        assert!(outcome[used].as_u64().unwrap() > 0, "no {used} were used: {outcome}");
+    }
     for process in ["server", "supervisor"] {
         let descriptors = |when: &str| outcome[when][process]["descriptors"].as_u64().unwrap();
         assert!(descriptors("after") <= descriptors("before"), "{outcome}");

@@ -6,7 +6,6 @@ mod result;
 pub(super) use result::{plain_json, show};
 
 use super::connection::connect;
-use super::tasks;
 use crate::args::CallArgs;
 use crate::launch::Program;
 use crate::output::{print, print_json};
@@ -16,7 +15,7 @@ use cotensor::core::waiting::{WaitClock, WaitReport};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::store::TensorStore;
 use cotensor_client::protocol::FoundFunction;
-use cotensor_functions::{CallError, Functions};
+use cotensor_functions::{CallError, Functions, Task};
 use cotensor_rpc::kind_named;
 use serde::Serialize;
 use serde_json::{Map, json};
@@ -48,11 +47,22 @@ pub(crate) fn call(args: &CallArgs, program: &Program) -> Result<()> {
     let arguments = Reader { holder: store.holder(""), store }.read(&args.arguments)?;
     if args.task {
         let task = functions.submit_within(name, &arguments, args.timeout).map_err(|error| call_error(error, name))?;
-        return tasks::submitted(&task, name, args.client.json);
+        return submitted(&task, name, args.client.json);
     }
     let value = functions.call_within(name, &arguments, args.timeout).map_err(|error| call_error(error, name))?;
     let about = Map::from_iter([("function".to_owned(), json!(name))]);
     show(&value, about, args.client.json, args.output.as_deref())
+}
+
+/// Prints the name of a submitted task.
+fn submitted(task: &Task, function: &str, as_json: bool) -> Result<()> {
+    let name = task_name(task.epoch(), task.number());
+    if as_json { print_json(&json!({"task": name, "function": function})) } else { print(&format!("{name}\n")) }
+}
+
+/// The name of a task: the epoch of its provider, and its number.
+pub(super) fn task_name(epoch: u64, number: u64) -> String {
+    format!("{epoch:x}-{number}")
 }
 
 /// Waits until a process offers the function, for `timeout` at most.

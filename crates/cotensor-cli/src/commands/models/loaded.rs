@@ -78,7 +78,7 @@ impl Entry {
     /// The bits of a weight of each graph that is quantized, in the file, and the errors of outputs that were measured.
     fn bits(&self) -> String {
         let one = |Quantized { stage, weights }: &Quantized| {
-            let error = weights.output_error.map_or_else(String::new, |error| format!(", error {error:.3}"));
+            let error = weights.errors.output_error.map_or_else(String::new, |error| format!(", error {error:.3}"));
             format!("{} {:.1}{error}", plain(stage), weights.stored_bits)
         };
         self.quantized.iter().map(one).collect::<Vec<_>>().join("; ")

@@ -1,10 +1,11 @@
 //! `plan`: compares strategies of placement on a recorded trace.
 
+mod bars;
 mod page;
 
 use crate::args::PlanArgs;
 use crate::output::{ReportFile, print, print_json};
-use crate::table::Table;
+use crate::table::{Table, milliseconds, ratio};
 use cotensor::core::{Error, Result, size};
 use cotensor_placement::{Comparison, Device, Faults, Flow, Plan, Simulator, Trace, compare, micros, part};
 use serde::Serialize;
@@ -112,7 +113,7 @@ fn table(comparison: &Comparison) -> Table {
         table.row([
             measured.name.clone(),
             milliseconds(measured.time_ns),
-            factor(measured.time_ns, comparison.bound_ns),
+            ratio(measured.time_ns, comparison.bound_ns),
             size(measured.copied_bytes.round() as u64),
             milliseconds(measured.stall_ns),
             size(measured.peak_bytes),
@@ -165,13 +166,4 @@ fn sentence(plan: &Plan) -> String {
         let _ = write!(line, "; it repeats after {} periods", plan.periods);
     }
     line
-}
-
-fn milliseconds(nanos: f64) -> String {
-    format!("{:.3} ms", nanos / 1e6)
-}
-
-/// A time in relation to the bound, such as 1.05.
-fn factor(time_ns: f64, bound_ns: f64) -> String {
-    if bound_ns > 0.0 { format!("{:.3}", time_ns / bound_ns) } else { "-".to_owned() }
 }

@@ -1,34 +1,27 @@
 //! The page of `plan --report`.
 
-use super::{factor, milliseconds};
+use super::bars::{self, bars};
+use crate::table::ratio;
 use cotensor::core::size;
-use cotensor_demo::{Axis, ChartLine, escaped, line_chart};
-use cotensor_placement::{Comparison, Device, Measured};
+use cotensor_demo::{Axis, ChartLine, escaped, line_chart, page_start};
+use cotensor_placement::{Comparison, Device, Measured, Sample};
 use std::fmt::Write;
 
-const BARS_WIDTH: f64 = 640.0;
-const BAR_HEIGHT: f64 = 22.0;
-/// Periods of the slowest strategy that the chart of memory shows.
-const PERIODS_SHOWN: f64 = 1.0;
+/// Columns of a chart at most; each shows the most memory in its time.
+const COLUMNS_MAX: usize = 400;
 
-const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:720px;margin:2em auto;color:#222}\
-    table{border-collapse:collapse}td,th{padding:2px 12px;text-align:right}td:first-child,th:first-child{text-align:left}\
-    .flow{color:#1a7f4b;stroke:#1a7f4b;fill:#1a7f4b}.genoa{color:#b3412e;stroke:#b3412e;fill:#b3412e}\
-    .lru{color:#856207;stroke:#856207;fill:#856207}.pinned{color:#7a4fa3;stroke:#7a4fa3;fill:#7a4fa3}\
-    .cpu{color:#3f66a3;stroke:#3f66a3;fill:#3f66a3}polyline{fill:none}.legend span{margin-right:1em}\
-    svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}";
+const COLOURS: &str = ".flow{--line:var(--green)}.genoa{--line:var(--red)}.lru{--line:var(--gold)}.pinned{--line:var(--violet)}\
+    .cpu{--line:var(--blue)}";
 
 /// The comparison as one self-contained HTML page.
 pub(super) fn html(comparison: &Comparison, devices: &[Device], lines: &[String]) -> String {
     let device = |device: &Device| format!("{} of memory, {}/s", size(device.budget_bytes()), size(device.bandwidth()));
     let described: Vec<String> = devices.iter().map(device).collect();
-    let mut page = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Cotensor plan</title><style>{STYLE}</style>\
-         <h1>Strategies of placement</h1><p>{}. Means of one period, simulated.</p>",
-        described.join("; ")
-    );
+    let mut page = page_start("Cotensor plan", &format!("{COLOURS}{}", bars::STYLE));
+    page +=
+        &format!("<h1>Strategies of placement</h1><p>{}. Means of one period, simulated.</p>", described.join("; "));
     page.push_str(
-        "<table><tr><th>strategy</th><th>time</th><th>of the bound</th><th>copied</th><th>stall</th><th>peak memory</th></tr>",
+        "<div class=\"scroll\"><table><tr><th>strategy</th><th>time</th><th>of the bound</th><th>copied</th><th>stall</th><th>peak memory</th></tr>",
     );
     for measured in &comparison.strategies {
         // Writing to a string cannot fail.
@@ -36,21 +29,25 @@ pub(super) fn html(comparison: &Comparison, devices: &[Device], lines: &[String]
             page,
             "<tr class=\"{0}\"><td>{0}</td><td>{1}</td><td>{2}</td><td>{3}</td><td>{4}</td><td>{5}</td></tr>",
             escaped(&measured.name),
-            milliseconds(measured.time_ns),
-            factor(measured.time_ns, comparison.bound_ns),
+            time(measured.time_ns),
+            ratio(measured.time_ns, comparison.bound_ns),
             size(measured.copied_bytes.round() as u64),
-            milliseconds(measured.stall_ns),
+            time(measured.stall_ns),
             size(measured.peak_bytes)
         );
     }
-    page.push_str("</table><h2>Time of a period</h2><p>The dark line is the bound that no plan can beat.</p>");
-    page.push_str(&bars(comparison));
+    page.push_str("</table></div><h2>Time of a period</h2>");
+    page.push_str(&bars(comparison, time));
     for (number, device) in devices.iter().enumerate() {
         let _ = match devices.len() {
-            1 => write!(page, "<h2>Used memory</h2>"),
-            _ => write!(page, "<h2>Used memory of device {number}</h2>"),
+            1 => write!(page, "<h2>Used memory in one period</h2>"),
+            _ => write!(page, "<h2>Used memory of device {number} in one period</h2>"),
         };
-        page.push_str(&memory(&comparison.strategies, number, device));
+        page.push_str("<div class=\"panels\">");
+        for measured in &comparison.strategies {
+            page.push_str(&memory(measured, number, device));
+        }
+        page.push_str("</div>");
     }
     page.push_str("<ul>");
     lines.iter().for_each(|line| page.extend(["<li>", &escaped(line), "</li>"]));
@@ -58,41 +55,91 @@ pub(super) fn html(comparison: &Comparison, devices: &[Device], lines: &[String]
     page
 }
 
-/// The time of each strategy as a bar, and the bound as a line.
-fn bars(comparison: &Comparison) -> String {
-    let longest = comparison.strategies.iter().map(|measured| measured.time_ns).fold(1.0, f64::max);
-    let scale = (BARS_WIDTH - 60.0) / longest;
-    let height = BAR_HEIGHT * comparison.strategies.len() as f64;
-    let mut chart = format!("<svg viewBox=\"0 0 {BARS_WIDTH} {height}\" width=\"100%\">");
-    for (row, measured) in comparison.strategies.iter().enumerate() {
-        let y = BAR_HEIGHT * row as f64;
-        let _ = write!(
-            chart,
-            "<rect class=\"{0}\" x=\"50\" y=\"{1}\" width=\"{2:.1}\" height=\"{3}\"/><text x=\"4\" y=\"{4}\">{0}</text>",
-            escaped(&measured.name),
-            y + 4.0,
-            measured.time_ns * scale,
-            BAR_HEIGHT - 8.0,
-            y + 15.0
-        );
-    }
-    let x = 50.0 + comparison.bound_ns * scale;
-    let _ = write!(chart, "<line x1=\"{x:.1}\" y1=\"0\" x2=\"{x:.1}\" y2=\"{height}\" stroke=\"#222\"/></svg>");
-    chart
+/// A time with about three digits, so that a table fits a telephone.
+fn time(nanos: f64) -> String {
+    let ms = nanos / 1e6;
+    let digits = match ms {
+        100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        _ => 3,
+    };
+    let text = format!("{ms:.digits$}");
+    let short = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{short} ms")
 }
 
-/// Used memory over time, one line per strategy.
-fn memory(strategies: &[Measured], number: usize, device: &Device) -> String {
-    let shown = PERIODS_SHOWN * strategies.iter().map(|measured| measured.time_ns).fold(1.0, f64::max);
-    let line = |measured: &Measured| {
-        let samples = measured.outcomes[number].timeline.iter().take_while(|sample| sample.at_ns as f64 <= shown);
-        ChartLine {
-            class: measured.name.clone(),
-            label: measured.name.clone(),
-            points: samples.map(|sample| (sample.at_ns as f64, sample.bytes as f64)).collect(),
-        }
+/// The memory that one strategy uses over one period.
+fn memory(measured: &Measured, number: usize, device: &Device) -> String {
+    let end = measured.time_ns.max(1.0);
+    let line = ChartLine {
+        class: measured.name.clone(),
+        label: format!("used memory over time with {}", measured.name),
+        points: steps(&measured.outcomes[number].timeline, end),
     };
-    let lines: Vec<ChartLine> = strategies.iter().map(line).collect();
     let bytes = Axis { max: device.budget_bytes() as f64, label: &|bytes| size(bytes as u64) };
-    line_chart(&lines, &Axis { max: shown, label: &milliseconds }, &bytes)
+    let chart = line_chart(&[line], &Axis { max: end, label: &time }, &bytes);
+    format!("<section><h3>{}</h3>{chart}</section>", escaped(&measured.name))
+}
+
+/// The line of samples up to `end`: each value holds until the next. Of more changes than columns, the most memory of each column.
+fn steps(samples: &[Sample], end: f64) -> Vec<(f64, f64)> {
+    let inside = samples.iter().take_while(|sample| sample.at_ns as f64 <= end);
+    let values: Vec<(f64, f64)> = inside.map(|sample| (sample.at_ns as f64, sample.bytes as f64)).collect();
+    let Some(&(_, first)) = values.first() else { return Vec::new() };
+    let reduced = if values.len() > COLUMNS_MAX { columns(&values, end) } else { values };
+    let mut points = vec![(0.0, first)];
+    for (at, bytes) in reduced {
+        let before = points.last().map_or(bytes, |&(_, bytes)| bytes);
+        points.extend([(at, before), (at, bytes)]);
+    }
+    let last = points.last().map_or(first, |&(_, bytes)| bytes);
+    points.push((end, last));
+    points
+}
+
+/// The largest value of each column.
+fn columns(values: &[(f64, f64)], end: f64) -> Vec<(f64, f64)> {
+    let width = end / COLUMNS_MAX as f64;
+    let mut rest = values.iter().peekable();
+    // The value that a column begins with.
+    let mut current = 0.0;
+    let column = |number: usize| {
+        let start = width * number as f64;
+        let mut most: f64 = current;
+        while let Some((_, bytes)) = rest.next_if(|(at, _)| *at < start + width) {
+            current = *bytes;
+            most = most.max(current);
+        }
+        (start, most)
+    };
+    (0..COLUMNS_MAX).map(column).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_one_period_is_a_line_of_steps() {
+        let sample = |at_ns, bytes| Sample { at_ns, bytes };
+        let found = steps(&[sample(2, 10), sample(4, 30), sample(12, 50)], 10.0);
+        assert_eq!(found, [(0.0, 10.0), (2.0, 10.0), (2.0, 10.0), (4.0, 10.0), (4.0, 30.0), (10.0, 30.0)]);
+        assert!(steps(&[], 10.0).is_empty());
+    }
+
+    #[test]
+    fn times_are_short() {
+        let times = [0.0, 12_345.0, 1.5e6, 25e6, 329.067e6, 2400e6].map(time);
+        assert_eq!(times, ["0 ms", "0.012 ms", "1.5 ms", "25 ms", "329 ms", "2400 ms"]);
+    }
+
+    #[test]
+    fn many_changes_keep_their_peaks() {
+        let samples: Vec<Sample> =
+            (0..10_000).map(|at| Sample { at_ns: at, bytes: if at == 5000 { 99 } else { at % 2 } }).collect();
+        let found = steps(&samples, 10_000.0);
+        assert!(found.len() <= 2 * COLUMNS_MAX + 2, "{}", found.len());
+        assert!(found.iter().any(|&(_, bytes)| bytes == 99.0));
+    }
 }

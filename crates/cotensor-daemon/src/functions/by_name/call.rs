@@ -1,7 +1,7 @@
 use super::arguments::Arguments;
 use super::results::{Results, Slabs};
-use super::slots::{self, Slots};
 use crate::functions::FunctionProvider;
+use crate::functions::slots::{self, Slots};
 use cotensor_client::protocol::provider as p;
 use cotensor_client::protocol::{CallerInfo, FoundFunction, Method};
 use cotensor_core::sync::lock;

@@ -5,7 +5,5 @@ mod call;
 mod elements;
 mod results;
 mod rewriting;
-mod slots;
 
 pub(crate) use call::FunctionCall;
-pub(crate) use slots::Slots;

@@ -7,7 +7,7 @@ mod tensors;
 
 use super::{HttpConfig, HttpListening};
 use crate::dispatch::Methods;
-use crate::{Config, Daemon};
+use crate::{Config, Daemon, handlers};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -37,10 +37,8 @@ impl Running {
         let mut config = Config { socket: folder.path().join("socket"), ..Config::default() };
         let mut http = HttpConfig { listen: "127.0.0.1:0".parse().unwrap(), ..HttpConfig::default() };
         change(&mut config, &mut http);
-        let mut daemon = Daemon::new(config.clone()).unwrap();
-        if let Some(methods) = methods {
-            Arc::get_mut(&mut daemon).unwrap().methods = methods;
-        }
+        let daemon = Daemon::new(config.clone()).unwrap();
+        let methods = methods.unwrap_or_else(handlers::methods);
         let listening = HttpListening::bind(http, &config.socket).unwrap();
         let token = std::fs::read_to_string(listening.token_file()).unwrap().trim().to_owned();
         let mut address = listening.address();
@@ -51,7 +49,7 @@ impl Running {
         let serving = Arc::clone(&daemon);
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-            runtime.block_on(serving.serve_http(listening, async { drop(stopped.await) })).unwrap();
+            runtime.block_on(serving.serve_methods(methods, listening, async { drop(stopped.await) })).unwrap();
         });
         Self { daemon, address, token, stop: Some(stop), thread: Some(thread), _folder: folder }
     }

@@ -1,9 +1,9 @@
 //! Forwards requests to the model process, which makes the answers.
 
 use super::answer::openai_error;
+use super::forwarder::Forwarder;
 use crate::http::answer::Refusal;
 use crate::http::body::ReadBody;
-use crate::http::context::Http;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HOST, TRANSFER_ENCODING};
@@ -24,12 +24,12 @@ const OF_CONNECTION: [HeaderName; 3] = [CONNECTION, TRANSFER_ENCODING, HeaderNam
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers a request as the model process does; its errors, and those of this function, have the form of OpenAI's API.
-pub(in crate::http) async fn forward(State(http): State<Arc<Http>>, request: Request) -> Response {
-    try_forward(&http, request).await.unwrap_or_else(|refusal| openai_error(&refusal))
+pub(in crate::http) async fn forward(State(forwarder): State<Arc<Forwarder>>, request: Request) -> Response {
+    try_forward(&forwarder, request).await.unwrap_or_else(|refusal| openai_error(&refusal))
 }
 
-async fn try_forward(http: &Http, request: Request) -> Result<Response, Refusal> {
-    if !http.daemon.models.is_configured() {
+async fn try_forward(forwarder: &Forwarder, request: Request) -> Result<Response, Refusal> {
+    if !forwarder.models.is_configured() {
         let message = "this daemon serves no models; a daemon that `cotensor serve` starts does";
         return Err(Refusal::new(StatusCode::NOT_FOUND, message));
     }
@@ -39,8 +39,8 @@ async fn try_forward(http: &Http, request: Request) -> Result<Response, Refusal>
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let ReadBody { bytes, memory: _until_answered } =
-        http.forwarder.memory.read(body, http.config.v1_bytes_max, http.config.message_timeout).await?;
-    let answered = tokio::time::timeout(http.config.request_time_max, send(http, &parts, bytes.into())).await;
+        forwarder.memory.read(body, forwarder.bytes_max, forwarder.message_timeout).await?;
+    let answered = tokio::time::timeout(forwarder.request_time_max, send(forwarder, &parts, bytes.into())).await;
     let answer = answered.map_err(|_| Refusal::new(StatusCode::GATEWAY_TIMEOUT, "the models took too long"))??;
     let (mut head, body) = answer.into_parts();
     for name in OF_CONNECTION {
@@ -51,11 +51,15 @@ async fn try_forward(http: &Http, request: Request) -> Result<Response, Refusal>
 
 /// Sends a request to the model process, which is started if none runs. If the process ends before it answers, the request is
 /// sent once to the next one: requests to models have no effect but their answers.
-async fn send(http: &Http, parts: &Parts, body: Bytes) -> Result<hyper::Response<hyper::body::Incoming>, Refusal> {
+async fn send(
+    forwarder: &Forwarder,
+    parts: &Parts,
+    body: Bytes,
+) -> Result<hyper::Response<hyper::body::Incoming>, Refusal> {
     let mut repeated = false;
     loop {
-        let process = http.daemon.models.ensure().await.map_err(|error| unavailable(&error))?;
-        match http.forwarder.connections.send(&process, rebuilt(parts, body.clone())?).await {
+        let process = forwarder.models.ensure().await.map_err(|error| unavailable(&error))?;
+        match forwarder.connections.send(&process, rebuilt(parts, body.clone())?).await {
             Ok(answer) => return Ok(answer),
             Err(reason) => {
                 // It ends just now. The next request goes to another process.

@@ -1,5 +1,5 @@
 use super::seal::seal_with_retry;
-use super::{ForeignMemfd, Guarantee, MemfdMemory, MemfdMut, SealedMemfd, shared_bytes};
+use super::{ForeignMemfd, Guarantee, MemfdMemory, MemfdMut, SealedMemfd, check_no_holes, shared_bytes};
 use crate::mapping::{Access, Mapping};
 use crate::process::{create_memfd, fd_count, mapping_count, range_at};
 use crate::{MemfdPool, PrivateMapping};
@@ -260,6 +260,34 @@ fn sealing_publishes_the_used_part_at_the_same_address() {
     assert_eq!((sealed.bytes().unwrap(), sealed.bytes().unwrap().as_ptr()), (&[3; 5000][..], address));
     assert_eq!(fstat(sealed.fd().unwrap()).unwrap().st_size, 5000);
     assert!(SealedMemfd::open(received(&sealed), 5000, Guarantee::Immutable).is_ok());
+}
+
+#[test]
+fn memory_is_made_by_the_first_access() {
+    for len in [1, 5000, 2 << 20, (2 << 20) + 5000, (9 << 20) + 1] {
+        let source: Vec<u8> = (0..len).map(|i| (i % 253) as u8).collect();
+        let whole = |memfd: &mut MemfdMut| memfd.write_at(0, &source).unwrap();
+        let parts = |memfd: &mut MemfdMut| {
+            memfd.write_at(len / 2, &source[len / 2..]).unwrap();
+            memfd.write_at(0, &source[..len / 2]).unwrap();
+        };
+        let in_place = |memfd: &mut MemfdMut| memfd.bytes_mut().unwrap().copy_from_slice(&source);
+        let fills: [&dyn Fn(&mut MemfdMut); 3] = [&whole, &parts, &in_place];
+        for (way, fill) in fills.into_iter().enumerate() {
+            // Longer than the tensor, as in a pool.
+            let mut memfd = MemfdMut::create_to_fill(len.next_multiple_of(4096) + 8192).unwrap();
+            memfd.resize(len);
+            assert!(!memfd.is_backed());
+            fill(&mut memfd);
+            assert!(memfd.is_backed());
+            let sealed = memfd.seal().unwrap();
+            assert!(sealed.bytes().unwrap() == source, "{len} bytes, way {way}");
+            check_no_holes(sealed.fd().unwrap(), len).unwrap();
+        }
+        let unwritten = MemfdMut::create_to_fill(len).unwrap().seal().unwrap();
+        assert!(unwritten.bytes().unwrap().iter().all(|&byte| byte == 0));
+        check_no_holes(unwritten.fd().unwrap(), len).unwrap();
+    }
 }
 
 #[test]

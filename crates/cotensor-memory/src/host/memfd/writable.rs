@@ -1,15 +1,16 @@
 //! Memfds that are being written.
 
-use super::allocate::allocate;
+use super::allocate::{Unbacked, allocate, back, back_with, create};
 use super::seal::{Guarantee, seal};
 use super::sealed::{SealedMemfd, import};
-use crate::host::parallel_copy::copy_parallel;
+use crate::host::parallel_copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
 use crate::mapping::{Access, AliasedMapping, Mapping, OnFork};
+use crate::process::PendingMemory;
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
 use rustix::fs::ftruncate;
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Memory in memfds, one for each segment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +47,8 @@ pub struct MemfdMut {
     pub(super) fd: OwnedFd,
     /// The used length in bytes; the mapping may be longer.
     len: usize,
+    /// Memory that does not exist yet. Each access but a write of all bytes makes it before.
+    missing: Mutex<Option<PendingMemory>>,
 }
 
 enum Writable {
@@ -78,7 +81,46 @@ impl MemfdMut {
     /// not suffice, `Io`.
     pub fn create(len: usize) -> Result<Self> {
         let (fd, map) = allocate(len, OnFork::Exclude)?;
-        Ok(Self { map: Writable::Own(map), fd, len })
+        Ok(Self { map: Writable::Own(map), fd, len, missing: Mutex::default() })
+    }
+
+    /// As [`create`](Self::create), but memory is reserved at the first access. A write of all bytes at once takes less time then.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub(crate) fn create_to_fill(len: usize) -> Result<Self> {
+        let Unbacked { fd, map, pending } = create(len, OnFork::Exclude)?;
+        Ok(Self { map: Writable::Own(map), fd, len, missing: Mutex::new(Some(pending)) })
+    }
+
+    /// Reserves the memory, unless it exists.
+    fn back(&self) -> Result<()> {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        if missing.is_some() {
+            let map = self.map.mapping().ok_or_else(unmapped)?;
+            back(self.fd.as_fd(), map)?;
+            // Faults during the copy of one thread would take twice as long as all at once; several threads share them.
+            if map.len() < PARALLEL_COPY_BYTES_MIN {
+                map.prefault()?;
+            }
+            *missing = None;
+        }
+        Ok(())
+    }
+
+    /// Whether the memory exists.
+    pub(crate) fn is_backed(&self) -> bool {
+        // Not `lock`: in a forked child, a thread that does not exist there may hold it for ever.
+        self.missing.try_lock().is_ok_and(|missing| missing.is_none())
+    }
+
+    /// Copies `source`, which is as long as the memory, into memory that does not exist yet. False if it exists.
+    fn fill_missing(&mut self, source: &[u8]) -> Result<bool> {
+        let missing = self.missing.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (true, Writable::Own(map)) = (missing.is_some(), &mut self.map) else { return Ok(false) };
+        back_with(self.fd.as_fd(), map, source)?;
+        *missing = None;
+        Ok(true)
     }
 
     /// Faults in every page, so that filling the memfd runs at memory speed.
@@ -86,6 +128,7 @@ impl MemfdMut {
     /// # Errors
     /// `Io` when the system has no more memory.
     pub fn prefault(&self) -> Result<()> {
+        self.back()?;
         self.map.mapping().map_or(Ok(()), Mapping::prefault)
     }
 
@@ -102,6 +145,7 @@ impl MemfdMut {
     /// Lets other code in this process keep the address of the bytes: from now on
     /// [`pin_address`](SegmentMut::pin_address) returns a handle, and forked children inherit the mapping.
     pub(crate) fn into_aliased(self) -> Result<Self> {
+        self.back()?;
         let map = match self.map {
             Writable::Own(map) => AliasedMapping::new(map)?,
             Writable::Aliased(map) => map,
@@ -122,7 +166,8 @@ impl MemfdMut {
     /// # Errors
     /// `Conflict` while another mapping can write the memfd; `Io`.
     pub fn seal(self) -> Result<SealedMemfd> {
-        let Self { map, fd, len } = self;
+        self.back()?;
+        let Self { map, fd, len, .. } = self;
         match map {
             Writable::Own(map) => {
                 let map = map.remap_private(fd.as_fd(), len, Access::Read)?;
@@ -132,6 +177,10 @@ impl MemfdMut {
             Writable::Aliased(map) => seal_aliased(map.remap_copy_on_write(fd.as_fd(), len)?, fd, len),
         }
     }
+}
+
+fn unmapped() -> Error {
+    Error::io("reserving memory", &std::io::ErrorKind::AddrNotAvailable.into())
 }
 
 fn seal_aliased(aliased: AliasedMapping, fd: OwnedFd, len: usize) -> Result<SealedMemfd> {
@@ -163,15 +212,21 @@ impl SegmentMut for MemfdMut {
     }
 
     fn bytes(&self) -> Option<&[u8]> {
+        self.back().ok()?;
         self.map.mapping()?.bytes().get(..self.len)
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.back().ok()?;
         self.map.bytes_mut()?.get_mut(..self.len)
     }
 
     fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let range = range_within(offset, source.len(), self.len)?;
+        if range.len() == self.len && self.fill_missing(source)? {
+            return Ok(());
+        }
+        self.back()?;
         copy_parallel(&mut self.map.bytes_mut().unwrap_or_default()[range], source);
         Ok(())
     }

@@ -1,8 +1,6 @@
 //! The arena from which all sessions of the process allocate.
 
-use super::library::loaded;
 use super::native::{Session, SessionOptions, Tensor, share_arena};
-use cotensor_memory::process::returns_free_memory_by;
 use ort::editor::{Graph, Model, Node, ONNX_DOMAIN, Opset};
 use ort::environment::Environment;
 use ort::value::{Outlet, Shape, SymbolicDimensions, TensorElementType, ValueType};
@@ -14,19 +12,11 @@ const OPERATOR_SET: u32 = 17;
 pub(super) fn share(environment: &Environment) {
     // If another user of the library in this process has registered an arena, the sessions share that one.
     let _ = share_arena(environment);
-    returns_free_memory_by(return_free_memory);
 }
 
-/// Returns the free memory of the arena to the allocator. Does nothing before onnxruntime is loaded.
-fn return_free_memory() {
-    if let Some(library) = loaded() {
-        // Without it, the memory stays for the next runs.
-        let _ = run_smallest_graph(&library.environment);
-    }
-}
-
-/// onnxruntime returns memory at the end of runs only. A run of a model that did so would take its pages from the next one.
-fn run_smallest_graph(environment: &Environment) -> ort::Result<()> {
+/// Returns the free memory of the arena to the allocator, by a run of the smallest graph: onnxruntime returns memory at the end of runs
+/// only. A run of a model that did so would take its pages from the next one.
+pub(super) fn return_free_memory(environment: &Environment) -> ort::Result<()> {
     let number = |name: &str| {
         let (ty, shape) = (TensorElementType::Uint8, Shape::new([1]));
         Outlet::new(name, ValueType::Tensor { ty, shape, dimension_symbols: SymbolicDimensions::empty(1) })

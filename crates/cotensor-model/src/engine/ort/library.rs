@@ -4,6 +4,7 @@ use super::elf::is_complete;
 use super::{arena, native};
 use crate::engine::guard::guarded;
 use cotensor_core::{Error, Result};
+use cotensor_memory::process::returns_free_memory_by;
 use ort::environment::Environment;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -147,7 +148,16 @@ fn load(path: &Path) -> Result<Library> {
     let environment =
         environment.with_name("cotensor").with_telemetry(false).build().map_err(|error| failed(&error))?;
     arena::share(&environment);
+    returns_free_memory_by(return_free_memory);
     Ok(Library { environment, version: version.clone(), path: path.to_path_buf() })
+}
+
+/// Returns the free memory of the arena to the allocator. Does nothing before onnxruntime is loaded.
+fn return_free_memory() {
+    if let Some(library) = loaded() {
+        // Without it, the memory stays for the next runs.
+        let _ = arena::return_free_memory(&library.environment);
+    }
 }
 
 /// The Python environments to search, in order: of this process, of the active environment, of the `python3` on PATH.

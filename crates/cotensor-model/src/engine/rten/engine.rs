@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::convert::{input, output};
+use super::load::{load, load_error, options};
 use super::names::NamedModel;
 use super::{saturation, state};
 use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
@@ -9,15 +10,12 @@ use crate::engine::checks::{input_positions, output_positions, weight_bytes};
 use crate::engine::guard::guarded;
 use crate::engine::output::{Output, OutputAllocator};
 use crate::engine::state::{Keep, RunState};
-use crate::graph::{CodeForm, Graph, Port, open_graph, weight_location};
+use crate::graph::{CodeForm, Graph, Port, open_graph};
 use crate::tensor::TensorRef;
 use crate::weights::load_weights;
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
 use cotensor_store::{EmbeddedStore, Lease, TensorStore};
-use rten::{
-    DataType, Dimension, LoadError, LoadErrorKind, Model, ModelOptions, NodeId, RunErrorKind, RunOptions, ThreadPool,
-    Value, ValueOrView, ValueType,
-};
+use rten::{DataType, Dimension, Model, NodeId, RunErrorKind, RunOptions, ThreadPool, Value, ValueOrView, ValueType};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -145,8 +143,7 @@ impl Engine for RtenEngine {
         };
         let slices: Vec<&'static [u8]> = bytes.into_iter().map(slice).collect();
         let file = graph.encode_for_rten(true)?;
-        let model = guarded("loading", || options(&slices).load(file).map_err(load_error))
-            .map_err(|error| error.in_file(graph.path()))?;
+        let model = load(file, &slices).map_err(|error| error.in_file(graph.path()))?;
         let model = NamedModel::new(model, slices, || graph.encode_for_rten(false))?;
         self.finish(weights, Some(graph), model)
     }
@@ -158,16 +155,6 @@ impl Engine for RtenEngine {
         }
         self.load_private(open_graph(path)?)
     }
-}
-
-/// rten's defaults, without prepacking: it would make private copies of all weights. `weights` are those of the graph, in order.
-pub(super) fn options(weights: &[&'static [u8]]) -> ModelOptions {
-    let mut options = ModelOptions::with_all_ops();
-    options.prepack_weights(false);
-    for (index, bytes) in weights.iter().enumerate() {
-        options.external_data_static(&weight_location(index), bytes);
-    }
-    options
 }
 
 /// A loaded graph. Fields are dropped in the order of their declaration.
@@ -336,13 +323,4 @@ fn refuse_cubic_resize(graph: &Graph) -> Result<()> {
         .in_field(format!("node {node:?}"))),
         None => Ok(()),
     }
-}
-
-pub(super) fn load_error(error: LoadError) -> Error {
-    let kind = match error.kind() {
-        LoadErrorKind::IoError => ErrorKind::Io,
-        LoadErrorKind::OperatorInvalid => ErrorKind::Unsupported,
-        _ => ErrorKind::Corrupt,
-    };
-    Error::new(kind, error.to_string())
 }

@@ -2,6 +2,7 @@
 
 mod convert;
 mod engine;
+mod load;
 mod names;
 mod saturation;
 mod state;

@@ -1,8 +1,7 @@
 //! Names of dimensions: rten takes the size of a dimension from any axis of the inputs that has its name. Where two axes with one
 //! name have two sizes, the graph runs without names, and without the optimizations that need them.
 
-use super::engine::{load_error, options};
-use crate::engine::guard::guarded;
+use super::load::load;
 use cotensor_core::{Error, Result};
 use rten::{Dimension, Model, NodeId, ValueOrView};
 use rten_tensor::Layout;
@@ -72,7 +71,7 @@ impl NamedModel {
 
     fn load_unnamed(&self) -> Result<Model> {
         let file = self.unnamed.file.clone().unwrap_or_default();
-        let model = guarded("loading", || options(&self.unnamed.weights).load(file).map_err(load_error))?;
+        let model = load(file, &self.unnamed.weights)?;
         // The files differ in names only, so the numbers of the nodes are the same.
         match (model.input_ids(), model.output_ids()) == (self.model.input_ids(), self.model.output_ids()) {
             true => Ok(model),

@@ -1,4 +1,3 @@
-use super::state::DecoderState;
 use crate::engine::{Keep, LoadedGraph, Output, OutputAllocator, OwnMemory, RunState};
 use crate::graph::Port;
 use crate::pipeline::answer::numbers;
@@ -44,23 +43,6 @@ pub(super) struct Cached {
 }
 
 impl<'a> Decoder<'a> {
-    /// Reads the prompt. Returns the state, and the scores of the first token. The cache grows to at most `rows_max`
-    /// tokens.
-    ///
-    /// # Errors
-    /// As [`LoadedGraph::run_keeping`]; `Unsupported` for a decoder without a cache or for an input that the family does
-    /// not describe; `Corrupt` when outputs and inputs of the graphs do not match.
-    pub fn start(
-        &self,
-        prompt: &[i64],
-        rows_max: usize,
-        allocator: &dyn OutputAllocator,
-    ) -> Result<(DecoderState<'a>, Vec<f32>)> {
-        let mut state = DecoderState::new(self.clone(), Vec::new(), 0, rows_max)?;
-        let scores = state.run(self.prompt, prompt, allocator)?;
-        Ok((state, scores))
-    }
-
     /// As [`start`](Self::start), but returns arrays that a store can keep: the scores of the first token, and the cache
     /// in the order of the graph's outputs. [`resume`](Self::resume) continues from them.
     ///
@@ -76,24 +58,6 @@ impl<'a> Decoder<'a> {
         let scores = last_row(results.remove(0).into_array()?)?;
         results.insert(0, Array::f32([scores.len()], scores)?.into());
         Ok(results)
-    }
-
-    /// Continues from the results of [`read_prompt`](Self::read_prompt) for a prompt of `rows` tokens. The engine reads
-    /// them in place, and copies what it extends.
-    ///
-    /// # Errors
-    /// `Corrupt` when the number of results is another one, or as [`start`](Self::start).
-    pub fn resume(&self, results: &[Value], rows: usize, rows_max: usize) -> Result<(DecoderState<'a>, Vec<f32>)> {
-        let cached = self.cached(self.prompt, true)?;
-        let Some((scores, past)) = results.split_first().filter(|(_, past)| past.len() == cached.len()) else {
-            return Err(Error::corrupt(format!(
-                "{} results of a prompt; {} expected",
-                results.len(),
-                cached.len() + 1
-            )));
-        };
-        let past = cached.into_iter().zip(past).map(|(each, value)| (each.input, value.clone())).collect();
-        Ok((DecoderState::new(self.clone(), past, rows, rows_max)?, scores.to_f32()?.into_owned()))
     }
 
     /// The inputs of the first run, by name.

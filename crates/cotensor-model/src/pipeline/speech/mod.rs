@@ -1,22 +1,19 @@
 //! Whisper's tasks: the spoken language, and the transcript.
 
+mod prompt;
 mod windows;
 
 pub(crate) use windows::{SpeechSegment, WindowTranscriber};
 
-use super::answer::{Answer, Output, argmax, numbers, softmax};
+use super::answer::{Answer, Output, softmax};
 use super::definition::User;
 use super::inputs::{Inputs, LongSound};
 use super::run::Run;
 use super::writing::{OnText, Shown, Writing};
 use cotensor_core::Result;
 use cotensor_preprocess::family::Task;
-use cotensor_preprocess::generation::{
-    GenerationConfig, is_text, language_scores, languages, speech_prompt, transcript_of,
-};
-
-/// The name of the task in generation_config.json.
-const TRANSCRIBE: &str = "transcribe";
+use cotensor_preprocess::generation::{is_text, languages, transcript_of};
+use prompt::{language, prompt};
 
 /// The spoken language: the language token with the highest logit after one decoder step on the start token.
 pub(super) fn identify_language(
@@ -33,20 +30,6 @@ pub(super) fn identify_language(
     let probability = softmax(&logits)[best];
     let language = languages[best].0.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
     Ok((Answer::Language { language, probability }, vec![Output::new("language_logits", &[logits.len()], &logits)]))
-}
-
-/// The index of the language with the highest logit, and the logits of all languages.
-fn language(
-    run: &mut Run<'_>,
-    writing: &Writing,
-    config: &GenerationConfig,
-    languages: &[(String, i64)],
-) -> Result<(usize, Vec<f32>)> {
-    let logits = writing.scores(run, &[config.start()?])?;
-    let all = logits.to_f32()?;
-    numbers(&all)?;
-    let of_languages = language_scores(config, languages, &all)?;
-    Ok((argmax(&of_languages), of_languages))
 }
 
 /// Transcribes speech: identifies the language, a result that other users share, and decodes.
@@ -106,19 +89,4 @@ fn transcribe_long(
     }
     let text = transcript_of(tokenizer, &tokens)?;
     Ok((Answer::Transcript { text, tokens: tokens.len() }, vec![Output::of_tokens(&tokens)]))
-}
-
-/// The tokens before a transcript: the start, the language, the task. The language is a result that other users share.
-fn prompt(
-    run: &mut Run<'_>,
-    writing: &Writing,
-    config: &GenerationConfig,
-    languages: &[(String, i64)],
-) -> Result<Vec<i64>> {
-    // A checkpoint for one language has no language tokens.
-    let spoken = match languages.is_empty() {
-        true => None,
-        false => Some(languages[language(run, writing, config, languages)?.0].1),
-    };
-    speech_prompt(config, spoken, TRANSCRIBE)
 }

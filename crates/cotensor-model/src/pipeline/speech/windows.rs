@@ -1,7 +1,7 @@
 //! Speech of any length, window by window, as the long-form generation of transformers' Whisper: the timestamps that the
 //! model writes decide where the next window begins. No window is conditioned on the text before it.
 
-use super::prompt;
+use super::prompt::prompt;
 use crate::pipeline::definition::User;
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;

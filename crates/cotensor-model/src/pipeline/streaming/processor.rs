@@ -246,7 +246,7 @@ impl StreamingProcessor {
     ) -> Result<(T, Vec<String>)> {
         let start = Instant::now();
         let holder = match model.source() {
-            StageSource::Shared(runtime) => runtime.store().holder(USER),
+            StageSource::Shared(loader) => loader.store().holder(USER),
             StageSource::Private(..) => Holder::new(USER),
         };
         let mut run = Run::new(model, &holder);

@@ -37,31 +37,32 @@ impl<'s> Matcher<'s> {
         Self { source, samples: HashMap::new(), found: vec![false; source.parameters.len()] }
     }
 
-    /// The parameter of each of the matrices of a graph that has one: by the name of the weight or the path of the module in the name of a node that
-    /// reads it, where only one parameter fits, else by the elements.
+    /// The parameters of the matrices of a graph that have one, by the number of the first weight. They are found by the name of the weight or
+    /// the path of the module in the name of a node that reads it, where only one parameter fits, else by the elements.
     ///
     /// # Errors
     /// `Invalid`, with the parameter as the field, for one of another shape than the weight of its name; as [`Source::matrix`]; the errors of
     /// reading weights.
-    pub(super) fn of_graph(&mut self, graph: &Graph) -> Result<Vec<(Matrix, Option<usize>)>> {
+    pub(super) fn of_graph(&mut self, graph: &Graph) -> Result<HashMap<usize, usize>> {
         let readers = graph.readers();
-        let mut found = Vec::new();
-        for matrix in graph.matrices() {
+        let mut found = HashMap::new();
+        let matrices = graph.matrices();
+        for matrix in &matrices {
             let weights = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str());
             let nodes = weights.clone().filter_map(|name| readers.get(name)).flatten();
             let names: Vec<String> = weights.map(of_weight).chain(nodes.filter_map(|node| of_node(node))).collect();
             let mut parameter = named(&self.source.parameters, &names);
             if let Some(number) = parameter {
-                self.check_shape(number, graph, &matrix)?;
-            } else if self.source.parameters.iter().any(|one| one.has_shape_of(&matrix)) {
-                parameter = self.by_elements(&sample(&rows_of(graph.weights(), &matrix)?, &matrix), &matrix)?;
+                self.check_shape(number, graph, matrix)?;
+            } else if self.source.parameters.iter().any(|one| one.has_shape_of(matrix)) {
+                parameter = self.by_elements(&sample(&rows_of(graph.weights(), matrix)?, matrix), matrix)?;
             }
             if let Some(number) = parameter {
                 self.found[number] = true;
+                found.insert(matrix.weights[0], number);
             }
-            found.push((matrix, parameter));
         }
-        self.mark_tied(graph, &found)?;
+        self.mark_tied(graph, &matrices)?;
         Ok(found)
     }
 
@@ -118,10 +119,10 @@ impl<'s> Matcher<'s> {
     }
 
     /// Finds parameters that share a weight with another one, such as a head that is the table of its model.
-    fn mark_tied(&mut self, graph: &Graph, found: &[(Matrix, Option<usize>)]) -> Result<()> {
+    fn mark_tied(&mut self, graph: &Graph, matrices: &[Matrix]) -> Result<()> {
         for number in 0..self.found.len() {
             let one = &self.source.parameters[number];
-            for (matrix, _) in found.iter().filter(|(matrix, _)| one.has_shape_of(matrix)) {
+            for matrix in matrices.iter().filter(|matrix| one.has_shape_of(matrix)) {
                 if !self.found[number] {
                     let rows = sample(&rows_of(graph.weights(), matrix)?, matrix);
                     self.found[number] = self.error(number, &rows, matrix)?.is_some();

@@ -11,17 +11,18 @@ mod source;
 
 use super::folder::NewFolder;
 use super::graph::rows_of;
-use super::job::Progress;
 use super::options::{Activations, kept_by};
+use super::origin::likeness;
 use super::report::{GraphReport, MatrixReport, QuantizeReport};
-use super::write::{Encoded, reasons_of, write_codes};
-use crate::graph::{Graph, LowBits, Matrix, open_graph};
+use super::watch::Progress;
+use super::write::{Encoded, write_codes};
+use crate::graph::{Graph, LowBits, Matrix, Weight, open_graph};
 use cotensor_core::{Error, Result};
 use cotensor_quant::RepackedMatrix;
 use matching::{Matcher, check, errors_of};
 use source::Source;
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// What is imported.
@@ -85,7 +86,7 @@ pub fn import_folder(
         let file = file.display().to_string();
         let import = Import { source: &source, options, is_kept: &is_kept };
         let written = import.write(graph, found, &to, &mut |matrix, done, all| {
-            progress(&format!("{file}: {}", matrix.name), done, all);
+            progress(&format!("{file}: {matrix}"), done, all);
         })?;
         report.graphs.push(GraphReport { file, ..written });
     }
@@ -103,65 +104,55 @@ struct Import<'i> {
 }
 
 impl Import<'_> {
-    /// Writes a graph.
+    /// Writes a graph. `matched` has the numbers of parameters, by that of the first weight of a matrix.
     fn write(
         &self,
         graph: Graph,
-        matched: Vec<(Matrix, Option<usize>)>,
+        matched: HashMap<usize, usize>,
         target: &Path,
-        progress: &mut dyn FnMut(&MatrixReport, usize, usize),
+        progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<GraphReport> {
-        let (mut chosen, mut reasons) = (Vec::new(), reasons_of(&graph));
-        for (matrix, parameter) in matched {
-            let names: Vec<&str> = matrix.weights.iter().map(|&weight| graph.weights()[weight].name.as_str()).collect();
-            let kept = names.iter().find(|name| (self.is_kept)(name));
-            let reason = match (kept, parameter) {
-                (Some(name), _) => kept_by(&self.options.keep, &[name]).map(|text| format!("--keep {text}")),
-                (None, None) => Some("the file has no codes of it".to_owned()),
-                (None, Some(number)) => {
-                    let codes = self.codes(number)?;
-                    chosen.push((number, matrix.clone(), self.low_bits(&codes)));
-                    None
-                }
-            };
-            for weight in matrix.weights {
-                reasons[weight] = reason.clone().map(Some);
+        write_codes(graph, target, progress, &mut |graph, matrix| {
+            let weights = graph.weights();
+            let names: Vec<&str> = matrix.weights.iter().map(|&weight| weights[weight].name.as_str()).collect();
+            if let Some(name) = names.iter().find(|name| (self.is_kept)(name)) {
+                let text = kept_by(&self.options.keep, &[name]).unwrap_or_default();
+                return Ok(Err(format!("--keep {text}")));
             }
-        }
-        let pairs: Vec<_> = chosen.iter().map(|(_, matrix, low)| (matrix.clone(), *low)).collect();
-        write_codes(graph, target, &pairs, reasons, progress, &mut |weights, at| {
-            let (number, matrix, low) = &chosen[at];
-            let codes = self.codes(*number)?;
-            let name = &weights[matrix.weights[0]].name;
-            let values = rows_of(weights, matrix)?;
-            let parameter = &self.source.parameters[*number];
-            let errors = errors_of(&codes, &values);
-            check(parameter, &codes, name, &errors).map_err(|error| error.in_file(&self.options.from))?;
-            let report = MatrixReport {
-                name: name.clone(),
-                parameter: Some(parameter.name()),
-                rows: matrix.rows,
-                columns: matrix.columns,
-                bits: codes.width().bits(),
-                group: codes.group(),
-                scheme: parameter.format.clone(),
-                rotation: None,
-                bits_per_weight: codes.bits_per_weight(),
-                relative_error: errors.own,
-                output_error: None,
-                inputs: 0,
+            let Some(&number) = matched.get(&matrix.weights[0]) else {
+                return Ok(Err("the file has no codes of it".to_owned()));
             };
-            let encoded = Encoded {
-                codes: codes.codes().to_vec(),
-                scales: codes.scale_bytes(low.scales),
-                offsets: low.offsets.and_then(|dtype| codes.offset_bytes(dtype)).unwrap_or_default(),
-            };
-            Ok((encoded, report))
+            self.encode(weights, matrix, number).map(Ok)
         })
     }
 
-    fn codes(&self, number: usize) -> Result<RepackedMatrix> {
-        self.source.matrix(number).map_err(|error| error.in_file(&self.options.from))
+    /// The codes of parameter number `number`, which is a matrix of the graph.
+    fn encode(&self, weights: &[Weight], matrix: &Matrix, number: usize) -> Result<Encoded> {
+        let name = &weights[matrix.weights[0]].name;
+        let of_file = |error: Error| error.in_file(&self.options.from);
+        let codes = self.source.matrix(number).map_err(of_file)?;
+        let low = self.low_bits(&codes);
+        let parameter = &self.source.parameters[number];
+        let values = rows_of(weights, matrix)?;
+        let errors = errors_of(&codes, &values);
+        check(parameter, &codes, name, &errors).map_err(of_file)?;
+        let report = MatrixReport {
+            name: name.clone(),
+            parameter: Some(parameter.name()),
+            rows: matrix.rows,
+            columns: matrix.columns,
+            bits: codes.width().bits(),
+            group: codes.group(),
+            scheme: parameter.format.clone(),
+            rotation: None,
+            bits_per_weight: codes.bits_per_weight(),
+            relative_error: errors.own,
+            output_error: None,
+            inputs: 0,
+        };
+        let mut tensors = vec![codes.codes().to_vec(), codes.scale_bytes(low.scales)];
+        tensors.extend(low.offsets.and_then(|dtype| codes.offset_bytes(dtype)));
+        Ok(Encoded { low, tensors, report, likeness: likeness(&values, matrix.columns) })
     }
 
     fn low_bits(&self, codes: &RepackedMatrix) -> LowBits {

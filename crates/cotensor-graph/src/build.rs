@@ -1,6 +1,6 @@
 //! New nodes and constants of a graph.
 
-use crate::proto::{definitions, integer, normal_domain, operator};
+use super::proto::{definitions, normal_domain};
 use cotensor_core::DType;
 use rten_onnx::onnx::{AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, TensorProto};
 use std::cell::RefCell;
@@ -151,15 +151,16 @@ impl Builder {
 
     /// A constant of 64-bit integers, one-dimensional.
     pub(super) fn ints(&mut self, name: String, values: &[i64]) -> String {
-        let name = self.fresh(name);
-        self.constants.push(TensorProto {
-            name: Some(name.clone()),
-            dims: vec![values.len() as i64],
-            data_type: Some(DataType::INT64),
-            int64_data: values.to_vec(),
-            ..TensorProto::default()
-        });
-        name
+        let content =
+            TensorProto { data_type: Some(DataType::INT64), int64_data: values.to_vec(), ..TensorProto::default() };
+        self.constant(name, &[values.len()], content)
+    }
+
+    /// A scalar of 64-bit integers.
+    pub(super) fn int(&mut self, name: String, value: i64) -> String {
+        let content =
+            TensorProto { data_type: Some(DataType::INT64), int64_data: vec![value], ..TensorProto::default() };
+        self.constant(name, &[], content)
     }
 
     /// A `float32` scalar.
@@ -169,14 +170,18 @@ impl Builder {
 
     /// A `float32` constant.
     pub(super) fn floats(&mut self, name: String, dims: &[usize], values: &[f32]) -> String {
-        let name = self.fresh(name);
-        self.constants.push(TensorProto {
-            name: Some(name.clone()),
-            dims: dims.iter().map(|&dim| dim as i64).collect(),
+        let content = TensorProto {
             data_type: Some(DataType::FLOAT),
             raw_data: Some(RefCell::new(values.iter().flat_map(|value| value.to_le_bytes()).collect())),
             ..TensorProto::default()
-        });
+        };
+        self.constant(name, dims, content)
+    }
+
+    fn constant(&mut self, name: String, dims: &[usize], content: TensorProto) -> String {
+        let name = self.fresh(name);
+        let dims = dims.iter().map(|&dim| dim as i64).collect();
+        self.constants.push(TensorProto { name: Some(name.clone()), dims, ..content });
         name
     }
 
@@ -223,18 +228,4 @@ pub(super) fn ints(name: &str, values: &[i64]) -> AttributeProto {
         r#type: Some(AttributeType::INTS),
         ..AttributeProto::default()
     }
-}
-
-/// A number attribute of a node, 1 by default.
-fn one_by_default(node: &NodeProto, name: &str) -> f32 {
-    let found = node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some(name));
-    found.and_then(|attribute| attribute.f).unwrap_or(1.0)
-}
-
-/// Whether a node is a `Gemm` that is a product and at most a sum.
-pub(super) fn is_plain_gemm(node: &NodeProto) -> bool {
-    operator(node) == "Gemm"
-        && integer(node, "transA").unwrap_or(0) == 0
-        && one_by_default(node, "alpha") == 1.0
-        && one_by_default(node, "beta") == 1.0
 }

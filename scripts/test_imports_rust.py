@@ -1,20 +1,20 @@
-"""Tests of import_circles.py: small crates in a temporary folder."""
+"""Tests of imports_rust.py: small crates in a temporary folder."""
 import tempfile
 import unittest
 from pathlib import Path
 
-from import_circles import Crate
+from imports_rust import Crate
 
 
-class ImportCircles(unittest.TestCase):
-    def circles(self, more_than=1, **files):
+class RustImports(unittest.TestCase):
+    def circles(self, **files):
         """The circles of a crate with these files (`a__b` is a/b.rs), as lists of file names without folder and ending."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
                 path = Path(folder, *name.split("__")).with_suffix(".rs")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-            found = Crate(Path(folder, "lib.rs")).circles(more_than)
+            found = Crate(Path(folder, "lib.rs")).circles()
             return [["/".join(file.relative_to(folder).with_suffix("").parts) for file in circle] for circle in found]
 
     def test_finds_a_circle_of_use_declarations(self):
@@ -26,10 +26,9 @@ class ImportCircles(unittest.TestCase):
         )
         self.assertEqual(found, [["a", "b", "c"]])
 
-    def test_reports_only_circles_above_the_limit(self):
-        files = {"lib": "mod a; mod b;", "a": "use crate::b::B; pub struct A(B);", "b": "use crate::a::A; pub struct B(A);"}
-        self.assertEqual(self.circles(more_than=2, **files), [])
-        self.assertEqual(self.circles(more_than=1, **files), [["a", "b"]])
+    def test_finds_a_pair(self):
+        found = self.circles(lib="mod a; mod b;", a="use crate::b::B; pub struct A(B);", b="use crate::a::A; pub struct B(A);")
+        self.assertEqual(found, [["a", "b"]])
 
     def test_follows_reexports_to_the_defining_file(self):
         found = self.circles(
@@ -83,7 +82,7 @@ class ImportCircles(unittest.TestCase):
             Path(folder, "a.rs").write_text("//! A.\n\nuse crate::b::{B, C};\npub struct A(B, C);")
             Path(folder, "b.rs").write_text("use crate::a::A;\npub struct B(A);\npub struct C;")
             crate = Crate(Path(folder, "lib.rs"))
-            lines = list(crate.describe(crate.circles(1)[0]))
+            lines = list(crate.describe(crate.circles()[0]))
         self.assertEqual(lines[0], f"{folder}/a.rs:3: crate::b::B, crate::b::C -> {folder}/b.rs")
         self.assertEqual(lines[1], f"{folder}/b.rs:1: crate::a::A -> {folder}/a.rs")
 

@@ -1,11 +1,13 @@
-"""Finds import circles among the files of a Rust crate.
+"""Imports among the files of a Rust crate.
 
 Reads the `use` declarations and the inline paths of each file, and resolves each path through re-exports to the file that
-defines the item. Reports groups of files that all depend on each other. Ignores test code, and re-exports that their own
-file does not use: a `mod.rs` that only declares and re-exports is in no circle.
+defines the item. Ignores test code, and re-exports that their own file does not use: a `mod.rs` that only declares and
+re-exports is in no circle. Calls of methods are not seen: an `impl` block may be in any file of the crate.
 """
 import re
 from pathlib import Path
+
+from import_graph import ImportGraph
 
 TOKEN = re.compile(
     r'//[^\n]*|/\*.*?\*/|b?r(?P<hashes>#*)".*?"(?P=hashes)|b?"(?:\\.|[^"\\])*"|b?\'(?:\\[^\n]+?|[^\\\'\n])\'', re.DOTALL
@@ -74,15 +76,17 @@ def leaves(tree, prefix=()):
             yield path, alias.strip() or path[-1]
 
 
-class Crate:
+class Crate(ImportGraph):
     """The modules below one crate root, and the files that each file depends on."""
 
+    FOLDER_FILES = ("mod.rs", "lib.rs", "main.rs")
+
     def __init__(self, root):
+        super().__init__(Path(root).parent)
         self.modules = {}
         self.read((), Path(root), Path(root).parent)
         for module in self.modules.values():
             self.read_uses(module)
-        self.edges = {}
         for module in self.modules.values():
             self.follow(module)
 
@@ -164,36 +168,10 @@ class Crate:
             glob = path[-1] == "*"
             target = self.resolve(module, path[:-1] if glob else path) if path != ("*",) else None
             # A module's name alone is no dependency on what is in it: the paths that begin with it are.
-            if target and target[0].file != module.file and (glob or not target[1]):
-                paths_there = self.edges.setdefault(module.file, {}).setdefault(target[0].file, {})
-                paths_there.setdefault("::".join(path), line)
-
-    def circles(self, more_than=2):
-        """Groups of more than `more_than` files in which each file depends on each other one."""
-        reached = {file: self.reach(file) for file in self.edges}
-        groups = {frozenset(other for other in files if file in reached.get(other, ())) for file, files in reached.items()}
-        return sorted(sorted(group) for group in groups if len(group) > more_than)
-
-    def reach(self, file):
-        reached, waiting = set(), [file]
-        while waiting:
-            new = self.edges.get(waiting.pop(), {}).keys() - reached
-            reached |= new
-            waiting += new
-        return reached
-
-    def describe(self, circle):
-        """One line for each edge within `circle`: file and line of its first path, all of its paths, the other file."""
-        for file in circle:
-            for other, paths in sorted(self.edges[file].items()):
-                if other in circle:
-                    yield f"{shown(file)}:{min(paths.values())}: {', '.join(paths)} -> {shown(other)}"
+            if target and (glob or not target[1]):
+                self.add_edge(module.file, target[0].file, "::".join(path), line)
 
 
 def file_name(found, text):
     """Whether the string literal `found` is the file of a `#[path]`."""
     return text[:found.start()].endswith("#[path = ")
-
-
-def shown(file):
-    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file

@@ -1,0 +1,39 @@
+//! The tokens before a transcript, which name the spoken language.
+
+use crate::pipeline::answer::{argmax, numbers};
+use crate::pipeline::run::Run;
+use crate::pipeline::writing::Writing;
+use cotensor_core::Result;
+use cotensor_preprocess::generation::{GenerationConfig, language_scores, speech_prompt};
+
+/// The name of the task in generation_config.json.
+const TRANSCRIBE: &str = "transcribe";
+
+/// The index of the language with the highest logit, and the logits of all languages.
+pub(super) fn language(
+    run: &mut Run<'_>,
+    writing: &Writing,
+    config: &GenerationConfig,
+    languages: &[(String, i64)],
+) -> Result<(usize, Vec<f32>)> {
+    let logits = writing.scores(run, &[config.start()?])?;
+    let all = logits.to_f32()?;
+    numbers(&all)?;
+    let of_languages = language_scores(config, languages, &all)?;
+    Ok((argmax(&of_languages), of_languages))
+}
+
+/// The tokens before a transcript: the start, the language, the task. The language is a result that other users share.
+pub(super) fn prompt(
+    run: &mut Run<'_>,
+    writing: &Writing,
+    config: &GenerationConfig,
+    languages: &[(String, i64)],
+) -> Result<Vec<i64>> {
+    // A checkpoint for one language has no language tokens.
+    let spoken = match languages.is_empty() {
+        true => None,
+        false => Some(languages[language(run, writing, config, languages)?.0].1),
+    };
+    speech_prompt(config, spoken, TRANSCRIBE)
+}

@@ -1,0 +1,156 @@
+// Sentence embeddings of many texts: texts of similar length run together, and each embedding is computed once.
+import type { Input, RunResult } from "../engine/api.js";
+import { publishArray } from "../engine/results.js";
+import { CotensorError } from "../errors.js";
+import type { Tensor } from "../tensor.js";
+import type { Answer, Output } from "./answers.js";
+import { hashes } from "./core.js";
+import { sourceOf, type StageDef } from "./definition.js";
+import type { Run } from "./run.js";
+import type { ModelStage } from "./stages.js";
+import { runLength, TokenRows } from "./token_rows.js";
+
+/** The texts that are tokenized at a time. */
+const TEXTS_AT_ONCE = 256;
+const LABEL = "sentence embedding";
+
+/** A text whose embedding is to be computed. */
+interface Missing {
+  readonly row: number;
+  readonly resolve: (embedding: Float32Array<ArrayBuffer>) => void;
+  readonly reject: (error: unknown) => void;
+}
+
+/** The embedding of each text of a run. */
+export async function embedTexts(run: Run): Promise<{ answer: Answer; outputs: Output[] }> {
+  const { model, task } = run;
+  const texts = run.inputs.texts ?? [];
+  const [role = ""] = model.roles(task);
+  const embedder = await Embedder.open(run, role);
+  const rows: Float32Array[] = [];
+  const start = performance.now();
+  for (let from = 0; from < texts.length; from += TEXTS_AT_ONCE) rows.push(...(await embedder.embed(texts.slice(from, from + TEXTS_AT_ONCE), from)));
+  run.report(role, embedder.stage.space, embedder.computed > 0, performance.now() - start);
+  const width = rows[0]?.length ?? 0;
+  const values = new Float32Array(width * rows.length);
+  rows.forEach((row, index) => values.set(row, index * width));
+  return { answer: { type: "embedding", width }, outputs: [{ name: "sentence_embedding", shape: [rows.length, width], values }] };
+}
+
+class Embedder {
+  /** Embeddings that were computed here. */
+  computed = 0;
+
+  private constructor(
+    private readonly run: Run,
+    private readonly def: StageDef,
+    readonly stage: ModelStage,
+    private readonly output: string,
+    /** The number of tokens that the graph reads, if it is fixed. */
+    private readonly length: number | undefined,
+    /** Whether each text runs alone, because a run of several would give it other numbers. */
+    private readonly runsAlone: boolean,
+  ) {}
+
+  static async open(run: Run, role: string): Promise<Embedder> {
+    const { model, task } = run;
+    const [def, stage] = [model.def(role), await model.stage(role)];
+    const [rows, tokens] = stage.inputs.find(({ name }) => sourceOf(def, name) === "text.ids")?.shape ?? [];
+    const filled = def.fills_texts ? model.text.maxTokens : undefined;
+    const runsAlone = typeof rows === "number" || (await model.joinsRows(role));
+    if (model.poolingNotice !== undefined) run.notices.push(`pooling: ${model.poolingNotice}`);
+    return new Embedder(run, def, stage, run.outputOf(def, stage, task), typeof tokens === "number" ? tokens : filled, runsAlone);
+  }
+
+  /** Whether the graph gives embeddings, and not a row for each token. */
+  get #isPooled(): boolean {
+    return this.output === this.run.task.result;
+  }
+
+  /** The embeddings of texts. `first` is the number of the first one, for notices. */
+  async embed(texts: readonly string[], first: number): Promise<Float32Array[]> {
+    const { run } = this;
+    const tokens = run.model.sentenceTokens(texts, this.length);
+    tokens.truncated.forEach((truncated, row) => {
+      if (truncated) run.notices.push(`text ${first + row}: truncated to ${tokens.counts[row] ?? 0} tokens`);
+    });
+    const missing: Missing[] = [];
+    // Runs until its first wait, so that the list is complete below.
+    const all = Promise.all(texts.map((_, row) => this.#once(tokens, row, () => new Promise((resolve, reject) => missing.push({ row, resolve, reject })))));
+    all.catch(() => undefined);
+    await this.#compute(tokens, missing);
+    return all;
+  }
+
+  /** The embedding of a text: that of the store, that which another caller computes, or a new one. */
+  async #once(tokens: TokenRows, row: number, compute: () => Promise<Float32Array<ArrayBuffer>>): Promise<Float32Array> {
+    const { run, stage, def } = this;
+    const { model, holder } = run;
+    const { store, computations } = model.backend;
+    if (stage.space === undefined) return compute();
+    const read = BigInt64Array.from([BigInt(model.promptTokens), ...tokens.ids(row)]);
+    const identity = hashes.identity("int64", [read.length], new Uint8Array(read.buffer));
+    const key = model.keyOnce(stage, LABEL, [stage.space, model.sentenceFingerprint(this.#isPooled), identity]);
+    const name = `${def.role}.${LABEL.replace(" ", "_")}/${key}`;
+    const { outputs } = await computations.once({ key, names: [name], kind: def.kind, holder }, async (): Promise<RunResult> => {
+      const start = performance.now();
+      const data = await compute();
+      return publishArray(store, holder, { name, kind: def.kind, cached: true }, { data, shape: [data.length] }, performance.now() - start);
+    });
+    try {
+      return (outputs[0] as Tensor).array().slice() as Float32Array;
+    } finally {
+      for (const tensor of outputs) tensor.dispose();
+    }
+  }
+
+  /** Computes embeddings in as few runs as memory and padding allow. */
+  async #compute(tokens: TokenRows, missing: readonly Missing[]): Promise<void> {
+    const count = ({ row }: Missing): number => tokens.counts[row] ?? 0;
+    let rest = [...missing].sort((a, b) => count(a) - count(b));
+    try {
+      while (rest.length > 0) {
+        this.run.signal?.throwIfAborted();
+        const together = rest.slice(0, this.runsAlone ? 1 : runLength(rest.map(count), this.length));
+        const embeddings = await this.#run(tokens, together.map(({ row }) => row));
+        together.forEach(({ resolve }, index) => resolve(embeddings[index] as Float32Array<ArrayBuffer>));
+        this.computed += together.length;
+        rest = rest.slice(together.length);
+      }
+    } catch (error) {
+      for (const { reject } of rest) reject(error);
+    }
+  }
+
+  async #run(tokens: TokenRows, rows: readonly number[]): Promise<Float32Array[]> {
+    const { run, stage, def, output } = this;
+    const inputs: Record<string, Input> = {};
+    for (const { name } of stage.inputs) {
+      const source = sourceOf(def, name);
+      const input = source === undefined ? undefined : tokens.input(source, rows);
+      if (!input) throw new CotensorError("Unsupported", `${run.model.name}: ${def.role}: no text gives its input ${name}`);
+      inputs[name] = input;
+    }
+    const [tensor] = await stage.runAlone(inputs, [output], run.holder);
+    if (!tensor) throw new CotensorError("Engine", `${run.model.name}: ${def.role} gave no ${output}`);
+    try {
+      const count = tokens.width(rows);
+      const [batch, found, last] = tensor.shape;
+      const width = (this.#isPooled ? found : last) ?? 0;
+      if (batch !== rows.length || tensor.shape.length !== (this.#isPooled ? 2 : 3) || (!this.#isPooled && found !== count) || width === 0) {
+        throw new CotensorError("Unsupported", `${run.model.name}: ${output} has shape [${tensor.shape.join(", ")}] for ${rows.length} texts of ${count} tokens`);
+      }
+      const values = await run.numbers(tensor, `answer of ${run.task.name}`);
+      const size = values.length / rows.length;
+      return rows.map((row, index) => this.#embedding(values.subarray(index * size, (index + 1) * size), width, tokens.mask(row, count)));
+    } finally {
+      tensor.dispose();
+    }
+  }
+
+  #embedding(rows: Float32Array, width: number, mask: Uint8Array): Float32Array {
+    const embedding = this.#isPooled ? rows.slice() : this.run.model.pool(rows, width, mask);
+    if (embedding.every(Number.isFinite)) return embedding;
+    throw new CotensorError("Engine", `${this.run.task.name}: the output has a number that is not finite`);
+  }
+}
