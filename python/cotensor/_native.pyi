@@ -743,6 +743,7 @@ class ResourcePool:
         mixed_precision: bool = False,
         calibration: Optional[Union[Sequence[str], _Path]] = None,
         is_wanted: Optional[Callable[[], bool]] = None,
+        folder: Optional[_Path] = None,
     ) -> PooledModel: ...
     def setup_ultra_low_precision(
         self,

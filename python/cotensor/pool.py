@@ -122,9 +122,10 @@ class ResourcePoolBridgeIntegration:
 
         def load() -> PooledModel:
             variant = None if precision is None or precision.isdecimal() else precision
-            folder = _elsewhere.model(self.store, model_name, self.models, variant)
+            found = _elsewhere.model(self.store, model_name, self.models, variant)
+            folder = None if found == model_name else found
             return self._pool.get_model(
-                model_type, folder, devices, precision, mixed, calibration, lambda: is_wanted
+                model_type, model_name, devices, precision, mixed, calibration, lambda: is_wanted, folder
             )
 
         try:

@@ -1,12 +1,14 @@
 """Bytes of tensors from node to node, also of copies that are still on their way."""
 
 import errno
+import gc
 import os
 import random
 import signal
 import socket
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -365,6 +367,27 @@ def test_a_node_whose_source_fails_passes_on_what_it_has(serve, patient):
     thread.join(30)
     assert isinstance(parent.result, NotFoundError) and child.result == DATA
     assert parent.server.sent_bytes + origin.sent_bytes == len(DATA), "no byte came twice"
+
+
+def test_a_source_that_is_left_keeps_nothing_of_the_caller(serve):
+    """A token that a caller has ends when the caller drops it, not at the next garbage collection."""
+
+    class Token:
+        pass
+
+    refusing, origin = serve({}), serve({b"small": b"abc"})
+
+    def copy():
+        token, target = Token(), bytearray(3)
+        transfer.fetch([(refusing.address, b"small"), (origin.address, b"small")], memoryview(target))
+        assert target == b"abc"
+        return weakref.ref(token)
+
+    gc.disable()
+    try:
+        assert copy()() is None
+    finally:
+        gc.enable()
 
 
 def test_memory_of_a_copy_can_be_sealed_while_it_is_served():

@@ -36,6 +36,8 @@ KEEP, PULL, BRING, MODEL = "cotensor.ray.keep", "cotensor.ray.pull", "cotensor.r
 MEMORY_SHARE = 0.3
 #: Processes that wait for copies at a time. :class:`Pulls` limits the copies themselves.
 _WAITING = 256
+#: The time for an agent to start, with its daemon, in seconds.
+START_TIMEOUT = 120.0
 #: The time between two looks at the daemon and at the nodes of copies, in seconds.
 _WATCH_INTERVAL = 5.0
 
@@ -56,6 +58,18 @@ def agent_of(node: str) -> Any:
     # These are refused as options.
     kind = ray.remote(concurrency_groups={"calls": CALLS_MAX, "signs": 2})(Agent)
     return kind.options(**options).remote(node)
+
+
+def start_agents() -> List[str]:
+    """Starts agents on the nodes without one. Returns those that have started in time."""
+    starting = {}
+    for node in (one["NodeID"] for one in ray.nodes() if one["Alive"]):
+        try:
+            running_agent(node)
+        except ValueError:
+            starting[agent_of(node).socket.remote()] = node
+    done, _ = ray.wait(list(starting), num_returns=len(starting), timeout=START_TIMEOUT) if starting else ([], [])
+    return [starting[one] for one in done]
 
 
 def ask(node: str, token: str, asking: str, name: str, address: Optional[Address] = None) -> List[Address]:
@@ -97,7 +111,7 @@ class Agent:
         self._named = Named(node, self._store, self._pulls)
         folders = daemon.folders_of_models()
         root = folders / f"ray-{node[:32]}"
-        self._folders = ModelFolders(node, self._store, root, self._pulls, self._lent)
+        self._folders = ModelFolders(node, self._store, root, self._pulls, self._lent, start_agents)
         remove_ended(folders, root, daemon.answers_at)
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         for look in (self._watch_daemon, self._watch_nodes, self._named.update):

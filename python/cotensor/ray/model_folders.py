@@ -63,13 +63,20 @@ class Folder(NamedTuple):
 class ModelFolders:
     """Finds the folders of models on this node and on others, and copies those of others here.
 
-    ``keep`` makes a token for each of several open files.
+    ``keep`` makes a token for each of several open files, ``start`` starts the agents of nodes that have none, and returns these
+    nodes: a node on which nothing uses Cotensor can have files.
     """
 
     def __init__(
-        self, node: str, store: Store, root: Path, pulls: Pulls, keep: Callable[[Sequence[OpenFile]], List[Any]]
+        self,
+        node: str,
+        store: Store,
+        root: Path,
+        pulls: Pulls,
+        keep: Callable[[Sequence[OpenFile]], List[Any]],
+        start: Callable[[], List[str]],
     ) -> None:
-        self._node, self._store, self._pulls, self._keep = node, store, pulls, keep
+        self._node, self._store, self._pulls, self._keep, self._start = node, store, pulls, keep, start
         self._folders = Folders(root, Path(str(store.socket)), self._is_used)
         self._hashes = Hashes()
         self._lock = threading.Lock()
@@ -92,7 +99,7 @@ class ModelFolders:
         with self._alone.with_key(wanted):
             with contextlib.suppress(CotensorError):
                 return [str(model_files(*wanted)[0]), ""]
-            found = self._described(wanted)
+            found = self._described(wanted, None) or self._described(wanted, self._start())
             if found:
                 folder = self._copied(wanted, sources(name, found, "models"))
                 # A name on the hub is relative to no folder.
@@ -147,10 +154,9 @@ class ModelFolders:
     def _describe(self, wanted: Wanted) -> Optional[Folder]:
         return self._here(wanted)[1]
 
-    def _described(self, wanted: Wanted) -> List[Folder]:
-        """The folders of the model on other nodes."""
+    def _described(self, wanted: Wanted, asked: Optional[List[str]]) -> List[Folder]:
+        """The folders of the model on the nodes that are asked, by default all others."""
         found: List[Folder] = []
-        asked: Optional[List[str]] = None
         while asked is None or asked:
             replies = list(answers(self._node, "describe_model", wanted, nodes=asked))
             found += [folder for _, folder in replies if folder is not None and folder != HASHING]
@@ -175,7 +181,8 @@ class ModelFolders:
                     self._copy(wanted, source, tokens)
                     return first
                 except (IoError, NotFoundError) as caught:
-                    error = caught
+                    # Its frames have the tokens.
+                    error = caught.with_traceback(None)
         assert error is not None
         raise error
 

@@ -132,7 +132,8 @@ class Named:
             try:
                 tensor = self._copied(source, former)
             except (IoError, NotFoundError) as caught:
-                error = caught
+                # Its frames have the token.
+                error = caught.with_traceback(None)
                 continue
             if tensor is None:
                 return

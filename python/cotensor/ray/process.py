@@ -13,7 +13,7 @@ import ray
 from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
-from .agent import BRING, KEEP, MODEL, PULL, agent_of, ask
+from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of, ask
 from .handle import Form, Handle, Id, Spec, leased, own_name, reduced, spec_of
 from .peers import NAMESPACE
 from .pulls import TensorTarget, received, sources_of
@@ -21,8 +21,6 @@ from .submissions import keep_while_submitted
 
 #: Tokens that a process asks for at a time: a request takes longer than a call.
 _TOKENS = 64
-#: The time for an agent to start, with its daemon, in seconds.
-START_TIMEOUT = 120.0
 #: The time for an agent that was started again to offer its functions, in seconds.
 _START_WAIT = 10.0
 #: The time for an answer of the node's own agent: for a copy from another node it includes the transfer.

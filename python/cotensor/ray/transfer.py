@@ -178,7 +178,8 @@ class _Stream:
         self._sources, self._target, self._failed = sources, target, failed
         self._size = len(target)
         self._at, self._end = bounds
-        #: When bytes came, and what went wrong.
+        #: When bytes came, and what went wrong: without its traceback, whose frames would keep this, and the callers' references
+        #: to tokens, until a garbage collection.
         self._came = 0.0
         self._error: Optional[BaseException] = None
 
@@ -194,9 +195,9 @@ class _Stream:
                 except NotFoundError as error:
                     if is_last:
                         raise
-                    self._error = error
+                    self._error = error.with_traceback(None)
                 except (OSError, EOFError) as error:
-                    self._error = error
+                    self._error = error.with_traceback(None)
             tries = 0 if self._at > before else tries + 1
             time.sleep(_PAUSE)
         host, port, _ = self._sources[-1][0]

@@ -95,8 +95,8 @@ impl ResourcePool {
     /// ``model_type`` is a kind (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to
     /// match. ``precision`` is a variant of its graphs (``fp16``) or the variant's number of bits; without such a variant, weights
     /// of 2, 3, 4 or 8 bits. ``calibration`` is a list of texts, or the path of samples. After an interrupt, and when ``is_wanted``
-    /// gives False, the work goes on in a thread.
-    #[pyo3(signature = (model_type, model_name, priority_list=None, precision=None, mixed_precision=false, calibration=None, is_wanted=None))]
+    /// gives False, the work goes on in a thread. ``folder`` is where the files are, if not where ``model_name`` says.
+    #[pyo3(signature = (model_type, model_name, priority_list=None, precision=None, mixed_precision=false, calibration=None, is_wanted=None, folder=None))]
     #[expect(clippy::too_many_arguments, reason = "preferences by name")]
     fn get_model(
         &self,
@@ -108,13 +108,14 @@ impl ResourcePool {
         #[pyo3(from_py_with = args::mixed_precision)] mixed_precision: bool,
         calibration: Option<&Bound<'_, PyAny>>,
         is_wanted: Option<&Bound<'_, PyAny>>,
+        folder: Option<PathBuf>,
     ) -> PyResult<PooledModel> {
         let pool = Arc::clone(self.pool.get(py, "pool")?);
         let store = Arc::clone(pool.runtime().store());
         let calibration = calibration.map(samples).transpose()?;
         let copies = if precision.is_some() { self.copies(py)? } else { None };
         let mut preferences =
-            HardwarePreferences { precision, mixed_precision, calibration, ..HardwarePreferences::default() };
+            HardwarePreferences { precision, mixed_precision, calibration, folder, ..HardwarePreferences::default() };
         if let Some(priority_list) = priority_list {
             preferences.priority_list = priority_list;
         }

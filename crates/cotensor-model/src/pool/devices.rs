@@ -1,5 +1,6 @@
 use crate::pipeline::Samples;
 use cotensor_core::{Device, Error, Result};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The devices on which a model may run, best first, and the precision of its weights.
@@ -14,11 +15,19 @@ pub struct HardwarePreferences {
     pub mixed_precision: bool,
     /// The samples on which a quantized model is fitted; without them, texts in English, and those for mixed precision only.
     pub calibration: Option<Arc<Samples>>,
+    /// Where the model's files are, if not where its name says, as for a copy of another machine's.
+    pub folder: Option<PathBuf>,
 }
 
 impl Default for HardwarePreferences {
     fn default() -> Self {
-        Self { priority_list: vec!["cpu".to_owned()], precision: None, mixed_precision: false, calibration: None }
+        Self {
+            priority_list: vec!["cpu".to_owned()],
+            precision: None,
+            mixed_precision: false,
+            calibration: None,
+            folder: None,
+        }
     }
 }
 

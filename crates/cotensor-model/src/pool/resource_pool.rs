@@ -79,6 +79,7 @@ impl ResourcePool {
         if !name.components().all(|part| matches!(part, std::path::Component::Normal(_))) || model_name.is_empty() {
             return Err(Error::invalid(format!("{model_name:?} leads out of the pool's folder")).in_field("model_name"));
         }
+        let name = hardware_preferences.folder.as_deref().unwrap_or(name);
         let check = |model: &Model| check_type(model, model_type, model_name);
         let (model, copy) =
             precision::open(&self.runtime, name, &self.models, hardware_preferences, &check, quantizing)?;
