@@ -7,7 +7,6 @@ use super::group::put_group;
 use super::holder::{holder as holder_of, program};
 use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
-use super::report::report;
 use super::tensor::Tensor;
 use crate::args::{self, Kept, check_default, or_default};
 use crate::command::daemon;
@@ -108,21 +107,6 @@ impl Store {
                 Err(raise(py, &Error::unsupported(message)))
             }
         }
-    }
-
-    /// A report as dicts and lists: the daemon's by its method `M`, an embedded store's by `embedded`.
-    fn reported<'py, M: p::Method<Params = p::Empty, Result = p::Report>>(
-        &self,
-        py: Python<'py>,
-        embedded: fn(&dyn cotensor::Store) -> serde_json::Result<serde_json::Value>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let backend = self.backend(py)?;
-        let value = py.detach(|| match &backend {
-            Backend::Client(store) => store.report::<M, serde_json::Value>(),
-            Backend::Embedded(store) => embedded(&**store).map_err(|error| Error::corrupt(error.to_string())),
-        });
-        let value = value.or_raise(py)?;
-        report(py, || serde_json::to_string(&value))
     }
 
     /// # Errors
@@ -425,26 +409,6 @@ impl Store {
             Err(error) if missing_ok && error.kind() == ErrorKind::NotFound => Ok(()),
             outcome => outcome.or_raise(py),
         }
-    }
-
-    /// Counters: tensors, bytes, hits and misses, copies by reason, evictions.
-    fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Stats>(py, |store| serde_json::to_value(store.stats()))
-    }
-
-    /// Every tensor with its holders, bytes, device, age and hits; and the copies by reason.
-    fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Diagnostics>(py, |store| serde_json::to_value(store.diagnostics()))
-    }
-
-    /// Recommendations that save memory.
-    fn get_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Recommendations>(py, |store| serde_json::to_value(store.recommendations()))
-    }
-
-    /// Frees every tensor without a lease, and reports the freed bytes.
-    fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Optimize>(py, |store| serde_json::to_value(store.optimize()))
     }
 
     /// Sets the memory limit of an embedded store, in MiB. `cotensor serve --max-memory` sets a daemon's.
