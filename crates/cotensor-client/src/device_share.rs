@@ -2,14 +2,14 @@
 
 use crate::OpenSession;
 use crate::protocol as p;
-use cotensor_core::sync::lock;
+use cotensor_core::sync::{lock, wait_timeout};
 use cotensor_core::waiting::{REPORT_AFTER, WaitClock, WaitReport};
 use cotensor_core::{Error, ErrorKind, Result, size};
 use cotensor_memory::process::{client_process, wait_report};
 use cotensor_rpc::{Connection, OnNotification};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The time for the daemon's answers when a program joins. A program must not wait for a daemon that is stopped.
@@ -307,7 +307,7 @@ impl Member {
     }
 
     fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+        wait_timeout(&self.changed, state, timeout).0
     }
 }
 

@@ -4,13 +4,14 @@ use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::now_ns;
 use crate::frames::Frames;
 use cotensor_client::ClientStore;
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::{Claim, ComputationStore, Holder, Key, Lease, Retention, TensorSpec, TensorStore};
 use std::collections::{HashSet, VecDeque};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Number of round trips whose times are kept.
@@ -85,7 +86,7 @@ fn on_messages(shared: &Arc<Shared>) {
 /// Waits for the first round trip that started after the server's death, and so was answered by its successor.
 fn report_when_back(shared: &Shared, at: u64, dead: u64) {
     loop {
-        let trips = shared.trips.lock().unwrap_or_else(PoisonError::into_inner);
+        let trips = lock(&shared.trips);
         let back = trips.iter().find(|(began, _)| *began >= dead).map(|(_, ended)| ended - at);
         drop(trips);
         if let Some(back) = back {
@@ -257,7 +258,7 @@ impl<'a> Worker<'a> {
     }
 
     fn went(&self, began: u64) {
-        let mut trips = self.shared.trips.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trips = lock(&self.shared.trips);
         if trips.len() == REMEMBERED_MAX {
             trips.pop_front();
         }

@@ -12,12 +12,13 @@
 use super::dirty_pages::dirty_bytes;
 use super::mmap::{Access, Mapping};
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use rustix::param::page_size;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The most windows of a slab. Further readers of the same range get mappings of their own.
 const WINDOWS_MAX: usize = 16;
@@ -173,8 +174,4 @@ impl Drop for WindowPart {
         // If the kernel does not report copies, they are dropped.
         let _ = self.release();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,7 @@
 //! One model that is loaded.
 
 use super::batches::Batches;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_model::Runtime;
 use cotensor_model::family::AnswerKind;
@@ -10,7 +11,7 @@ use cotensor_model::stage::Stage;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The score of a text for a query.
@@ -107,7 +108,7 @@ impl LoadedModel {
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.usage)
     }
 
     /// Counts a request. It ends when the result is dropped.
@@ -164,7 +165,7 @@ impl LoadedModel {
         caches_results: bool,
         pooling: Option<&str>,
     ) -> Result<Arc<Batches>> {
-        let mut started = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = lock(&self.batches);
         let pooling = pooling.map(str::to_owned);
         if let Some(batches) = started.get(&pooling) {
             return Ok(Arc::clone(batches));

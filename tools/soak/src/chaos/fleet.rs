@@ -3,10 +3,11 @@
 use crate::content::Random;
 use crate::daemon::{Death, io, this_program, until};
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// The numbers of clients, and of leases of all clients together.
@@ -68,10 +69,6 @@ struct Status {
     pending_kills: usize,
     /// What the client has done, once it is idle.
     done: Option<Done>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Client {

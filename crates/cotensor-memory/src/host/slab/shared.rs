@@ -2,9 +2,10 @@
 
 use super::free_list::FreeList;
 use crate::mapping::{Mapping, Windows};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 pub(super) struct SlabShared {
     /// Only for filling segments; forked children do not inherit it.
@@ -38,6 +39,6 @@ impl SlabShared {
     }
 
     pub(super) fn ranges(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ranges)
     }
 }
