@@ -3,7 +3,6 @@
 use crate::leases::Record;
 use crate::{Holder, Key, Lease, TensorId};
 use cotensor_core::sync;
-use cotensor_core::sync::wait_timeout;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, Weak};
@@ -136,7 +135,7 @@ impl Claims {
         if left.is_zero() {
             return Err(Self::late(&claims, key));
         }
-        Ok(wait_timeout(&shard.changed, claims, left).0)
+        Ok(sync::wait_timeout(&shard.changed, claims, left).0)
     }
 
     /// With one thread, the caller that computes is further up the stack, so a wait would never end.
