@@ -80,9 +80,10 @@ pub(crate) fn run_while_wanted<T: Send + 'static>(
 ) -> PyResult<T> {
     let check = || {
         py.check_signals()?;
-        match is_wanted.map_or(Ok(true), |is_wanted| is_wanted.call0()?.is_truthy())? {
-            true => Ok(()),
-            false => Err(raise(py, &Error::new(ErrorKind::Conflict, "the result is no longer wanted"))),
+        if is_wanted.map_or(Ok(true), |is_wanted| is_wanted.call0()?.is_truthy())? {
+            Ok(())
+        } else {
+            Err(raise(py, &Error::new(ErrorKind::Conflict, "the result is no longer wanted")))
         }
     };
     run_checked(py, name, None, &check, work)

@@ -240,10 +240,7 @@ impl Member {
 
     fn unless_closed(&self) -> Result<MutexGuard<'_, State>> {
         let state = lock(&self.state);
-        match state.closed {
-            true => Err(Error::new(ErrorKind::Conflict, "the share was given back")),
-            false => Ok(state),
-        }
+        if state.closed { Err(Error::new(ErrorKind::Conflict, "the share was given back")) } else { Ok(state) }
     }
 
     fn greet(
@@ -275,10 +272,7 @@ impl Member {
     /// Reports that the share is too small if that is due.
     fn check_report(&self, is_short: bool) {
         let mut clock = lock(&self.short);
-        match is_short {
-            true => clock.get_or_insert_default().check(|| self.describe()),
-            false => *clock = None,
-        }
+        if is_short { clock.get_or_insert_default().check(|| self.describe()) } else { *clock = None }
     }
 
     /// A report of the wait for memory, with the other programs that have some of it.

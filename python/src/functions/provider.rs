@@ -159,11 +159,8 @@ impl Provider {
                 called().map_err(|error| failure(py, &error))
             })
         };
-        py.detach(|| match replace {
-            true => provider.replace(name, options, run),
-            false => provider.add(name, options, run),
-        })
-        .or_raise(py)
+        py.detach(|| if replace { provider.replace(name, options, run) } else { provider.add(name, options, run) })
+            .or_raise(py)
     }
 
     /// Withdraws a function. Running calls continue.

@@ -53,7 +53,7 @@ fn send(message: Message) {
     let logger = logger();
     // A forked child has no logging thread.
     if logger.process == std::process::id() {
-        drop(lock(&logger.messages).send(message));
+        let _ = lock(&logger.messages).send(message);
     }
 }
 

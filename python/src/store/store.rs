@@ -433,9 +433,12 @@ impl Store {
         #[pyo3(from_py_with = args::sealed)] sealed: bool,
     ) -> PyResult<usize> {
         let store = self.store(py)?;
-        let prefault = || match sealed {
-            true => store.prefault(Device::Cpu, nbytes, count),
-            false => store.prefault_to_fill(Device::Cpu, nbytes, count),
+        let prefault = || {
+            if sealed {
+                store.prefault(Device::Cpu, nbytes, count)
+            } else {
+                store.prefault_to_fill(Device::Cpu, nbytes, count)
+            }
         };
         py.detach(prefault).or_raise(py)
     }

@@ -159,10 +159,7 @@ impl Watch {
         let keep_waiting = || !inner.is_closed() && signals.none_raised();
         let next = py.detach(|| {
             let mut state = inner.lock()?;
-            let next = match inner.is_closed() {
-                true => Ok(None),
-                false => state.next(&inner.watched, end, &keep_waiting),
-            };
+            let next = if inner.is_closed() { Ok(None) } else { state.next(&inner.watched, end, &keep_waiting) };
             inner.end_if_closed(&state);
             next
         });
@@ -177,9 +174,12 @@ impl Watch {
     #[pyo3(signature = (timeout=None))]
     fn get(&self, py: Python<'_>, #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>) -> PyResult<Change> {
         let timeout = seconds(py, timeout)?;
-        let missing = || match self.0.is_closed() {
-            true => Error::new(ErrorKind::Conflict, "this watch is closed"),
-            false => Error::new(ErrorKind::TimedOut, "no watched name changed in time"),
+        let missing = || {
+            if self.0.is_closed() {
+                Error::new(ErrorKind::Conflict, "this watch is closed")
+            } else {
+                Error::new(ErrorKind::TimedOut, "no watched name changed in time")
+            }
         };
         self.read(py, timeout)?.ok_or_else(|| raise(py, &missing()))
     }

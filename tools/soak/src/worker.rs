@@ -142,10 +142,7 @@ impl<'a> Worker<'a> {
                     if !std::mem::replace(&mut full, true) {
                         send("full");
                     }
-                    match self.held.is_empty() {
-                        true => std::thread::sleep(PAUSE),
-                        false => self.let_go()?,
-                    }
+                    if self.held.is_empty() { std::thread::sleep(PAUSE) } else { self.let_go()? }
                 }
                 outcome => outcome?,
             }
@@ -183,9 +180,10 @@ impl<'a> Worker<'a> {
             _ => self.random.magnitude(257 << 10, 1 << 20),
         };
         let name = self.name(self.options.index);
-        let mut reservation = match self.random.chance(2, 3) {
-            true => self.store.reserve_to_fill(spec(name, bytes), &self.holder)?,
-            false => self.store.reserve(spec(name, bytes), &self.holder)?,
+        let mut reservation = if self.random.chance(2, 3) {
+            self.store.reserve_to_fill(spec(name, bytes), &self.holder)?
+        } else {
+            self.store.reserve(spec(name, bytes), &self.holder)?
         };
         let place = reservation.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;
         fill(place, self.random.next());
@@ -289,8 +287,9 @@ fn spec(name: String, bytes: usize) -> TensorSpec {
 }
 
 fn check(lease: &Lease) -> Result<()> {
-    match lease.bytes().is_some_and(is_whole) {
-        true => Ok(()),
-        false => Err(Error::corrupt(format!("{:?} {:?} has wrong bytes", lease, lease.id()))),
+    if lease.bytes().is_some_and(is_whole) {
+        Ok(())
+    } else {
+        Err(Error::corrupt(format!("{:?} {:?} has wrong bytes", lease, lease.id())))
     }
 }

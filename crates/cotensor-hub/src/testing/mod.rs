@@ -97,7 +97,7 @@ impl Drop for HubServer {
         // Wakes the thread that accepts.
         drop(TcpStream::connect(self.address.trim_start_matches("http://")));
         if let Some(listener) = self.listener.take() {
-            drop(listener.join());
+            let _ = listener.join();
         }
     }
 }

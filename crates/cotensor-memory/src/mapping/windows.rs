@@ -162,10 +162,7 @@ impl WindowPart {
 
     fn release(&mut self) -> Result<u64> {
         let range = std::mem::take(&mut self.range);
-        match range.is_empty() || self.owner != std::process::id() {
-            true => Ok(0),
-            false => self.window.release(&range),
-        }
+        if range.is_empty() || self.owner != std::process::id() { Ok(0) } else { self.window.release(&range) }
     }
 }
 

@@ -168,10 +168,7 @@ impl Model {
 
     /// Refuses to read further files after a change of the folder.
     pub(super) fn check_unchanged(&self) -> Result<()> {
-        match FolderStamp::of(&self.folder)?.same_files(&self.stamp) {
-            true => Ok(()),
-            false => Err(changed(&self.folder)),
-        }
+        if FolderStamp::of(&self.folder)?.same_files(&self.stamp) { Ok(()) } else { Err(changed(&self.folder)) }
     }
 
     /// How the model loads its stages.

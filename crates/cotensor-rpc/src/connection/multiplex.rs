@@ -222,7 +222,7 @@ impl Connection {
 
     /// Ends the connection after a failure to send. Returns the reason that the peer sent before it closed the connection, or else `failure`.
     fn refusal(&self, failure: Error) -> Error {
-        drop(self.socket.shutdown(Shutdown::Both));
+        let _ = self.socket.shutdown(Shutdown::Both);
         loop {
             // What has arrived, then the end.
             match self.read(&WaitLimit::default()) {
@@ -271,7 +271,7 @@ impl Connection {
 
     fn end(&self, why: Error) {
         lock(&self.inbox).closed.get_or_insert(why);
-        drop(self.socket.shutdown(Shutdown::Both));
+        let _ = self.socket.shutdown(Shutdown::Both);
         self.arrived.notify_all();
     }
 
@@ -335,8 +335,8 @@ impl Connection {
                     }
                     Err(error) => {
                         inbox.closed.get_or_insert(error);
-                        // The server releases the session's leases at once.
-                        drop(self.socket.shutdown(Shutdown::Both));
+
+                        let _ = self.socket.shutdown(Shutdown::Both);
                     }
                 }
                 if inbox.followers > 0 {

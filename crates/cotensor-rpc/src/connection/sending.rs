@@ -77,9 +77,10 @@ impl Sending {
         if state.unsent.len() >= NOTIFICATIONS_MAX {
             drop(state);
             let waiting = Waiting::new(describe);
-            return match self.send(socket, frame, &WaitLimit::after(Some(NOTIFY_TIMEOUT)).reported(&waiting))? {
-                true => Ok(()),
-                false => Err(Error::new(ErrorKind::Conflict, "the peer reads nothing")),
+            return if self.send(socket, frame, &WaitLimit::after(Some(NOTIFY_TIMEOUT)).reported(&waiting))? {
+                Ok(())
+            } else {
+                Err(Error::new(ErrorKind::Conflict, "the peer reads nothing"))
             };
         }
         state.unsent.push_back(PartialFrame::new(frame)?);

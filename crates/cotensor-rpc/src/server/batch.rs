@@ -76,9 +76,10 @@ impl Answers {
     /// The code of the error that took the answer's place, if one did.
     fn add(&mut self, response: &Response, mut fds: Vec<OwnedFd>) -> Option<i32> {
         let left = RESULTS_BYTES_MAX.saturating_sub(self.body.len()).max(ERROR_BYTES_MAX);
-        let added = match self.fds.len() + fds.len() > FRAME_FDS_MAX {
-            true => Err(Error::invalid("more descriptors than one message carries: call one by one")),
-            false => response.to_bytes(left),
+        let added = if self.fds.len() + fds.len() > FRAME_FDS_MAX {
+            Err(Error::invalid("more descriptors than one message carries: call one by one"))
+        } else {
+            response.to_bytes(left)
         };
         let (answer, error_code) = match added {
             Ok(answer) => {

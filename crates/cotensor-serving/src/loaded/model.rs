@@ -40,9 +40,10 @@ impl ModelKey {
 
     pub(super) fn open(&self, runtime: &Arc<Runtime>) -> Result<Arc<Model>> {
         let path = Path::new(&self.name);
-        match path.is_absolute() {
-            true => runtime.open_variant(path, Path::new(""), self.variant.as_deref()),
-            false => runtime.open_named(&self.name, self.variant.as_deref()),
+        if path.is_absolute() {
+            runtime.open_variant(path, Path::new(""), self.variant.as_deref())
+        } else {
+            runtime.open_named(&self.name, self.variant.as_deref())
         }
     }
 }

@@ -92,14 +92,14 @@ impl Client {
     }
 
     fn kill(&mut self) {
-        drop(self.process.kill());
+        let _ = self.process.kill();
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
         self.kill();
-        drop(self.process.wait());
+        let _ = self.process.wait();
     }
 }
 
@@ -197,7 +197,7 @@ impl ClientFleet {
     pub(super) fn kill_all(mut self) -> Instant {
         self.clients.iter_mut().for_each(Client::kill);
         for client in &mut self.clients {
-            drop(client.process.wait());
+            let _ = client.process.wait();
         }
         Instant::now()
     }

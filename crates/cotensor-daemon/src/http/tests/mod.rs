@@ -85,9 +85,8 @@ impl Running {
         headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
         let mut stream = self.connect();
         stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
-        // A request that is refused by its headers may be answered, and the connection closed, before all of it is
-        // sent.
-        drop(stream.write_all(body));
+
+        let _ = stream.write_all(body);
         Answer::read(&mut BufReader::new(stream), method)
     }
 
@@ -122,7 +121,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            let _ = thread.join();
         }
     }
 }

@@ -30,11 +30,10 @@ impl SlabShared {
     /// # Errors
     /// `Conflict` in a forked child, which does not have the writable mapping.
     pub(super) fn check_owner(&self) -> Result<()> {
-        match self.owner == std::process::id() {
-            true => Ok(()),
-            false => {
-                Err(Error::new(ErrorKind::Conflict, "this slab belongs to the process that this one was forked from"))
-            }
+        if self.owner == std::process::id() {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::Conflict, "this slab belongs to the process that this one was forked from"))
         }
     }
 
