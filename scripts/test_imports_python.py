@@ -4,18 +4,15 @@ import unittest
 from pathlib import Path
 
 from imports_python import Package
+from source_tree import circles_of
 
 
 class PythonImports(unittest.TestCase):
     def circles(self, **files):
         """The circles of a package `p` with these files (`a__b` is a/b.py; `init` is __init__.py)."""
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in {"init": "", **files}.items():
-                path = Path(folder, "p", *["__init__" if part == "init" else part for part in name.split("__")]).with_suffix(".py")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            made = Package(Path(folder, "p"))
-            return [["/".join(file.relative_to(made.folder).with_suffix("").parts) for file in circle] for circle in made.circles()]
+        names = {name: "/".join("__init__" if part == "init" else part for part in name.split("__")) for name in ["init", *files]}
+        paths = {f"p/{path}": files.get(name, "") for name, path in names.items()}
+        return circles_of(paths, ".py", lambda folder: Package(folder / "p"))
 
     def test_finds_relative_and_absolute_imports(self):
         found = self.circles(a="from .b import f\nf()", b="import p.c\np.c.g()", c="from p import a\na.x")

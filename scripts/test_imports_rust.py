@@ -4,18 +4,14 @@ import unittest
 from pathlib import Path
 
 from imports_rust import Crate
+from source_tree import circles_of
 
 
 class RustImports(unittest.TestCase):
     def circles(self, **files):
-        """The circles of a crate with these files (`a__b` is a/b.rs), as lists of file names without folder and ending."""
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in files.items():
-                path = Path(folder, *name.split("__")).with_suffix(".rs")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            found = Crate(Path(folder, "lib.rs")).circles()
-            return [["/".join(file.relative_to(folder).with_suffix("").parts) for file in circle] for circle in found]
+        """The circles of a crate with these files (`a__b` is a/b.rs)."""
+        paths = {name.replace("__", "/"): text for name, text in files.items()}
+        return circles_of(paths, ".rs", lambda folder: Crate(folder / "lib.rs"))
 
     def test_finds_a_circle_of_use_declarations(self):
         found = self.circles(

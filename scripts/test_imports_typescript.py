@@ -4,18 +4,13 @@ import unittest
 from pathlib import Path
 
 from imports_typescript import Program
+from source_tree import circles_of
 
 
 class TypeScriptImports(unittest.TestCase):
     def circles(self, **files):
         """The circles of a program with these files (`a__b` is a/b.ts)."""
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in files.items():
-                path = Path(folder, *name.split("__")).with_suffix(".ts")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            made = Program(folder)
-            return [["/".join(file.relative_to(folder).with_suffix("").parts) for file in circle] for circle in made.circles()]
+        return circles_of({name.replace("__", "/"): text for name, text in files.items()}, ".ts", Program)
 
     def test_finds_imports_of_values_and_types(self):
         found = self.circles(

@@ -61,7 +61,7 @@ impl Web {
     /// Sends bytes, and reads until the daemon closes the connection: on request, or after its time-out.
     pub fn send(&self, bytes: &[u8]) -> Answer {
         let mut stream = self.connect();
-        drop(stream.write_all(bytes));
+        let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         drop(stream.read_to_end(&mut answer));
         let text = String::from_utf8_lossy(&answer).into_owned();
@@ -95,7 +95,7 @@ impl Drop for Web {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            let _ = thread.join();
         }
     }
 }

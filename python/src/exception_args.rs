@@ -13,10 +13,11 @@ const DEPTH_MAX: usize = 8;
 /// them.
 pub(super) fn to_json(py: Python<'_>, error: &PyErr) -> Option<Vec<Json>> {
     let value = error.value(py);
-    let args = match error.is_instance_of::<PyOSError>(py) {
+    let args = if error.is_instance_of::<PyOSError>(py) {
         // With the file's name, which `args` omits.
-        true => value.call_method0("__reduce__").ok()?.cast::<PyTuple>().ok()?.get_item(1).ok()?,
-        false => value.getattr("args").ok()?,
+        value.call_method0("__reduce__").ok()?.cast::<PyTuple>().ok()?.get_item(1).ok()?
+    } else {
+        value.getattr("args").ok()?
     };
     args.cast::<PyTuple>().ok()?.iter().map(|arg| argument(&arg, 0)).collect()
 }

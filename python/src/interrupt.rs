@@ -2,10 +2,11 @@
 
 use crate::errors::raise;
 use cotensor::{Error, ErrorKind};
+use cotensor_core::sync::lock;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Checks Python's signal handlers during a wait, and keeps the exception that one raised.
@@ -17,13 +18,13 @@ pub(crate) struct SignalCheck {
 impl SignalCheck {
     /// Runs the pending handlers. Returns whether none of them has raised so far. For the waiting thread, detached from Python.
     pub(crate) fn none_raised(&self) -> bool {
-        if self.raised.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+        if lock(&self.raised).is_some() {
             return false;
         }
         match Python::attach(|py| py.check_signals()) {
             Ok(()) => true,
             Err(raised) => {
-                *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(raised);
+                *lock(&self.raised) = Some(raised);
                 false
             }
         }
@@ -32,7 +33,7 @@ impl SignalCheck {
     /// # Errors
     /// The exception that a handler raised.
     pub(crate) fn result(self) -> PyResult<()> {
-        self.raised.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        lock(&self.raised).take().map_or(Ok(()), Err)
     }
 }
 
@@ -79,9 +80,10 @@ pub(crate) fn run_while_wanted<T: Send + 'static>(
 ) -> PyResult<T> {
     let check = || {
         py.check_signals()?;
-        match is_wanted.map_or(Ok(true), |is_wanted| is_wanted.call0()?.is_truthy())? {
-            true => Ok(()),
-            false => Err(raise(py, &Error::new(ErrorKind::Conflict, "the result is no longer wanted"))),
+        if is_wanted.map_or(Ok(true), |is_wanted| is_wanted.call0()?.is_truthy())? {
+            Ok(())
+        } else {
+            Err(raise(py, &Error::new(ErrorKind::Conflict, "the result is no longer wanted")))
         }
     };
     run_checked(py, name, None, &check, work)
@@ -106,7 +108,7 @@ fn run_checked<T: Send + 'static>(
         let interval = if started.elapsed() < FIRST_INTERVAL { FIRST_INTERVAL } else { INTERVAL };
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
         let interval = left.map_or(interval, |left| interval.min(left));
-        match py.detach(|| receive.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(interval)) {
+        match py.detach(|| lock(&receive).recv_timeout(interval)) {
             Ok(done) => return Ok(done),
             Err(RecvTimeoutError::Timeout) => {
                 check().inspect_err(|_| interrupted.store(true, Ordering::Relaxed))?;

@@ -2,11 +2,12 @@
 
 use crate::errors::{OrRaise, raise};
 use cotensor::{Error, ErrorKind};
+use cotensor_core::sync::lock;
 use cotensor_placement::{
     AllCpu, Device, Driver, Flow, Genoa, Lru, Move, Operation, Pinned, Place, Strategy, Tensor, Trace, divide,
 };
 use pyo3::prelude::*;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Different operations that are remembered at most.
 const OPERATIONS_MAX: usize = 1 << 20;
@@ -42,7 +43,7 @@ fn pairs(moves: Vec<Move>) -> Option<Moves> {
 
 impl Placement {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn moves(

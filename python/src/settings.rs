@@ -4,10 +4,11 @@ use crate::errors::{OrRaise, raise};
 use cotensor::Error;
 use cotensor::core::parse_time;
 use cotensor_client::settings::{self, ConfigFile, Setting};
+use cotensor_core::sync::lock;
 use pyo3::prelude::*;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// The warnings that this process has given.
@@ -48,7 +49,7 @@ pub(crate) fn configured_time(py: Python<'_>, setting: &Setting) -> PyResult<Opt
 /// A warning that a filter of Python turns into an exception. Errors of the file are those of the setting that is read.
 pub(crate) fn warn_of_unknown_keys(py: Python<'_>) -> PyResult<()> {
     for warning in ConfigFile::inspect().0.warnings() {
-        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone()) {
+        if lock(&GIVEN).insert(warning.clone()) {
             py.import("cotensor._warnings")?.call_method1("warn", (warning,))?;
         }
     }

@@ -46,9 +46,10 @@ impl Program {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./=:,+@%".contains(&byte);
         let quoted = |argument: &OsString| {
             let argument = argument.to_string_lossy();
-            match !argument.is_empty() && argument.bytes().all(plain) {
-                true => format!(" {argument}"),
-                false => format!(" '{}'", argument.replace('\'', "'\\''")),
+            if !argument.is_empty() && argument.bytes().all(plain) {
+                format!(" {argument}")
+            } else {
+                format!(" '{}'", argument.replace('\'', "'\\''"))
             }
         };
         std::iter::once("cotensor".to_owned()).chain(self.arguments.iter().map(quoted)).collect()

@@ -53,7 +53,7 @@ impl Log {
 /// Writes a line to standard error; blocks for [`FLUSH_TIMEOUT`] at most.
 pub(crate) fn write_last(line: String) {
     if let Ok(mut log) = Log::to(std::io::stderr()) {
-        drop(log.write_all((line + "\n").as_bytes()));
+        let _ = log.write_all((line + "\n").as_bytes());
         log.flush_queue();
     }
 }
@@ -64,7 +64,7 @@ fn write(entries: &Receiver<Entry>, lost: &AtomicU64, mut target: impl Write) {
         match entry {
             Entry::Line(line) => drop(target.write_all(&line)),
             Entry::Flush(done) => {
-                drop(target.flush());
+                let _ = target.flush();
                 let _ = done.try_send(());
             }
         }

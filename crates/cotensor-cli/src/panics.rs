@@ -1,10 +1,11 @@
 //! Reports panics as errors. The engine panics on some hostile graphs and converts these panics into errors; the
 //! standard panic hook would print them a second time. An uncaught panic is a defect and is reported here.
 
+use cotensor::core::sync::lock;
 use cotensor::{Error, ErrorKind};
 use std::backtrace::Backtrace;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The message, location and (if enabled by the environment) backtrace of the last panic.
 static LAST: Mutex<String> = Mutex::new(String::new());
@@ -17,13 +18,13 @@ pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Err
     let before = take_hook();
     set_hook(Box::new(|panic| {
         let text = format!("{panic}\n{}", Backtrace::capture());
-        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        *lock(&LAST) = text;
     }));
     // Unwind safe: nothing that `work` may leave inconsistent is used afterwards.
     let outcome = catch_unwind(AssertUnwindSafe(work));
     set_hook(before);
     outcome.unwrap_or_else(|_| {
-        let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = lock(&LAST);
         Err(Error::new(ErrorKind::Engine, format!("a defect in this program, please report it: {last}")))
     })
 }

@@ -2,14 +2,14 @@
 
 use crate::OpenSession;
 use crate::protocol as p;
-use cotensor_core::sync::lock;
+use cotensor_core::sync::{lock, wait_timeout};
 use cotensor_core::waiting::{REPORT_AFTER, WaitClock, WaitReport};
 use cotensor_core::{Error, ErrorKind, Result, size};
 use cotensor_memory::process::{client_process, wait_report};
 use cotensor_rpc::{Connection, OnNotification};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The time for the daemon's answers when a program joins. A program must not wait for a daemon that is stopped.
@@ -240,10 +240,7 @@ impl Member {
 
     fn unless_closed(&self) -> Result<MutexGuard<'_, State>> {
         let state = lock(&self.state);
-        match state.closed {
-            true => Err(Error::new(ErrorKind::Conflict, "the share was given back")),
-            false => Ok(state),
-        }
+        if state.closed { Err(Error::new(ErrorKind::Conflict, "the share was given back")) } else { Ok(state) }
     }
 
     fn greet(
@@ -275,10 +272,7 @@ impl Member {
     /// Reports that the share is too small if that is due.
     fn check_report(&self, is_short: bool) {
         let mut clock = lock(&self.short);
-        match is_short {
-            true => clock.get_or_insert_default().check(|| self.describe()),
-            false => *clock = None,
-        }
+        if is_short { clock.get_or_insert_default().check(|| self.describe()) } else { *clock = None }
     }
 
     /// A report of the wait for memory, with the other programs that have some of it.
@@ -307,7 +301,7 @@ impl Member {
     }
 
     fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+        wait_timeout(&self.changed, state, timeout).0
     }
 }
 

@@ -3,7 +3,8 @@
 //! A lock is poisoned when a thread panics while it holds the lock. Critical sections in Cotensor are short and leave
 //! their data consistent at each step, so the next thread may go on.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 /// Locks `mutex`, poisoned or not.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -18,6 +19,36 @@ pub fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 /// Locks `lock` for writing, poisoned or not.
 pub fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The value of a mutex that no other thread has, poisoned or not.
+pub fn get_mut<T: ?Sized>(mutex: &mut Mutex<T>) -> &mut T {
+    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until `changed` is notified, and locks again.
+pub fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`wait`], at most for `timeout`. Returns whether that is over, too.
+pub fn wait_timeout<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    timeout: Duration,
+) -> (MutexGuard<'a, T>, bool) {
+    let (guard, waited) = changed.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner);
+    (guard, waited.timed_out())
+}
+
+/// Waits while `condition` is true, at most for `timeout`.
+pub fn wait_timeout_while<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    timeout: Duration,
+    condition: impl FnMut(&mut T) -> bool,
+) -> MutexGuard<'a, T> {
+    changed.wait_timeout_while(guard, timeout, condition).unwrap_or_else(PoisonError::into_inner).0
 }
 
 // The tests need threads that panic.

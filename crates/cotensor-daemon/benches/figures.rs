@@ -81,7 +81,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // In order, so that a daemon's server ends, too.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        drop(self.0.wait());
+        let _ = self.0.wait();
     }
 }
 

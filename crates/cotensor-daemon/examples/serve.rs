@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let (stop, stopped) = watch::channel(());
     std::thread::spawn(move || {
-        drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         drop(stop);
     });
     let ended = || {

@@ -107,10 +107,7 @@ impl Channels {
     pub(crate) fn close(&self, session: u64, name: &str) -> Result<()> {
         let mut channels = self.lock();
         let is_closed = |channel: &Channel| channel.session == session && is_ring_closed(&channel.files.ring);
-        let closed = match channels.get(name).is_some_and(is_closed) {
-            true => channels.remove(name),
-            false => None,
-        };
+        let closed = if channels.get(name).is_some_and(is_closed) { channels.remove(name) } else { None };
         drop(channels);
         closed.map(drop).ok_or_else(|| not_found(name))
     }

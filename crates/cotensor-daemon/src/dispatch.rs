@@ -224,9 +224,10 @@ impl Peer for Client {
     }
 
     fn admit(&self, call: &Call) -> Result<()> {
-        match call.method != Hello::NAME && self.session.needs_hello() {
-            true => Err(Error::new(ErrorKind::Conflict, "`session.hello` comes first on a connection")),
-            false => Ok(()),
+        if call.method != Hello::NAME && self.session.needs_hello() {
+            Err(Error::new(ErrorKind::Conflict, "`session.hello` comes first on a connection"))
+        } else {
+            Ok(())
         }
     }
 

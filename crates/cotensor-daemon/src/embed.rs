@@ -90,7 +90,7 @@ impl Drop for Embedded {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            let _ = thread.join();
         }
     }
 }

@@ -36,6 +36,16 @@ impl Daemon {
     }
 
     pub(crate) fn with(config: Config, index: SharedIndex, link: Option<Arc<SupervisorLink>>) -> Result<Arc<Self>> {
+        Self::with_counts(config, index, link, CallCounts::of(METHODS.iter().map(|method| method.name)))
+    }
+
+    /// `counts` are those of the methods that the daemon serves.
+    pub(crate) fn with_counts(
+        config: Config,
+        index: SharedIndex,
+        link: Option<Arc<SupervisorLink>>,
+        counts: CallCounts,
+    ) -> Result<Arc<Self>> {
         let (mut secret, epoch) = (random_bytes()?, random_bytes()?);
         // Session numbers are unique among the servers of one supervisor.
         let mut first_session = 1;
@@ -71,7 +81,7 @@ impl Daemon {
         Ok(Arc::new(Self {
             store,
             events,
-            counts: CallCounts::of(METHODS.iter().map(|method| method.name)),
+            counts,
             functions: functions::Registry::default(),
             broker: Arc::new(Broker::default()),
             slabs: Slabs::default(),

@@ -81,7 +81,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            let _ = thread.join();
         }
     }
 }

@@ -23,7 +23,7 @@ pub fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()
     let file = File::options().write(true).create_new(true).open(&beside).map_err(io)?;
     let written = fill(&mut BufWriter::new(file)).and_then(|()| std::fs::rename(&beside, path).map_err(io));
     if written.is_err() {
-        drop(std::fs::remove_file(&beside));
+        let _ = std::fs::remove_file(&beside);
     }
     written.map_err(|error| error.in_file(path))
 }

@@ -54,9 +54,10 @@ impl<'a> CallLimit<'a> {
 
     /// The error of a call whose caller stopped waiting; `field` names the method.
     pub(crate) fn stopped(&self, field: &str) -> CallError {
-        match self.is_cancelled() {
-            true => CallError::Failed(Failure::cancelled()),
-            false => cancelled_call().in_field(field).into(),
+        if self.is_cancelled() {
+            CallError::Failed(Failure::cancelled())
+        } else {
+            cancelled_call().in_field(field).into()
         }
     }
 

@@ -28,9 +28,10 @@ pub trait GraphFiles {
 /// `Invalid`, with the location.
 pub fn check_location(location: &str) -> Result<()> {
     let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
-    match !location.is_empty() && Path::new(location).components().all(is_plain) {
-        true => Ok(()),
-        false => Err(outside_folder(location)),
+    if !location.is_empty() && Path::new(location).components().all(is_plain) {
+        Ok(())
+    } else {
+        Err(outside_folder(location))
     }
 }
 

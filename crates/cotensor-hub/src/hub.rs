@@ -48,9 +48,10 @@ pub fn files_of(folder: &Path, variant: Option<&str>) -> Result<Vec<(String, u64
 
 /// The error for a model that is neither a folder nor the id of a model.
 pub fn no_folder(folder: &Path) -> Error {
-    match folder.exists() {
-        true => Error::invalid("not a folder").in_file(folder),
-        false => Error::not_found("no such folder").in_file(folder),
+    if folder.exists() {
+        Error::invalid("not a folder").in_file(folder)
+    } else {
+        Error::not_found("no such folder").in_file(folder)
     }
 }
 
@@ -287,10 +288,11 @@ impl Hub {
         let configuration: Vec<_> = needed::configuration(&files).collect();
         let has_configuration = is_whole(&configuration)?;
         let graphs = needed::family_in(&folder, &files).and_then(|family| needed::graphs(id, family, &files, variant));
-        match is_listed {
-            true => Ok(has_configuration && is_whole(&graphs?)?),
+        if is_listed {
+            Ok(has_configuration && is_whole(&graphs?)?)
+        } else {
             // A model that this program cannot run is refused when it is opened.
-            false => is_whole(&graphs.unwrap_or_default()).map(|_| false),
+            is_whole(&graphs.unwrap_or_default()).map(|_| false)
         }
     }
 }

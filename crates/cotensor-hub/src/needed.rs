@@ -105,12 +105,11 @@ pub(crate) fn graphs<'a>(
 /// # Errors
 /// `Invalid` for a file that is larger than `bytes_max`.
 pub(crate) fn check_size(file: &RepoFile, bytes_max: u64) -> Result<()> {
-    match file.size > bytes_max {
-        true => {
-            let message = format!("{} by the list of files; at most {} are read", size(file.size), size(bytes_max));
-            Err(Error::invalid(message).in_field(&*file.path))
-        }
-        false => Ok(()),
+    if file.size > bytes_max {
+        let message = format!("{} by the list of files; at most {} are read", size(file.size), size(bytes_max));
+        Err(Error::invalid(message).in_field(&*file.path))
+    } else {
+        Ok(())
     }
 }
 
@@ -136,12 +135,13 @@ fn without_graphs(id: &ModelId, family: &Family, files: &[RepoFile]) -> Error {
     let name = id.name();
     let folder = name.rsplit('/').next().unwrap_or(name);
     // The exporter leaves out the files of sentence-transformers.
-    let way = match files.iter().any(|file| file.path == "modules.json") {
-        true => format!(
+    let way = if files.iter().any(|file| file.path == "modules.json") {
+        format!(
             "download it by `hf download {name} --local-dir {folder}` and export it by \
              `optimum-cli export onnx --model {folder} --task feature-extraction {folder}/onnx`"
-        ),
-        false => format!("export the model by `optimum-cli export onnx --model {name} {folder}`"),
+        )
+    } else {
+        format!("export the model by `optimum-cli export onnx --model {name} {folder}`")
     };
     Error::not_found(format!(
         "{id} has no ONNX graph {}{other}; {way} (`pip install {EXPORTER}`), then use the folder {folder} in place of the name",

@@ -6,12 +6,13 @@
 #[path = "integration/support/onnx.rs"]
 mod onnx;
 
+use cotensor_core::sync::lock;
 use cotensor_memory::process::{anonymous_rss_bytes, return_memory, trim_heap};
 use cotensor_model::engine::{Keep, LoadedGraph, OwnMemory, RunState};
 use cotensor_model::tensor::{Array, TensorRef};
 use onnx::*;
 use rten_onnx::onnx::{DataType, GraphProto};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The tests measure the process, so one runs at a time.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -43,7 +44,7 @@ fn run(graph: &dyn LoadedGraph, rows: usize) -> Array {
 
 #[test]
 fn memory_of_a_long_input_returns_after_the_run() {
-    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&MEASURING);
     let used = || anonymous_rss_bytes(std::process::id()).unwrap();
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();
@@ -78,7 +79,7 @@ fn cache() -> GraphProto {
 
 #[test]
 fn memory_of_a_cache_returns_when_no_request_runs() {
-    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&MEASURING);
     let used = || anonymous_rss_bytes(std::process::id()).unwrap();
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();

@@ -151,9 +151,8 @@ impl<'a> Tensors<'a> {
 /// # Errors
 /// Those of [`Trace::new`], which a valid trace does not cause.
 pub fn part(trace: &Trace, places: &[usize], number: usize) -> Result<Trace> {
-    let operation = |(operation, &place): (&Operation, &usize)| match place == number {
-        true => operation.clone(),
-        false => elsewhere(operation, operation.compute_ns),
+    let operation = |(operation, &place): (&Operation, &usize)| {
+        if place == number { operation.clone() } else { elsewhere(operation, operation.compute_ns) }
     };
     let operations = trace.operations().iter().zip(places).map(operation).collect();
     Trace::new(trace.tensors().to_vec(), operations, trace.periods())

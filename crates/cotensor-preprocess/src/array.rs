@@ -137,9 +137,10 @@ impl Array {
     }
 
     fn expect(&self, dtype: DType) -> Result<&Self> {
-        match self.dtype == dtype {
-            true => Ok(self),
-            false => Err(Error::invalid(format!("{dtype} expected, the array has {}", self.dtype))),
+        if self.dtype == dtype {
+            Ok(self)
+        } else {
+            Err(Error::invalid(format!("{dtype} expected, the array has {}", self.dtype)))
         }
     }
 }

@@ -77,9 +77,10 @@ impl Header {
         let start = usize::try_from(offset).map_err(|_| outside())?;
         let bytes = start.checked_add(length).and_then(|end| file.get(start..end)).ok_or_else(outside)?;
         let values = to_f32(dtype, bytes);
-        match values.iter().all(|value| value.is_finite()) {
-            true => Ok(values),
-            false => Err(Error::corrupt("a number is not finite")),
+        if values.iter().all(|value| value.is_finite()) {
+            Ok(values)
+        } else {
+            Err(Error::corrupt("a number is not finite"))
         }
     }
 

@@ -115,15 +115,17 @@ impl InputMoments {
                     let (done, rest) = lower.split_at_mut(row * size);
                     let current = &mut rest[..size];
                     for column in 0..=row {
-                        let product = match column == row {
-                            true => dot(&current[..column], &current[..column]),
-                            false => dot(&current[..column], &done[column * size..column * size + column]),
+                        let product = if column == row {
+                            dot(&current[..column], &current[..column])
+                        } else {
+                            dot(&current[..column], &done[column * size..column * size + column])
                         };
                         let rest = self.at(row, column) + if row == column { DAMPING * mean } else { 0.0 } - product;
-                        current[column] = match column == row {
+                        current[column] = if column == row {
                             // Rounding may leave less than what was added.
-                            true => rest.max(DAMPING * mean * 1e-3).sqrt(),
-                            false => rest / done[column * size + column],
+                            rest.max(DAMPING * mean * 1e-3).sqrt()
+                        } else {
+                            rest / done[column * size + column]
                         };
                     }
                 }

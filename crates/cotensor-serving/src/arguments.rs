@@ -118,12 +118,10 @@ enum File<'a> {
 /// `Invalid` for a relative one.
 pub(super) fn absolute<'a>(path: &'a str, field: &str) -> Result<&'a Path> {
     let path = Path::new(path);
-    match path.is_absolute() {
-        true => Ok(path),
-        false => {
-            Err(Error::invalid("an absolute path is expected: the provider has another working directory")
-                .in_field(field))
-        }
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(Error::invalid("an absolute path is expected: the provider has another working directory").in_field(field))
     }
 }
 

@@ -1,7 +1,8 @@
 //! A list of all live values of a type in this process.
 
+use cotensor_core::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The registered values that are still alive.
 pub(crate) struct ActiveList<T>(Mutex<Values<T>>);
@@ -32,7 +33,7 @@ impl<T> ActiveList<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Values<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

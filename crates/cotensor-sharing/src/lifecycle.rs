@@ -2,12 +2,13 @@
 
 use crate::active::{ActiveList, Registration};
 use crate::state::{Content, TensorState, ViewHold};
+use cotensor_core::sync::{read, write};
 use cotensor_core::{Device, Error, ErrorKind, Layout, Result};
 use cotensor_store::log;
 use cotensor_store::{Holder, Lease, Store, SystemClock, TensorId, TensorSpec};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// All shared tensors of this process that have a handle or a view.
 static ACTIVE: ActiveList<TensorCell> = ActiveList::new();
@@ -102,11 +103,11 @@ impl TensorCell {
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, TensorState> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.state)
     }
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, TensorState> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.state)
     }
 
     /// Acquires the tensor once for each of `models`, or fails for all. With `owner`, fails unless `owner` holds the

@@ -4,11 +4,12 @@ use crate::lifecycle::{Residence, Via, WriteMode};
 use crate::shared::SharedTensor;
 use crate::spec::spec;
 use crate::view::SharedTensorView;
+use cotensor_core::sync::lock;
 use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result};
 use cotensor_store::{EmbeddedStore, Retention, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The smallest number of tensors at which the registry is pruned.
@@ -242,7 +243,7 @@ impl TensorSharingManager {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.registry)
     }
 }
 

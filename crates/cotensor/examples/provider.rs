@@ -46,7 +46,7 @@ fn main() -> Result<()> {
         })
         .start()?;
     println!("ready");
-    drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     Ok(())
 }
 

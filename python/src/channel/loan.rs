@@ -8,10 +8,11 @@ use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
 use cotensor_client::{Channel, FrameLoan as ClientLoan};
 use cotensor_core::Layout;
+use cotensor_core::sync::lock;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The next frame of a channel, to write in place: ``numpy.asarray(loan)``, ``torch.from_dlpack(loan)``. It has bytes of earlier frames.
 /// ``publish()`` makes it visible to readers. So does leaving a ``with`` block without an exception.
@@ -63,7 +64,7 @@ impl FrameLoan {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
 
     fn buffer(&self, py: Python<'_>) -> PyResult<Buffer> {

@@ -9,10 +9,11 @@ use crate::process::ProcessLocal;
 use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
 use cotensor_client::{ChannelPolicy, ChannelReader as ClientReader, ClientStore};
+use cotensor_core::sync::lock;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long one attempt to join a channel waits, before signals are handled.
@@ -35,7 +36,7 @@ type End = ProcessLocal<(ClientReader, Arc<ClientStore>)>;
 
 impl ChannelReader {
     fn end(&self, py: Python<'_>) -> PyResult<Arc<End>> {
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let end = lock(&self.end).clone();
         let end = end.ok_or_else(|| raise(py, &Error::new(ErrorKind::Conflict, "this reader is closed")))?;
         end.get(py, "reader")?;
         Ok(end)
@@ -117,7 +118,7 @@ impl ChannelReader {
 
     /// Closes the reader. Frames that it took stay valid. Threads and tasks that wait for a frame get a :class:`ConflictError`.
     fn close(&self, py: Python<'_>) {
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let end = lock(&self.end).take();
         if let Some(end) = end.filter(|end| end.is_ours()) {
             py.detach(|| {
                 end.0.close();

@@ -4,11 +4,12 @@ use crate::store::lease::HeldLease;
 use cotensor::ErrorKind;
 use cotensor::core::Segment;
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use cotensor_memory::PrivateMapping;
 use cotensor_store::CopyReason;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The bytes of a tensor for a reader that may write in place. The first write to a page makes a private copy of it,
 /// which is counted.
@@ -102,7 +103,7 @@ impl Drop for TensorMapping {
 static MAPPINGS: Mutex<BTreeMap<usize, Weak<TensorMapping>>> = Mutex::new(BTreeMap::new());
 
 fn mappings() -> MutexGuard<'static, BTreeMap<usize, Weak<TensorMapping>>> {
-    MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&MAPPINGS)
 }
 
 /// The tensor whose mapping begins at `address`. None for other memory, and after a write in place.

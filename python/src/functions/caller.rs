@@ -12,10 +12,11 @@ use crate::store::holder::program;
 use crate::store::report::report;
 use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
+use cotensor_core::sync::lock;
 use cotensor_functions::{Arguments, Deadline, Scope};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The functions of all providers. The daemon looks a function up once; calls go to its provider directly.
 ///
@@ -65,7 +66,7 @@ impl Connection {
 impl Functions {
     /// The connection of this process. A forked child connects anew.
     fn connection(&self, py: Python<'_>) -> PyResult<(Arc<cotensor_functions::Functions>, Codec)> {
-        let lock = || self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || lock(&self.connection);
         let ours = lock().is_ours();
         if !ours {
             // Without the lock: connecting runs Python code.

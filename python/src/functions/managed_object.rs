@@ -47,10 +47,7 @@ struct MethodCall<'a, 'py> {
 impl ManagedObject {
     fn call_method(&self, method: &str, call: &MethodCall<'_, '_>) -> PyResult<Option<Value>> {
         let object = self.object.bind(call.py);
-        let found = match method == "__call__" || is_public(method) {
-            true => object.getattr_opt(method)?,
-            false => None,
-        };
+        let found = if method == "__call__" || is_public(method) { object.getattr_opt(method)? } else { None };
         let Some(found) = found.filter(|found| found.is_callable()) else { return Ok(None) };
         let (args, kwargs) = self.codec.decode_arguments(call.py, call.arguments)?;
         self.invoke(&found, &args, &kwargs, call).and_then(|result| self.encode(result, call)).map(Some)
@@ -67,9 +64,10 @@ impl ManagedObject {
         let args = PyTuple::new(py, [self.object.bind(py).clone(), PyString::new(py, name).into_any()])?;
         let value = self.invoke(&getattr, &args, &PyDict::new(py), call)?;
         let is_module = Torch::imported(py)?.map_or(Ok(false), |torch| torch.is_module(&value))?;
-        match value.is_callable() && !is_module {
-            true => Ok(Some(marked(METHOD, Value::Null))),
-            false => self.encode(value, call).map(Some),
+        if value.is_callable() && !is_module {
+            Ok(Some(marked(METHOD, Value::Null)))
+        } else {
+            self.encode(value, call).map(Some)
         }
     }
 

@@ -11,9 +11,10 @@ use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
+use cotensor_core::sync::lock;
 use cotensor_functions::{Arguments, Cache, Concurrency, Context, Execution, Failure, Limits, Object, Options, Value};
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Provides functions of this process by name until ``close()``. Each call runs on one of ``workers`` threads.
@@ -29,7 +30,7 @@ pub(crate) struct Provider {
 impl Provider {
     fn provider(&self, py: Python<'_>) -> PyResult<Arc<cotensor_functions::Provider>> {
         // Unlocked before `raise`, which runs Python code.
-        let found = match &*self.provider.lock().unwrap_or_else(PoisonError::into_inner) {
+        let found = match &*lock(&self.provider) {
             Some(provider) if provider.is_ours() => Ok(Arc::clone(provider)),
             Some(_) => Err("this provider belongs to the parent process"),
             None => Err("this provider is closed"),
@@ -158,11 +159,8 @@ impl Provider {
                 called().map_err(|error| failure(py, &error))
             })
         };
-        py.detach(|| match replace {
-            true => provider.replace(name, options, run),
-            false => provider.add(name, options, run),
-        })
-        .or_raise(py)
+        py.detach(|| if replace { provider.replace(name, options, run) } else { provider.add(name, options, run) })
+            .or_raise(py)
     }
 
     /// Withdraws a function. Running calls continue.
@@ -186,12 +184,12 @@ impl Provider {
     /// Whether ``close()`` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.provider.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        lock(&self.provider).is_none()
     }
 
     /// Withdraws all functions and closes the connections of callers.
     fn close(&self, py: Python<'_>) {
-        let provider = self.provider.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let provider = lock(&self.provider).take();
         py.detach(|| drop(provider));
     }
 }

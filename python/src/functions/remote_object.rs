@@ -8,12 +8,13 @@ use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
+use cotensor_core::sync::lock;
 use cotensor_functions::{Arguments, CallError, Deadline, Scope, Value};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A reference to an object in its provider's process. Read its public attributes and call its public methods like any
 /// object's. As an argument of a function of that provider, it becomes the object itself. The reference ends with ``release()``, with a ``with``
@@ -36,7 +37,7 @@ impl RemoteObject {
     /// `Conflict` after its release and in a forked child.
     pub(super) fn remote(&self, py: Python<'_>) -> PyResult<Arc<cotensor_functions::RemoteObject>> {
         // Unlocked before `raise`, which runs Python code.
-        let found = match &*self.object.lock().unwrap_or_else(PoisonError::into_inner) {
+        let found = match &*lock(&self.object) {
             Some(object) if object.is_ours() => Ok(Arc::clone(object)),
             Some(_) => Err("this object belongs to the parent process"),
             None => Err("this object was already released"),
@@ -122,7 +123,7 @@ impl RemoteObject {
             return Err(PyAttributeError::new_err(format!("a remote object has no attribute {name:?}")));
         }
         let (py, this) = (slf.py(), slf.get());
-        let methods = || this.methods.lock().unwrap_or_else(PoisonError::into_inner);
+        let methods = || lock(&this.methods);
         let method = || py.import("functools")?.getattr("partial")?.call1((slf.getattr("_invoke")?, name));
         if methods().contains(name) {
             return method();
@@ -154,7 +155,7 @@ impl RemoteObject {
     /// Ends the reference. A second call raises :class:`ConflictError`.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let object = self.remote(py)?;
-        drop(self.object.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(lock(&self.object).take());
         py.detach(|| object.release()).or_raise(py)
     }
 

@@ -91,9 +91,10 @@ impl SourceArray {
     fn of_numpy(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Option<Self>> {
         let py = array.py();
         let Some(numpy) = Numpy::imported(py)? else { return Ok(None) };
-        let array = match array.is_instance(numpy.generic.bind(py))? {
-            true => numpy.asarray.bind(py).call1((array,))?,
-            false => array.clone(),
+        let array = if array.is_instance(numpy.generic.bind(py))? {
+            numpy.asarray.bind(py).call1((array,))?
+        } else {
+            array.clone()
         };
         if !array.is_instance(numpy.ndarray.bind(py))? {
             return Ok(None);

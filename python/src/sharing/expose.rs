@@ -28,9 +28,10 @@ impl Elements {
         Ok(match memory.or_raise(py)?.0 {
             ViewMemory::Writable { start, keep } => {
                 let keep = Arc::new(Owner { _view: Arc::clone(view), _address: keep }) as KeepAlive;
-                Elements::Unpublished(match writable {
-                    true => Buffer::writable(start, layout, keep),
-                    false => Buffer::read_only(start, layout, keep),
+                Elements::Unpublished(if writable {
+                    Buffer::writable(start, layout, keep)
+                } else {
+                    Buffer::read_only(start, layout, keep)
                 })
             }
             ViewMemory::Published(lease) => {

@@ -1,9 +1,10 @@
 //! Verbose logging by Python's `logging`, under the name "cotensor".
 
+use cotensor_core::sync::lock;
 use cotensor_sharing::SharedTensor;
 use pyo3::prelude::*;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A message to the logging thread. Events occur while tensors are locked, and Python's handlers may run any code, so a
 /// separate thread logs them.
@@ -52,7 +53,7 @@ fn send(message: Message) {
     let logger = logger();
     // A forked child has no logging thread.
     if logger.process == std::process::id() {
-        drop(logger.messages.lock().unwrap_or_else(PoisonError::into_inner).send(message));
+        let _ = lock(&logger.messages).send(message);
     }
 }
 

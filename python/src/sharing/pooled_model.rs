@@ -229,9 +229,10 @@ impl PooledModel {
                     Error::new(ErrorKind::Conflict, "on_text raised an exception")
                 })
             };
-            match keep {
-                true => model.process_while(&user, &inputs, is_wanted, &mut on_text),
-                false => model.run_streaming_while(&user, &inputs, is_wanted, &mut on_text),
+            if keep {
+                model.process_while(&user, &inputs, is_wanted, &mut on_text)
+            } else {
+                model.run_streaming_while(&user, &inputs, is_wanted, &mut on_text)
             }
         })?;
         if let Some(error) = lock(&raised).take() {

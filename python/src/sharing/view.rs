@@ -9,9 +9,10 @@ use crate::export::numpy::as_array;
 use crate::export::operators;
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
+use cotensor_core::sync::lock;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A view of a :class:`SharedTensor`: a part of the same memory. Like a model that acquired the tensor, it keeps the
 /// tensor alive until ``release()``, or until the view and every array made from it are dropped.
@@ -30,7 +31,7 @@ impl SharedTensorView {
     }
 
     fn view(&self, py: Python<'_>) -> PyResult<HeldView> {
-        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let view = lock(&self.view).clone();
         let view = view.ok_or_else(|| raise(py, &Error::new(ErrorKind::Conflict, "this view was released")))?;
         view.get(py, "view")?;
         Ok(view)
@@ -124,7 +125,7 @@ impl SharedTensorView {
 
     /// Releases the tensor now. Arrays made from this view keep it.
     fn release(&self, py: Python<'_>) {
-        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let view = lock(&self.view).take();
         py.detach(|| drop(view));
     }
 

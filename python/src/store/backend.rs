@@ -3,7 +3,8 @@
 use crate::process::ProcessLocal;
 use cotensor::{EmbeddedStore, Error, ErrorKind};
 use cotensor_client::ClientStore;
-use std::sync::{Arc, Mutex, PoisonError};
+use cotensor_core::sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// A store inside this process, or a connection to the daemon's.
 #[derive(Clone)]
@@ -52,7 +53,7 @@ impl BackendCell {
     /// # Errors
     /// `Conflict` for a closed store and for the parent's embedded store; the errors of the new connection.
     pub(super) fn get(&self) -> Result<Backend, Error> {
-        let mut cell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cell = lock(&self.0);
         let closed = || Error::new(ErrorKind::Conflict, "this store is closed");
         let backend = cell.as_mut().ok_or_else(closed)?;
         if !backend.is_ours() {
@@ -70,6 +71,6 @@ impl BackendCell {
     }
 
     pub(super) fn take(&self) -> Option<ProcessLocal<Backend>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.0).take()
     }
 }

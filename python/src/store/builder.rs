@@ -10,13 +10,14 @@ use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
+use cotensor_core::sync::lock;
 use cotensor_memory::ForeignMemfd;
 use cotensor_store::{CopyReason, Reservation};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// An unpublished tensor, which only this process can access. Write it in place: ``numpy.asarray(builder)``,
 /// ``torch.from_dlpack(builder)``. ``publish()`` makes it immutable and visible. So does leaving a ``with`` block
@@ -102,7 +103,7 @@ impl TensorBuilder {
     }
 
     fn state(&self) -> MutexGuard<'_, BuilderState> {
-        self.memory.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory.state)
     }
 
     fn conflict(&self, py: Python<'_>, why: &str) -> PyErr {

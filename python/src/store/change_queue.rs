@@ -8,12 +8,13 @@ use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use cotensor::{EmbeddedStore, Error};
 use cotensor_client::Watched;
+use cotensor_core::sync::{lock, wait_timeout};
 use cotensor_store::{ChangesFuture, NameChanges};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
@@ -52,10 +53,6 @@ struct Woken {
 struct WakeOne {
     number: u64,
     woken: Arc<Woken>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Wake for WakeOne {
@@ -109,7 +106,7 @@ impl EmbeddedWaits {
             }
             let numbers = lock(&self.woken.numbers);
             if numbers.is_empty() {
-                drop(self.woken.arrived.wait_timeout(numbers, left).unwrap_or_else(PoisonError::into_inner));
+                drop(wait_timeout(&self.woken.arrived, numbers, left));
             }
         }
     }

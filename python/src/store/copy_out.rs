@@ -21,9 +21,10 @@ impl Tensor {
         let bytes = target.writable().map_err(|error| error.in_field("array")).or_raise(py)?;
         let source = lease.segment().host_bytes().or_raise(py)?;
         let start = self.layout.offset_bytes();
-        py.detach(|| match self.layout.is_contiguous() {
-            true => copy_parallel_again(bytes, &source[start..start + bytes.len()]),
-            false => {
+        py.detach(|| {
+            if self.layout.is_contiguous() {
+                copy_parallel_again(bytes, &source[start..start + bytes.len()])
+            } else {
                 let item = self.layout.dtype().size_bytes();
                 let strides: Vec<isize> = self.layout.strides().iter().map(|stride| (stride * item) as isize).collect();
                 // SAFETY: a layout's elements are inside its segment, which the lease keeps.

@@ -56,10 +56,13 @@ fn small_float(bits: u32, exponent_bits: u32, fraction_bits: u32) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let value = match exponent {
         0 => fraction * 2f64.powi(1 - bias),
-        exponent if exponent == (1 << exponent_bits) - 1 => match fraction == 0.0 {
-            true => f64::INFINITY,
-            false => f64::NAN,
-        },
+        exponent if exponent == (1 << exponent_bits) - 1 => {
+            if fraction == 0.0 {
+                f64::INFINITY
+            } else {
+                f64::NAN
+            }
+        }
         exponent => (1.0 + fraction) * 2f64.powi(exponent as i32 - bias),
     };
     if bits >> (exponent_bits + fraction_bits) & 1 == 1 { -value } else { value }

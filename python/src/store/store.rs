@@ -7,7 +7,6 @@ use super::group::{empty_group, put_group};
 use super::holder::{holder as holder_of, program};
 use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
-use super::report::report;
 use super::tensor::Tensor;
 use crate::args::{self, Kept, check_default, or_default};
 use crate::command::daemon;
@@ -109,21 +108,6 @@ impl Store {
                 Err(raise(py, &Error::unsupported(message)))
             }
         }
-    }
-
-    /// A report as dicts and lists: the daemon's by its method `M`, an embedded store's by `embedded`.
-    fn reported<'py, M: p::Method<Params = p::Empty, Result = p::Report>>(
-        &self,
-        py: Python<'py>,
-        embedded: fn(&dyn cotensor::Store) -> serde_json::Result<serde_json::Value>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let backend = self.backend(py)?;
-        let value = py.detach(|| match &backend {
-            Backend::Client(store) => store.report::<M, serde_json::Value>(),
-            Backend::Embedded(store) => embedded(&**store).map_err(|error| Error::corrupt(error.to_string())),
-        });
-        let value = value.or_raise(py)?;
-        report(py, || serde_json::to_string(&value))
     }
 
     /// # Errors
@@ -456,26 +440,6 @@ impl Store {
         }
     }
 
-    /// Counters: tensors, bytes, hits and misses, copies by reason, evictions.
-    fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Stats>(py, |store| serde_json::to_value(store.stats()))
-    }
-
-    /// Every tensor with its holders, bytes, device, age and hits; and the copies by reason.
-    fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Diagnostics>(py, |store| serde_json::to_value(store.diagnostics()))
-    }
-
-    /// Recommendations that save memory.
-    fn get_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Recommendations>(py, |store| serde_json::to_value(store.recommendations()))
-    }
-
-    /// Frees every tensor without a lease, and reports the freed bytes.
-    fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.reported::<p::Optimize>(py, |store| serde_json::to_value(store.optimize()))
-    }
-
     /// Sets the memory limit of an embedded store, in MiB. `cotensor serve --max-memory` sets a daemon's.
     fn limit_memory(
         &self,
@@ -498,9 +462,12 @@ impl Store {
         #[pyo3(from_py_with = args::sealed)] sealed: bool,
     ) -> PyResult<usize> {
         let store = self.store(py)?;
-        let prefault = || match sealed {
-            true => store.prefault(Device::Cpu, nbytes, count),
-            false => store.prefault_to_fill(Device::Cpu, nbytes, count),
+        let prefault = || {
+            if sealed {
+                store.prefault(Device::Cpu, nbytes, count)
+            } else {
+                store.prefault_to_fill(Device::Cpu, nbytes, count)
+            }
         };
         py.detach(prefault).or_raise(py)
     }

@@ -15,12 +15,13 @@ use crate::export::tensor_mapping::TensorMapping;
 use crate::import::gather;
 use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
+use cotensor_core::sync::lock;
 use cotensor_store::{CopyReason, Members};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A leased tensor. This object and every array made from it keep the lease.
 ///
@@ -67,7 +68,7 @@ impl Tensor {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<PrivatePages>>> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pages)
     }
 
     fn pages(&self, py: Python<'_>) -> PyResult<Arc<PrivatePages>> {

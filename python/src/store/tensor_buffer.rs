@@ -83,9 +83,10 @@ fn check_request(layout: &Layout, flags: c_int) -> PyResult<()> {
     } else {
         true
     };
-    match served {
-        true => Ok(()),
-        false => Err(PyBufferError::new_err("this view is not contiguous in memory: use tensor.tobytes()")),
+    if served {
+        Ok(())
+    } else {
+        Err(PyBufferError::new_err("this view is not contiguous in memory: use tensor.tobytes()"))
     }
 }
 
@@ -101,10 +102,7 @@ unsafe fn fill(tensor: &Bound<'_, Tensor>, view: *mut PyBuffer, flags: c_int) ->
     let missing = || {
         PyBufferError::new_err(format!("{dtype} has no code of the buffer protocol: use tensor.numpy() or view(0, …)"))
     };
-    let format = match wants(FORMAT) {
-        true => format(dtype).ok_or_else(missing)?.as_ptr().cast_mut(),
-        false => ptr::null_mut(),
-    };
+    let format = if wants(FORMAT) { format(dtype).ok_or_else(missing)?.as_ptr().cast_mut() } else { ptr::null_mut() };
     let item = dtype.size_bytes();
     let memory = tensor.get().numpy_buffer(tensor.py())?;
     let sizes = |values: &[usize], unit: usize| values.iter().map(|&value| (value * unit) as isize).collect();

@@ -5,8 +5,9 @@ use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind, Store};
+use cotensor_core::sync::lock;
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The right to compute a claimed result: ``publish`` the result, or ``abandon`` the claim. Dropping a ticket abandons
 /// the claim, and one of the waiting callers computes.
@@ -22,7 +23,7 @@ impl Ticket {
     }
 
     fn take(&self, py: Python<'_>) -> PyResult<cotensor_store::Ticket> {
-        let taken = self.ticket.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = lock(&self.ticket).take();
         let ours = taken.filter(ProcessLocal::is_ours).map(ProcessLocal::into_inner);
         ours.ok_or_else(|| raise(py, &Error::new(ErrorKind::Conflict, "this ticket was already used")))
     }
@@ -50,7 +51,7 @@ impl Ticket {
     }
 
     fn __repr__(&self) -> &'static str {
-        let open = self.ticket.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let open = lock(&self.ticket).is_some();
         if open { "<Ticket>" } else { "<Ticket, used>" }
     }
 }

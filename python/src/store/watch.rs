@@ -9,11 +9,12 @@ use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
+use cotensor_core::sync::lock;
 use cotensor_store::{ChangePosition, EveryVersion, Lease, NameChange, NameChanges, NameFilter, TensorId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How long a wait for memory takes before signals are handled.
@@ -90,7 +91,7 @@ impl WatchInner {
 
     /// The position of the reader.
     pub(super) fn position(&self) -> ChangePosition {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).position
+        lock(&self.state).position
     }
 
     /// Applies an answer of the store. [`Watch::read`] returns its changes.
@@ -98,7 +99,7 @@ impl WatchInner {
     /// # Errors
     /// As [`NameStore`](cotensor_store::NameStore).
     pub(super) fn apply(&self, changes: NameChanges) -> Result<(), Error> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let applied = state.apply(&self.watched, changes, self.is_closed());
         self.end_if_closed(&state);
         applied
@@ -158,10 +159,7 @@ impl Watch {
         let keep_waiting = || !inner.is_closed() && signals.none_raised();
         let next = py.detach(|| {
             let mut state = inner.lock()?;
-            let next = match inner.is_closed() {
-                true => Ok(None),
-                false => state.next(&inner.watched, end, &keep_waiting),
-            };
+            let next = if inner.is_closed() { Ok(None) } else { state.next(&inner.watched, end, &keep_waiting) };
             inner.end_if_closed(&state);
             next
         });
@@ -176,9 +174,12 @@ impl Watch {
     #[pyo3(signature = (timeout=None))]
     fn get(&self, py: Python<'_>, #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>) -> PyResult<Change> {
         let timeout = seconds(py, timeout)?;
-        let missing = || match self.0.is_closed() {
-            true => Error::new(ErrorKind::Conflict, "this watch is closed"),
-            false => Error::new(ErrorKind::TimedOut, "no watched name changed in time"),
+        let missing = || {
+            if self.0.is_closed() {
+                Error::new(ErrorKind::Conflict, "this watch is closed")
+            } else {
+                Error::new(ErrorKind::TimedOut, "no watched name changed in time")
+            }
         };
         self.read(py, timeout)?.ok_or_else(|| raise(py, &missing()))
     }

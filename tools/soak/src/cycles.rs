@@ -228,9 +228,10 @@ impl<'a> Client<'a> {
     }
 
     fn put(&mut self, holder: &Holder) -> Result<Vec<Lease>> {
-        let name = match self.random.chance(1, 2) {
-            true => format!("common {}", self.random.below(NAMES)),
-            false => format!("own {} {}", self.life, self.random.next()),
+        let name = if self.random.chance(1, 2) {
+            format!("common {}", self.random.below(NAMES))
+        } else {
+            format!("own {} {}", self.life, self.random.next())
         };
         let bytes = self.bytes();
         Ok(vec![self.reserve(name, bytes, holder)?.publish()?])
@@ -260,9 +261,10 @@ impl<'a> Client<'a> {
             ..TensorSpec::new(name, DType::U8, &[bytes])
         };
         // What is filled may lie in a block, with bytes of an earlier tensor behind those that are written here.
-        let mut reservation = match self.random.chance(1, 2) {
-            true => self.store.reserve_to_fill(spec, holder)?,
-            false => self.store.reserve(spec, holder)?,
+        let mut reservation = if self.random.chance(1, 2) {
+            self.store.reserve_to_fill(spec, holder)?
+        } else {
+            self.store.reserve(spec, holder)?
         };
         let place = reservation.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;
         fill(&mut place[..bytes.min(LOOKED_AT)], self.random.next());

@@ -163,8 +163,8 @@ impl Drop for Machine {
         }
         let stopped = until("the daemon stops", || !matches!(self.started.try_wait(), Ok(None)));
         if stopped.is_err() {
-            drop(self.started.kill());
-            drop(self.started.wait());
+            let _ = self.started.kill();
+            let _ = self.started.wait();
         }
     }
 }
@@ -201,7 +201,7 @@ impl Process {
 pub(crate) fn run(role: Role, socket: PathBuf, max_memory_bytes: u64) -> Result<()> {
     if role == Role::Foreground {
         std::thread::spawn(|| {
-            drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
             let _ = kill_process(rustix::process::getpid(), Signal::TERM);
         });
     }

@@ -122,8 +122,9 @@ fn unless_unavailable<T>(outcome: Result<T>) -> Result<Option<T>> {
 }
 
 fn check(frame: &Frame) -> Result<()> {
-    match frame.lease().bytes().is_some_and(is_whole) {
-        true => Ok(()),
-        false => Err(Error::corrupt(format!("frame {} of {:?} has wrong bytes", frame.number(), frame.lease().name()))),
+    if frame.lease().bytes().is_some_and(is_whole) {
+        Ok(())
+    } else {
+        Err(Error::corrupt(format!("frame {} of {:?} has wrong bytes", frame.number(), frame.lease().name())))
     }
 }

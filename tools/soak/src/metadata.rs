@@ -110,8 +110,9 @@ fn takeover(machine: &Machine, options: &Options) -> Result<f64> {
     let found = client.get(&name(options.tensors - 1), &client.holder(""))?;
     let took_ms = (now_ns() - killed_ns) as f64 / 1e6;
     let stats = client.stats();
-    match stats.total_tensors == options.tensors && found.bytes() == Some(&[(options.tensors - 1) as u8; BYTES]) {
-        true => Ok(took_ms),
-        false => Err(Error::new(ErrorKind::Corrupt, format!("{} tensors were taken over", stats.total_tensors))),
+    if stats.total_tensors == options.tensors && found.bytes() == Some(&[(options.tensors - 1) as u8; BYTES]) {
+        Ok(took_ms)
+    } else {
+        Err(Error::new(ErrorKind::Corrupt, format!("{} tensors were taken over", stats.total_tensors)))
     }
 }

@@ -4,13 +4,14 @@ use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::now_ns;
 use crate::frames::Frames;
 use cotensor_client::ClientStore;
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::{Claim, ComputationStore, Holder, Key, Lease, Retention, TensorSpec, TensorStore};
 use std::collections::{HashSet, VecDeque};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Number of round trips whose times are kept.
@@ -85,7 +86,7 @@ fn on_messages(shared: &Arc<Shared>) {
 /// Waits for the first round trip that started after the server's death, and so was answered by its successor.
 fn report_when_back(shared: &Shared, at: u64, dead: u64) {
     loop {
-        let trips = shared.trips.lock().unwrap_or_else(PoisonError::into_inner);
+        let trips = lock(&shared.trips);
         let back = trips.iter().find(|(began, _)| *began >= dead).map(|(_, ended)| ended - at);
         drop(trips);
         if let Some(back) = back {
@@ -141,10 +142,7 @@ impl<'a> Worker<'a> {
                     if !std::mem::replace(&mut full, true) {
                         send("full");
                     }
-                    match self.held.is_empty() {
-                        true => std::thread::sleep(PAUSE),
-                        false => self.let_go()?,
-                    }
+                    if self.held.is_empty() { std::thread::sleep(PAUSE) } else { self.let_go()? }
                 }
                 outcome => outcome?,
             }
@@ -182,9 +180,10 @@ impl<'a> Worker<'a> {
             _ => self.random.magnitude(257 << 10, 1 << 20),
         };
         let name = self.name(self.options.index);
-        let mut reservation = match self.random.chance(2, 3) {
-            true => self.store.reserve_to_fill(spec(name, bytes), &self.holder)?,
-            false => self.store.reserve(spec(name, bytes), &self.holder)?,
+        let mut reservation = if self.random.chance(2, 3) {
+            self.store.reserve_to_fill(spec(name, bytes), &self.holder)?
+        } else {
+            self.store.reserve(spec(name, bytes), &self.holder)?
         };
         let place = reservation.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;
         fill(place, self.random.next());
@@ -257,7 +256,7 @@ impl<'a> Worker<'a> {
     }
 
     fn went(&self, began: u64) {
-        let mut trips = self.shared.trips.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trips = lock(&self.shared.trips);
         if trips.len() == REMEMBERED_MAX {
             trips.pop_front();
         }
@@ -288,8 +287,9 @@ fn spec(name: String, bytes: usize) -> TensorSpec {
 }
 
 fn check(lease: &Lease) -> Result<()> {
-    match lease.bytes().is_some_and(is_whole) {
-        true => Ok(()),
-        false => Err(Error::corrupt(format!("{:?} {:?} has wrong bytes", lease, lease.id()))),
+    if lease.bytes().is_some_and(is_whole) {
+        Ok(())
+    } else {
+        Err(Error::corrupt(format!("{:?} {:?} has wrong bytes", lease, lease.id())))
     }
 }

@@ -85,9 +85,10 @@ impl StoreCore {
     /// Takes bytes from the budget of a device, and evicts other tensors if it must.
     pub fn reserve(&self, request: &Request, holder: &str) -> Result<u32> {
         let (spec, holder) = (spec(request)?, named(holder)?);
-        let reservation = match request.private() {
-            true => self.store.reserve_private(spec, &holder)?,
-            false => self.store.reserve(spec, &holder)?,
+        let reservation = if request.private() {
+            self.store.reserve_private(spec, &holder)?
+        } else {
+            self.store.reserve(spec, &holder)?
         };
         Ok(self.reservations.borrow_mut().add((reservation, self.segments.latest())))
     }

@@ -150,9 +150,10 @@ fn device_memory(text: &str) -> Result<(Device, u64), String> {
 fn host(name: &str) -> Result<String, String> {
     let part =
         |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-    match name.split('.').all(part) {
-        true => Ok(name.to_owned()),
-        false => Err("expected a host name such as tensors.example, without scheme and port".to_owned()),
+    if name.split('.').all(part) {
+        Ok(name.to_owned())
+    } else {
+        Err("expected a host name such as tensors.example, without scheme and port".to_owned())
     }
 }
 

@@ -57,9 +57,10 @@ struct Pruning {
 pub(crate) fn cache(args: &CacheArgs) -> Result<()> {
     let folder = args.cache.clone().map_or_else(PackCache::default_dir, Ok)?;
     if matches!(args.action, CacheAction::Path) {
-        return match args.json {
-            true => print_json(&serde_json::json!({"folder": folder})),
-            false => print(&format!("{}\n", folder.display())),
+        return if args.json {
+            print_json(&serde_json::json!({"folder": folder}))
+        } else {
+            print(&format!("{}\n", folder.display()))
         };
     }
     if !folder.is_dir() {
@@ -124,9 +125,10 @@ fn contents(folder: &Path) -> (u64, Option<SystemTime>) {
     files.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?))).fold(
         (0, None),
         |(bytes, used), (path, found)| {
-            let (more, inner) = match found.is_dir() {
-                true => contents(&path),
-                false => (found.len(), found.accessed().ok().max(found.modified().ok())),
+            let (more, inner) = if found.is_dir() {
+                contents(&path)
+            } else {
+                (found.len(), found.accessed().ok().max(found.modified().ok()))
             };
             (bytes + more, used.max(inner))
         },

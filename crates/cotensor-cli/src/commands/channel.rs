@@ -69,10 +69,7 @@ fn list(store: &ClientStore, as_json: bool) -> Result<()> {
 
 fn read(store: &Arc<ClientStore>, name: &str, args: &ChannelArgs) -> Result<()> {
     let policy = if args.queue { ChannelPolicy::Queue } else { ChannelPolicy::Newest };
-    let format = args.output.as_deref().map(|file| match is_stream(file) {
-        true => Ok(Format::Npy),
-        false => Format::of(file),
-    });
+    let format = args.output.as_deref().map(|file| if is_stream(file) { Ok(Format::Npy) } else { Format::of(file) });
     let format = format.transpose().map_err(|error| error.in_field("--output"))?;
     let timeout = args.timeout.unwrap_or(NO_LIMIT);
     let reader = store.read_channel(name, policy, args.timeout.unwrap_or_default())?;
@@ -89,11 +86,10 @@ fn read(store: &Arc<ClientStore>, name: &str, args: &ChannelArgs) -> Result<()> 
             lost: frame.lost(),
             age_us: frame.age().as_secs_f64() * 1e6,
         };
-        let line = match args.client.json {
-            true => json_line(&shown)?,
-            false => {
-                format!("{} frame {}: {} lost, {:.0} us old\n", plain(name), shown.number, shown.lost, shown.age_us)
-            }
+        let line = if args.client.json {
+            json_line(&shown)?
+        } else {
+            format!("{} frame {}: {} lost, {:.0} us old\n", plain(name), shown.number, shown.lost, shown.age_us)
         };
         last = Some(frame);
         if !to_stdout && !write_if_open(&line)? {

@@ -15,9 +15,10 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
     } else {
         print(&text(&diagnosis))?;
     }
-    match diagnosis.broken {
-        true => Err(Error::new(ErrorKind::Io, "a check failed; see the findings marked BROKEN")),
-        false => Ok(()),
+    if diagnosis.broken {
+        Err(Error::new(ErrorKind::Io, "a check failed; see the findings marked BROKEN"))
+    } else {
+        Ok(())
     }
 }
 

@@ -73,12 +73,11 @@ struct Rows {
 pub(crate) fn embed(args: &EmbedArgs, program: &Program) -> Result<()> {
     let format = args.output.as_deref().map(|path| output_format(path).map(|format| (path, format))).transpose()?;
     let stdin;
-    let texts = match args.stdin {
-        true => {
-            stdin = lines()?;
-            &stdin
-        }
-        false => &args.texts,
+    let texts = if args.stdin {
+        stdin = lines()?;
+        &stdin
+    } else {
+        &args.texts
     };
     let model = &*model_name(&args.model)?;
     let models = ModelFunctions::new(connect(&args.client, program, "cotensor embed")?);
@@ -212,9 +211,8 @@ fn lines() -> Result<Vec<String>> {
             Error::invalid(format!("line {number}: byte {at} is not UTF-8")).in_field("--stdin")
         })?;
         let text = line.trim_end_matches(['\n', '\r']);
-        texts.push(match text.trim_start().starts_with('{') {
-            false => text.to_owned(),
-            true => match serde_json::from_str::<serde_json::Value>(text)
+        texts.push(if text.trim_start().starts_with('{') {
+            match serde_json::from_str::<serde_json::Value>(text)
                 .ok()
                 .and_then(|mut line| line.get_mut("text").map(serde_json::Value::take))
             {
@@ -223,13 +221,12 @@ fn lines() -> Result<Vec<String>> {
                     return Err(Error::invalid(format!("line {number} is no JSON object with a field text"))
                         .in_field("--stdin"));
                 }
-            },
+            }
+        } else {
+            text.to_owned()
         });
     }
-    match texts.is_empty() {
-        true => Err(Error::invalid("standard input has no text").in_field("--stdin")),
-        false => Ok(texts),
-    }
+    if texts.is_empty() { Err(Error::invalid("standard input has no text").in_field("--stdin")) } else { Ok(texts) }
 }
 
 /// The line of standard input with the text that an error of the model process names: `texts[3]: …`.

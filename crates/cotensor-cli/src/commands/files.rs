@@ -82,14 +82,13 @@ pub(crate) fn put(args: &PutArgs, program: &Program) -> Result<()> {
         }
         _ => None,
     };
-    let source: Box<dyn Read> = match is_stream(&args.file) {
-        true => Box::new(std::io::stdin()),
-        false => {
-            let io = |error: std::io::Error| file_error("cannot open", &error, &args.file);
-            let file = File::open(&args.file).map_err(io)?;
-            let len = file.metadata().map_err(io)?.len();
-            Box::new(Tracked { file, progress: FileProgress::new(len, format!("reading {}", args.file.display())) })
-        }
+    let source: Box<dyn Read> = if is_stream(&args.file) {
+        Box::new(std::io::stdin())
+    } else {
+        let io = |error: std::io::Error| file_error("cannot open", &error, &args.file);
+        let file = File::open(&args.file).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        Box::new(Tracked { file, progress: FileProgress::new(len, format!("reading {}", args.file.display())) })
     };
     let in_file = |error: Error| if is_stream(&args.file) { error } else { error.in_file(&args.file) };
     let mut reader = TensorReader::open(source, format, raw).map_err(in_file)?;
@@ -151,23 +150,22 @@ pub(crate) fn get(args: &GetArgs, program: &Program) -> Result<()> {
     }
     let store = connect(&args.client, program, "cotensor get")?;
     let holder = store.holder("");
-    let leases = match args.all {
-        false => vec![store.get(&args.name, &holder)?],
-        true => {
-            let params = ListParams { prefix: args.name.clone(), limit: LIST_MAX, order: ListOrder::Name };
-            let found = store.request::<List>(&params)?;
-            if found.tensors.is_empty() {
-                return Err(Error::not_found(format!("no tensor's name starts with {:?}", args.name)));
-            }
-            if found.left_off > 0 {
-                return Err(Error::invalid(format!(
-                    "more than {LIST_MAX} tensors start with this name; use longer prefixes"
-                )));
-            }
-            let mut names: Vec<_> = found.tensors.into_iter().map(|tensor| tensor.spec.name).collect();
-            names.dedup();
-            names.iter().map(|name| store.get(name, &holder)).collect::<Result<Vec<_>>>()?
+    let leases = if args.all {
+        let params = ListParams { prefix: args.name.clone(), limit: LIST_MAX, order: ListOrder::Name };
+        let found = store.request::<List>(&params)?;
+        if found.tensors.is_empty() {
+            return Err(Error::not_found(format!("no tensor's name starts with {:?}", args.name)));
         }
+        if found.left_off > 0 {
+            return Err(Error::invalid(format!(
+                "more than {LIST_MAX} tensors start with this name; use longer prefixes"
+            )));
+        }
+        let mut names: Vec<_> = found.tensors.into_iter().map(|tensor| tensor.spec.name).collect();
+        names.dedup();
+        names.iter().map(|name| store.get(name, &holder)).collect::<Result<Vec<_>>>()?
+    } else {
+        vec![store.get(&args.name, &holder)?]
     };
     let named = |lease| (name_in_file(lease, args), lease);
     let tensors: Vec<(&str, &Lease)> = leases.iter().map(named).collect();
@@ -207,12 +205,11 @@ fn name_in_file<'a>(lease: &'a Lease, args: &GetArgs) -> &'a str {
 
 /// Writes tensors to `file`, or to standard output for `-`. The names are used by formats with names.
 pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) -> Result<()> {
-    match is_stream(file) {
-        true => write(&mut UntilClosed { target: std::io::stdout().lock(), closed: false }, format, tensors),
-        false => {
-            let len = tensors.iter().map(|(_, lease)| lease.layout().size_bytes() as u64).sum();
-            let progress = FileProgress::new(len, format!("writing {}", file.display()));
-            replace(file, |target| write(&mut Tracked { file: target, progress }, format, tensors))
-        }
+    if is_stream(file) {
+        write(&mut UntilClosed { target: std::io::stdout().lock(), closed: false }, format, tensors)
+    } else {
+        let len = tensors.iter().map(|(_, lease)| lease.layout().size_bytes() as u64).sum();
+        let progress = FileProgress::new(len, format!("writing {}", file.display()));
+        replace(file, |target| write(&mut Tracked { file: target, progress }, format, tensors))
     }
 }

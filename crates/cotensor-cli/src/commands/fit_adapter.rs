@@ -41,9 +41,10 @@ pub(crate) fn fit_adapter(args: &FitAdapterArgs, program: &Program) -> Result<()
     if let Some(file) = &args.output {
         save_adapter(&adapter, file)?;
     }
-    let tensor = match args.runtime.place.daemon {
-        true => Some(adapter.publish(&**runtime.store(), &holder)?.name().to_owned()),
-        false => None,
+    let tensor = if args.runtime.place.daemon {
+        Some(adapter.publish(&**runtime.store(), &holder)?.name().to_owned())
+    } else {
+        None
     };
     let (inputs, outputs) = (adapter.map.inputs(), adapter.map.outputs());
     let report = Report { info: &adapter.info, inputs, outputs, tensor, file: args.output.as_deref() };

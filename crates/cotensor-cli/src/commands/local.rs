@@ -4,12 +4,13 @@ use super::connection::connect_at;
 use crate::args::{Common, EngineArgs, RuntimeArgs};
 use crate::launch::Program;
 use crate::output::Steps;
+use cotensor::core::sync::lock;
 use cotensor::core::{Error, Result};
 use cotensor::hub::Hub;
 use cotensor::{LocalOptions, Runtime, SharingConfig, memory};
 use cotensor_demo::Progress;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 pub(super) fn cache_folder(common: &Common) -> Result<PathBuf> {
     match &common.cache {
@@ -56,7 +57,7 @@ pub(super) fn runtime_in(args: &RuntimeArgs, program: &Program, client: &str) ->
 pub(super) fn show_downloads(hub: &Hub) {
     let shown = Mutex::new(None);
     hub.observe(move |done, total, what| {
-        let mut steps = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut steps = lock(&shown);
         if done < total {
             steps.get_or_insert_with(Steps::new).step(done, total, what);
         } else if let Some(ended) = steps.take() {

@@ -27,11 +27,12 @@ pub(crate) fn rm(args: &RmArgs, program: &Program) -> Result<()> {
     let every = ["*".to_owned()];
     let given = if args.all { &every } else { args.names.as_slice() };
     for name in given {
-        let matching =
-            match is_pattern(name) && store.request::<ListHolders>(&NameParams { name: name.clone() }).is_err() {
-                true => matching(&store, name)?,
-                false => vec![name.clone()],
-            };
+        let matching = if is_pattern(name) && store.request::<ListHolders>(&NameParams { name: name.clone() }).is_err()
+        {
+            matching(&store, name)?
+        } else {
+            vec![name.clone()]
+        };
         if matching.is_empty() && !args.all {
             outcome.missing.push(name);
         }

@@ -49,9 +49,8 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let log = Log::to(std::io::stderr()).map_err(|error| Error::io("starting the log", &error))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(log.clone()).with_target(false);
     tracing_subscriber::registry().with(lines.with_ansi(takes_colours(&std::io::stderr())).with_filter(filter)).init();
-    set_wait_reporter(Some(Arc::new(|wait: &WaitReport| match wait.is_expected {
-        true => tracing::info!("{}", wait.text),
-        false => tracing::warn!("{}", wait.text),
+    set_wait_reporter(Some(Arc::new(|wait: &WaitReport| {
+        if wait.is_expected { tracing::info!("{}", wait.text) } else { tracing::warn!("{}", wait.text) }
     })));
     let mut config = Config { spill: args.spill.clone(), sharing: args.sharing.config(), ..Config::default() };
     if let Some(socket) = &args.socket {

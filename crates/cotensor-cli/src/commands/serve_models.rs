@@ -121,7 +121,7 @@ impl Endpoints {
             );
         }
         let new_path = path.with_added_extension(std::process::id().to_string());
-        drop(std::fs::remove_file(&new_path));
+        let _ = std::fs::remove_file(&new_path);
         let listener = bind_unix(&new_path).map_err(io)?;
         let named = std::fs::set_permissions(&new_path, Permissions::from_mode(0o600))
             .and_then(|()| std::fs::rename(&new_path, path))
@@ -139,10 +139,10 @@ impl Drop for Endpoints {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            let _ = thread.join();
         }
         if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
-            drop(std::fs::remove_file(&self.path));
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 }

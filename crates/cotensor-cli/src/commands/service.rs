@@ -85,9 +85,8 @@ fn service_unit(program: &Program, listen: Option<SocketAddr>) -> Result<String>
     let unit = SERVICE_UNIT.replace(TEMPLATE_COMMAND, &words.join(" "));
     let Some(listen) = listen else { return Ok(unit) };
     // The daemon must use the socket for HTTP also when the setting changes later.
-    let with_http = |line: &str| match line.starts_with("ExecStart=") {
-        true => format!("{line} --listen {listen}\n"),
-        false => format!("{line}\n"),
+    let with_http = |line: &str| {
+        if line.starts_with("ExecStart=") { format!("{line} --listen {listen}\n") } else { format!("{line}\n") }
     };
     Ok(unit.lines().map(with_http).collect())
 }
@@ -100,9 +99,10 @@ fn quoted(word: OsString) -> Result<String> {
         return Err(refused());
     }
     let word = word.replace('%', "%%").replace('$', "$$");
-    Ok(match word.contains([' ', '"', '\'', '\\']) {
-        true => format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\"")),
-        false => word,
+    Ok(if word.contains([' ', '"', '\'', '\\']) {
+        format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
+    } else {
+        word
     })
 }
 

@@ -29,17 +29,16 @@ pub(crate) fn trace(args: &TraceArgs, own: &Program) -> Result<()> {
         return Ok(());
     }
     let script = args.script.display();
-    match has_packages(&python) {
+    if has_packages(&python) {
         // Its own message is on standard error.
-        true => Err(Error::new(ErrorKind::Engine, format!("{script} failed ({status})"))),
-        false => {
-            let text = format!(
-                "{script}: {} does not have the Python packages {}; --python names another interpreter",
-                python.display(),
-                PACKAGES.join(" and ")
-            );
-            Err(Error::not_found(text))
-        }
+        Err(Error::new(ErrorKind::Engine, format!("{script} failed ({status})")))
+    } else {
+        let text = format!(
+            "{script}: {} does not have the Python packages {}; --python names another interpreter",
+            python.display(),
+            PACKAGES.join(" and ")
+        );
+        Err(Error::not_found(text))
     }
 }
 

@@ -3,11 +3,12 @@
 use super::standard::report;
 use super::text::printable;
 use crate::terminal::takes_escapes;
+use cotensor::core::sync::lock;
 use cotensor_demo::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{Read, Write};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Progress is shown for files of at least this size.
 const PROGRESS_BYTES_MIN: u64 = 64 << 20;
@@ -113,7 +114,7 @@ impl Progress for Steps {
                 bar.set_message(what.to_owned());
             }
             None => {
-                let line = self.lines.lock().unwrap_or_else(PoisonError::into_inner).line(done, total, what);
+                let line = lock(&self.lines).line(done, total, what);
                 if let Some(line) = line {
                     report(&line);
                 }

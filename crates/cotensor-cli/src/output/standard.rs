@@ -24,9 +24,10 @@ pub(crate) fn is_json() -> bool {
 
 /// Writes a line to standard error. Write errors are ignored.
 pub(crate) fn report(line: &str) {
-    match is_json() {
-        true => report_exactly(&object(&json!({"notice": line.strip_prefix(NOTICE).unwrap_or(line)}))),
-        false => report_exactly(line),
+    if is_json() {
+        report_exactly(&object(&json!({"notice": line.strip_prefix(NOTICE).unwrap_or(line)})))
+    } else {
+        report_exactly(line)
     }
 }
 
@@ -53,10 +54,7 @@ pub(crate) fn error_line(error: &Error) -> String {
 
 /// The line of a warning.
 pub(crate) fn warning_line(text: &str) -> String {
-    match is_json() {
-        true => object(&json!({"warning": text})),
-        false => format!("warning: {}", bounded(&printable(text))),
-    }
+    if is_json() { object(&json!({"warning": text})) } else { format!("warning: {}", bounded(&printable(text))) }
 }
 
 fn object(value: &serde_json::Value) -> String {
@@ -70,10 +68,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 
 /// Writes text that a program may read: a terminal gets it with control characters escaped, a pipe and a file as it is.
 pub(crate) fn print_exactly(text: &str) -> Result<()> {
-    match std::io::stdout().is_terminal() {
-        true => print(text),
-        false => write_out(text),
-    }
+    if std::io::stdout().is_terminal() { print(text) } else { write_out(text) }
 }
 
 /// Writes to standard output; a closed pipe is no error.

@@ -45,8 +45,8 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

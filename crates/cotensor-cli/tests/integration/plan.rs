@@ -34,7 +34,10 @@ fn plan_compares_strategies_with_the_bound() {
     }
     let page = fs::read_to_string(workspace.path("plan.html")).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
-    assert!(page.contains("class=\"flow\" points=") && page.contains("<i class=\"genoa"));
+    assert!(
+        page.contains("<polyline vector-effect=\"non-scaling-stroke\" class=\"flow\"")
+            && page.contains("<i class=\"genoa\"")
+    );
     let text = String::from_utf8(workspace.run(&arguments).stdout).unwrap();
     assert!(text.starts_with("strategy") && text.contains("\nflow "), "{text}");
     assert!(text.contains("resident tensors") && text.contains("repeats after"), "{text}");

@@ -82,7 +82,7 @@ fn succeeds(daemon: &Daemon, arguments: &[&str]) {
             return assert!(status.success(), "{arguments:?}");
         }
         if start.elapsed() > Duration::from_secs(60) {
-            drop(child.kill());
+            let _ = child.kill();
             panic!("the daemon does not answer {arguments:?}");
         }
         std::thread::sleep(Duration::from_millis(10));

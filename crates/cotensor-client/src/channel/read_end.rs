@@ -54,10 +54,11 @@ impl CheckInterval {
     pub(super) fn wait(&mut self, ring: &RingReader, seen: u64, limit: Duration) -> Result<()> {
         let start = Instant::now();
         ring.wait(seen, self.0.min(limit))?;
-        self.0 = match start.elapsed() < self.0 {
+        self.0 = if start.elapsed() < self.0 {
             // The daemon sees the end of a connection before the kernel has released all locks of its process.
-            true => CHECK_INTERVAL_MIN,
-            false => (self.0 * 2).min(CHECK_INTERVAL_MAX),
+            CHECK_INTERVAL_MIN
+        } else {
+            (self.0 * 2).min(CHECK_INTERVAL_MAX)
         };
         Ok(())
     }

@@ -39,7 +39,7 @@ impl Ready {
         if self.owner == std::process::id()
             && let Some(thread) = lock(&self.thread).take()
         {
-            drop(thread.join());
+            let _ = thread.join();
         }
     }
 }

@@ -171,9 +171,10 @@ impl ClientStore {
     /// # Errors
     /// As for any call when no daemon answers.
     fn renew_session(&self, lost: &Session) -> Result<()> {
-        match self.daemon.connection.is_closed() {
-            true => Err(cotensor_core::Error::new(ErrorKind::Conflict, "this client has disconnected")),
-            false => self.daemon.reconnect(lost),
+        if self.daemon.connection.is_closed() {
+            Err(cotensor_core::Error::new(ErrorKind::Conflict, "this client has disconnected"))
+        } else {
+            self.daemon.reconnect(lost)
         }
     }
 }

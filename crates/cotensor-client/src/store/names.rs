@@ -127,9 +127,10 @@ impl ClientStore {
                 Waited::LimitPassed(call) => {
                     // The answer has no lease, so it can be dropped.
                     session.connection.abandon(call, &Arc::new(CallGroup::default()));
-                    Err(match limit.has_passed() {
-                        true => Error::new(ErrorKind::TimedOut, "the daemon did not answer in time"),
-                        false => Error::new(ErrorKind::Conflict, "the caller stopped waiting"),
+                    Err(if limit.has_passed() {
+                        Error::new(ErrorKind::TimedOut, "the daemon did not answer in time")
+                    } else {
+                        Error::new(ErrorKind::Conflict, "the caller stopped waiting")
                     })
                 }
             }

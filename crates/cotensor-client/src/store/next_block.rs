@@ -1,8 +1,8 @@
 //! Prefaults the next block of a series: while a program puts tensors of one length one after another, and each needs a new block because the
 //! earlier ones are still used, a thread makes the next block as soon as one is published.
 
-use cotensor_core::sync::lock;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use cotensor_core::sync::{lock, wait, wait_timeout};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// The longest time between two new blocks of a series.
@@ -43,7 +43,7 @@ impl NextBlock {
         series.wanted.take_if(|wanted| *wanted == len);
         let is_made = series.making == Some(len);
         while series.making == Some(len) {
-            series = self.0.changed.wait(series).unwrap_or_else(PoisonError::into_inner);
+            series = wait(&self.0.changed, series);
         }
         is_made
     }
@@ -75,9 +75,9 @@ impl NextBlock {
         let mut series = lock(&self.0.series);
         loop {
             let Some(len) = series.wanted.take() else {
-                let waited = self.0.changed.wait_timeout(series, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
-                series = waited.0;
-                if waited.1.timed_out() && series.wanted.is_none() {
+                let (guard, is_late) = wait_timeout(&self.0.changed, series, IDLE_MAX);
+                series = guard;
+                if is_late && series.wanted.is_none() {
                     series.is_running = false;
                     return;
                 }

@@ -34,9 +34,10 @@ impl ClientStore {
 
     /// A range of a slab, or memory of its own.
     fn place(&self, params: &p::ReserveParams, len: usize, to_fill: bool) -> Result<(Placement, Box<dyn SegmentMut>)> {
-        match self.is_for_slab(params.spec.device, len) {
-            true => Placement::in_slab(&self.daemon, len, to_fill),
-            false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
+        if self.is_for_slab(params.spec.device, len) {
+            Placement::in_slab(&self.daemon, len, to_fill)
+        } else {
+            Placement::reserved(&self.daemon, params, |memory| memory.reserve(len))
         }
     }
 

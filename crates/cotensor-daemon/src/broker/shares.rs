@@ -144,10 +144,7 @@ fn level(programs: &[(&u64, &Program)], bytes: u64) -> u64 {
     }
     while beyond - fits > 1 {
         let middle = fits + (beyond - fits) / 2;
-        match needed(middle) <= bytes {
-            true => fits = middle,
-            false => beyond = middle,
-        }
+        if needed(middle) <= bytes { fits = middle } else { beyond = middle }
     }
     fits
 }

@@ -54,9 +54,10 @@ pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty
     }
     let find = |id: &Id| {
         let lease = caller.lease_of((*id).into())?;
-        match lease.key() == Some(ticket.key()) {
-            true => Ok(lease),
-            false => Err(Error::invalid(format!("{} was not published under this ticket", lease.name()))),
+        if lease.key() == Some(ticket.key()) {
+            Ok(lease)
+        } else {
+            Err(Error::invalid(format!("{} was not published under this ticket", lease.name())))
         }
     };
     let results = params.results.iter().map(find).collect::<Result<Vec<_>>>()?;
@@ -76,10 +77,7 @@ pub(super) async fn is_computed(caller: Caller, params: KeyParams) -> Answer<Com
 }
 
 pub(super) async fn holder(caller: Caller, params: ClaimHolderParams) -> Answer<ClaimHolder> {
-    let key = match params.is_blob {
-        true => blob_key(&key(&params.key)?, params.device),
-        false => claim_key(&params.key)?,
-    };
+    let key = if params.is_blob { blob_key(&key(&params.key)?, params.device) } else { claim_key(&params.key)? };
     let holder = caller.daemon.store.claim_holder(&key);
     Ok(ClaimHolder { holder: holder.map(|holder| holder.name().to_owned()) }.into())
 }

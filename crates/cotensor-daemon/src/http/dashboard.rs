@@ -108,7 +108,7 @@ impl Dashboard {
         let mut new = self.file.as_os_str().to_owned();
         new.push(".new");
         let new = PathBuf::from(new);
-        drop(std::fs::remove_file(&new));
+        let _ = std::fs::remove_file(&new);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = open(&new, flags, Mode::RUSR | Mode::WUSR)?;
         File::from(fd).write_all(page.as_bytes())?;
@@ -116,7 +116,7 @@ impl Dashboard {
     }
 
     fn remove(&self) {
-        drop(std::fs::remove_file(&self.file));
+        let _ = std::fs::remove_file(&self.file);
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Code>> {

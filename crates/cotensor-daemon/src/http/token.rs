@@ -66,7 +66,7 @@ fn write(path: &Path, secret: &str) -> std::io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".new.{}", std::process::id()));
     let new = PathBuf::from(new);
-    drop(std::fs::remove_file(&new));
+    let _ = std::fs::remove_file(&new);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = open(&new, flags, Mode::RUSR | Mode::WUSR)?;
     let mut file = File::from(fd);

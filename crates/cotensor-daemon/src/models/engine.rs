@@ -41,8 +41,9 @@ async fn send(process: &ModelProcess, libraries: &[PathBuf]) -> Result<ModelEngi
     let answer = sender.send_request(request.map_err(|error| failed(&error))?).await.map_err(|error| failed(&error))?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|error| failed(&error))?;
-    match status.is_success() {
-        true => serde_json::from_slice(&body.to_bytes()).map_err(|error| failed(&error)),
-        false => Err(format!("it answered {status}")),
+    if status.is_success() {
+        serde_json::from_slice(&body.to_bytes()).map_err(|error| failed(&error))
+    } else {
+        Err(format!("it answered {status}"))
     }
 }

@@ -202,7 +202,7 @@ async fn run(
 ) -> Option<ExitStatus> {
     // Further output would block the process when the pipe is full.
     let drain = async {
-        drop(tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await);
+        let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
         std::future::pending::<()>().await;
     };
     let status = tokio::select! {
@@ -216,7 +216,7 @@ async fn run(
             let _ = kill_process(pid, Signal::TERM);
         }
         if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
-            drop(child.kill().await);
+            let _ = child.kill().await;
         }
     }
     drop(stdin);

@@ -12,10 +12,7 @@ use std::sync::Arc;
 /// # Errors
 /// `Refused` for a descriptor that is not `len` bytes of such memory; in host memory, for missing seals and for holes.
 pub(crate) fn own_segment(fd: OwnedFd, len: usize, device: Device) -> Result<Arc<dyn Segment>> {
-    match device.is_host() {
-        true => Ok(Arc::new(Sealed::new(fd, len)?)),
-        false => known_segment(Arc::new(fd.into()), len, device),
-    }
+    if device.is_host() { Ok(Arc::new(Sealed::new(fd, len)?)) } else { known_segment(Arc::new(fd.into()), len, device) }
 }
 
 /// As [`own_segment`], for memory that a former server has checked to have no holes.
@@ -23,8 +20,9 @@ pub(crate) fn own_segment(fd: OwnedFd, len: usize, device: Device) -> Result<Arc
 /// # Errors
 /// As there.
 pub(crate) fn known_segment(file: Arc<File>, len: usize, device: Device) -> Result<Arc<dyn Segment>> {
-    match device.is_host() {
-        true => Ok(Arc::new(Sealed::known(file, len)?)),
-        false => Ok(Arc::new(DeviceSegment::new(file, len, device)?)),
+    if device.is_host() {
+        Ok(Arc::new(Sealed::known(file, len)?))
+    } else {
+        Ok(Arc::new(DeviceSegment::new(file, len, device)?))
     }
 }

@@ -73,12 +73,11 @@ impl Session {
         let is_leased = resources.leases.contains_key(&key);
         let in_own_slab =
             || resources.segments.get(fd.as_raw_fd()).is_some_and(|known| resources.is_shared_slab(known.id));
-        let charge = match is_leased || in_own_slab() {
-            true => None,
-            false => {
-                let charge = || self.charge_giving_up(lease.layout().size_bytes() as u64, &mut given);
-                Some(own.map_or_else(charge, Ok)?)
-            }
+        let charge = if is_leased || in_own_slab() {
+            None
+        } else {
+            let charge = || self.charge_giving_up(lease.layout().size_bytes() as u64, &mut given);
+            Some(own.map_or_else(charge, Ok)?)
         };
         let known = resources.segments.add_use(fd, file_bytes(lease.segment()));
         let (segment, bytes) = (known.id, known.bytes);

@@ -262,9 +262,10 @@ impl SlabOwner for Session {
     /// Notifies the client at once if its socket has room, otherwise with its next call. An idle client reads nothing,
     /// and there may be thousands of ranges.
     fn on_range_free(&self, slab: u64, offset: u64) {
-        match self.free_ranges.add(slab, offset) {
-            true => self.send_free_ranges(),
-            false => self.outbox.iter().for_each(Outbox::end),
+        if self.free_ranges.add(slab, offset) {
+            self.send_free_ranges()
+        } else {
+            self.outbox.iter().for_each(Outbox::end)
         }
     }
 }

@@ -33,7 +33,7 @@ impl Bound {
         let mut new_path = path.as_os_str().to_owned();
         new_path.push(format!(".{}", std::process::id()));
         let new_path = PathBuf::from(new_path);
-        drop(std::fs::remove_file(&new_path));
+        let _ = std::fs::remove_file(&new_path);
         let listener = bind_unix(&new_path).map_err(io)?;
         let ready = || -> std::io::Result<OwnedFd> {
             std::fs::set_permissions(&new_path, std::fs::Permissions::from_mode(0o600))?;
@@ -45,7 +45,7 @@ impl Bound {
         match ready() {
             Ok(file) => Ok(Self { listener, path: path.to_path_buf(), file: Some(file), is_managed: false }),
             Err(error) => {
-                drop(std::fs::remove_file(&new_path));
+                let _ = std::fs::remove_file(&new_path);
                 Err(io(error))
             }
         }
@@ -70,7 +70,7 @@ impl Bound {
     /// Removes the socket's file, unless another file has replaced it or a service manager has made it.
     pub(crate) fn remove(&self) {
         if !self.is_managed && self.is_in_place() {
-            drop(std::fs::remove_file(&self.path));
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 

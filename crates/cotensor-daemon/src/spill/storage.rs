@@ -44,9 +44,12 @@ impl SpillStorage for SpillToFiles {
             }
             written => written,
         };
-        file.hash = written.map_err(|error| match is_full(&error) {
-            true => Error::new(ErrorKind::OverBudget, format!("spilling: {error}")).in_file(&files.folder),
-            false => io(error),
+        file.hash = written.map_err(|error| {
+            if is_full(&error) {
+                Error::new(ErrorKind::OverBudget, format!("spilling: {error}")).in_file(&files.folder)
+            } else {
+                io(error)
+            }
         })?;
         files.state().files.insert(number, file.clone());
         on_disk.file.hash = file.hash;
@@ -76,7 +79,7 @@ impl Files {
         for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.file_name().is_some_and(|name| name != OWNER) && !files.iter().any(|file| file.path == path) {
-                drop(std::fs::remove_file(path));
+                let _ = std::fs::remove_file(path);
             }
         }
         let spilled = |file| -> Arc<dyn SpilledSegment> { Arc::new(OnDisk { file, files: Arc::clone(self) }) };
@@ -102,9 +105,10 @@ impl SpilledSegment for OnDisk {
     fn check(&self) -> Result<()> {
         let SpillFile { path, bytes, .. } = &self.file;
         let found = std::fs::symlink_metadata(path);
-        match found.map_err(|error| Error::io("reading a spilled segment", &error).in_file(path))?.len() == *bytes {
-            true => Ok(()),
-            false => Err(Error::corrupt("the spilled file has another length").in_file(path)),
+        if found.map_err(|error| Error::io("reading a spilled segment", &error).in_file(path))?.len() == *bytes {
+            Ok(())
+        } else {
+            Err(Error::corrupt("the spilled file has another length").in_file(path))
         }
     }
 
@@ -141,7 +145,7 @@ impl SpilledSegment for OnDisk {
 
 impl Drop for OnDisk {
     fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.file.path));
+        let _ = std::fs::remove_file(&self.file.path);
         let mut state = self.files.state();
         state.files.remove(&self.file.number);
         state.bytes -= self.file.bytes;

@@ -223,8 +223,8 @@ impl LinkState {
                 return Err(error);
             }
             tracing::error!("the supervisor does not read: {error}");
-            // The connection may end within a message. `watch` starts another supervisor.
-            drop(socket.shutdown(std::net::Shutdown::Both));
+
+            let _ = socket.shutdown(std::net::Shutdown::Both);
             self.socket = None;
         }
         Ok(())

@@ -152,7 +152,7 @@ impl Server {
     pub(super) fn end(&mut self) {
         self.end_without_wait();
         if let Some(child) = &mut self.child {
-            drop(child.wait());
+            let _ = child.wait();
         }
     }
 
@@ -162,7 +162,7 @@ impl Server {
         if !self.wait_for_exit()
             && let Some(child) = &mut self.child
         {
-            drop(child.kill());
+            let _ = child.kill();
             self.wait_for_exit();
         }
     }

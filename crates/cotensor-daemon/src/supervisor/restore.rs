@@ -89,9 +89,10 @@ enum Taken {
 fn take(segment: &JournalSegment, charge: &Arc<Charge>) -> Result<Taken> {
     let file = Arc::clone(&segment.file);
     let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
-    Ok(match segment.info.slab {
-        true => Taken::Slab(Arc::new(Slab::new(file, len, Arc::clone(charge))?)),
-        false => Taken::Own(known_segment(file, len, segment.info.device)?),
+    Ok(if segment.info.slab {
+        Taken::Slab(Arc::new(Slab::new(file, len, Arc::clone(charge))?))
+    } else {
+        Taken::Own(known_segment(file, len, segment.info.device)?)
     })
 }
 
@@ -169,9 +170,10 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
     let (mut current, mut old, back) = (0, 0, spilled.len());
     for lease in leases.into_values() {
         let is_current = store.newest(lease.name()) == Some(lease.id());
-        match is_current {
-            true => current += 1,
-            false => old += 1,
+        if is_current {
+            current += 1
+        } else {
+            old += 1
         }
         // Cached tensors stay without a lease, but for those in memory that is used again: clients that have not resumed may have mapped it.
         if !(is_current && lease.is_cached()) || lease.segment().kind() == MemoryKind::Slab {

@@ -37,7 +37,7 @@ impl Drop for SupervisorState {
         // removed.
         self.sockets.listening.remove();
         for file in self.journal.files() {
-            drop(std::fs::remove_file(&file.path));
+            let _ = std::fs::remove_file(&file.path);
         }
         if let Some(folder) = self.spill.as_ref().filter(|_| !replaced) {
             remove_folder(folder);

@@ -56,7 +56,7 @@ impl SupervisorLink {
     fn wait_for_end(&self, socket: &mut UnixStream, is_used: &dyn Fn() -> bool) {
         let orphaned = self.orphaned.load(Ordering::SeqCst);
         let timeout = orphaned.then_some(ORPHAN_CHECK_INTERVAL);
-        drop(socket.set_read_timeout(timeout));
+        let _ = socket.set_read_timeout(timeout);
         let mut used = Instant::now();
         while let Err(error) = socket.read(&mut [0]) {
             match error.kind() {
@@ -118,8 +118,8 @@ impl Supervisor {
                 }
             }
             Self::Child(child) => {
-                drop(child.kill());
-                drop(child.wait());
+                let _ = child.kill();
+                let _ = child.wait();
             }
         }
     }

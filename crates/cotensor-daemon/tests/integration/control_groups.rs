@@ -48,7 +48,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        drop(fs::remove_dir(&self.0));
+        let _ = fs::remove_dir(&self.0);
     }
 }
 

@@ -179,7 +179,7 @@ fn silent_program_at_a_port_is_not_waited_for_without_end() {
     let dripping = std::thread::spawn(move || {
         let (mut stream, _) = silent.accept().unwrap();
         let (mut second, _) = silent.accept().unwrap();
-        drop(stream.write_all(b"H"));
+        let _ = stream.write_all(b"H");
         while second.write_all(b"H").is_ok() {
             std::thread::sleep(Duration::from_millis(50));
         }

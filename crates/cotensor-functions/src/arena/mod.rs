@@ -97,7 +97,7 @@ impl ConnectionArena {
 
     /// Sets the sender of the connection. A caller's end announces that it closes slabs.
     pub(crate) fn set_sender(&self, sender: Weak<dyn Sender>) {
-        drop(self.sender.set(sender));
+        let _ = self.sender.set(sender);
         if self.is_caller {
             self.announce();
         }

@@ -84,9 +84,10 @@ fn write(value: &Value, context: &dyn CodecContext, depth: usize, message: &mut 
                 message.text(name.len())?;
                 entries.push((name.clone(), write(value, context, depth + 1, message)?));
             }
-            match values.keys().any(|name| name.starts_with('$')) {
-                true => json!({"$map": entries}),
-                false => Json::Object(entries.into_iter().collect()),
+            if values.keys().any(|name| name.starts_with('$')) {
+                json!({"$map": entries})
+            } else {
+                Json::Object(entries.into_iter().collect())
             }
         }
         Value::Tensor(lease) => write_tensor(lease, context, message)?,

@@ -165,15 +165,16 @@ impl Peer {
     fn encode(&self, value: &Arc<Value>) -> Result<(CallResult, Vec<ArenaRange>)> {
         let (encoded, mut sent) = codec::encode(value, self)?;
         let ranges = std::mem::take(&mut sent.ranges);
-        let taken = match sent.has_published {
-            true => match self.state.add_result(value, sent) {
+        let taken = if sent.has_published {
+            match self.state.add_result(value, sent) {
                 Ok(number) => Some(number),
                 Err((error, _sent)) => {
                     self.arena.reclaim(&ranges);
                     return Err(error);
                 }
-            },
-            false => None,
+            }
+        } else {
+            None
         };
         Ok((CallResult { value: encoded, taken, released: self.arena.take_released() }, ranges))
     }

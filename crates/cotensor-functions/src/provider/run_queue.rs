@@ -82,9 +82,10 @@ impl RunQueue {
 
     fn has_room(&self, run: &Run) -> Result<bool> {
         let queue = lock(&self.queue);
-        match queue.closed {
-            true => Err(Error::new(ErrorKind::Conflict, "the provider has ended")),
-            false => Ok(self.fits(&queue, run)),
+        if queue.closed {
+            Err(Error::new(ErrorKind::Conflict, "the provider has ended"))
+        } else {
+            Ok(self.fits(&queue, run))
         }
     }
 
@@ -159,9 +160,10 @@ impl RunQueue {
             next
         });
         let mut queue = lock(&self.queue);
-        match run.is_extra.load(Ordering::Relaxed) {
-            true => queue.extra -= 1,
-            false => queue.running -= 1,
+        if run.is_extra.load(Ordering::Relaxed) {
+            queue.extra -= 1
+        } else {
+            queue.running -= 1
         }
         if let Some(next) = next {
             queue.add(next);

@@ -10,12 +10,13 @@ use crate::Limits;
 use cotensor_client::{ClientStore, OpenSession};
 use cotensor_core::Result;
 use cotensor_core::sync::lock;
+use cotensor_core::sync::{read, write};
 use cotensor_memory::process::{has_room_for_message, random_bytes};
 use cotensor_rpc::server::CallCounts;
 use cotensor_rpc::{Connection, FrameBudget};
 use cotensor_store::Clock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 pub(super) struct ProviderState {
     pub(super) epoch: u64,
@@ -85,12 +86,12 @@ impl ProviderState {
     }
 
     pub(super) fn store(&self) -> Arc<ClientStore> {
-        Arc::clone(&self.store.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.store))
     }
 
     /// Replaces the store for later callers, which belong to the next daemon.
     pub(super) fn replace_store(&self, store: Arc<ClientStore>) {
-        *self.store.write().unwrap_or_else(PoisonError::into_inner) = store;
+        *write(&self.store) = store;
     }
 
     pub(super) fn registration(&self) -> Option<Arc<Connection>> {

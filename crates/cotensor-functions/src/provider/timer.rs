@@ -1,8 +1,8 @@
 //! One thread for all time limits.
 
-use cotensor_core::sync::lock;
+use cotensor_core::sync::{lock, wait_timeout};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -86,7 +86,7 @@ impl Timer {
             let next = schedule.callbacks.first_key_value().map_or(period, |((at, _), _)| at.duration_since(now));
             let wait = next.min(period - now.duration_since(ticked));
             schedule.asleep_until = now.checked_add(wait);
-            schedule = self.0.changed.wait_timeout(schedule, wait).unwrap_or_else(PoisonError::into_inner).0;
+            schedule = wait_timeout(&self.0.changed, schedule, wait).0;
             schedule.asleep_until = None;
         }
     }

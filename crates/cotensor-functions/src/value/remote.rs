@@ -101,16 +101,10 @@ impl RemoteObject {
         {
             return Ok(object);
         }
-        let message = match is_same_provider {
-            true => {
-                "this object belongs to another connection; pass it over the connection that it came over".to_owned()
-            }
-            false => {
-                format!(
-                    "this object belongs to {}; pass it to functions of that provider only",
-                    self.connection.client()
-                )
-            }
+        let message = if is_same_provider {
+            "this object belongs to another connection; pass it over the connection that it came over".to_owned()
+        } else {
+            format!("this object belongs to {}; pass it to functions of that provider only", self.connection.client())
         };
         Err(Error::new(ErrorKind::Conflict, message))
     }

@@ -76,8 +76,8 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -76,9 +76,10 @@ impl Download<'_> {
             let mut digest = Digest::of(file);
             digest.read(&part, &|bytes| transfer.hashed(bytes)).map_err(io)?;
             let before = received;
-            let result = match from == file.size {
-                true => Ok(()),
-                false => self.receive(file, &mut part, from, &mut digest, &mut received, transfer),
+            let result = if from == file.size {
+                Ok(())
+            } else {
+                self.receive(file, &mut part, from, &mut digest, &mut received, transfer)
             };
             attempt = if received - before >= PROGRESS_BYTES_MIN { 1 } else { attempt + 1 };
             match result {
@@ -89,7 +90,7 @@ impl Download<'_> {
                     part.set_len(0).map_err(io)?;
                 }
                 Ok(()) => {
-                    drop(std::fs::remove_file(path));
+                    let _ = std::fs::remove_file(path);
                     return Err(Error::corrupt(
                         "the bytes that arrived have another hash than the list of files states",
                     )
@@ -100,7 +101,7 @@ impl Download<'_> {
                 }
                 Err(error) => {
                     if error.kind() == ErrorKind::Corrupt {
-                        drop(std::fs::remove_file(path));
+                        let _ = std::fs::remove_file(path);
                     }
                     return Err(error.in_field(&*file.path));
                 }
@@ -152,10 +153,7 @@ impl Download<'_> {
                 (window, in_window) = (Instant::now(), 0);
             }
         }
-        match have == file.size {
-            true => Ok(()),
-            false => Err(broken(&std::io::ErrorKind::UnexpectedEof.into(), have, file.size)),
-        }
+        if have == file.size { Ok(()) } else { Err(broken(&std::io::ErrorKind::UnexpectedEof.into(), have, file.size)) }
     }
 }
 

@@ -1,19 +1,20 @@
 //! The answer to a request: the right one by the hub's routes, or one with a fault.
 
 use super::state::{Fault, LARGE_BYTES_MIN, Repository, Request, State, hex};
+use cotensor_core::sync::lock;
 use sha1::{Digest as _, Sha1};
 use sha2::Sha256;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The most bytes of a request.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 
 /// Waits until the server ends, or for a moment.
 fn pause(ended: &Mutex<Receiver<()>>) -> bool {
-    let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+    let ended = lock(ended);
     ended.recv_timeout(std::time::Duration::from_millis(20)) == Err(mpsc::RecvTimeoutError::Disconnected)
 }
 
@@ -25,7 +26,7 @@ pub(super) fn answer(
 ) -> std::io::Result<()> {
     let Some(request) = read_request(&connection)? else { return Ok(()) };
     let (fault, mut reply) = {
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(state);
         state.requests.push(request.clone());
         let found = state.faults.iter().position(|(part, _, _)| request.path.contains(part.as_str()));
         let fault = found.map(|at| {

@@ -6,13 +6,14 @@ mod state;
 
 pub use state::{Fault, Request};
 
+use cotensor_core::sync::lock;
 use sha1::{Digest as _, Sha1};
 use state::{Repository, State, hex};
 use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// A running server. It ends when it is dropped.
@@ -86,7 +87,7 @@ impl HubServer {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -96,7 +97,7 @@ impl Drop for HubServer {
         // Wakes the thread that accepts.
         drop(TcpStream::connect(self.address.trim_start_matches("http://")));
         if let Some(listener) = self.listener.take() {
-            drop(listener.join());
+            let _ = listener.join();
         }
     }
 }
@@ -137,6 +138,6 @@ fn accept(listener: &TcpListener, state: &Arc<Mutex<State>>, ended: Receiver<()>
 }
 
 fn is_over(ended: &Mutex<Receiver<()>>) -> bool {
-    let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+    let ended = lock(ended);
     matches!(ended.try_recv(), Err(mpsc::TryRecvError::Disconnected))
 }

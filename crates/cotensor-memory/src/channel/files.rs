@@ -53,10 +53,7 @@ impl ChannelFiles {
 pub fn reader_lock(ring: impl AsFd, page: u32) -> Result<Option<OwnedFd>> {
     let locks = LockTable::open(duplicate_fd(ring)?);
     let number = lock_of(page);
-    match locks.is_locked(number)? {
-        true => Ok(None),
-        false => locks.lock(number).map(Some),
-    }
+    if locks.is_locked(number)? { Ok(None) } else { locks.lock(number).map(Some) }
 }
 
 /// Whether a process has the lock of the reader that has page number `page`. True where the system has no locks.

@@ -175,10 +175,7 @@ impl RingReader {
         waiting.fetch_add(1, Ordering::Relaxed);
         // The wait is announced before the kernel reads the signal.
         fence(Ordering::SeqCst);
-        let outcome = match self.is_left() {
-            true => Ok(()),
-            false => self.words.wait(ring_words::SIGNAL, seen, timeout),
-        };
+        let outcome = if self.is_left() { Ok(()) } else { self.words.wait(ring_words::SIGNAL, seen, timeout) };
         waiting.fetch_sub(1, Ordering::Relaxed);
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         outcome

@@ -4,11 +4,12 @@
 //! all chunks then, and waits only for those that a helper has begun. A thread that is started for the work, and joined after it, would
 //! delay it until it has run, which takes milliseconds beside other work.
 
+use cotensor_core::sync::{lock, wait, wait_timeout};
 use std::marker::PhantomData;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -97,7 +98,7 @@ impl Helpers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Lets helpers take chunks of a job. None while they help another thread.
@@ -128,9 +129,9 @@ impl Helpers {
         let mut state = self.lock();
         loop {
             let Some(job) = state.job.as_ref().filter(|job| job.has_chunks()).cloned() else {
-                let waited = self.posted.wait_timeout(state, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
-                state = waited.0;
-                if waited.1.timed_out() && state.job.is_none() {
+                let (guard, is_late) = wait_timeout(&self.posted, state, IDLE_MAX);
+                state = guard;
+                if is_late && state.job.is_none() {
                     state.count -= 1;
                     return;
                 }
@@ -181,7 +182,7 @@ impl Drop for Posted<'_> {
             state = helpers.lock();
             state.is_awaited = true;
             while !is_left() {
-                state = helpers.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = wait(&helpers.left, state);
             }
             state.is_awaited = false;
             return;

@@ -10,7 +10,7 @@ const PARALLEL_COPY_AGAIN_BYTES_MIN: usize = 4 << 20;
 /// memory that begins with a page.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Copies `source` to `target`, new memory, on up to four threads from [`PARALLEL_COPY_BYTES_MIN`] on.
+/// Copies `source` to `target`, new memory, on up to four threads from 8 MiB on.
 ///
 /// # Panics
 /// When the lengths differ, as `copy_from_slice`.

@@ -3,9 +3,10 @@
 
 use super::mmap::{Access, Mapping, OnFork};
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use std::any::Any;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Keeps an address mapped while other code may use it, for example an array of another language. The segment may be
 /// dropped or published meanwhile, or publishing may fail.
@@ -20,7 +21,7 @@ impl AddressPin {
 
     /// Hands the mapping over to the handles. It is unmapped with the last one, at once when there is none.
     fn retire(&self, map: Mapping) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(map);
+        lock(&self.0).replace(map);
     }
 }
 

@@ -25,10 +25,7 @@ impl Counted {
             text.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_MAX)
         });
         let counted = Self(());
-        match COUNT.fetch_add(1, Ordering::Relaxed) < limit(max) {
-            true => Ok(counted),
-            false => Err(over_limit(max)),
-        }
+        if COUNT.fetch_add(1, Ordering::Relaxed) < limit(max) { Ok(counted) } else { Err(over_limit(max)) }
     }
 }
 

@@ -12,12 +12,13 @@
 use super::dirty_pages::dirty_bytes;
 use super::mmap::{Access, Mapping};
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use rustix::param::page_size;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The most windows of a slab. Further readers of the same range get mappings of their own.
 const WINDOWS_MAX: usize = 16;
@@ -161,10 +162,7 @@ impl WindowPart {
 
     fn release(&mut self) -> Result<u64> {
         let range = std::mem::take(&mut self.range);
-        match range.is_empty() || self.owner != std::process::id() {
-            true => Ok(0),
-            false => self.window.release(&range),
-        }
+        if range.is_empty() || self.owner != std::process::id() { Ok(0) } else { self.window.release(&range) }
     }
 }
 
@@ -173,8 +171,4 @@ impl Drop for WindowPart {
         // If the kernel does not report copies, they are dropped.
         let _ = self.release();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,11 +8,12 @@ use super::notes::Notes;
 use super::verified::VerifiedPacks;
 use super::writer::PackWriter;
 use crate::host::MappedFileMut;
+use cotensor_core::sync::lock;
 use cotensor_core::{BlobCache, BlobLocation, ContentHash, DerivedFiles, Error, Hasher, Hold, PackMut, Result};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 /// A folder of packs that the processes of one user share.
@@ -181,7 +182,7 @@ impl PackCache {
     }
 
     fn index(&self) -> MutexGuard<'_, PackIndex> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index)
     }
 }
 

@@ -236,10 +236,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     while let Some((inner, depth)) = folders.pop() {
         for path in entries(&inner) {
             let is_folder = path.symlink_metadata().is_ok_and(|found| found.is_dir());
-            match is_folder && depth < DEPTH_MAX {
-                true => folders.push((path, depth + 1)),
-                false => found.push(path),
-            }
+            if is_folder && depth < DEPTH_MAX { folders.push((path, depth + 1)) } else { found.push(path) }
         }
     }
     found

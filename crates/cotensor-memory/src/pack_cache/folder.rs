@@ -47,9 +47,10 @@ pub(super) fn remove_abandoned(folder: &Path) {
         let abandoned = |age| age > ABANDONED_AFTER || age > UNLOCKED_AFTER && unlocked();
         if is_temporary(&entry.path()) && age.is_some_and(abandoned) {
             // Another process may have removed it.
-            let _ = match entry.path().is_dir() {
-                true => std::fs::remove_dir_all(entry.path()),
-                false => std::fs::remove_file(entry.path()),
+            let _ = if entry.path().is_dir() {
+                std::fs::remove_dir_all(entry.path())
+            } else {
+                std::fs::remove_file(entry.path())
             };
         }
     }

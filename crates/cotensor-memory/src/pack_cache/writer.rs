@@ -3,11 +3,12 @@
 use super::format::{PackEntry, write_table};
 use super::index::PackIndex;
 use crate::host::MappedFileMut;
+use cotensor_core::sync::lock;
 use cotensor_core::{BlobLocation, Error, ErrorKind, PackMut, Result, Segment};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A pack that is written under a temporary name and gets its final name at the commit.
 pub(super) struct PackWriter {
@@ -50,7 +51,7 @@ impl PackMut for PackWriter {
         write_table(&self.entries, file.bytes_mut());
         // The bytes are on the disk before the final name is, so a pack that is found after a crash is complete.
         file.sync()?;
-        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut index = lock(&self.index);
         // Unlike a rename, a link does not replace an existing pack, which other processes may map.
         match std::fs::hard_link(&self.temporary, &self.target) {
             Ok(()) => drop(std::fs::remove_file(&self.temporary)),

@@ -29,10 +29,7 @@ pub fn raise_fd_limit() {
 
 /// Moves a descriptor to a number that `select` does not take, if one is free.
 pub(crate) fn move_above_select(fd: OwnedFd) -> OwnedFd {
-    match fd.as_raw_fd() < FD_SETSIZE {
-        true => fcntl_dupfd_cloexec(&fd, FD_SETSIZE).unwrap_or(fd),
-        false => fd,
-    }
+    if fd.as_raw_fd() < FD_SETSIZE { fcntl_dupfd_cloexec(&fd, FD_SETSIZE).unwrap_or(fd) } else { fd }
 }
 
 /// Duplicates a descriptor, close-on-exec.

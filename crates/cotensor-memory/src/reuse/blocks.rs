@@ -178,10 +178,7 @@ impl<K: Copy> Blocks<K> {
 
     fn note_free(&mut self, now: Instant) {
         for block in &mut self.blocks {
-            match block.is_free() {
-                true => drop(block.free_since.get_or_insert(now)),
-                false => block.free_since = None,
-            }
+            if block.is_free() { drop(block.free_since.get_or_insert(now)) } else { block.free_since = None }
         }
     }
 

@@ -2,8 +2,9 @@
 
 use super::pool::MemfdPool;
 use crate::host::Slab;
+use cotensor_core::sync::lock;
 use cotensor_core::{Device, ErrorKind, Memory, MemoryKind, Result, SegmentMut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Tensors of at most this many bytes are placed in slabs.
 const SMALL_BYTES_MAX: usize = 256 << 10;
@@ -34,7 +35,7 @@ impl EmbeddedMemory {
         len: usize,
         reserve: impl Fn(&Slab) -> Result<Box<dyn SegmentMut>>,
     ) -> Result<Box<dyn SegmentMut>> {
-        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slabs = lock(&self.slabs);
         for slab in slabs.iter().rev() {
             match reserve(slab) {
                 Err(error) if error.kind() == ErrorKind::OverBudget => {}

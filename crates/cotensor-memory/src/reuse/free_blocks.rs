@@ -1,8 +1,9 @@
 //! The free memfds of a pool.
 
 use crate::host::MemfdMut;
+use cotensor_core::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// The state of a pool and its counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,7 +115,7 @@ impl FreeBlocks {
     }
 
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.blocks)
     }
 
     /// As after a fork: the owner is another process.

@@ -5,7 +5,8 @@
 use super::free_blocks::{Block, FreeBlocks};
 use crate::host::MemfdMut;
 use crate::process::left_without_swap_bytes;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use cotensor_core::sync::{lock, wait, wait_timeout};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// A shorter memfd is created in less time than a thread takes to start.
@@ -166,16 +167,16 @@ impl Prefaulter {
             if timeout.is_zero() && series.wanted.is_none() {
                 return None;
             }
-            series = self.changed.wait_timeout(series, timeout).unwrap_or_else(PoisonError::into_inner).0;
+            series = wait_timeout(&self.changed, series, timeout).0;
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Series> {
-        self.series.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.series)
     }
 
     fn wait<'a>(&self, series: MutexGuard<'a, Series>) -> MutexGuard<'a, Series> {
-        self.changed.wait(series).unwrap_or_else(PoisonError::into_inner)
+        wait(&self.changed, series)
     }
 }
 

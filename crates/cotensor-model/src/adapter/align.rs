@@ -56,9 +56,12 @@ impl Alignment {
                 let weighted = source.iter().map(common).enumerate().filter(|(_, common)| *common > 0);
                 return weighted.map(|(index, common)| (index, common as f32 / total as f32)).collect();
             }
-            let distance = |known: &Range<usize>| match known.is_empty() {
-                true => usize::MAX,
-                false => span.start.saturating_sub(known.end) + known.start.saturating_sub(span.end),
+            let distance = |known: &Range<usize>| {
+                if known.is_empty() {
+                    usize::MAX
+                } else {
+                    span.start.saturating_sub(known.end) + known.start.saturating_sub(span.end)
+                }
             };
             let nearest = (0..source.len()).min_by_key(|&index| distance(&source[index])).unwrap_or(0);
             vec![(nearest, 1.0)]

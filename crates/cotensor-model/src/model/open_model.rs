@@ -4,6 +4,7 @@ use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
 use crate::quantize::{QuantizeReport, QuantizedWeights};
 use crate::stage::Stage;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{CONFIG_FILE, Family, ModelConfig, Variant, family_of_model, variant};
 use cotensor_preprocess::generation::{self, GenerationConfig};
@@ -14,7 +15,7 @@ use cotensor_preprocess::{
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// How a model loads its stages.
 pub enum StageSource {
@@ -167,10 +168,7 @@ impl Model {
 
     /// Refuses to read further files after a change of the folder.
     pub(super) fn check_unchanged(&self) -> Result<()> {
-        match FolderStamp::of(&self.folder)?.same_files(&self.stamp) {
-            true => Ok(()),
-            false => Err(changed(&self.folder)),
-        }
+        if FolderStamp::of(&self.folder)?.same_files(&self.stamp) { Ok(()) } else { Err(changed(&self.folder)) }
     }
 
     /// How the model loads its stages.
@@ -308,7 +306,7 @@ impl Model {
     /// # Errors
     /// `Corrupt` when it is not JSON, `Conflict` when the folder changed since the model was opened.
     pub fn json(&self, file: &str) -> Result<Option<Arc<serde_json::Value>>> {
-        let mut read = self.json.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = lock(&self.json);
         if let Some(known) = read.get(file) {
             return Ok(known.clone());
         }

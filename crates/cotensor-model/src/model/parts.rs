@@ -3,10 +3,11 @@
 use super::open_model::{Model, StageSource};
 use crate::graph::{BlockEnd, Graph, open_graph};
 use crate::stage::Stage;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{BlockFields, StageDef, Task};
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 impl Model {
     /// The roles of the stages of a task, in order: in the form in which the model has its decoder, and without a stage that
@@ -37,7 +38,7 @@ impl Model {
             return Ok(true);
         };
         let reads = |stage: &Arc<Stage>| stage.graph().inputs().iter().any(|port| port.name == output);
-        let loaded = self.stages.lock().unwrap_or_else(PoisonError::into_inner).get(&def.role).map(reads);
+        let loaded = lock(&self.stages).get(&def.role).map(reads);
         if let Some(is_rest) = loaded {
             return Ok(!is_rest);
         }

@@ -2,12 +2,13 @@ use super::open_model::{Model, StageSource};
 use super::stage_loader::StageLoader;
 use crate::engine::{EngineOptions, Engines};
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use cotensor_hub::{Hub, ModelId};
 use cotensor_memory::process::check_memory;
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A store, an engine and the models that are open over them. Each model is loaded once.
 pub struct Runtime {
@@ -143,7 +144,7 @@ impl Runtime {
     fn open_folder(self: &Arc<Self>, folder: &Path, variant: Option<&str>) -> Result<Arc<Model>> {
         let path = crate::folder::canonical_folder(folder)?;
         let key = (path, variant.map(str::to_owned));
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut models = lock(&self.models);
         if let Some(model) = models.get(&key).and_then(Weak::upgrade)
             && model.is_current()?
         {

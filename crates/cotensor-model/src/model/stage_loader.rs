@@ -6,10 +6,11 @@ use crate::graph::key::space_of;
 use crate::quantize::GraphReport;
 use crate::stage::{RunsOn, Sharing, Stage};
 use crate::weights::{HashedWeights, StoredCodes};
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Kind, Result, Space};
 use cotensor_store::Store;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 /// A store, an engine and the graphs that are loaded over them. Graphs with equal content are loaded once.
@@ -100,7 +101,7 @@ impl StageLoader {
             loop {
                 // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its
                 // own.
-                let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut stages = lock(&self.stages);
                 if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
                     return Ok(stage);
                 }

@@ -4,10 +4,11 @@ use super::open_model::{Model, StageSource};
 use super::stage_loader::Origin;
 use crate::graph::{Graph, open_graph};
 use crate::stage::{RunsOn, Stage};
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, ErrorKind, Kind, Result, Space};
 use cotensor_preprocess::family::{LOGITS, StageDef};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The most heads in an error message.
@@ -79,8 +80,7 @@ impl Model {
             return Err(Error::invalid("a private copy of a model has no space"));
         };
         let def = self.family.stage(role)?;
-        let loaded =
-            self.stages.lock().unwrap_or_else(PoisonError::into_inner).get(role).and_then(|stage| stage.space());
+        let loaded = lock(&self.stages).get(role).and_then(|stage| stage.space());
         if let Some(space) = loaded {
             return Ok(space);
         }
@@ -200,7 +200,7 @@ impl Model {
     }
 
     fn loaded(&self, role: &str, load: impl FnOnce() -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
-        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stages = lock(&self.stages);
         if let Some(stage) = stages.get(role) {
             return Ok(Arc::clone(stage));
         }

@@ -54,9 +54,10 @@ impl AttentionMemory {
     /// `OverBudget` when this process has less memory left.
     pub(super) fn check(&self, model: &Model) -> Result<()> {
         let (Some(bytes), StageSource::Shared(loader)) = (self.total(), model.source()) else { return Ok(()) };
-        match bytes < CHECKED_BYTES_MIN {
-            true => Ok(()),
-            false => loader.check_memory(bytes).map_err(|error| error.prefixed(self.in_words())),
+        if bytes < CHECKED_BYTES_MIN {
+            Ok(())
+        } else {
+            loader.check_memory(bytes).map_err(|error| error.prefixed(self.in_words()))
         }
     }
 

@@ -83,10 +83,11 @@ fn prompt_ids(run: &mut Run<'_>, user: &User, text: &str) -> Result<Vec<i64>> {
     // As processors of transformers do, in difference to its tokenizers.
     let plain = image.is_none() || template.has_start(&prompt);
     let (notices, ids) = (run.notices.len(), run.encode_text(&prompt, plain)?);
-    match run.notices.len() > notices {
+    if run.notices.len() > notices {
         // Without its end, the model would not answer.
-        true => Err(Error::invalid("the message is longer than the model reads").in_field("text")),
-        false => Ok(ids),
+        Err(Error::invalid("the message is longer than the model reads").in_field("text"))
+    } else {
+        Ok(ids)
     }
 }
 

@@ -1,4 +1,5 @@
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use cotensor_core::sync::{lock, wait_timeout_while};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// How often a waiting call checks whether its caller still wants it.
@@ -30,9 +31,8 @@ impl Permits {
     /// Waits for a permit while `wanted` returns true; `None` afterwards.
     pub(super) fn acquire_while(self: &Arc<Self>, wanted: &dyn Fn() -> bool) -> Option<Permit> {
         loop {
-            let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            let waited = self.released.wait_timeout_while(free, CHECK_INTERVAL, |free| *free == 0);
-            let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let free = lock(&self.free);
+            let mut free = wait_timeout_while(&self.released, free, CHECK_INTERVAL, |free| *free == 0);
             if *free > 0 {
                 *free -= 1;
                 return Some(Permit(Arc::clone(self)));
@@ -48,7 +48,7 @@ impl Permits {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *lock(&self.0.free) += 1;
         self.0.released.notify_one();
     }
 }

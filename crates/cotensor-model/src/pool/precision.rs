@@ -31,9 +31,10 @@ enum Precision {
 impl Precision {
     fn of(preferences: &HardwarePreferences) -> Result<Self> {
         let Some(name) = preferences.precision.as_deref() else {
-            return match preferences.mixed_precision {
-                true => Err(Error::invalid("needs the precision: 2, 3, 4 or 8 bits").in_field("mixed_precision")),
-                false => Ok(Self::Variant(None)),
+            return if preferences.mixed_precision {
+                Err(Error::invalid("needs the precision: 2, 3, 4 or 8 bits").in_field("mixed_precision"))
+            } else {
+                Ok(Self::Variant(None))
             };
         };
         let width = name.parse().ok().and_then(|bits| Width::of(bits).ok());
@@ -100,10 +101,7 @@ pub(super) fn open(
         return Err(Error::unsupported(message).in_field("precision"));
     };
     let options = options(width, is_mixed)?;
-    let own = match is_mixed && preferences.calibration.is_none() {
-        true => Some(texts_for(&model)?),
-        false => None,
-    };
+    let own = if is_mixed && preferences.calibration.is_none() { Some(texts_for(&model)?) } else { None };
     let samples = preferences.calibration.as_deref().or(own.as_ref());
     let (copy, hold) = quantized_copy(copies, model.folder(), &model.name(), &options, samples, quantizing.progress)?;
     Ok((runtime.open(&copy)?, Some(hold)))

@@ -155,12 +155,11 @@ fn check_type(model: &Model, model_type: &str, model_name: &str) -> Result<()> {
             .kinds
             .iter()
             .any(|kind| kind.name() == model_type || kind.name().split('_').next() == Some(model_type));
-    match of_type {
-        true => Ok(()),
-        false => {
-            let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
-            Err(Error::invalid(message).in_field("model_type"))
-        }
+    if of_type {
+        Ok(())
+    } else {
+        let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
+        Err(Error::invalid(message).in_field("model_type"))
     }
 }
 

@@ -6,11 +6,12 @@ use crate::engine::{LoadedGraph, Output, OutputAllocator, RtenEngine};
 use crate::graph::{Port, open_graph};
 use crate::pipeline::Samples;
 use crate::tensor::{Array, TensorRef};
+use cotensor_core::sync::lock;
 use cotensor_core::{DType, Error, Result, size};
 use cotensor_quant::{InputFactor, InputMoments};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The most rows of an input that count: more change little.
 const ROWS_MAX: usize = 1 << 14;
@@ -74,7 +75,7 @@ impl Calibration {
         let recorder: Arc<Mutex<Recorder>> = Arc::default();
         let own = Arc::clone(&recorder);
         run_samples(folder, samples, indices, Box::new(move |engine, path| open(engine, path, &own)), done)?;
-        let recorder = std::mem::take(&mut *recorder.lock().unwrap_or_else(PoisonError::into_inner));
+        let recorder = std::mem::take(&mut *lock(&recorder));
         let inputs = |(name, moments): (String, InputMoments)| {
             let moments = match options.rotation(moments.columns()) {
                 Some(block) => moments.rotated(block)?,
@@ -117,7 +118,7 @@ fn open(engine: &RtenEngine, path: &Path, recorder: &Arc<Mutex<Recorder>>) -> Re
     }
     let of_one = |columns: &usize| (*columns as u64).saturating_mul(*columns as u64).saturating_mul(4);
     let bytes = columns.values().map(of_one).fold(0, u64::saturating_add);
-    let mut all = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(recorder);
     if !all.by_graph.contains_key(path) {
         all.bytes = all.bytes.saturating_add(bytes);
     }
@@ -151,7 +152,7 @@ struct RecordingGraph {
 
 impl RecordingGraph {
     fn record(&self, name: &str, values: &[f32]) {
-        let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recorder = lock(&self.recorder);
         let moments = recorder.by_graph.get_mut(&self.path).and_then(|graph| graph.moments.get_mut(name));
         let Some(moments) = moments.filter(|moments| values.len().is_multiple_of(moments.columns())) else { return };
         let rows = ROWS_MAX.saturating_sub(moments.rows()).min(values.len() / moments.columns());
@@ -160,7 +161,7 @@ impl RecordingGraph {
 
     /// Keeps the inputs of one of the first runs.
     fn keep(&self, inputs: &[(&str, TensorRef<'_>)], outputs: &[&str]) -> Result<()> {
-        let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recorder = lock(&self.recorder);
         let bytes: usize = inputs.iter().filter_map(|(_, tensor)| tensor.bytes()).map(<[u8]>::len).sum();
         let Some(record) = recorder.by_graph.get_mut(&self.path) else { return Ok(()) };
         if record.runs.len() == RUNS_MAX || record.runs_bytes + bytes > RUNS_BYTES_MAX {

@@ -37,10 +37,7 @@ pub fn quantized_copy(
         let copy = made.join(name);
         fs::create_dir(&copy).map_err(super::files::io("writing", &copy))?;
         write_quantized(&model, &copy, options, samples, progress)?;
-        match model.stamps()? == stamps {
-            true => Ok(()),
-            false => Err(changed(&model.folder)),
-        }
+        if model.stamps()? == stamps { Ok(()) } else { Err(changed(&model.folder)) }
     };
     for _ in 0..ATTEMPTS {
         let made = match files.find_files(&key) {

@@ -207,9 +207,10 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
 fn check_parent(folder: &Path, target: &Path) -> Result<()> {
     let parent = target.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     let parent = parent.canonicalize().map_err(|error| Error::io("opening", &error).in_file(parent))?;
-    match parent.starts_with(folder) {
-        true => Err(Error::invalid("lies in the folder of the model").in_file(target)),
-        false => Ok(()),
+    if parent.starts_with(folder) {
+        Err(Error::invalid("lies in the folder of the model").in_file(target))
+    } else {
+        Ok(())
     }
 }
 

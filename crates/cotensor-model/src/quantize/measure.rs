@@ -8,10 +8,11 @@ use crate::graph::Port;
 use crate::pipeline::{Samples, argmax};
 use crate::preprocess::family::LOGITS;
 use crate::tensor::TensorRef;
+use cotensor_core::sync::lock;
 use cotensor_core::{DType, Result};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The input of graphs that has the tokens.
 const TOKENS: &str = "input_ids";
@@ -117,7 +118,7 @@ pub(super) fn compare(
         let others = run_samples(folder, samples, indices, Box::new(quantized), &mut step)?;
         embeddings = Some(Closeness::of(&full, &others));
     }
-    let found = std::mem::take(&mut *found.lock().unwrap_or_else(PoisonError::into_inner));
+    let found = std::mem::take(&mut *lock(&found));
     Ok(found.into_iter().map(|(path, difference)| (path, difference.errors(embeddings.as_ref()))).collect())
 }
 
@@ -138,7 +139,7 @@ impl LoadedGraph for ComparedGraph {
     ) -> Result<Vec<Output>> {
         let made = self.full.run(inputs, outputs, allocator)?;
         let others = self.other.run_alone(inputs, outputs)?;
-        let mut differences = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut differences = lock(&self.differences);
         let difference = differences.entry(self.path.clone()).or_default();
         if let Some((_, tokens)) = inputs.iter().find(|(name, _)| *name == TOKENS) {
             *difference.tokens.get_or_insert_default() += tokens.shape().iter().product::<usize>() as u64;

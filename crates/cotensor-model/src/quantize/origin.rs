@@ -1,5 +1,6 @@
 //! Whether weights are trained, by the weights themselves: rows of random numbers have no direction in common, rows of a trained matrix have.
 
+use super::closeness::{direction, dot};
 use serde::{Deserialize, Serialize};
 
 /// The rows of a matrix that are compared.
@@ -45,25 +46,19 @@ impl WeightsOrigin {
 pub(super) fn likeness(values: &[f32], columns: usize) -> Option<f64> {
     let rows: Vec<&[f32]> = values.chunks_exact(columns).collect();
     let step = rows.len().div_ceil(ROWS_MAX).max(1);
-    let rows: Vec<Vec<f64>> = rows.into_iter().step_by(step).filter_map(normalized).collect();
+    let rows: Vec<Vec<f64>> = rows.into_iter().step_by(step).filter_map(direction).collect();
     if rows.len() < ROWS_MIN {
         return None;
     }
     let mut sum = 0.0;
     for (at, one) in rows.iter().enumerate() {
         for other in &rows[..at] {
-            sum += one.iter().zip(other).map(|(one, other)| one * other).sum::<f64>().powi(2);
+            sum += dot(one, other).powi(2);
         }
     }
     // The squared cosine of independent directions is 1 / columns in the mean, and has a variance of 2 / columns² or less.
     let pairs = (rows.len() * (rows.len() - 1) / 2) as f64;
     Some((sum / pairs * columns as f64 - 1.0) * (pairs / 2.0).sqrt())
-}
-
-/// The row with length 1; `None` for a row of zeros.
-fn normalized(row: &[f32]) -> Option<Vec<f64>> {
-    let length = row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-    (length > 0.0).then(|| row.iter().map(|value| f64::from(*value) / length).collect())
 }
 
 #[cfg(test)]

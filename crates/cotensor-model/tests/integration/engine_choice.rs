@@ -128,9 +128,10 @@ impl DerivedFiles for Unwritable {
 
     fn make_files(&self, key: &ContentHash, fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<PathBuf> {
         let folder = self.root.path().join(key.to_string());
-        match self.takes_weights {
-            true => std::fs::create_dir_all(folder.join("model.data")).unwrap(),
-            false => std::fs::write(&folder, []).unwrap(),
+        if self.takes_weights {
+            std::fs::create_dir_all(folder.join("model.data")).unwrap()
+        } else {
+            std::fs::write(&folder, []).unwrap()
         }
         fill(&folder).map(|()| folder)
     }

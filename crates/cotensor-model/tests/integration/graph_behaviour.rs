@@ -15,14 +15,13 @@ fn with_node(mut inner: NodeProto, nested: bool) -> Graph {
         self::node("Cast", &["zero"], &["no"], vec![int_attribute("to", DataType::BOOL.0.into())]),
     ];
     let output = vec![value("y", DataType::FLOAT, &[Some(1)])];
-    let node = match nested {
-        false => inner,
-        true => {
-            let body = GraphProto { node: vec![inner], output: output.clone(), ..GraphProto::default() };
-            let mut branch = int_attribute("then_branch", 0);
-            (branch.i, branch.g) = (None, Some(body));
-            node("If", &["yes"], &["y"], vec![branch])
-        }
+    let node = if nested {
+        let body = GraphProto { node: vec![inner], output: output.clone(), ..GraphProto::default() };
+        let mut branch = int_attribute("then_branch", 0);
+        (branch.i, branch.g) = (None, Some(body));
+        node("If", &["yes"], &["y"], vec![branch])
+    } else {
+        inner
     };
     let input = vec![value("x", DataType::FLOAT, &[Some(1)])];
     let graph = GraphProto {

@@ -50,14 +50,10 @@ impl Case {
     }
 
     fn tensor(&self, name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
-        match self.is_half {
-            true => raw_tensor(
-                name,
-                DataType::FLOAT16,
-                dims,
-                halves(values).into_iter().flat_map(u16::to_le_bytes).collect(),
-            ),
-            false => f32_tensor(name, dims, values),
+        if self.is_half {
+            raw_tensor(name, DataType::FLOAT16, dims, halves(values).into_iter().flat_map(u16::to_le_bytes).collect())
+        } else {
+            f32_tensor(name, dims, values)
         }
     }
 }
@@ -170,9 +166,10 @@ fn engines_subtract_zero_points_and_add_a_bias() {
             assert!(graph.coded_products().iter().all(|product| product.bits == 4));
             let graph = load_graph(&*engine, &graph, &*store());
             let half = halves(&x);
-            let given = match case.is_half {
-                true => TensorRef::new(DType::F16, &[2, COLUMNS], &half).unwrap(),
-                false => TensorRef::f32(&[2, COLUMNS], &x).unwrap(),
+            let given = if case.is_half {
+                TensorRef::new(DType::F16, &[2, COLUMNS], &half).unwrap()
+            } else {
+                TensorRef::f32(&[2, COLUMNS], &x).unwrap()
             };
             let y = graph.run_alone(&[("x", given)], &["y"]).unwrap().remove(0);
             let y = TensorRef::from(&y).to_f32().unwrap();

@@ -51,9 +51,10 @@ impl Iterator for Routing {
 
     fn next(&mut self) -> Option<usize> {
         let half = self.by_age.len() / 2;
-        let age = match self.random.chance(self.recent) {
-            true => self.random.below(half),
-            false => half + self.random.below(self.by_age.len() - half),
+        let age = if self.random.chance(self.recent) {
+            self.random.below(half)
+        } else {
+            half + self.random.below(self.by_age.len() - half)
         };
         let expert = self.by_age.remove(age);
         self.by_age.insert(0, expert);

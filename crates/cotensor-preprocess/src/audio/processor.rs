@@ -107,10 +107,7 @@ impl AudioProcessor {
             let message = format!("{} Hz; the model reads {} Hz", audio.sample_rate_hz, self.sample_rate_hz());
             return Err(Error::invalid(message).in_field("audio"));
         }
-        match audio.samples.is_empty() {
-            true => Err(Error::invalid("the audio is empty").in_field("audio")),
-            false => Ok(()),
-        }
+        if audio.samples.is_empty() { Err(Error::invalid("the audio is empty").in_field("audio")) } else { Ok(()) }
     }
 
     /// Hash of every parameter that affects the result.

@@ -218,10 +218,7 @@ impl AudioWindows {
         // A sound of one window is cut at the end of the window.
         let is_cut = !ended && self.passed == 0 && self.received < self.needed();
         let known = if is_cut { self.received.min(self.window * hop) } else { self.received };
-        let count = match ended {
-            true => self.received / hop,
-            false => (known + hop).saturating_sub(self.reach()) / hop,
-        };
+        let count = if ended { self.received / hop } else { (known + hop).saturating_sub(self.reach()) / hop };
         let mut next = self.passed + self.frames();
         let mut powers = vec![0f64; self.mel.bins];
         while next < count.min(self.passed + self.limit) {

@@ -23,11 +23,10 @@ impl ModelConfig<'_> {
             );
         }
         let reason = format!("optimum's exporter does not know the model_type {model_type:?}");
-        match self.family.code.is_empty() {
-            true => format!("{reason}; a repository of the hub with ONNX graphs is needed"),
-            false => {
-                format!("{reason}; export the model by `python {PROGRAM} {folder}` (in the sources of this program)")
-            }
+        if self.family.code.is_empty() {
+            format!("{reason}; a repository of the hub with ONNX graphs is needed")
+        } else {
+            format!("{reason}; export the model by `python {PROGRAM} {folder}` (in the sources of this program)")
         }
     }
 

@@ -83,11 +83,10 @@ impl ImageProcessor {
         } else {
             None
         };
-        let rescale = match on("do_rescale", |_| true.into())? {
-            true => {
-                field("rescale_factor", |_| (1.0 / 255.0).into()).as_f64().ok_or_else(|| required("rescale_factor"))?
-            }
-            false => 1.0,
+        let rescale = if on("do_rescale", |_| true.into())? {
+            field("rescale_factor", |_| (1.0 / 255.0).into()).as_f64().ok_or_else(|| required("rescale_factor"))?
+        } else {
+            1.0
         };
         let normalize = if on("do_normalize", |_| true.into())? {
             let mean = three("image_mean", &field("image_mean", |class| class.mean.to_vec().into()))?;

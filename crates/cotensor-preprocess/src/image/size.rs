@@ -55,9 +55,12 @@ pub(super) fn size(field: &str, value: &Value, number: NumberMeans) -> Result<Si
     if let Some([height, width]) = value.as_array().map(Vec::as_slice) {
         return Ok(Size::Exact(side(height)?, side(width)?));
     }
-    let edges = |shortest: usize, longest: usize| match longest < shortest {
-        true => Err(wrong("the longest edge is shorter than the shortest")),
-        false => Ok(Size::Edges { shortest, longest }),
+    let edges = |shortest: usize, longest: usize| {
+        if longest < shortest {
+            Err(wrong("the longest edge is shorter than the shortest"))
+        } else {
+            Ok(Size::Edges { shortest, longest })
+        }
     };
     let Value::Object(_) = value else {
         let shortest = side(value)?;

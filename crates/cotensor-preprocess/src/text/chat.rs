@@ -102,11 +102,12 @@ impl ChatTemplate {
     pub fn check_pairs(&self) -> Result<()> {
         const TEXTS: [&str; 2] = ["zebra 5071", "quince 8264"];
         let prompt = self.pair_prompt("", TEXTS[0], TEXTS[1], true)?;
-        match TEXTS.iter().all(|text| prompt.contains(text)) {
-            true => Ok(()),
-            false => Err(Error::unsupported("the template has no place for messages of the roles query and document")
+        if TEXTS.iter().all(|text| prompt.contains(text)) {
+            Ok(())
+        } else {
+            Err(Error::unsupported("the template has no place for messages of the roles query and document")
                 .in_file(&self.file)
-                .in_field(FIELD)),
+                .in_field(FIELD))
         }
     }
 

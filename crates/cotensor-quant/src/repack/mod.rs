@@ -184,9 +184,10 @@ fn elements([rows, columns]: [usize; 2]) -> Result<usize> {
 /// # Errors
 /// `Corrupt` for another length than the one that shape and width need.
 fn check_length(field: &str, found: usize, wanted: usize) -> Result<()> {
-    match found == wanted {
-        true => Ok(()),
-        false => Err(Error::corrupt(format!("{found} instead of {wanted} bytes or numbers")).in_field(field)),
+    if found == wanted {
+        Ok(())
+    } else {
+        Err(Error::corrupt(format!("{found} instead of {wanted} bytes or numbers")).in_field(field))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::busy_poll::BusyPoll;
 use crate::frame::{Decoder, Frame};
 use crate::message::{Incoming, encode_call, parse_incoming};
 use crate::method::Method;
-use cotensor_core::sync::lock;
+use cotensor_core::sync::{get_mut, lock, wait, wait_timeout};
 use cotensor_core::waiting::{REPORT_AFTER, WaitReport};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -19,7 +19,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The busy-poll time of a caller: most of the daemon's answers arrive sooner.
@@ -120,7 +120,7 @@ impl Connection {
 
     /// Sets how long a caller busy-polls for an answer before it sleeps.
     pub fn with_busy_poll(mut self, duration: Duration) -> Self {
-        self.reading.get_mut().unwrap_or_else(PoisonError::into_inner).busy_poll = BusyPoll::new(duration);
+        get_mut(&mut self.reading).busy_poll = BusyPoll::new(duration);
         self
     }
 
@@ -222,7 +222,7 @@ impl Connection {
 
     /// Ends the connection after a failure to send. Returns the reason that the peer sent before it closed the connection, or else `failure`.
     fn refusal(&self, failure: Error) -> Error {
-        drop(self.socket.shutdown(Shutdown::Both));
+        let _ = self.socket.shutdown(Shutdown::Both);
         loop {
             // What has arrived, then the end.
             match self.read(&WaitLimit::default()) {
@@ -271,7 +271,7 @@ impl Connection {
 
     fn end(&self, why: Error) {
         lock(&self.inbox).closed.get_or_insert(why);
-        drop(self.socket.shutdown(Shutdown::Both));
+        let _ = self.socket.shutdown(Shutdown::Both);
         self.arrived.notify_all();
     }
 
@@ -335,8 +335,8 @@ impl Connection {
                     }
                     Err(error) => {
                         inbox.closed.get_or_insert(error);
-                        // The server releases the session's leases at once.
-                        drop(self.socket.shutdown(Shutdown::Both));
+
+                        let _ = self.socket.shutdown(Shutdown::Both);
                     }
                 }
                 if inbox.followers > 0 {
@@ -360,8 +360,8 @@ impl Connection {
     /// Waits while another caller reads.
     fn follow<'a>(&self, inbox: MutexGuard<'a, Inbox>, limit: &WaitLimit<'_>) -> MutexGuard<'a, Inbox> {
         match limit.reported_slice() {
-            Some(slice) => self.arrived.wait_timeout(inbox, slice).unwrap_or_else(PoisonError::into_inner).0,
-            None => self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner),
+            Some(slice) => wait_timeout(&self.arrived, inbox, slice).0,
+            None => wait(&self.arrived, inbox),
         }
     }
 

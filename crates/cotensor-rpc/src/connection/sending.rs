@@ -3,14 +3,14 @@
 
 use super::wait_limit::{CHECK_INTERVAL, WaitLimit};
 use crate::frame::{Frame, PartialFrame};
-use cotensor_core::sync::lock;
+use cotensor_core::sync::{lock, wait, wait_timeout};
 use cotensor_core::waiting::{WaitReport, Waiting};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 /// The most notifications that wait for the peer to read. Beyond that, the sender waits: a lost notification would
@@ -77,9 +77,10 @@ impl Sending {
         if state.unsent.len() >= NOTIFICATIONS_MAX {
             drop(state);
             let waiting = Waiting::new(describe);
-            return match self.send(socket, frame, &WaitLimit::after(Some(NOTIFY_TIMEOUT)).reported(&waiting))? {
-                true => Ok(()),
-                false => Err(Error::new(ErrorKind::Conflict, "the peer reads nothing")),
+            return if self.send(socket, frame, &WaitLimit::after(Some(NOTIFY_TIMEOUT)).reported(&waiting))? {
+                Ok(())
+            } else {
+                Err(Error::new(ErrorKind::Conflict, "the peer reads nothing"))
             };
         }
         state.unsent.push_back(PartialFrame::new(frame)?);
@@ -103,8 +104,8 @@ impl Sending {
         let mut state = lock(&self.state);
         while state.busy {
             state = match limit.reported_slice() {
-                Some(slice) => self.free.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.free.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(slice) => wait_timeout(&self.free, state, slice).0,
+                None => wait(&self.free, state),
             };
             if !state.busy {
                 break;

@@ -1,8 +1,8 @@
 //! One limit for the incomplete frames of a process, on all its connections.
 
 use super::message::{FRAME_BYTES_MAX, FRAME_FDS_MAX};
-use cotensor_core::sync::lock;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use cotensor_core::sync::{lock, wait_timeout_while};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// The longest single wait for room. A reader that waits longer checks its own time limit in between.
@@ -68,8 +68,7 @@ impl FrameBudget {
         let full = |used: &mut Used| used.bytes + bytes > self.bytes_max;
         let mut used = lock(&self.used);
         if wait {
-            let waited = self.freed.wait_timeout_while(used, ROOM_WAIT_INTERVAL, full);
-            used = waited.unwrap_or_else(PoisonError::into_inner).0;
+            used = wait_timeout_while(&self.freed, used, ROOM_WAIT_INTERVAL, full);
         }
         if full(&mut used) {
             return None;

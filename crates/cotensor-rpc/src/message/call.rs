@@ -28,9 +28,10 @@ pub struct Call {
 /// Parameters as the specification allows them. Null, which it does not allow, counts as missing: some clients send it.
 fn structured<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     let params = Option::<Box<RawValue>>::deserialize(deserializer)?;
-    match params.as_deref().is_none_or(|params| params.get().starts_with(['[', '{'])) {
-        true => Ok(params),
-        false => Err(serde::de::Error::custom("parameters are an object or an array")),
+    if params.as_deref().is_none_or(|params| params.get().starts_with(['[', '{'])) {
+        Ok(params)
+    } else {
+        Err(serde::de::Error::custom("parameters are an object or an array"))
     }
 }
 

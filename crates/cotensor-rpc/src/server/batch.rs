@@ -2,13 +2,13 @@
 
 use crate::frame::{FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame};
 use crate::message::{BATCH_MAX, Response, TENSORS_INSTEAD, to_object};
-use cotensor_core::sync::lock;
+use cotensor_core::sync::{lock, wait_timeout};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// Bytes that are left in a batch's answer for each call, so that every call has room for an error.
@@ -76,9 +76,10 @@ impl Answers {
     /// The code of the error that took the answer's place, if one did.
     fn add(&mut self, response: &Response, mut fds: Vec<OwnedFd>) -> Option<i32> {
         let left = RESULTS_BYTES_MAX.saturating_sub(self.body.len()).max(ERROR_BYTES_MAX);
-        let added = match self.fds.len() + fds.len() > FRAME_FDS_MAX {
-            true => Err(Error::invalid("more descriptors than one message carries: call one by one")),
-            false => response.to_bytes(left),
+        let added = if self.fds.len() + fds.len() > FRAME_FDS_MAX {
+            Err(Error::invalid("more descriptors than one message carries: call one by one"))
+        } else {
+            response.to_bytes(left)
         };
         let (answer, error_code) = match added {
             Ok(answer) => {
@@ -120,8 +121,7 @@ impl BatchPermits {
     pub fn acquire(&self, socket: &UnixStream) -> Result<BatchPermit> {
         let mut free = lock(&self.0.free);
         while *free == 0 {
-            let waited = self.0.freed.wait_timeout(free, CONNECTED_CHECK_INTERVAL);
-            free = waited.unwrap_or_else(PoisonError::into_inner).0;
+            free = wait_timeout(&self.0.freed, free, CONNECTED_CHECK_INTERVAL).0;
             let mut end = [PollFd::new(socket, PollFlags::RDHUP)];
             if *free == 0 && poll(&mut end, Some(&Timespec::default())).is_ok_and(|count| count > 0) {
                 return Err(Error::new(ErrorKind::Io, "the connection has ended"));

@@ -64,12 +64,13 @@ impl Reader {
                 return Ok(self.next(socket, false)?.map_or(Polled::End, Polled::Message));
             }
             let Self { decoder, busy_poll: poll, .. } = self;
-            let received = match busy_poll {
-                true => poll.poll(|| match decoder.fill_now(socket.as_fd()) {
+            let received = if busy_poll {
+                poll.poll(|| match decoder.fill_now(socket.as_fd()) {
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
                     received => Some(received),
-                }),
-                false => Some(decoder.fill_now(socket.as_fd())),
+                })
+            } else {
+                Some(decoder.fill_now(socket.as_fd()))
             };
             match received {
                 None => return Ok(Polled::Nothing),
@@ -104,9 +105,10 @@ impl Reader {
                 }
                 set_read_timeout(socket, Some(left))?;
             }
-            let received = match busy_poll {
-                true => self.decoder.fill_polling(socket.as_fd(), &mut self.busy_poll),
-                false => self.decoder.fill(socket.as_fd()),
+            let received = if busy_poll {
+                self.decoder.fill_polling(socket.as_fd(), &mut self.busy_poll)
+            } else {
+                self.decoder.fill(socket.as_fd())
             };
             match received {
                 Ok(0) => return Ok(None),

@@ -47,9 +47,10 @@ pub(super) fn unload(models: &LoadedModels, arguments: &Arguments) -> Result<Val
             let unloaded = models.unload(Some(&model));
             if unloaded.is_empty() {
                 let names: BTreeSet<String> = models.list().into_iter().map(|info| info.key.name).collect();
-                let known = match names.is_empty() {
-                    true => "no model is loaded".to_owned(),
-                    false => format!("loaded: {}", names.into_iter().collect::<Vec<_>>().join(", ")),
+                let known = if names.is_empty() {
+                    "no model is loaded".to_owned()
+                } else {
+                    format!("loaded: {}", names.into_iter().collect::<Vec<_>>().join(", "))
                 };
                 return Err(Error::not_found(format!("{model:?} is not loaded; {known}")).in_field("model").into());
             }

@@ -2,10 +2,11 @@
 
 use super::embed::TextsError;
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use cotensor_model::pipeline::{EmbedderInput, TextEmbedder, TextEmbedding};
 use cotensor_store::Holder;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// The most texts of one round. The texts of a long request take several rounds, between which others run.
@@ -49,7 +50,7 @@ struct Queue {
 
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 }
 

@@ -1,6 +1,7 @@
 //! One model that is loaded.
 
 use super::batches::Batches;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_model::Runtime;
 use cotensor_model::family::AnswerKind;
@@ -10,7 +11,7 @@ use cotensor_model::stage::Stage;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The score of a text for a query.
@@ -39,9 +40,10 @@ impl ModelKey {
 
     pub(super) fn open(&self, runtime: &Arc<Runtime>) -> Result<Arc<Model>> {
         let path = Path::new(&self.name);
-        match path.is_absolute() {
-            true => runtime.open_variant(path, Path::new(""), self.variant.as_deref()),
-            false => runtime.open_named(&self.name, self.variant.as_deref()),
+        if path.is_absolute() {
+            runtime.open_variant(path, Path::new(""), self.variant.as_deref())
+        } else {
+            runtime.open_named(&self.name, self.variant.as_deref())
         }
     }
 }
@@ -107,7 +109,7 @@ impl LoadedModel {
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.usage)
     }
 
     /// Counts a request. It ends when the result is dropped.
@@ -164,7 +166,7 @@ impl LoadedModel {
         caches_results: bool,
         pooling: Option<&str>,
     ) -> Result<Arc<Batches>> {
-        let mut started = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = lock(&self.batches);
         let pooling = pooling.map(str::to_owned);
         if let Some(batches) = started.get(&pooling) {
             return Ok(Arc::clone(batches));

@@ -1,6 +1,7 @@
 use super::batches::PendingEmbeddings;
 use super::embed::{EmbedRequest, Embedded, TextsError};
 use super::model::{LoadedModel, ModelInfo, ModelKey, Score};
+use cotensor_core::sync::{lock, read, write};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{EngineInfo, add_libraries};
@@ -9,7 +10,7 @@ use cotensor_model::pipeline::EmbedderInput;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 use std::time::{Duration, SystemTime};
 
 /// The most models that are loaded at a time.
@@ -81,16 +82,16 @@ impl LoadedModels {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ModelKey, Arc<LoadedModel>>> {
-        self.models.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.models)
     }
 
     fn runtime(&self) -> Arc<Runtime> {
-        Arc::clone(&self.runtime.read().unwrap_or_else(PoisonError::into_inner).0)
+        Arc::clone(&read(&self.runtime).0)
     }
 
     /// The engine that models get.
     pub fn engine(&self) -> EngineInfo {
-        self.runtime.read().unwrap_or_else(PoisonError::into_inner).1.clone()
+        read(&self.runtime).1.clone()
     }
 
     /// Adds libraries of the fast engine. If one of them can be loaded and no better engine was in use, models get it from their next request
@@ -98,13 +99,13 @@ impl LoadedModels {
     pub fn add_libraries(&self, libraries: &[PathBuf]) -> EngineInfo {
         add_libraries(libraries);
         // One library at a time; requests continue meanwhile.
-        let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let _adding = lock(&self.adding);
         let current = self.runtime();
         if let Some(engines) = current.engines().again() {
             let engine = engines.describe();
             let next =
                 if engine.name == current.engines().first().name() { current } else { current.with_engines(engines) };
-            *self.runtime.write().unwrap_or_else(PoisonError::into_inner) = (next, engine);
+            *write(&self.runtime) = (next, engine);
         }
         self.engine()
     }

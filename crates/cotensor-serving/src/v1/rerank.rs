@@ -59,9 +59,10 @@ pub(super) async fn rank(
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(body)?;
     // Only text-embeddings-inference names the documents so.
-    match fields.has("texts") && !fields.has("documents") {
-        true => rank_texts(&models, fields).await,
-        false => rank_documents(&models, fields, "1").await,
+    if fields.has("texts") && !fields.has("documents") {
+        rank_texts(&models, fields).await
+    } else {
+        rank_documents(&models, fields, "1").await
     }
 }
 

@@ -67,8 +67,5 @@ pub(super) async fn score(
 
 /// A text, or a list of texts.
 fn one_or_more(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
-    match fields.is_text(name) {
-        true => Ok(vec![fields.required_text(name)?]),
-        false => fields.texts(name, DOCUMENTS_MAX),
-    }
+    if fields.is_text(name) { Ok(vec![fields.required_text(name)?]) } else { fields.texts(name, DOCUMENTS_MAX) }
 }

@@ -113,12 +113,11 @@ pub(crate) fn unpacked(name: &str) -> tempfile::TempDir {
         std::fs::create_dir_all(to.path().join(folder)).unwrap();
         for entry in std::fs::read_dir(from.join(folder)).unwrap().flatten().filter(|entry| entry.path().is_file()) {
             let target = to.path().join(folder).join(entry.file_name());
-            match target.extension().is_some_and(|extension| extension == "gz") {
-                false => drop(std::fs::copy(entry.path(), target).unwrap()),
-                true => {
-                    let mut packed = flate2::read::GzDecoder::new(std::fs::File::open(entry.path()).unwrap());
-                    std::io::copy(&mut packed, &mut std::fs::File::create(target.with_extension("")).unwrap()).unwrap();
-                }
+            if target.extension().is_some_and(|extension| extension == "gz") {
+                let mut packed = flate2::read::GzDecoder::new(std::fs::File::open(entry.path()).unwrap());
+                std::io::copy(&mut packed, &mut std::fs::File::create(target.with_extension("")).unwrap()).unwrap();
+            } else {
+                drop(std::fs::copy(entry.path(), target).unwrap())
             }
         }
     }

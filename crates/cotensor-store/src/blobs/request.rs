@@ -243,10 +243,7 @@ fn list(
 fn name_of(hash: &ContentHash, spec: &BlobSpec) -> String {
     let label = &spec.label;
     let named = format!("weight/{label}/{}", hash.short());
-    let name = match label.is_empty() || named.len() > BLOB_NAME_BYTES_MAX {
-        true => format!("weight/{hash}"),
-        false => named,
-    };
+    let name = if label.is_empty() || named.len() > BLOB_NAME_BYTES_MAX { format!("weight/{hash}") } else { named };
     if spec.device.is_host() { name } else { format!("{name}@{}", spec.device) }
 }
 

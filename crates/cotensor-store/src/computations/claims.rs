@@ -126,7 +126,6 @@ impl Claims {
         (deadline, wait): (&mut Option<std::time::Instant>, Duration),
         key: &Key,
     ) -> Result<Guard<'a>> {
-        use std::sync::PoisonError;
         use std::time::Instant;
         /// The longest wait that no clock overflows on.
         const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -136,7 +135,7 @@ impl Claims {
         if left.is_zero() {
             return Err(Self::late(&claims, key));
         }
-        Ok(shard.changed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0)
+        Ok(sync::wait_timeout(&shard.changed, claims, left).0)
     }
 
     /// With one thread, the caller that computes is further up the stack, so a wait would never end.

@@ -128,10 +128,9 @@ impl EmbeddedStore {
             spec.check_names()?;
             self.refuse(&spec, bytes)?;
         }
-        let charge = self.charge(spec.device, bytes).and_then(|segment| match private {
-            true => Ok(segment.into()),
-            false => self.tensor_charge(&segment, &spec),
-        });
+        let charge = self
+            .charge(spec.device, bytes)
+            .and_then(|segment| if private { Ok(segment.into()) } else { self.tensor_charge(&segment, &spec) });
         let charge = charge.map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = memory(self.devices.memory(spec.device)?, layout.size_bytes())?;
         let (backend, holder, tag) = (self.backend()?, holder.clone(), Box::new(()));

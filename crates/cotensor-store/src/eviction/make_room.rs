@@ -120,12 +120,13 @@ impl EmbeddedStore {
             let fits = || budget.will_fit(bytes, 0);
             let mut enough = || budget.will_fit(goal, 0);
             let freed = candidates.iter().map(|candidate| self.freed_by(candidate, budget)).sum();
-            outcome = match budget.will_fit(bytes, freed) {
-                false => Ok(fits()),
-                true => match self.shed(candidates, &mut enough, !matches!(want, Want::Restored)) {
+            outcome = if budget.will_fit(bytes, freed) {
+                match self.shed(candidates, &mut enough, !matches!(want, Want::Restored)) {
                     Err(error) if !fits() => Err(self.not_spilled(budget, bytes, &error)),
                     _ => Ok(true),
-                },
+                }
+            } else {
+                Ok(fits())
             };
         });
         outcome

@@ -232,10 +232,7 @@ impl Drop for Lease {
         if (!is_retained || self.record.keep_for().is_some())
             && let Some(backend) = self.record.backend.upgrade()
         {
-            match is_retained {
-                true => backend.left(&self.record),
-                false => backend.release(&self.record),
-            }
+            if is_retained { backend.left(&self.record) } else { backend.release(&self.record) }
         }
     }
 }

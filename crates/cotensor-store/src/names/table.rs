@@ -240,9 +240,10 @@ impl Names {
         entry.version = entry.version.max(versions);
         let record = make();
         record.set_state(state);
-        match current {
-            true => entry.current = Some(Arc::clone(&record)),
-            false => entry.old.push(Arc::clone(&record)),
+        if current {
+            entry.current = Some(Arc::clone(&record))
+        } else {
+            entry.old.push(Arc::clone(&record))
         }
         Ok(record)
     }

@@ -139,9 +139,10 @@ impl Reservation {
     /// Each as [`publish`](Self::publish).
     pub fn publish_each(reservations: Vec<Self>) -> Vec<Result<Lease>> {
         let Some(backend) = reservations.first().map(|first| Arc::clone(&first.backend)) else { return Vec::new() };
-        match reservations.iter().all(|own| own.is_of(&backend)) {
-            true => backend.publish_each(reservations.into_iter().map(|own| (own.tensor, None)).collect()),
-            false => reservations.into_iter().map(Self::publish).collect(),
+        if reservations.iter().all(|own| own.is_of(&backend)) {
+            backend.publish_each(reservations.into_iter().map(|own| (own.tensor, None)).collect())
+        } else {
+            reservations.into_iter().map(Self::publish).collect()
         }
     }
 }

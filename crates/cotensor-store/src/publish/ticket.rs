@@ -86,9 +86,10 @@ fn check(result: &Reservation, backend: &Arc<dyn StoreBackend>) -> Result<()> {
     if result.tensor.private {
         return Err(Error::invalid(format!("{} is private; results of a claim are shared", result.name())));
     }
-    match result.is_of(backend) {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("{} was reserved in another store", result.name()))),
+    if result.is_of(backend) {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!("{} was reserved in another store", result.name())))
     }
 }
 

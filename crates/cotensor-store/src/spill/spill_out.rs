@@ -49,9 +49,10 @@ impl EmbeddedStore {
     ) -> Result<bool> {
         let tensors = candidate.records.iter().map(|record| SpilledTensor::of(record)).collect::<Result<Vec<_>>>()?;
         // The content is immutable, so it is written before the candidate is closed.
-        let spilled = match segment.device().is_host() {
-            true => state.storage.spill(&**segment)?,
-            false => state.storage.spill(&*self.copy_to_host(candidate, &**segment)?)?,
+        let spilled = if segment.device().is_host() {
+            state.storage.spill(&**segment)?
+        } else {
+            state.storage.spill(&*self.copy_to_host(candidate, &**segment)?)?
         };
         if !candidate.close() {
             return Ok(false);

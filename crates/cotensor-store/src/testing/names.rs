@@ -2,6 +2,7 @@
 
 use super::fixtures::{OpenStore, cached, eventually, put, spec};
 use crate::{ChangePosition, NameChange, NameChanges, NameFilter, Store};
+use cotensor_core::sync::lock;
 use std::time::Duration;
 
 /// Longer than any test takes.
@@ -73,11 +74,11 @@ pub(super) fn changes_of_names_reach_waiting_callers(make: &dyn Fn(u64) -> OpenS
     let third = change(&*reader, removed, &|| {
         let published = put(&*writer, spec("x", 10), 1);
         let version = published.id().version;
-        *lease.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(published);
+        *lock(&lease) = Some(published);
         Some(version)
     });
     change(&*reader, third, &|| {
-        drop(lease.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+        drop(lock(&lease).take());
         None
     });
 }

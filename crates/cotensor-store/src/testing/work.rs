@@ -62,9 +62,10 @@ pub(super) fn abandoned_claim_passes_to_a_waiter(make: &dyn Fn(u64) -> OpenStore
         let first = ticket(&*one);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| drop(ticket(&*other)));
-            match declined {
-                true => first.abandon(),
-                false => drop(first),
+            if declined {
+                first.abandon()
+            } else {
+                drop(first)
             }
             waits.join().expect("the claim passed on");
         });

@@ -25,8 +25,9 @@ pub(crate) fn check_metadata(metadata: Option<&str>) -> Result<()> {
 /// # Errors
 /// `Invalid` with `field` for more than [`NAME_BYTES_MAX`] bytes.
 pub fn check_name(name: &str, field: &str) -> Result<()> {
-    match name.len() > NAME_BYTES_MAX {
-        true => Err(Error::invalid(format!("longer than {NAME_BYTES_MAX} bytes")).in_field(field)),
-        false => Ok(()),
+    if name.len() > NAME_BYTES_MAX {
+        Err(Error::invalid(format!("longer than {NAME_BYTES_MAX} bytes")).in_field(field))
+    } else {
+        Ok(())
     }
 }

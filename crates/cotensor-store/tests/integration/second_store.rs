@@ -86,9 +86,10 @@ impl Client {
 
     fn reserve_as(&self, spec: TensorSpec, holder: &Holder, private: bool) -> Result<Reservation> {
         // Refused or over budget over there is so here.
-        let there = match private {
-            true => self.daemon.reserve_private(spec.clone(), &self.session)?,
-            false => self.daemon.reserve(spec.clone(), &self.session)?,
+        let there = if private {
+            self.daemon.reserve_private(spec.clone(), &self.session)?
+        } else {
+            self.daemon.reserve(spec.clone(), &self.session)?
         };
         let layout = spec.layout()?;
         let draft = UnpublishedTensor {

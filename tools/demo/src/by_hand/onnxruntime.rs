@@ -45,10 +45,8 @@ impl<'a> Peer<'a> {
     /// Uses the interpreter that runs this program, otherwise `python3`; `None` if it cannot import onnxruntime.
     /// `folder` is the folder of a [`Recorder`](super::Recorder).
     pub(crate) fn find(options: &'a DemoOptions, folder: &'a Path) -> Option<Self> {
-        let python = match options.program_arguments.is_empty() {
-            true => PathBuf::from("python3"),
-            false => options.program.clone(),
-        };
+        let python =
+            if options.program_arguments.is_empty() { PathBuf::from("python3") } else { options.program.clone() };
         let mut command = Command::new(&python);
         command.args(["-c", "import numpy, onnxruntime"]);
         let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();

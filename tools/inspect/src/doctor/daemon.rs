@@ -48,12 +48,11 @@ pub(super) fn check(socket: &Path) -> Vec<Finding> {
 
 fn path(socket: &Path) -> Finding {
     let value = socket.display().to_string();
-    match socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        true => {
-            let advice = format!("the path of a Unix socket has at most {SOCKET_PATH_BYTES_MAX} bytes");
-            Finding::new("socket", Severity::Broken, value, advice)
-        }
-        false => Finding::ok("socket", value),
+    if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        let advice = format!("the path of a Unix socket has at most {SOCKET_PATH_BYTES_MAX} bytes");
+        Finding::new("socket", Severity::Broken, value, advice)
+    } else {
+        Finding::ok("socket", value)
     }
 }
 
@@ -63,14 +62,15 @@ fn model_process(status: DaemonStatus) -> Option<Finding> {
     let library = library.map_or_else(|| "part of cotensor".to_owned(), |library| library.display().to_string());
     let pid = status.models.map_or_else(String::new, |pid| format!(", process {pid}"));
     let value = format!("{name} {version} ({library}){pid}");
-    Some(match absent.is_empty() {
-        true => Finding::ok("model process", value),
-        false => Finding::new(
+    Some(if absent.is_empty() {
+        Finding::ok("model process", value)
+    } else {
+        Finding::new(
             "model process",
             Severity::Note,
             value,
             format!("the fast engine cannot be used: {}", absent.join("; ")),
-        ),
+        )
     })
 }
 

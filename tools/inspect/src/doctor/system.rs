@@ -151,14 +151,15 @@ fn available() -> Finding {
 fn tmpfs() -> Option<Finding> {
     let found = rustix::fs::statvfs("/dev/shm").ok()?;
     let bytes = found.f_blocks.saturating_mul(found.f_frsize);
-    Some(match bytes < MEMORY_MIN_BYTES {
-        true => Finding::new(
+    Some(if bytes < MEMORY_MIN_BYTES {
+        Finding::new(
             "/dev/shm",
             Severity::Note,
             mib(bytes),
             "not used by Cotensor, but by other programs; containers get 64 MiB without --shm-size",
-        ),
-        false => Finding::ok("/dev/shm", mib(bytes)),
+        )
+    } else {
+        Finding::ok("/dev/shm", mib(bytes))
     })
 }
 

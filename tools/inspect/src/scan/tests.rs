@@ -28,7 +28,7 @@ impl Holder {
 impl Drop for Holder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        drop(self.0.wait());
+        let _ = self.0.wait();
     }
 }
 

@@ -3,10 +3,11 @@
 use crate::content::Random;
 use crate::daemon::{Death, io, this_program, until};
 use cotensor_core::Result;
+use cotensor_core::sync::lock;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// The numbers of clients, and of leases of all clients together.
@@ -70,10 +71,6 @@ struct Status {
     done: Option<Done>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Client {
     fn start(socket: &Path, size: FleetSize, index: usize, seed: u64, results: &Arc<Mutex<Results>>) -> Result<Self> {
         let leases = size.leases.div_ceil(size.clients);
@@ -95,14 +92,14 @@ impl Client {
     }
 
     fn kill(&mut self) {
-        drop(self.process.kill());
+        let _ = self.process.kill();
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
         self.kill();
-        drop(self.process.wait());
+        let _ = self.process.wait();
     }
 }
 
@@ -200,7 +197,7 @@ impl ClientFleet {
     pub(super) fn kill_all(mut self) -> Instant {
         self.clients.iter_mut().for_each(Client::kill);
         for client in &mut self.clients {
-            drop(client.process.wait());
+            let _ = client.process.wait();
         }
         Instant::now()
     }

@@ -9,6 +9,7 @@ use crate::output::{count, print, print_json};
 use crate::signals;
 use crate::table::{Table, plain};
 use crate::terminal::takes_escapes;
+use cotensor::core::sync::lock;
 use cotensor::core::waiting::set_wait_reporter;
 use cotensor::core::{Error, Result, size};
 use cotensor_client::ClientStore;
@@ -20,7 +21,7 @@ use ratatui::crossterm::execute;
 use serde::Serialize;
 use snapshot::{HolderRow, Order, SHARE_COLUMNS, Snapshot, leases, share_rows};
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use view::View;
 
@@ -73,7 +74,7 @@ fn watch(
     let mut store = Some(store);
     let mut refreshed = Instant::now();
     loop {
-        let drawn = drawing.lock().unwrap_or_else(PoisonError::into_inner);
+        let drawn = lock(drawing);
         terminal.draw(|frame| view.draw(frame))?;
         drop(drawn);
         let left = args.interval.saturating_sub(refreshed.elapsed());

@@ -150,7 +150,7 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             drop(Command::new("kill").arg(child.id().to_string()).status());
-            drop(child.wait());
+            let _ = child.wait();
         }
         // The server may outlive a killed supervisor.
         if let Ok(pid) = std::fs::read_to_string(self.path("cotensor.sock.lock")) {

@@ -80,12 +80,13 @@ impl Reader<'_> {
             return Err(Error::invalid(format!("a call has at most {TENSORS_MAX} tensors")));
         }
         let wrong = |error: serde_json::Error| Error::invalid(error.to_string());
-        let tensor = match written.get().starts_with('"') {
-            true => WrittenTensor {
+        let tensor = if written.get().starts_with('"') {
+            WrittenTensor {
                 name: Some(serde_json::from_str(written.get()).map_err(wrong)?),
                 ..WrittenTensor::default()
-            },
-            false => serde_json::from_str(written.get()).map_err(wrong)?,
+            }
+        } else {
+            serde_json::from_str(written.get()).map_err(wrong)?
         };
         let dtype = || tensor.dtype.as_deref().map(|name| name.parse::<DType>().map_err(|e| e.in_field("dtype")));
         let lease = match (&tensor.name, tensor.data, &tensor.base64) {

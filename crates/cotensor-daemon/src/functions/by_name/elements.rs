@@ -137,10 +137,7 @@ impl<'de> Visitor<'de> for Next<'_> {
         while list.next_element_seed(Next { elements, depth: depth + 1 })?.is_some() {
             len += 1;
         }
-        match *elements.shape[depth].get_or_insert(len) == len {
-            true => Ok(()),
-            false => elements.fail(different_lengths()),
-        }
+        if *elements.shape[depth].get_or_insert(len) == len { Ok(()) } else { elements.fail(different_lengths()) }
     }
 }
 

@@ -95,6 +95,7 @@ fn examples_of_the_json_rpc_specification() {
     }
     let metrics = running.get("/metrics");
     for line in [
+        "cotensor_requests_total{method=\"subtract\"} 6",
         "cotensor_errors_total{code=\"-32700\"} 2",
         "cotensor_errors_total{code=\"-32602\"} 1",
         "cotensor_errors_total{code=\"-32603\"} 1",

@@ -7,7 +7,10 @@ mod tensors;
 
 use super::{HttpConfig, HttpListening};
 use crate::dispatch::Methods;
+use crate::index::INDEX_SLOTS;
 use crate::{Config, Daemon, handlers};
+use cotensor_memory::SharedIndex;
+use cotensor_rpc::server::CallCounts;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -37,8 +40,9 @@ impl Running {
         let mut config = Config { socket: folder.path().join("socket"), ..Config::default() };
         let mut http = HttpConfig { listen: "127.0.0.1:0".parse().unwrap(), ..HttpConfig::default() };
         change(&mut config, &mut http);
-        let daemon = Daemon::new(config.clone()).unwrap();
         let methods = methods.unwrap_or_else(handlers::methods);
+        let (index, counts) = (SharedIndex::create(INDEX_SLOTS).unwrap(), CallCounts::of(methods.names()));
+        let daemon = Daemon::with_counts(config.clone(), index, None, counts).unwrap();
         let listening = HttpListening::bind(http, &config.socket).unwrap();
         let token = std::fs::read_to_string(listening.token_file()).unwrap().trim().to_owned();
         let mut address = listening.address();
@@ -81,9 +85,8 @@ impl Running {
         headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
         let mut stream = self.connect();
         stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
-        // A request that is refused by its headers may be answered, and the connection closed, before all of it is
-        // sent.
-        drop(stream.write_all(body));
+
+        let _ = stream.write_all(body);
         Answer::read(&mut BufReader::new(stream), method)
     }
 
@@ -118,7 +121,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            let _ = thread.join();
         }
     }
 }

@@ -25,7 +25,7 @@ struct Step(&'static str, fn(&Path));
 /// Prints that the step is reached, and waits to be killed.
 fn reached() -> ! {
     println!("\nreached");
-    drop(std::io::stdout().flush());
+    let _ = std::io::stdout().flush();
     loop {
         std::thread::park();
     }

@@ -42,9 +42,10 @@ impl Fake {
     }
 
     fn set(&self, control: &str, on: bool) {
-        match on {
-            true => std::fs::write(self.0.join(control), "").unwrap(),
-            false => std::fs::remove_file(self.0.join(control)).unwrap(),
+        if on {
+            std::fs::write(self.0.join(control), "").unwrap()
+        } else {
+            std::fs::remove_file(self.0.join(control)).unwrap()
         }
     }
 
@@ -82,7 +83,7 @@ fn model_process() {
     let _session = ClientStore::connect(Some(&socket), "models").unwrap();
     let stays = fake.has("stay").then(|| fake.0.clone());
     std::thread::spawn(move || {
-        drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         // Not longer than the test.
         while stays.as_ref().is_some_and(|folder| folder.exists()) {
             std::thread::sleep(Duration::from_millis(10));

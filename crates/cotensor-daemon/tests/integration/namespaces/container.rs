@@ -110,7 +110,7 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -29,8 +29,8 @@ impl Answer {
 /// A connection on which a request was sent. `headers` are lines.
 pub(crate) fn send(address: SocketAddr, request: &str, token: &str, headers: &str, body: &[u8]) -> TcpStream {
     let mut stream = begin(address, request, token, headers, body.len());
-    // The daemon may refuse it before it has read all of it.
-    drop(stream.write_all(body));
+
+    let _ = stream.write_all(body);
     stream
 }
 

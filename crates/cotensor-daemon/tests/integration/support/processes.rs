@@ -52,8 +52,8 @@ impl Processes {
         let server = self.server();
         signal(self.supervisor(), Signal::STOP);
         signal(server, Signal::KILL);
-        drop(self.supervisor.kill());
-        drop(self.supervisor.wait());
+        let _ = self.supervisor.kill();
+        let _ = self.supervisor.wait();
         // A living process has the lock.
         until("both processes have ended", || with_argument(&self.socket).is_empty());
         self.supervisor = spawn(&self.command, &self.arguments);
@@ -64,7 +64,7 @@ impl Processes {
     pub(crate) fn kill_foreground(&mut self) -> u32 {
         let server = self.server();
         signal(self.supervisor(), Signal::KILL);
-        drop(self.supervisor.wait());
+        let _ = self.supervisor.wait();
         let mut next = None;
         until("there is another supervisor", || {
             next = children(server).first().copied();
@@ -145,8 +145,8 @@ impl Drop for Processes {
         for child in children(self.supervisor.id()) {
             signal(child, Signal::KILL);
         }
-        drop(self.supervisor.kill());
-        drop(self.supervisor.wait());
+        let _ = self.supervisor.kill();
+        let _ = self.supervisor.wait();
         // A replacement may have been started in between.
         until("no daemon listens", || {
             let listening = ClientStore::connect(Some(&self.socket), "last").is_ok();

@@ -99,10 +99,7 @@ pub(super) fn back_with(fd: BorrowedFd<'_>, map: &mut Mapping, source: &[u8]) ->
     if let Some(error) = failure.into_inner() {
         return Err(failed("cannot reserve", len, error));
     }
-    match source.len().next_multiple_of(rustix::param::page_size()) < len {
-        true => reserve(fd, len),
-        false => Ok(()),
-    }
+    if source.len().next_multiple_of(rustix::param::page_size()) < len { reserve(fd, len) } else { Ok(()) }
 }
 
 fn reserve(fd: BorrowedFd<'_>, len: usize) -> Result<()> {

@@ -6,11 +6,12 @@ use super::sealed::{SealedMemfd, import};
 use crate::host::parallel_copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
 use crate::mapping::{Access, AliasedMapping, Mapping, OnFork};
 use crate::process::PendingMemory;
+use cotensor_core::sync::{get_mut, lock};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
 use rustix::fs::ftruncate;
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Memory in memfds, one for each segment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -95,7 +96,7 @@ impl MemfdMut {
 
     /// Reserves the memory, unless it exists.
     fn back(&self) -> Result<()> {
-        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing = lock(&self.missing);
         if missing.is_some() {
             let map = self.map.mapping().ok_or_else(unmapped)?;
             back(self.fd.as_fd(), map)?;
@@ -116,7 +117,7 @@ impl MemfdMut {
 
     /// Copies `source`, which is as long as the memory, into memory that does not exist yet. False if it exists.
     fn fill_missing(&mut self, source: &[u8]) -> Result<bool> {
-        let missing = self.missing.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let missing = get_mut(&mut self.missing);
         let (true, Writable::Own(map)) = (missing.is_some(), &mut self.map) else { return Ok(false) };
         back_with(self.fd.as_fd(), map, source)?;
         *missing = None;

@@ -2,9 +2,10 @@
 
 use super::free_list::FreeList;
 use crate::mapping::{Mapping, Windows};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 pub(super) struct SlabShared {
     /// Only for filling segments; forked children do not inherit it.
@@ -29,15 +30,14 @@ impl SlabShared {
     /// # Errors
     /// `Conflict` in a forked child, which does not have the writable mapping.
     pub(super) fn check_owner(&self) -> Result<()> {
-        match self.owner == std::process::id() {
-            true => Ok(()),
-            false => {
-                Err(Error::new(ErrorKind::Conflict, "this slab belongs to the process that this one was forked from"))
-            }
+        if self.owner == std::process::id() {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::Conflict, "this slab belongs to the process that this one was forked from"))
         }
     }
 
     pub(super) fn ranges(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ranges)
     }
 }

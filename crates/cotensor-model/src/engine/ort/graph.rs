@@ -115,9 +115,8 @@ impl OrtGraph {
             targets.push((self.output_names[position].as_c_str(), tensor));
         }
         let made = self.session.run(&lent, targets).map_err(|failure| error(&failure))?;
-        let copy = |(index, tensor): (usize, Tensor<'_>)| match in_place[index] {
-            true => Ok(None),
-            false => self.copy_out(index, wanted[index], &tensor, allocator).map(Some),
+        let copy = |(index, tensor): (usize, Tensor<'_>)| {
+            if in_place[index] { Ok(None) } else { self.copy_out(index, wanted[index], &tensor, allocator).map(Some) }
         };
         let copied = made.into_iter().enumerate().map(copy).collect::<Result<Vec<_>>>()?;
         let placed = reserved.into_iter().map(|target| target.map(|target| target.memory));
@@ -171,9 +170,10 @@ impl LoadedGraph for OrtGraph {
             return Ok(Vec::new());
         }
         let nothing = || wanted.iter().map(|_| None).collect::<Vec<_>>();
-        let reserved = match self.predicts.load(Ordering::Relaxed) {
-            true => self.reserve(&prepared, &wanted, allocator)?,
-            false => nothing(),
+        let reserved = if self.predicts.load(Ordering::Relaxed) {
+            self.reserve(&prepared, &wanted, allocator)?
+        } else {
+            nothing()
         };
         let run = |reserved| guarded("running", || self.execute(&prepared, &wanted, reserved, allocator));
         if reserved.iter().all(Option::is_none) {

@@ -3,11 +3,12 @@
 use super::elf::is_complete;
 use super::{arena, native};
 use crate::engine::guard::guarded;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::returns_free_memory_by;
 use ort::environment::Environment;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 /// The variable with the path of the library. It has precedence over every search.
 const VARIABLE: &str = "ORT_DYLIB_PATH";
@@ -41,7 +42,7 @@ static ADDED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// Adds libraries of other installations to those of the search, of which the newest that can be loaded is used. The variable
 /// `ORT_DYLIB_PATH` has precedence. Has no effect once a library is loaded.
 pub fn add_libraries(libraries: &[PathBuf]) {
-    let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut added = lock(&ADDED);
     for library in libraries {
         if !added.contains(library) {
             added.push(library.clone());
@@ -64,7 +65,7 @@ fn named() -> Option<PathBuf> {
 
 /// The libraries to try, in order.
 fn candidates() -> Vec<PathBuf> {
-    let added = ADDED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let added = lock(&ADDED).clone();
     let own = if named().is_some() { None } else { find(&prefixes()) };
     let mut searched: Vec<PathBuf> = own.into_iter().chain(added).collect();
     let version = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).map(version_key);
@@ -101,7 +102,7 @@ pub(super) fn library() -> Result<&'static Library> {
     if let Some(library) = loaded() {
         return Ok(library);
     }
-    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _loading = lock(&LOADING);
     if let Some(library) = loaded() {
         return Ok(library);
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::convert::{input, output};
-use super::load::{load, load_error, options};
+use super::load::{load, load_with};
 use super::names::NamedModel;
 use super::{saturation, state};
 use crate::engine::api::{Capabilities, Engine, FileMode, LoadedGraph};
@@ -69,13 +69,13 @@ impl RtenEngine {
     }
 
     fn load_plain(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
-        let load = || match mode {
-            FileMode::Read => options(&[]).load_file(path),
+        let model = load_with(&[], |options| match mode {
+            FileMode::Read => options.load_file(path),
             // SAFETY: no program may write or truncate the file while the graph lives. `FileMode::Map` states that
             // condition for the caller. This mode exists for measurements; nothing shared uses it.
-            FileMode::Map => unsafe { options(&[]).load_mmap(path) },
-        };
-        let model = guarded("loading", || load().map_err(load_error)).map_err(|error| error.in_file(path))?;
+            FileMode::Map => unsafe { options.load_mmap(path) },
+        });
+        let model = model.map_err(|error| error.in_file(path))?;
         self.finish(Vec::new(), None, NamedModel::plain(model))
     }
 

@@ -8,13 +8,24 @@ use rten::{LoadError, LoadErrorKind, Model, ModelOptions};
 /// Loads the file of a graph with these weights, in the order of the graph.
 ///
 /// # Errors
-/// As [`load_error`]; `Engine` for a panic of rten.
+/// As [`load_with`].
 pub(super) fn load(file: Vec<u8>, weights: &[&'static [u8]]) -> Result<Model> {
-    guarded("loading", || options(weights).load(file).map_err(load_error))
+    load_with(weights, |options| options.load(file))
+}
+
+/// Loads a graph with these weights by `load`, a method of its options.
+///
+/// # Errors
+/// `Corrupt`, `Unsupported` or `Io`, as rten says; `Engine` for a panic of rten.
+pub(super) fn load_with(
+    weights: &[&'static [u8]],
+    load: impl FnOnce(ModelOptions) -> std::result::Result<Model, LoadError>,
+) -> Result<Model> {
+    guarded("loading", || load(options(weights)).map_err(load_error))
 }
 
 /// rten's defaults, without prepacking: it would make private copies of all weights. `weights` are those of the graph, in order.
-pub(super) fn options(weights: &[&'static [u8]]) -> ModelOptions {
+fn options(weights: &[&'static [u8]]) -> ModelOptions {
     let mut options = ModelOptions::with_all_ops();
     options.prepack_weights(false);
     for (index, bytes) in weights.iter().enumerate() {
@@ -24,7 +35,7 @@ pub(super) fn options(weights: &[&'static [u8]]) -> ModelOptions {
 }
 
 /// The error of a graph that rten does not load.
-pub(super) fn load_error(error: LoadError) -> Error {
+fn load_error(error: LoadError) -> Error {
     let kind = match error.kind() {
         LoadErrorKind::IoError => ErrorKind::Io,
         LoadErrorKind::OperatorInvalid => ErrorKind::Unsupported,

@@ -73,9 +73,10 @@ impl NamedModel {
         let file = self.unnamed.file.clone().unwrap_or_default();
         let model = load(file, &self.unnamed.weights)?;
         // The files differ in names only, so the numbers of the nodes are the same.
-        match (model.input_ids(), model.output_ids()) == (self.model.input_ids(), self.model.output_ids()) {
-            true => Ok(model),
-            false => Err(Error::corrupt("rten numbered the nodes of a graph in two ways")),
+        if (model.input_ids(), model.output_ids()) == (self.model.input_ids(), self.model.output_ids()) {
+            Ok(model)
+        } else {
+            Err(Error::corrupt("rten numbered the nodes of a graph in two ways"))
         }
     }
 }

@@ -83,15 +83,14 @@ impl Samples {
         let text = String::from_utf8(bytes).map_err(|_| Error::corrupt("not UTF-8"))?;
         let mut texts = Vec::new();
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            texts.push(match is_json {
-                false => line.to_owned(),
-                true => {
-                    let value: Option<serde_json::Value> = serde_json::from_str(line).ok();
-                    let text = value.as_ref().and_then(|value| value.get("text")?.as_str());
-                    let damaged =
-                        || Error::corrupt("not a JSON object with a text").in_field(format!("line {}", number + 1));
-                    text.ok_or_else(damaged)?.to_owned()
-                }
+            texts.push(if is_json {
+                let value: Option<serde_json::Value> = serde_json::from_str(line).ok();
+                let text = value.as_ref().and_then(|value| value.get("text")?.as_str());
+                let damaged =
+                    || Error::corrupt("not a JSON object with a text").in_field(format!("line {}", number + 1));
+                text.ok_or_else(damaged)?.to_owned()
+            } else {
+                line.to_owned()
             });
             check_count(texts.len())?;
         }
@@ -166,10 +165,7 @@ fn medium_of(file: &Path) -> Option<Medium> {
 }
 
 fn check_count(count: usize) -> Result<()> {
-    match count <= SAMPLES_MAX {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("more than {SAMPLES_MAX} samples"))),
-    }
+    if count <= SAMPLES_MAX { Ok(()) } else { Err(Error::invalid(format!("more than {SAMPLES_MAX} samples"))) }
 }
 
 #[cfg(test)]

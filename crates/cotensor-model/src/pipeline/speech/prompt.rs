@@ -31,9 +31,7 @@ pub(super) fn prompt(
     languages: &[(String, i64)],
 ) -> Result<Vec<i64>> {
     // A checkpoint for one language has no language tokens.
-    let spoken = match languages.is_empty() {
-        true => None,
-        false => Some(languages[language(run, writing, config, languages)?.0].1),
-    };
+    let spoken =
+        if languages.is_empty() { None } else { Some(languages[language(run, writing, config, languages)?.0].1) };
     speech_prompt(config, spoken, TRANSCRIBE)
 }

@@ -165,9 +165,10 @@ impl Checkpoint {
     fn check_order(&self, stem: &str, columns: usize, group: usize) -> Result<()> {
         let name = format!("{stem}.g_idx");
         let Some((_, tensor)) = self.tensors.get(&name) else {
-            return match self.config.has_order {
-                true => Err(Error::corrupt("desc_act is true, and the order of the columns is missing").in_field(name)),
-                false => Ok(()),
+            return if self.config.has_order {
+                Err(Error::corrupt("desc_act is true, and the order of the columns is missing").in_field(name))
+            } else {
+                Ok(())
             };
         };
         if tensor.dtype != DType::I32 || tensor.shape != [columns] {
@@ -176,9 +177,10 @@ impl Checkpoint {
         }
         let (_, bytes) = self.bytes(stem, "g_idx")?;
         let is_plain = |(column, index): (usize, &[u8; 4])| i32::from_le_bytes(*index) as usize == column / group;
-        match bytes.as_chunks().0.iter().enumerate().all(is_plain) {
-            true => Ok(()),
-            false => Err(Error::unsupported("groups of columns in another order (act-order, desc_act)").in_field(name)),
+        if bytes.as_chunks().0.iter().enumerate().all(is_plain) {
+            Ok(())
+        } else {
+            Err(Error::unsupported("groups of columns in another order (act-order, desc_act)").in_field(name))
         }
     }
 }

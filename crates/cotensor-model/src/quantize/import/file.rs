@@ -46,9 +46,10 @@ impl TensorFile {
         file.seek(SeekFrom::Start(offset)).map_err(io)?;
         let mut found = Vec::with_capacity(usize::try_from(length.min(self.bytes)).unwrap_or_default());
         file.take(length).read_to_end(&mut found).map_err(io)?;
-        match found.len() as u64 == length {
-            true => Ok(found),
-            false => Err(Error::corrupt("the file is truncated").in_file(&self.path)),
+        if found.len() as u64 == length {
+            Ok(found)
+        } else {
+            Err(Error::corrupt("the file is truncated").in_file(&self.path))
         }
     }
 }

@@ -109,8 +109,9 @@ fn rows_of_head(gguf: &Gguf, architecture: &str, entries: &[&str], rows: usize) 
     let number = |entry: &&str| gguf.number(&format!("{architecture}.{entry}")).transpose();
     let heads = entries.iter().find_map(number).transpose()?;
     let heads = heads.ok_or_else(|| Error::corrupt(format!("{architecture}.{} is missing", entries[0])))?;
-    match heads.checked_mul(2).is_some_and(|halves| rows.is_multiple_of(halves)) {
-        true => Ok(Some(rows / heads)),
-        false => Err(Error::corrupt(format!("{rows} rows of {heads} heads"))),
+    if heads.checked_mul(2).is_some_and(|halves| rows.is_multiple_of(halves)) {
+        Ok(Some(rows / heads))
+    } else {
+        Err(Error::corrupt(format!("{rows} rows of {heads} heads")))
     }
 }
