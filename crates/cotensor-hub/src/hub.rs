@@ -1,4 +1,4 @@
-use crate::cache::{FileState, RepoFile, Repository, VerifiedFiles, name_of_snapshot};
+use crate::cache::{FileState, RepoFile, Repository, VerifiedFiles, blob_folders, name_of_snapshot};
 use crate::cached::{self, CachedModel};
 use crate::download::{Download, Remote, connect, is_of_network, space};
 use crate::id::{ModelId, is_commit};
@@ -32,18 +32,37 @@ pub struct Pulled {
     pub repaired: Vec<String>,
 }
 
-/// The files of a model's folder that this program reads, with the graphs of `variant` (`fp16`) if one is named: the path of
-/// each in the folder, with `/` between its parts, and its bytes.
+/// A file of a model's folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFile {
+    /// The path in the folder, with `/` between its parts.
+    pub path: String,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// Whether the path is a link to a file that is neither in the folder nor a blob of the hub's cache.
+    pub is_outside: bool,
+}
+
+/// The files of a model's folder that this program reads, with the graphs of `variant` (`fp16`) if one is named.
 ///
 /// # Errors
 /// `NotFound` for a folder without config.json or without graphs of the model's family, and as [`Hub::pull`].
-pub fn files_of(folder: &Path, variant: Option<&str>) -> Result<Vec<(String, u64)>> {
+pub fn files_of(folder: &Path, variant: Option<&str>) -> Result<Vec<ModelFile>> {
     let files = cached::files_in(folder);
     let of_folder = || folder.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name_of_snapshot(folder).or_else(of_folder).unwrap_or_default();
     // For messages only: a folder can have a name that no model of the hub has.
     let id = ModelId::parse(&name).or_else(|_| ModelId::parse("model"))?;
-    Ok(read_by(&id, folder, &files, variant)?.into_iter().map(|file| (file.path.clone(), file.size)).collect())
+    let read = read_by(&id, folder, &files, variant)?;
+    let folder = folder.canonicalize().map_err(|error| Error::io("resolving", &error).in_file(folder))?;
+    let allowed: Vec<PathBuf> = blob_folders(&folder).into_iter().chain([folder.clone()]).collect();
+    let found = read.into_iter().map(|file| {
+        // A file that is gone meanwhile is found to be missing when it is read.
+        let real = folder.join(&file.path).canonicalize();
+        let is_outside = real.is_ok_and(|real| !allowed.iter().any(|allowed| real.starts_with(allowed)));
+        ModelFile { path: file.path.clone(), bytes: file.size, is_outside }
+    });
+    Ok(found.collect())
 }
 
 /// The error for a model that is neither a folder nor the id of a model.

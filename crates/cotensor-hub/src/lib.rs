@@ -17,6 +17,6 @@ pub mod testing;
 
 pub use cache::{blob_folders, name_of_snapshot};
 pub use cached::CachedModel;
-pub use hub::{Hub, Pulled, files_of, no_folder};
+pub use hub::{Hub, ModelFile, Pulled, files_of, no_folder};
 pub use id::ModelId;
 pub use settings::{Limits, RECORDS_FOLDER, Settings};

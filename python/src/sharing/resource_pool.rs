@@ -130,8 +130,9 @@ impl ResourcePool {
 
     /// Quantizes a model for :meth:`get_model` with the same precision: its folder, the report of the command ``quantize`` and the
     /// bits of a weight (None for a variant of another program), the most tokens of a text, and notices. ``progress`` is called with
-    /// the step, the number of its finished parts, and the number of all. After an interrupt, the work goes on in a thread.
-    #[pyo3(signature = (model_name, model_type, *, precision_bits, mixed_precision, enable_kv_cache, extended_context, calibration=None, progress=None))]
+    /// the step, the number of its finished parts, and the number of all. After an interrupt, the work goes on in a thread. ``folder`` is that
+    /// of :meth:`get_model`.
+    #[pyo3(signature = (model_name, model_type, *, precision_bits, mixed_precision, enable_kv_cache, extended_context, calibration=None, progress=None, folder=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn setup_ultra_low_precision<'py>(
         &self,
@@ -144,6 +145,7 @@ impl ResourcePool {
         #[pyo3(from_py_with = args::extended_context)] extended_context: bool,
         calibration: Option<&Bound<'py, PyAny>>,
         progress: Option<Py<PyAny>>,
+        folder: Option<PathBuf>,
     ) -> PyResult<Prepared<'py>> {
         let pool = Arc::clone(self.pool.get(py, "pool")?);
         let calibration = calibration.map(samples).transpose()?;
@@ -154,6 +156,7 @@ impl ResourcePool {
             enable_kv_cache,
             extended_context,
             calibration,
+            folder,
         };
         let setup = move |_: &dyn Fn() -> bool| {
             let mut raised = None;

@@ -365,7 +365,8 @@ impl Store {
         #[pyo3(from_py_with = args::kept)] keep: Kept,
         metadata: Option<Py<PyAny>>,
     ) -> PyResult<TensorBuilder> {
-        let common = TensorOptions { holder: None, provenance: None, recompute_seconds: 0.0, kind, producer, keep, metadata };
+        let common =
+            TensorOptions { holder: None, provenance: None, recompute_seconds: 0.0, kind, producer, keep, metadata };
         empty_group(py, self.store(py)?, &name, &members, &common)
     }
 
@@ -414,10 +415,15 @@ impl Store {
     }
 
     /// The number of leases of each version of ``name``, of all processes: each process has one of a version.
-    fn _leases(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<HashMap<(u64, u64), u32>> {
+    fn _leases(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+    ) -> PyResult<HashMap<(u64, u64), u32>> {
         let store = self.client_store(py, "leases of other processes")?;
         let found = py.detach(|| store.request::<p::ListHolders>(&p::NameParams { name })).or_raise(py)?;
-        let leases = |version: &p::TensorInfo| ((version.id.name_id, version.id.version), version.holders.values().sum());
+        let leases =
+            |version: &p::TensorInfo| ((version.id.name_id, version.id.version), version.holders.values().sum());
         Ok(found.versions.iter().map(leases).collect())
     }
 

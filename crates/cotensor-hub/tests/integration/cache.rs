@@ -71,7 +71,8 @@ fn files_that_are_read_are_listed_for_any_folder() {
     let (server, cache) = (server(), Cache::new());
     let pulled = cache.hub(&server).pull(&id(), None).unwrap();
     let found = cotensor_hub::files_of(&pulled.folder, None).unwrap();
-    assert_eq!((found.len(), found.iter().map(|(_, bytes)| bytes).sum::<u64>()), (pulled.files, pulled.bytes));
+    assert_eq!((found.len(), found.iter().map(|file| file.bytes).sum::<u64>()), (pulled.files, pulled.bytes));
+    assert!(!found.iter().any(|file| file.is_outside), "they are linked to blobs");
     // Under a name that no model of the hub has, and with files that no part of this program reads.
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("a--b");
@@ -80,7 +81,16 @@ fn files_that_are_read_are_listed_for_any_folder() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
-    assert_eq!(cotensor_hub::files_of(&folder, None).unwrap().len(), found.len());
+    let found = cotensor_hub::files_of(&folder, None).unwrap();
+    assert_eq!(found.len(), pulled.files);
+    fs::rename(folder.join("config.json"), folder.join("linked")).unwrap();
+    std::os::unix::fs::symlink("linked", folder.join("config.json")).unwrap();
+    assert!(!cotensor_hub::files_of(&folder, None).unwrap().iter().any(|file| file.is_outside));
+    fs::rename(folder.join("linked"), folder.with_file_name("outside")).unwrap();
+    fs::remove_file(folder.join("config.json")).unwrap();
+    std::os::unix::fs::symlink("../outside", folder.join("config.json")).unwrap();
+    let outside = cotensor_hub::files_of(&folder, None).unwrap().into_iter().filter(|file| file.is_outside);
+    assert_eq!(outside.map(|file| file.path).collect::<Vec<_>>(), ["config.json"]);
     fs::remove_file(folder.join("config.json")).unwrap();
     let error = cotensor_hub::files_of(&folder, None).unwrap_err();
     assert_eq!((error.kind(), error.file()), (ErrorKind::NotFound, Some(folder.join("config.json").as_path())));

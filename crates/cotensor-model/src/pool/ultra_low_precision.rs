@@ -24,6 +24,8 @@ pub struct UltraLowPrecisionOptions {
     pub extended_context: bool,
     /// As [`HardwarePreferences::calibration`].
     pub calibration: Option<Arc<Samples>>,
+    /// As [`HardwarePreferences::folder`].
+    pub folder: Option<PathBuf>,
 }
 
 /// A model with weights of few bits.
@@ -56,6 +58,7 @@ impl ResourcePool {
             precision: Some(options.precision_bits.to_string()),
             mixed_precision: options.mixed_precision,
             calibration: options.calibration.clone(),
+            folder: options.folder.clone(),
             ..HardwarePreferences::default()
         };
         let pooled = self.get_model_with(model_type, model_name, &preferences, quantizing)?;

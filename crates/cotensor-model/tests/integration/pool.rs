@@ -82,6 +82,7 @@ fn model_of_few_bits_is_made_once_and_checked_before() {
         enable_kv_cache: false,
         extended_context: false,
         calibration: None,
+        folder: None,
     };
     let quantizing = Quantizing { copies: Some(&files), progress: &mut |_, _, _| panic!("it is made already") };
     let ready = pool(1).setup_ultra_low_precision("bert", "text", &options, quantizing).unwrap();

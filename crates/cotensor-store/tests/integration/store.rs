@@ -36,7 +36,8 @@ fn put(store: &EmbeddedStore, spec: TensorSpec, holder: &Holder, values: &[f32])
 fn ids_of_one_store_name_no_tensor_of_another() {
     // As that of a daemon and of the next one, which has none of its tensors.
     let stores = [(); 2].map(|()| EmbeddedStore::builder().build());
-    let [first, second] = stores.each_ref().map(|store| put(store, spec("x", &[1], 1), &store.holder("m"), &[1.0]).id());
+    let [first, second] =
+        stores.each_ref().map(|store| put(store, spec("x", &[1], 1), &store.holder("m"), &[1.0]).id());
     assert_eq!((first.version, second.version), (1, 1));
     assert_ne!(first.name_id, second.name_id);
     assert_eq!(stores[1].lease(first, &stores[1].holder("m")).unwrap_err().kind(), ErrorKind::NotFound);
