@@ -39,6 +39,8 @@ _INPUTS = ("text", "image", "audio", "texts")
 #: Options of tasks that decode.
 _DECODING = ("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "seed", "on_text")
 _OPTIONS = ("task", "head", "prompt_name", "chat", "threshold", *_DECODING)
+#: Precisions for which a model without a variant of so many bits is quantized.
+_BITS = ("2", "3", "4", "8")
 
 
 class ResourcePoolBridgeIntegration:
@@ -121,9 +123,7 @@ class ResourcePoolBridgeIntegration:
         is_wanted = True
 
         def load() -> PooledModel:
-            variant = None if precision is None or precision.isdecimal() else precision
-            found = _elsewhere.model(self.store, model_name, self.models, variant)
-            folder = None if found == model_name else found
+            folder = self._folder(model_name, precision, mixed)
             return self._pool.get_model(
                 model_type, model_name, devices, precision, mixed, calibration, lambda: is_wanted, folder
             )
@@ -134,6 +134,13 @@ class ResourcePoolBridgeIntegration:
             # After Ctrl-C or a cancellation: the end of the loop waits for its threads.
             is_wanted = False
         return Model(found, model_name)
+
+    def _folder(self, name: str, precision: Optional[str], mixed: bool) -> Optional[str]:
+        """The folder of a model whose files have come from another node. None if it is found by its name."""
+        # Numbers of bits are variants of the graphs, or else made of any.
+        variants = [None] if precision is None or mixed else [precision, None] if precision in _BITS else [precision]
+        found = _elsewhere.model(self.store, name, self.models, variants)
+        return None if found == name else found
 
     async def share_tensor_between_models(
         self,

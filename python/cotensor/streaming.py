@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterable, Iterator, Mapping, Optional, TypeVar, Union
 
+from . import _elsewhere
 from ._native import PooledModel, ResourcePool, SoundBytes, SpeechStream, Store
 from .errors import InvalidError
 
@@ -181,7 +182,8 @@ def _open(model: _ModelLike, kind: str, store: Store) -> PooledModel:
     if os.path.isdir(path):
         folder, name = os.path.split(os.path.abspath(path))
         return ResourcePool(folder, 1, store).get_model(kind, name)
-    return ResourcePool(".", 1, store).get_model(kind, path)
+    found = _elsewhere.model(store, path)
+    return ResourcePool(".", 1, store).get_model(kind, path, folder=None if found == path else found)
 
 
 def _samples(chunk: Any) -> bytes:

@@ -94,6 +94,7 @@ def setup_ultra_low_precision(
         extended_context=extended_context,
         calibration=calibration,
         progress=progress,
+        folder=pool._folder(model_name, str(precision_bits), mixed_precision),
     )
     preferences: dict[str, Any] = {"precision": precision_bits, "mixed_precision": mixed_precision}
     if calibration is not None:

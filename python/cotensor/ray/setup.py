@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import ray
 import ray.util.client
@@ -62,18 +62,18 @@ def _bring(store: Store, name: str) -> bool:
     return True
 
 
-def _bring_model(store: Store, name: str, base: str, variant: Optional[str]) -> str:
+def _bring_model(store: Store, name: str, base: str, variants: Sequence[Optional[str]]) -> str:
     """For engines that take a store, as :func:`_bring`. A name that no node has can still be that of a model of the hub."""
     process = _process_of(store)
-    if process is None or _is_here(name, base, variant):
+    if process is None or any(_is_here(name, base, variant) for variant in variants):
         return name
-    try:
-        folder, is_copy = process.model(name, base, variant)
-    except NotFoundError:
-        if os.path.isabs(name):
-            raise
-        return name
-    return folder if is_copy else name
+    for variant in variants:
+        try:
+            return process.model(name, base, variant)
+        except NotFoundError:
+            if os.path.isabs(name) and variant == variants[-1]:
+                raise
+    return name
 
 
 def _process_of(store: Store) -> Optional[Process]:
@@ -85,6 +85,9 @@ def _process_of(store: Store) -> Optional[Process]:
 
 
 def _is_here(name: str, base: str, variant: Optional[str]) -> bool:
+    if variant is None and os.path.isdir(os.path.join(base, name)):
+        # The engine says what it lacks.
+        return True
     try:
         model_files(name, base, variant)
         return True
