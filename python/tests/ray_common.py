@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from ray.cluster_utils import Cluster
 
 import cotensor.ray
 
+COMMIT = "0123456789abcdef" * 2 + "01234567"
 NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
 
 
@@ -27,6 +29,15 @@ def cluster_of(*names, variables=None):
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def add_model(source, cache, name):
+    """Adds a model to a cache of the hub. Returns its folder."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(source, folder / "snapshots" / COMMIT)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+    return folder / "snapshots" / COMMIT
 
 
 def until(what, done):

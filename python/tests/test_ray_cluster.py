@@ -82,6 +82,13 @@ class Worker:
         members = {name: (str(one.dtype), one.tobytes()) for name, one in group.members().items()}
         return group.kind, group.producer, group.metadata, members
 
+    def named(self, name):
+        with cotensor.ray.get(name) as tensor:
+            return float(tensor.numpy().sum())
+
+    def remove(self, name):
+        cotensor.ray.store().remove(name, missing_ok=True)
+
     def kind(self, value):
         return type(value).__name__
 
@@ -368,6 +375,36 @@ def test_a_daemon_that_was_killed_with_its_supervisor_is_started_again(near, far
     until("arrays travel as handles again", travels)
     assert ray.get(far.total.remote(opened)) == COUNT
     del made
+    nothing_is_kept()
+
+
+def test_a_name_has_other_contents_after_a_daemon_was_killed(near, far):
+    """Handles and copies of the former contents are never taken for those of the next daemon."""
+    store, socket = cotensor.ray.store(), str(cotensor.ray.store().socket)
+    with store.put("same", np.full(COUNT, 1.0, "f4")) as tensor:
+        handle = ray.put(tensor)
+    assert ray.get(far.named.remote("same")) == COUNT
+    before = daemon(socket)
+    for process in before:
+        os.kill(process, signal.SIGKILL)
+    until("the agent has started another one", lambda: daemon(socket) - before)
+
+    def publish():
+        try:
+            return store.put("same", np.full(COUNT, 2.0, "f4"))
+        except cotensor.NoDaemonError:
+            return None
+
+    until("the store has connected again", publish)
+    with pytest.raises(Exception, match="same of node .*the tensor was freed|same: the tensor was freed"):
+        ray.get(near.total.remote(handle))
+    with pytest.raises(Exception, match="same of node"):
+        ray.get(far.total.remote(handle))
+    assert ray.get(near.named.remote("same")) == 2.0 * COUNT
+    until("the copy is the one of the next daemon", lambda: ray.get(far.named.remote("same")) == 2.0 * COUNT)
+    store.remove("same")
+    ray.get(far.remove.remote("same"))
+    del handle
     nothing_is_kept()
 
 

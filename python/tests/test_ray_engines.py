@@ -11,11 +11,11 @@ ray = pytest.importorskip("ray")
 np = pytest.importorskip("numpy")
 
 from conftest import REPOSITORY  # noqa: E402
-from ray_common import cluster_of, counts, nothing_is_kept, until  # noqa: E402
+from ray_common import COMMIT, add_model, cluster_of, counts, nothing_is_kept, until  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.ray  # noqa: E402
-from cotensor import ConflictError, NotFoundError  # noqa: E402
+from cotensor import NotFoundError  # noqa: E402
 from cotensor._native import model_files  # noqa: E402
 from cotensor.pool import ResourcePoolBridgeIntegration  # noqa: E402
 
@@ -24,24 +24,14 @@ pytestmark = pytest.mark.timeout(240)
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BERT, NAME, OTHER = REPOSITORY / "fixtures" / "tiny" / "bert", "tests/tiny-bert", "tests/other"
-COMMIT = "0123456789abcdef" * 2 + "01234567"
 TEXTS = ["gulls", "a crane lifts grain"]
-
-
-def add(cache, name, source=BERT):
-    """Adds a model to a cache of the hub."""
-    folder = cache / f"models--{name.replace('/', '--')}"
-    shutil.copytree(source, folder / "snapshots" / COMMIT)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(COMMIT)
-    return folder / "snapshots" / COMMIT
 
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory):
     """The hub's caches of the head and of the other nodes."""
     head, others = tmp_path_factory.mktemp("head"), tmp_path_factory.mktemp("others")
-    add(head, NAME)
+    add_model(BERT, head, NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_CACHE", str(head))
         patch.setenv("HF_HUB_OFFLINE", "1")
@@ -91,7 +81,7 @@ def users(cluster):
 
 
 def test_files_come_once_for_all_processes_of_a_node(users, caches):
-    nbytes = sum(size for _, size in model_files(NAME, "")[1])
+    nbytes = sum(size for _, size, _ in model_files(NAME, "")[1])
     processes = users("one", "one", "one", "two")
     assert counts("sent_bytes") == {}, "nothing uses Cotensor on the node that has the files"
     nodes = ray.get([process.node.remote() for process in processes])
@@ -106,7 +96,7 @@ def test_files_come_once_for_all_processes_of_a_node(users, caches):
     assert len(set(folders)) == 2
     assert sum(counts("sent_bytes").values()) == 2 * nbytes, "once for each node"
     for folder in set(folders):
-        for path, size in model_files(folder, "")[1]:
+        for path, size, _ in model_files(folder, "")[1]:
             assert (Path(folder) / path).read_bytes() == (BERT / path).read_bytes() and size
     names = counts("models")
     assert [names[node] for node in nodes] == [[NAME]] * 4 and names[ray.get_runtime_context().get_node_id()] == []
@@ -129,11 +119,11 @@ def test_a_model_that_no_node_has_is_an_error_that_says_so(users, tmp_path):
 
 def test_files_of_the_own_node_are_used_and_conflicts_are_refused(users, caches):
     head, others = caches
-    add(head, OTHER)
+    add_model(BERT, head, OTHER)
     on_one = users("one")
     copy = ray.get(on_one.folder.remote(OTHER))
     # Both nodes have this cache.
-    own = add(others, OTHER)
+    own = add_model(BERT, others, OTHER)
     assert ray.get(on_one.folder.remote(OTHER)) == str(own)
     (own / "tokenizer_config.json").write_text("{}")
     assert cotensor.ray.model(OTHER) == str(head / own.relative_to(others))
@@ -144,7 +134,7 @@ def test_files_of_the_own_node_are_used_and_conflicts_are_refused(users, caches)
 def test_a_copy_serves_other_nodes_after_its_origin(users, caches, cluster):
     """The files of the head are gone, and another agent of the node has the copies of the former one."""
     name = "tests/moved"
-    origin = add(caches[0], name)
+    origin = add_model(BERT, caches[0], name)
     on_one = users("one")
     folder = ray.get(on_one.folder.remote(name))
     node = ray.get(on_one.node.remote())
@@ -165,13 +155,3 @@ def test_an_agent_that_ends_leaves_the_folders(users, caches):
     assert ray.get(on_one.folder.remote(NAME)) == folder
     head = ray.get_runtime_context().get_node_id()
     assert counts("sent_bytes")[head] == before[head], "the folder is known by its content"
-
-
-def test_folders_conflict_only_when_contents_differ():
-    from cotensor.ray.model_folders import Folder
-    from cotensor.ray.models import sources
-
-    one, same, other = (Folder(node, "bert", (), print_, False) for node, print_ in [("a", "1"), ("b", "1"), ("c", "2")])
-    assert sources("bert", [one, same], "models") == [one, same]
-    with pytest.raises(ConflictError, match="bert: node a and node c have published different models under this name"):
-        sources("bert", [one, other], "models")

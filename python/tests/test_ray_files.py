@@ -1,11 +1,14 @@
 """Files of models on their way between nodes, and the folders of their copies, without a cluster."""
 
+import fcntl
 import hashlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 pytest.importorskip("ray")
 
 from cotensor import InvalidError, IoError, NotFoundError, OverBudgetError  # noqa: E402
-from cotensor.ray import folders, transfer  # noqa: E402
+from cotensor.ray import files, folders, transfer  # noqa: E402
 from cotensor.ray.files import FileOf, FileTarget, Hashes, OpenFile, sha256_of  # noqa: E402
 from cotensor.ray.folders import Folders, remove_ended  # noqa: E402
 from cotensor.ray.holdings import Holdings  # noqa: E402
@@ -51,7 +54,8 @@ class Node:
         self.lent[bytes.fromhex(TOKEN)] = OpenFile(path, file)
 
     def receive(self, arrival, file):
-        return self.pulls.receive(arrival, ("0", file.id), TOKEN, f"{file.path} of bert", lambda: FileTarget(self.folder, file))
+        name = f"{file.path} of bert"
+        return self.pulls.receive(arrival, ("0", file.id), TOKEN, name, lambda: FileTarget(self.folder, file.path, file))
 
 
 @pytest.fixture(autouse=True)
@@ -92,22 +96,44 @@ def test_other_bytes_than_were_stated_are_refused_and_leave_nothing(nodes):
     path.write_bytes(DATA)
     file = file_of("weights", DATA[::-1])
     origin.lend(path, file)
-    with first.pulls.arriving(("0", file.id)) as arrival, pytest.raises(IoError, match="weights: other bytes have come"):
+    with first.pulls.arriving(("0", file.id)) as arrival, pytest.raises(IoError, match="weights of bert of node 0: other bytes"):
         first.receive(arrival, file)
     assert list(first.folder.iterdir()) == [] and first.left == [TOKEN]
     # It is shortened while it is read.
     os.truncate(path, 100)
-    with first.pulls.arriving(("0", file.id)) as arrival, pytest.raises(IoError, match="weights of bert of node 0: .* did not come"):
-        first.receive(arrival, file)
+    with first.pulls.arriving(("0", file.id)) as arrival:
+        with pytest.raises(IoError, match="weights of bert of node 0: .* did not come"):
+            first.receive(arrival, file)
     assert list(first.folder.iterdir()) == [] and first.left == [TOKEN] * 2
-    with pytest.raises(NotFoundError, match="gone"):
-        OpenFile(origin.folder / "gone", file)
 
 
-def test_paths_out_of_the_folder_are_refused(tmp_path):
-    for path in ("../x", "/x", "a/../../x", "a//x", ""):
-        with pytest.raises(InvalidError, match="no path in a model's folder"):
-            FileTarget(tmp_path, file_of(path, b"x"))
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a//x", "", ".", "a/..", "a\0b"])
+def test_paths_out_of_the_folder_are_refused(tmp_path, path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(InvalidError, match="no path in a model's folder"):
+        FileTarget(folder, path, file_of("x", b"x"))
+    assert list(tmp_path.rglob("*")) == [folder]
+
+
+def test_paths_that_cannot_be_made_are_errors_of_the_file(tmp_path):
+    FileTarget(tmp_path, "a", file_of("a", b"x"))
+    for path in ("a", "a/b", "b" * 300):
+        with pytest.raises(IoError, match="exists|Not a directory|too long") as raised:
+            FileTarget(tmp_path, path, file_of(path, b"x"))
+        assert raised.value.field == path
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_is_no_file_of_the_stated_length_is_not_sent(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "short").write_bytes(b"x")
+    (tmp_path / "folder").mkdir()
+    for name, why in [("pipe", "not a regular"), ("short", "another length"), ("folder", "not a regular"), ("gone", "No such")]:
+        with pytest.raises(NotFoundError, match=f"/{name}: .*{why}"):
+            OpenFile(tmp_path / name, file_of(name, b"xy"))
+    with pytest.raises(OSError, match="not a regular file"):
+        Hashes().of(tmp_path / "pipe")
 
 
 def test_a_file_larger_than_the_memory_of_the_process_arrives(nodes, tmp_path):
@@ -140,30 +166,38 @@ with node.pulls.arriving(("0", file.id)) as arrival:
 
 
 def test_files_are_hashed_again_after_a_change(tmp_path):
-    hashed = []
-    hashes = Hashes(lambda fd: hashed.append(1) or sha256_of(fd))
+    hashed, later = [], time.time_ns() + 10 * files._SETTLED_NS
+    hashes = Hashes(lambda fd: hashed.append(1) or sha256_of(fd), lambda: later)
     path = tmp_path / "x"
     path.write_bytes(b"one")
     assert hashes.of(path) == hashes.of(path) == (3, hashlib.sha256(b"one").hexdigest())
     (tmp_path / "link").symlink_to(path)
     assert hashes.of(tmp_path / "link") == hashes.of(path) and len(hashed) == 1
-    path.write_bytes(b"other")
-    os.utime(path, ns=(0, 0))
-    assert hashes.of(path) == (5, hashlib.sha256(b"other").hexdigest()) and len(hashed) == 2
+    before = path.stat().st_mtime_ns
+    path.write_bytes(b"two")
+    # As programs do that keep the times of files.
+    os.utime(path, ns=(before, before))
+    assert hashes.of(path) == (3, hashlib.sha256(b"two").hexdigest()) and len(hashed) == 2
     with pytest.raises(OSError):
         hashes.of(tmp_path / "gone")
 
 
+def test_files_that_have_just_changed_are_hashed_each_time(tmp_path):
+    """The next change can be in the same step of the file system's clock."""
+    path = tmp_path / "x"
+    path.write_bytes(b"one")
+    stamp = path.stat()
+    hashes = Hashes(now=lambda: stamp.st_ctime_ns)
+    assert hashes.of(path) == hashes.of(path) == (3, hashlib.sha256(b"one").hexdigest()) and hashes._known == {}
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Folders with room for 100 bytes, and the set of those that are used."""
-    used = set()
-    made = Folders(tmp_path / "ray-own", Path("/no/socket"), used.__contains__)
-    made.used, made.root = used, tmp_path / "ray-own"
+    """Folders with room for 100 bytes."""
+    made = Folders(tmp_path / "ray-own")
+    made.root = tmp_path / "ray-own"
     disk = shutil._ntuple_diskusage
-    # The file of the lock counts, too.
-    lock = (made.root / "lock").stat().st_size
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda root: disk(0, 0, 2 * (100 + lock) - folders._bytes_in(root)))
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda root: disk(0, 0, 200 - folders._bytes_in(root)))
     return made
 
 
@@ -179,38 +213,84 @@ def test_folders_that_are_not_used_give_way(made):
     os.utime(made.root / "b", (1, 1))
     os.utime(made.root / "a", (2, 2))
     make(made, "c", 60)
-    assert set(made.contents()) == {"a", "c"}, "the one that was used longest ago"
-    made.used.update("ac")
-    with pytest.raises(OverBudgetError, match="bert: 1 bytes do not fit: .* those in use have"):
+    assert set(made.contents()) == {"a", "c"}, "the one that was asked for longest ago"
+    used = {content: folders.use(made.root / content) for content in "ac"}
+    with pytest.raises(OverBudgetError, match="bert: 1 bytes do not fit: .* those in use have 100"):
         make(made, "d", 1)
-    made.used.remove("c")
+    os.close(used["c"])
     make(made, "d", 60)
-    assert made.contents() == ["a", "d"] and made.find("c") is None
+    assert made.contents() == ["a", "d"] and made.find("c") is None and folders.use(made.root / "c") is None
+    os.close(used["a"])
+
+
+def test_a_folder_is_used_by_the_children_of_a_process_too(made):
+    make(made, "a", 100)
+    descriptor = folders.use(made.root / "a")
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    os.close(descriptor)
+    with pytest.raises(OverBudgetError):
+        make(made, "b", 1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    make(made, "b", 1)
+
+
+def test_folders_that_are_made_at_a_time_share_the_room(made):
+    with made.new("a", 60, "bert"):
+        with pytest.raises(OverBudgetError, match="those in use have 60"), made.new("b", 60, "gpt"):
+            pass
+    make(made, "b", 100)
 
 
 def test_a_folder_that_was_not_completed_is_removed(made):
     with pytest.raises(KeyError), made.new("a", 10, "bert") as folder:
         (folder / "x").write_bytes(b"x")
         raise KeyError
-    assert made.contents() == [] and sorted(path.name for path in made.root.iterdir()) == ["lock"]
+    assert made.contents() == [] and [path.name for path in made.root.iterdir()] == ["lock"]
     # What a killed agent leaves.
-    (made.root / "new-1").mkdir()
+    folders._partial(made.root).mkdir()
     (made.root / "complete").mkdir()
-    made._lock.close()
-    again = Folders(made.root, Path("/no/socket"), made._is_used)
-    assert again.contents() == ["complete"] and not (made.root / "new-1").exists()
+    os.close(made._agent_lock)
+    again = Folders(made.root)
+    assert again.contents() == ["complete"] and sorted(path.name for path in made.root.iterdir()) == ["complete", "lock"]
+
+
+def test_a_removal_that_is_killed_leaves_no_folder_that_seems_complete(made, monkeypatch):
+    make(made, "a", 60)
+    monkeypatch.setattr(folders.shutil, "rmtree", lambda *_, **__: None)
+    make(made, "b", 60)
+    assert made.contents() == ["b"] and made.find("a") is None
 
 
 def test_folders_of_ended_nodes_are_removed(made, tmp_path):
-    ended = Folders(tmp_path / "ray-ended", Path("/ended"), bool)
-    restarting = Folders(tmp_path / "ray-restarting", Path("/restarting"), bool)
-    running = Folders(tmp_path / "ray-running", Path("/running"), bool)
-    for one in (ended, restarting):
-        make_one = one.new("a", 0, "bert")
-        with make_one:
+    ended, used, running = (Folders(tmp_path / f"ray-{name}") for name in ("ended", "used", "running"))
+    for one in (ended, used):
+        with one.new("a", 0, "bert"):
             pass
-        one._lock.close()
+        os.close(one._agent_lock)
+    descriptor = folders.use(tmp_path / "ray-used" / "a")
     (tmp_path / "other").mkdir()
-    remove_ended(tmp_path, made.root, lambda socket: socket == Path("/restarting"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "ray-own", "ray-restarting", "ray-running"]
-    assert restarting.contents() == ["a"] and running.contents() == []
+    (tmp_path / "ray-node.sock").touch()
+    remove_ended(tmp_path, made.root)
+    left = ["other", "ray-node.sock", "ray-own", "ray-running", "ray-used"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert used.contents() == ["a"] and running.contents() == []
+    os.close(descriptor)
+    remove_ended(tmp_path, made.root)
+    assert not (tmp_path / "ray-used").exists()
+
+
+def test_an_agent_whose_folder_is_removed_while_it_starts_makes_it_again(tmp_path, monkeypatch):
+    removed, flock = [], fcntl.flock
+
+    def lock(descriptor, how):
+        if not removed:
+            # Another agent of this machine had the lock before.
+            removed.append(shutil.rmtree(tmp_path / "ray-own"))
+        flock(descriptor, how)
+
+    monkeypatch.setattr(folders.fcntl, "flock", lock)
+    made = Folders(tmp_path / "ray-own")
+    assert removed and (tmp_path / "ray-own" / "lock").exists() and made.contents() == []

@@ -132,8 +132,10 @@ def test_copies_that_wait_for_one_node_delay_none_from_another(nodes, origin):
     node.join = lambda name, token, what: [slow.address] if name == "slow" else joined(name, token, what)
 
     def pull(number):
-        target = Spec((10,), "uint8")
-        node.pulls.pull(("slow", (number, 1)), TOKEN, "x", lambda: TensorTarget(target.builder(node.store, own_name(), keep=False)))
+        def target():
+            return TensorTarget(Spec((10,), "uint8").builder(node.store, own_name(), keep=False))
+
+        node.pulls.pull(("slow", (number, 1)), TOKEN, "x", target)
 
     threads = [threading.Thread(target=pull, args=(number,)) for number in range(pulls._FROM_ONE_NODE + 2)]
     for thread in threads:

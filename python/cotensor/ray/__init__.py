@@ -55,7 +55,7 @@ def model(name: str, *, variant: Optional[str] = None) -> str:
     Raises :class:`NotFoundError` if no node has it, :class:`ConflictError` if two nodes have different ones,
     :class:`OverBudgetError` without room on the disk, and :class:`IoError` if no node that has it sends it.
     """
-    return Process.current().model(name, os.getcwd(), variant)[0]
+    return Process.current().model(name, os.getcwd(), variant)
 
 
 def store() -> Store:

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, Literal, Optional, Sequence, Union, cast
+from typing import Any, Callable, Dict, List, Optional, Sequence, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -22,7 +22,7 @@ from .files import OpenFile
 from .folders import remove_ended
 from .handle import Handle, Id, Spec, leased, own_name
 from .holdings import Holdings
-from .model_folders import Folder, ModelFolders, Wanted
+from .model_folders import Answer, ModelFolders, Wanted
 from .models import Described
 from .named import Named
 from .peers import ANSWER_TIMEOUT, NAMESPACE, running_agent
@@ -111,8 +111,8 @@ class Agent:
         self._named = Named(node, self._store, self._pulls)
         folders = daemon.folders_of_models()
         root = folders / f"ray-{node[:32]}"
-        self._folders = ModelFolders(node, self._store, root, self._pulls, self._lent, start_agents)
-        remove_ended(folders, root, daemon.answers_at)
+        self._folders = ModelFolders(node, root, self._pulls, self._lent, start_agents)
+        remove_ended(folders, root)
         threading.Thread(target=self._end_tokens, name="tokens", daemon=True).start()
         for look in (self._watch_daemon, self._watch_nodes, self._named.update):
             # One thread for each: a new version of a model takes its time.
@@ -193,13 +193,13 @@ class Agent:
         with leased(self._store, id_, name) as tensor:
             return self._kept(tensor)
 
-    def describe_model(self, wanted: Wanted) -> Union[None, Folder, Literal["hashing"]]:
+    def describe_model(self, wanted: Wanted) -> Answer:
         """The folder of a model on this node."""
         return self._folders.describe(wanted)
 
-    def lend_model(self, wanted: Wanted, fingerprint: str) -> List[Any]:
-        """Tokens for the files of a model of this node, in their order. None if they have changed."""
-        return self._folders.lend(wanted, fingerprint)
+    def lend_model(self, fingerprint: str) -> List[Any]:
+        """Tokens for the files of a model of this node, in their order."""
+        return self._folders.lend(fingerprint)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(self, call: str, name: str, args: Any, kwargs: Any, timeout: Optional[float]) -> Outcome:

@@ -16,8 +16,6 @@ from ..errors import CotensorError, NoDaemonError, RefusedError
 
 #: The system's folder of temporary files that survive a restart.
 _DISK = Path("/var/tmp")
-#: The time for a daemon to answer that may have ended, in seconds.
-_ANSWER_TIMEOUT = 1.0
 #: The time for a daemon to start, in seconds.
 _START_TIMEOUT = 60.0
 
@@ -36,17 +34,6 @@ def folders_of_models() -> Path:
     Raises :class:`RefusedError` as :func:`socket_of`.
     """
     return _own_folder(_DISK if os.access(_DISK, os.W_OK) else Path(tempfile.gettempdir()))
-
-
-def answers_at(socket: Path) -> bool:
-    """Whether a daemon answers at a socket, in any way."""
-    try:
-        Store.connect(socket, autostart=False, timeout=_ANSWER_TIMEOUT).close()
-    except NoDaemonError:
-        return False
-    except CotensorError:
-        pass
-    return True
 
 
 def _own_folder(parent: Path) -> Path:

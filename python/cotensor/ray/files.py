@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
+import stat
 import threading
+import time
 from pathlib import Path
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import BinaryIO, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ..errors import InvalidError, IoError, NotFoundError
 
@@ -16,6 +19,9 @@ FileId = Tuple[str, str]
 _FILE = "file"
 #: Bytes that are hashed at a time.
 _HASH_BYTES = 4 << 20
+#: A hash is remembered if the file's last change is older than this when it is read, in nanoseconds.
+_SETTLED_NS = 2_000_000_000
+_Stamp = Tuple[int, int, int, int, int]
 
 
 class FileOf(NamedTuple):
@@ -32,14 +38,20 @@ class FileOf(NamedTuple):
 
 
 class OpenFile:
-    """A file that other nodes read. Its bytes are read and not mapped: another program can shorten it meanwhile."""
+    """A file that other nodes read. Its bytes are read and not mapped: another program can shorten it meanwhile.
+
+    Raises :class:`NotFoundError` for a file that is gone, or has another length.
+    """
 
     def __init__(self, path: Path, file: FileOf) -> None:
         try:
-            self._file = open(path, "rb", buffering=0)
+            self._file = _regular(path)
         except OSError as error:
-            raise NotFoundError(f"{path}: {error.strerror}", field=file.path) from error
+            raise NotFoundError(f"{path}: {error.strerror or error}", field=file.path) from error
         self._nbytes = file.nbytes
+        if os.fstat(self._file.fileno()).st_size != file.nbytes:
+            self._file.close()
+            raise NotFoundError(f"{path}: the file has another length than before", field=file.path)
         #: See :class:`~cotensor.ray.holdings.Leased`.
         self.id = file.id
 
@@ -64,15 +76,22 @@ class OpenFile:
 
 
 class FileTarget:
-    """A new file below ``folder`` for the bytes of another node's. They are written through a mapping, so that the kernel can
-    take the memory of what was written."""
+    """The new file ``path`` below ``folder`` for the bytes of another node's ``file``. They are written through a mapping, so
+    that the kernel can take the memory of what was written.
 
-    def __init__(self, folder: Path, file: FileOf) -> None:
-        if not all(part.strip(".") for part in file.path.split("/")):
-            raise InvalidError(f"{file.path!r} is no path in a model's folder", field="path")
-        self._path, self._expected = folder / file.path, file
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = open(self._path, "x+b", buffering=0)
+    Raises :class:`InvalidError` for a path that leads out of the folder, and :class:`IoError` for one that exists or cannot be
+    made, and without room on the disk.
+    """
+
+    def __init__(self, folder: Path, path: str, file: FileOf) -> None:
+        if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+            raise InvalidError(f"{path!r} is no path in a model's folder", field="path")
+        self._path, self._expected = folder / path, file
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = open(self._path, "x+b", buffering=0)
+        except OSError as error:
+            raise IoError(f"{self._path}: {error.strerror}", field=file.path) from error
         try:
             if file.nbytes:
                 # Without room on the disk, this fails, and not a write to the mapping, which would end the process.
@@ -99,7 +118,7 @@ class FileTarget:
         found = sha256_of(self.fileno())
         self._file.close()
         if found != self._expected.sha256:
-            raise IoError(f"{self._expected.path}: other bytes have come than were stated; the file has changed meanwhile")
+            raise IoError("other bytes have come than were stated: the file has changed meanwhile")
         return self._path
 
     def discard(self) -> None:
@@ -120,29 +139,44 @@ def sha256_of(fd: int) -> str:
 
 
 class Hashes:
-    """The SHA-256 of files. A file is hashed again after it has changed."""
+    """The SHA-256 of files. A file is hashed again after it has changed.
 
-    def __init__(self, hashed: Callable[[int], str] = sha256_of) -> None:
-        self._hashed = hashed
+    ``now`` is the time in nanoseconds since 1970.
+    """
+
+    def __init__(self, hashed: Callable[[int], str] = sha256_of, now: Callable[[], int] = time.time_ns) -> None:
+        self._hashed, self._now = hashed, now
         self._lock = threading.Lock()
-        #: By device, number, size and time of the change.
-        self._known: Dict[Tuple[int, int, int, int], str] = {}
+        #: By device, number, size, and the times of changes of the bytes and of the file.
+        self._known: Dict[_Stamp, str] = {}
 
     def of(self, path: Path) -> Tuple[int, str]:
         """The bytes of a file, and their hash. Raises :class:`OSError`."""
-        with open(path, "rb", buffering=0) as file:
-            stamp = _stamp(file.fileno())
+        with _regular(path) as file:
+            stamp, began = _stamp(file.fileno()), self._now()
             with self._lock:
                 known = self._known.get(stamp)
             if known is None:
                 known = self._hashed(file.fileno())
                 if _stamp(file.fileno()) != stamp:
                     raise OSError(f"{path}: the file has changed while it was read")
-                with self._lock:
-                    self._known[stamp] = known
+                # A change within the same step of the file system's clock would have the same stamp.
+                if began - stamp[4] > _SETTLED_NS:
+                    with self._lock:
+                        self._known[stamp] = known
             return stamp[2], known
 
 
-def _stamp(fd: int) -> Tuple[int, int, int, int]:
+def _regular(path: Path) -> BinaryIO:
+    """An open file. Raises :class:`OSError`, also for what is no file: a pipe would wait for its writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        # Without a buffer: another program can change the file.
+        return open(descriptor, "rb", buffering=0)
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def _stamp(fd: int) -> _Stamp:
     found = os.fstat(fd)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -6,46 +6,45 @@ import contextlib
 import fcntl
 import os
 import shutil
+import threading
 import uuid
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional
 
 from ..errors import OverBudgetError
 
 #: The part of the disk's free bytes, those of the folders included, that the folders may have.
 DISK_SHARE = 0.5
-#: The file that says which process has the folders of a node: it has a lock. Its content is the socket of the node's daemon.
+#: The file of which the agent of a node has a lock.
 _LOCK = "lock"
-#: Where a folder is made.
-_NEW = "new-"
+#: The begin of the names of folders that are made or removed.
+_PARTIAL = "partial-"
 
 
 class Folders:
-    """The folders of one node, below ``root``, each named by the content of its model.
+    """The folders of one node, below ``root``, each named by the content of its model. A folder with its name is complete.
 
-    ``is_used`` says whether a process uses a folder. Folders that none uses stay until their room is needed.
+    Folders that no process uses (:func:`use`) stay until their room is needed.
     """
 
-    def __init__(self, root: Path, socket: Path, is_used: Callable[[str], bool]) -> None:
-        self._root, self._is_used = root, is_used
-        root.mkdir(exist_ok=True, mode=0o700)
-        self._lock = open(root / _LOCK, "a+b", buffering=0)
+    def __init__(self, root: Path) -> None:
+        self._root = root
         # The former agent of this node has ended, or ends.
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._lock.truncate(0)
-        self._lock.write(os.fsencode(socket))
-        for left in root.glob(f"{_NEW}*"):
+        self._agent_lock = _locked(root)
+        self._changing = threading.Lock()
+        #: The bytes of each folder that is made.
+        self._coming: Dict[Path, int] = {}
+        for left in root.glob(f"{_PARTIAL}*"):
             shutil.rmtree(left, ignore_errors=True)
 
     def find(self, content: str) -> Optional[Path]:
-        """The folder of a content."""
+        """The folder of a content. It is the one that was asked for last then."""
         folder = self._root / content
-        return folder if folder.is_dir() else None
-
-    def use(self, content: str) -> None:
-        """A process asks for a folder."""
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self._root / content)
+        try:
+            os.utime(folder)
+        except FileNotFoundError:
+            return None
+        return folder
 
     @contextlib.contextmanager
     def new(self, content: str, nbytes: int, what: str) -> Iterator[Path]:
@@ -54,35 +53,37 @@ class Folders:
 
         Raises :class:`OverBudgetError` if folders that are used leave no room for it.
         """
-        self._make_room(nbytes, what)
-        folder = self._root / f"{_NEW}{uuid.uuid4().hex}"
-        folder.mkdir(mode=0o700)
+        folder = _partial(self._root)
+        with self._changing:
+            self._make_room(nbytes, what)
+            self._coming[folder] = nbytes
         try:
+            folder.mkdir(mode=0o700)
             yield folder
             folder.rename(self._root / content)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            with self._changing:
+                del self._coming[folder]
 
     def contents(self) -> List[str]:
-        """The contents that have a folder, the one that was used last at the end."""
+        """The contents that have a folder, the one that was asked for last at the end."""
         found = []
-        for folder in self._root.iterdir():
-            if folder.name != _LOCK and not folder.name.startswith(_NEW):
-                with contextlib.suppress(FileNotFoundError):
-                    found.append((folder.stat().st_mtime_ns, folder.name))
+        for folder in _complete(self._root):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((folder.stat().st_mtime_ns, folder.name))
         return [name for _, name in sorted(found)]
 
     def _make_room(self, nbytes: int, what: str) -> None:
-        """Removes folders that none uses, the one that was used longest ago first."""
-        used = _bytes_in(self._root)
-        limit = int((shutil.disk_usage(self._root).free + used) * DISK_SHARE)
-        for content in self.contents():
+        """Removes folders that no process uses, the one that was asked for longest ago first."""
+        limit = int((shutil.disk_usage(self._root).free + _bytes_in(self._root)) * DISK_SHARE)
+        folders = [self._root / content for content in self.contents()]
+        used = sum(self._coming.values()) + sum(map(_bytes_in, folders))
+        for folder in folders:
             if used + nbytes <= limit:
                 return
-            if not self._is_used(content):
-                folder = self._root / content
-                size = _bytes_in(folder)
-                shutil.rmtree(folder, ignore_errors=True)
+            size = _bytes_in(folder)
+            if _removed(folder):
                 used -= size
         if used + nbytes > limit:
             raise OverBudgetError(
@@ -92,16 +93,78 @@ class Folders:
             )
 
 
-def remove_ended(parent: Path, own: Path, answers: Callable[[Path], bool]) -> None:
-    """Removes the folders of ended nodes: no agent has their lock, and no daemon answers at their socket."""
+def use(folder: Path) -> Optional[int]:
+    """A descriptor: as long as this process or a child has it, the folder is not removed. None if the folder was removed."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    # Waits while it is removed.
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if _is_at(descriptor, folder):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def remove_ended(parent: Path, own: Path) -> None:
+    """Removes the folders of nodes that have ended: no agent has their lock, and no process uses a folder."""
     for root in parent.glob("ray-*"):
         if root == own:
             continue
         with contextlib.suppress(OSError), open(root / _LOCK, "rb", buffering=0) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            socket = lock.read()
-            if socket and not answers(Path(os.fsdecode(socket))):
+            if all([_removed(folder) for folder in _complete(root)]):
                 shutil.rmtree(root, ignore_errors=True)
+
+
+def _locked(root: Path) -> int:
+    """A descriptor that has the lock of a node's folders. Waits for another process that has it."""
+    while True:
+        root.mkdir(exist_ok=True, mode=0o700)
+        try:
+            descriptor = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(descriptor, root / _LOCK):
+            return descriptor
+        # Another node's agent has removed the folder meanwhile.
+        os.close(descriptor)
+
+
+def _removed(folder: Path) -> bool:
+    """Removes a folder, and returns whether it could: not one that a process uses."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        partial = _partial(folder.parent)
+        folder.rename(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _partial(root: Path) -> Path:
+    return root / f"{_PARTIAL}{uuid.uuid4().hex}"
+
+
+def _complete(root: Path) -> List[Path]:
+    return [folder for folder in root.iterdir() if folder.name != _LOCK and not folder.name.startswith(_PARTIAL)]
 
 
 def _bytes_in(folder: Path) -> int:

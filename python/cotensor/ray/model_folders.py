@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Literal, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Literal, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from .._native import Store, Tensor, content_hash, model_files
-from ..errors import CotensorError, IoError, NotFoundError
+from .._native import content_hash, model_files
+from ..errors import CotensorError, InvalidError, IoError, NotFoundError
 from .alone import Alone
 from .files import FileOf, FileTarget, Hashes, OpenFile
 from .folders import Folders
-from .handle import OWN_PREFIX, is_used
 from .models import sources
-from .peers import answer_of, answers
+from .peers import answer_of, answers, others
 from .pulls import Pulls
 
 #: An answer to a question for a model whose files are still being hashed. The node is asked again.
 HASHING: Literal["hashing"] = "hashing"
 #: How long a node hashes before it answers so, and the time until it is asked again, in seconds.
 _HASHING_SECONDS, _ASK_INTERVAL = 0.1, 0.5
+#: How long an answer is kept for a node that is asking again, in seconds.
+_KEPT_SECONDS = 10.0
 #: Models whose files are hashed at a time.
 _HASHED = 2
 #: The path of a model in the hub's cache, by which its name is known.
@@ -60,8 +62,20 @@ class Folder(NamedTuple):
         return sum(file.nbytes for file in self.files)
 
 
+class Problem(NamedTuple):
+    """A node has the model, and cannot send it."""
+
+    node: str
+    #: Why.
+    text: str
+
+
+#: What a node says of a model; None if it has none of this name.
+Answer = Union[None, Folder, Problem, Literal["hashing"]]
+
+
 class ModelFolders:
-    """Finds the folders of models on this node and on others, and copies those of others here.
+    """Finds the folders of models on this node and on others, and copies those of others here, below ``root``.
 
     ``keep`` makes a token for each of several open files, ``start`` starts the agents of nodes that have none, and returns these
     nodes: a node on which nothing uses Cotensor can have files.
@@ -70,56 +84,60 @@ class ModelFolders:
     def __init__(
         self,
         node: str,
-        store: Store,
         root: Path,
         pulls: Pulls,
         keep: Callable[[Sequence[OpenFile]], List[Any]],
         start: Callable[[], List[str]],
     ) -> None:
-        self._node, self._store, self._pulls, self._keep, self._start = node, store, pulls, keep, start
-        self._folders = Folders(root, Path(str(store.socket)), self._is_used)
+        self._node, self._pulls, self._keep, self._start = node, pulls, keep, start
+        self._folders = Folders(root)
         self._hashes = Hashes()
         self._lock = threading.Lock()
-        self._describing: Dict[Wanted, "Future[Optional[Folder]]"] = {}
+        #: Each with the time of the answer.
+        self._describing: Dict[Wanted, "Future[Tuple[float, Answer]]"] = {}
         self._describers = ThreadPoolExecutor(_HASHED, "hashes")
+        #: Where the folders are that other nodes know, by fingerprints.
+        self._known: Dict[str, Tuple[Path, Folder]] = {}
         #: Copies by what was asked for. The next life of this agent finds them by their content.
         self._copies: Dict[Wanted, Folder] = {}
-        #: By contents: a lease of what stands for the folder, which each process that uses it leases, too.
-        self._marks: Dict[str, Tensor] = {}
         self._alone: Alone[object] = Alone()
 
     def bring(self, name: str, base: str, variant: Optional[str]) -> List[str]:
-        """The folder of a model on this node, and the name of the tensor that a process leases as long as it uses the folder,
-        empty for one that is no copy. A folder of another node is copied.
+        """The folder of a model on this node, and the one that a process has to use (:func:`folders.use`), empty for a model that
+        is no copy. A folder of another node is copied.
 
-        Raises :class:`NotFoundError` if no node has it, :class:`ConflictError` if two nodes have different ones,
-        :class:`OverBudgetError` without room, and :class:`IoError` if no node that has it sends it.
+        Raises :class:`NotFoundError` if no node has it, :class:`InvalidError` if none can send it, :class:`ConflictError` if two
+        nodes have different ones, :class:`OverBudgetError` without room, and :class:`IoError` if no node that has it sends it.
         """
         wanted = Wanted(name, base, variant)
         with self._alone.with_key(wanted):
-            with contextlib.suppress(CotensorError):
+            try:
                 return [str(model_files(*wanted)[0]), ""]
-            found = self._described(wanted, None) or self._described(wanted, self._start())
+            except CotensorError as error:
+                problems = self._problems(wanted, error)
+            silent: Set[str] = set()
+            found = self._described(wanted, others(self._node), problems, silent)
+            if not found:
+                found = self._described(wanted, self._start(), problems, silent)
             if found:
                 folder = self._copied(wanted, sources(name, found, "models"))
                 # A name on the hub is relative to no folder.
                 self._copies[wanted._replace(base="") if _is_of_hub(folder.end) else wanted] = folder
             copy = self._copy_of(wanted)
             if copy is None:
-                raise NotFoundError(_missing(wanted), field=name)
+                raise _missing(wanted, problems, silent)
             path, folder = copy
-            self._folders.use(folder.fingerprint)
-            return [str(path), self._mark(folder)]
+            return [str(path / folder.end), str(path)]
 
-    def describe(self, wanted: Wanted) -> Union[None, Folder, Literal["hashing"]]:
+    def describe(self, wanted: Wanted) -> Answer:
         """The folder of a model on this node; :data:`HASHING` if its files are still being hashed."""
         wanted = Wanted(*wanted)
         with self._lock:
             future = self._describing.get(wanted)
-            if future is None:
+            if future is None or future.done() and time.monotonic() - future.result()[0] > _KEPT_SECONDS:
                 future = self._describing[wanted] = self._describers.submit(self._describe, wanted)
         try:
-            found = future.result(_HASHING_SECONDS)
+            _, found = future.result(_HASHING_SECONDS)
         except LateError:
             return HASHING
         with self._lock:
@@ -127,40 +145,71 @@ class ModelFolders:
                 del self._describing[wanted]
         return found
 
-    def lend(self, wanted: Wanted, fingerprint: str) -> List[Any]:
-        """A token for each of the folder's files: other nodes read the file while one has the token. None if it has changed."""
-        path, folder = self._here(Wanted(*wanted))
-        if folder is None or folder.fingerprint != fingerprint:
-            return []
+    def lend(self, fingerprint: str) -> List[Any]:
+        """A token for each file of a folder that this node has described: other nodes read the file while one has the token.
+
+        Raises :class:`NotFoundError` for a folder that is gone.
+        """
+        known = self._known.get(fingerprint)
+        if known is None:
+            raise NotFoundError("the node's agent was restarted", field="fingerprint")
+        path, folder = known
         return self._keep([OpenFile(path / file.path, file) for file in folder.files])
 
     def names(self) -> List[str]:
         """The names of the models whose folders are copies."""
-        return sorted({wanted.name for wanted, folder in list(self._copies.items()) if self._find(folder) is not None})
+        contents = self._folders.contents()
+        return sorted({wanted.name for wanted, folder in list(self._copies.items()) if folder.fingerprint in contents})
 
-    def _here(self, wanted: Wanted) -> Tuple[Path, Optional[Folder]]:
+    def _describe(self, wanted: Wanted) -> Tuple[float, Answer]:
+        try:
+            found = self._here(wanted)
+        except Exception as error:
+            found = Problem(self._node, f"{type(error).__name__}: {error}")
+        return time.monotonic(), found
+
+    def _here(self, wanted: Wanted) -> Answer:
         try:
             path, files = model_files(*wanted)
-        except CotensorError:
-            return self._copy_of(wanted) or (Path(), None)
+        except CotensorError as error:
+            copy = self._copy_of(wanted)
+            if copy is None:
+                return next(iter(self._problems(wanted, error)), None)
+            path, folder = copy
+            self._known[folder.fingerprint] = path / folder.end, folder
+            return folder
+        outside = [name for name, _, is_outside in files if is_outside]
+        if outside:
+            why = "is a link out of the model's folder, which is not copied: put the file there"
+            return Problem(self._node, f"{path / outside[0]} {why}")
         try:
-            listed = tuple(FileOf(name, *self._hashes.of(path / name)) for name, _ in sorted(files))
-        except OSError:
+            listed = tuple(FileOf(name, *self._hashes.of(path / name)) for name, _, _ in sorted(files))
+        except OSError as error:
             # It is being replaced or removed.
-            return path, None
+            return Problem(self._node, str(error))
         end = _end(path)
-        return path, Folder(self._node, end, listed, content_hash("cotensor.ray: model", end, repr(listed)), False)
+        folder = Folder(self._node, end, listed, _fingerprint(end, listed), False)
+        self._known[folder.fingerprint] = path, folder
+        return folder
 
-    def _describe(self, wanted: Wanted) -> Optional[Folder]:
-        return self._here(wanted)[1]
+    def _problems(self, wanted: Wanted, error: CotensorError) -> List[Problem]:
+        """One if this node has the model, and has this error with it."""
+        if isinstance(error, NotFoundError) and not os.path.isdir(os.path.join(wanted.base, wanted.name)):
+            return []
+        return [Problem(self._node, f"{error.file}: {error}" if error.file else str(error))]
 
-    def _described(self, wanted: Wanted, asked: Optional[List[str]]) -> List[Folder]:
-        """The folders of the model on the nodes that are asked, by default all others."""
+    def _described(self, wanted: Wanted, asked: List[str], problems: List[Problem], silent: Set[str]) -> List[Folder]:
+        """The folders of the model on the nodes that are asked. Adds to the problems and to the nodes that do not answer."""
         found: List[Folder] = []
-        while asked is None or asked:
-            replies = list(answers(self._node, "describe_model", wanted, nodes=asked))
-            found += [folder for _, folder in replies if folder is not None and folder != HASHING]
-            asked = [node for node, folder in replies if folder == HASHING]
+        while asked:
+            replies: List[Tuple[str, Answer]] = list(answers(self._node, "describe_model", wanted, nodes=asked))
+            silent |= set(asked)
+            silent -= {node for node, _ in replies}
+            folders = [reply for _, reply in replies if isinstance(reply, Folder)]
+            # It names the folder here.
+            found += [folder._replace(fingerprint=_fingerprint(folder.end, folder.files)) for folder in folders]
+            problems += [reply for _, reply in replies if isinstance(reply, Problem)]
+            asked = [node for node, reply in replies if reply == HASHING]
             if asked:
                 time.sleep(_ASK_INTERVAL)
         return found
@@ -170,10 +219,10 @@ class ModelFolders:
         first = found[0]._replace(node=self._node, is_copy=True)
         error: Optional[CotensorError] = None
         with self._alone.with_key(first.fingerprint):
-            if self._find(first) is not None:
+            if self._folders.find(first.fingerprint) is not None:
                 return first
             for source in found:
-                tokens = answer_of(source.node, "lend_model", wanted, source.fingerprint)
+                tokens = answer_of(source.node, "lend_model", source.fingerprint)
                 try:
                     if not tokens:
                         problem = "the node does not answer, or its files have changed"
@@ -194,51 +243,39 @@ class ModelFolders:
                 # Other nodes read each file until all have arrived.
                 arrival = stack.enter_context(self._pulls.arriving(key))
                 name = f"{file.path} of {wanted.name}"
-                self._pulls.receive(arrival, key, token.hex(), name, lambda file=file: FileTarget(new / source.end, file))  # type: ignore[misc]
+
+                def target(file: FileOf = file) -> FileTarget:
+                    return FileTarget(new, f"{source.end}/{file.path}", file)
+
+                self._pulls.receive(arrival, key, token.hex(), name, target)
 
     def _copy_of(self, wanted: Wanted) -> Optional[Tuple[Path, Folder]]:
+        """The copy that was asked for before, if it has not been removed: the folder of its content, and the model's there."""
         folder = self._copies.get(wanted) or self._copies.get(wanted._replace(base=""))
-        path = folder and self._find(folder)
+        path = folder and self._folders.find(folder.fingerprint)
         return (path, folder) if folder and path else None
 
-    def _find(self, folder: Folder) -> Optional[Path]:
-        found = self._folders.find(folder.fingerprint)
-        return found and found / folder.end
 
-    def _mark(self, folder: Folder) -> str:
-        name = _mark_of(folder.fingerprint)
-        with self._lock:
-            if folder.fingerprint not in self._marks:
-                # That of a former agent of this node, which processes have leased, if there is one.
-                mark = self._store.get(name, None)
-                metadata = {"model": folder.end}
-                self._marks[folder.fingerprint] = mark or self._store.empty(name, 1, "uint8", metadata=metadata).publish()
-        return name
-
-    def _is_used(self, content: str) -> bool:
-        """Whether another process has leased the mark of a folder."""
-        mark = self._store.get(_mark_of(content), None)
-        if mark is None:
-            return False
-        with mark:
-            return is_used(self._store, mark)
-
-
-def _mark_of(content: str) -> str:
-    return f"{OWN_PREFIX}model/{content}"
+def _fingerprint(end: str, files: Tuple[FileOf, ...]) -> str:
+    return content_hash("cotensor.ray: model", end, repr(files))
 
 
 def _end(path: Path) -> str:
     found = _OF_HUB.search(str(path))
-    return found[0] if found else path.name
+    # The path can end with `..`.
+    return found[0] if found else os.path.basename(os.path.normpath(path)) or "model"
 
 
 def _is_of_hub(end: str) -> bool:
     return _OF_HUB.match(end) is not None
 
 
-def _missing(wanted: Wanted) -> str:
-    where = "in the hub's cache or as a folder"
+def _missing(wanted: Wanted, problems: Sequence[Problem], silent: Set[str]) -> CotensorError:
+    model = f"the model {wanted.name!r}" + (f" with graphs in {wanted.variant}" if wanted.variant else "")
+    unknown = f"; without an answer: node {', node '.join(sorted(silent))}" if silent else ""
+    if problems:
+        why = "; ".join(f"node {node}: {text}" for node, text in problems)
+        return InvalidError(f"no node of the cluster has {model} in a usable form: {why}{unknown}", field=wanted.name)
     way = f"`cotensor pull {wanted.name}` downloads it to the node on which it runs"
-    variant = f" with graphs in {wanted.variant}" if wanted.variant else ""
-    return f"no node of the cluster has the model {wanted.name!r}{variant}, {where}: put its folder on one node, or {way}"
+    where = "in the hub's cache or as a folder: put its folder on one node"
+    return NotFoundError(f"no node of the cluster has {model}, {where}, or {way}{unknown}", field=wanted.name)

@@ -92,7 +92,9 @@ class Named:
             newest = answer_of(node, "newest_of", sorted(copied)) or {}
             for name, source in copied.items():
                 if name in newest and tuple(newest[name]) != source:
-                    self._update(name, node)
+                    # One that does not come keeps no other name from its newer version.
+                    with contextlib.suppress(CotensorError):
+                        self._update(name, node)
 
     def _update(self, name: str, node: str) -> None:
         with self._alone.with_key(name):

@@ -19,13 +19,16 @@ def running_agent(node: str) -> Any:
     return ray.get_actor(node, NAMESPACE)
 
 
+def others(own: str) -> List[str]:
+    """The nodes of the cluster but ``own``."""
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+
+
 def answers(
     own: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT, nodes: Optional[List[str]] = None
 ) -> Iterator[Tuple[str, Any]]:
     """The nodes but ``own``, or the named ones, and what their agents answer in time, in the order of the answers."""
-    if nodes is None:
-        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
-    return _answers(nodes, method, arguments, timeout)
+    return _answers(others(own) if nodes is None else nodes, method, arguments, timeout)
 
 
 def answer_of(node: str, method: str, *arguments: Any, timeout: float = ANSWER_TIMEOUT) -> Optional[Any]:

@@ -6,7 +6,8 @@ import contextlib
 import threading
 import time
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Tuple, cast
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, cast
 
 import ray
 
@@ -14,6 +15,7 @@ from .._native import Store, Tensor, __version__
 from ..client import SharedTensorClient
 from ..errors import IoError, NoDaemonError, NotFoundError, OverBudgetError, RemoteError, UnsupportedError
 from .agent import BRING, KEEP, MODEL, PULL, START_TIMEOUT, agent_of, ask
+from .folders import use
 from .handle import Form, Handle, Id, Spec, leased, own_name, reduced, spec_of
 from .peers import NAMESPACE
 from .pulls import TensorTarget, received, sources_of
@@ -41,13 +43,13 @@ class Process:
     _current: Optional["Process"] = None
     #: Its worker and node. The first program of each cluster has the same worker id.
     _at = ("", "")
+    #: With which this process uses folders of models from other nodes, by folder. See :func:`folders.use`.
+    _folders: Dict[str, int] = {}
 
     def __init__(self) -> None:
         self.node = node_id()
         self.store = Store.connect(self._start_agent(), client="ray", autostart=False)
         self._client = SharedTensorClient(store=self.store)
-        #: What this process leases as long as it uses folders of models from other nodes.
-        self._models: Dict[str, Tensor] = {}
         self._tokens: List[Any] = []
         self._tokens_lock = threading.Lock()
 
@@ -103,15 +105,17 @@ class Process:
             self._call(BRING, [name], _ANSWER_TIMEOUT)
             return self.store.get(name)
 
-    def model(self, name: str, base: str, variant: Optional[str]) -> Tuple[str, bool]:
-        """The folder of a model on this node, and whether it is a copy, which stays as long as this process."""
+    def model(self, name: str, base: str, variant: Optional[str]) -> str:
+        """The folder of a model on this node. A copy of another node's stays as long as this process."""
         while True:
-            folder, mark = self._call(MODEL, [name, base, variant], _MODEL_TIMEOUT)
-            if not mark:
-                return folder, False
-            with contextlib.suppress(NotFoundError):
-                self._models[mark] = self.store.get(mark)
-                return folder, True
+            model, folder = self._call(MODEL, [name, base, variant], _MODEL_TIMEOUT)
+            if not folder or folder in self._folders:
+                return cast(str, model)
+            descriptor = use(Path(folder))
+            if descriptor is not None:
+                with self._lock:
+                    self._folders[folder] = descriptor
+                return cast(str, model)
 
     def _own(self, handle: Handle) -> Tensor:
         try:

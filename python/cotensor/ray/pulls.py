@@ -91,14 +91,13 @@ def received(target: Target[_P], sources: Sequence[Source], name: str, node: str
         if target.nbytes:
             if arrival is not None:
                 arrival.begin(target.fileno(), ranges_of(target.nbytes))
-            try:
-                with target.memory() as memory:
-                    fetch(sources, memory, None if arrival is None else arrival.advance)
-            except (IoError, NotFoundError) as error:
-                raise type(error)(f"{name} of node {node}: {error}", field=name) from error
+            with target.memory() as memory:
+                fetch(sources, memory, None if arrival is None else arrival.advance)
         return target.publish()
-    except BaseException:
+    except BaseException as error:
         target.discard()
+        if isinstance(error, (IoError, NotFoundError)):
+            raise type(error)(f"{name} of node {node}: {error}", field=name) from error
         raise
 
 
@@ -135,7 +134,7 @@ class Pulls:
                     if copy is None:
                         copy = self._receive(arrival, addresses, key, token, name, target)
                         self._holdings.add_copy(key, copy)
-                    return copy  # type: ignore[no-any-return]
+                    return copy
             except BaseException:
                 self._holdings.end_copies(bytes.fromhex(token))
                 raise
@@ -167,11 +166,10 @@ class Pulls:
         """
         if not name.startswith(_COPY):
             return None
-        text = name[len(_COPY) :].decode()
+        text = name[len(_COPY) :].decode(errors="replace")
         with self._lock:
             arrival = next(iter(self._arrivals.get(text, ())), None)
-        node, first, second = text.split("/")
-        copy = self._holdings.copy((node, (int(first), int(second)))) if first.isdecimal() else None
+        copy = self._holdings.copy(_tensor_of(text))
         if copy is not None:
             return whole(copy)
         if arrival is None:
@@ -204,6 +202,13 @@ class Pulls:
 def _text(key: Key) -> str:
     node, (first, second) = key
     return f"{node}/{first}/{second}"
+
+
+def _tensor_of(text: str) -> Key:
+    """The key of a tensor. That of a file, of which no copy is in the holdings, is one that no tensor has."""
+    node, _, numbers = text.partition("/")
+    parts = [int(part) for part in numbers.split("/") if part.isdecimal()]
+    return node, (parts[0], parts[1]) if len(parts) == 2 else (0, 0)
 
 
 def whole(tensor: Tensor) -> Whole:

@@ -79,7 +79,8 @@ def _handle(make: Callable[[Process], Handle]) -> Optional[_Reduced]:
         return None
     handle = make(Process.current())
     # Plain tuples: another version may have other classes.
-    return _value, (__version__, tuple(handle._replace(spec=tuple(handle.spec))))
+    fields = {**handle._asdict(), "spec": tuple(handle.spec)}
+    return _value, (__version__, tuple(fields.values()))
 
 
 def _transport() -> Optional[str]:
