@@ -178,7 +178,7 @@ impl<K: Copy> Blocks<K> {
 
     fn note_free(&mut self, now: Instant) {
         for block in &mut self.blocks {
-            if block.is_free() { drop(block.free_since.get_or_insert(now)) } else { block.free_since = None }
+            block.free_since = block.is_free().then(|| block.free_since.unwrap_or(now));
         }
     }
 
