@@ -71,15 +71,6 @@ ALLOWED = {
 #: source folder, importing name, imported name). Do not add entries.
 AGAINST_ORDER = {
     "cotensor-client": [("", "health", "store")],
-    "cotensor-store": [
-        ("", "blobs", "embedded"),
-        ("", "eviction", "embedded"),
-        ("", "names", "embedded"),
-        ("", "names", "spill"),
-        ("", "persist", "embedded"),
-        ("", "reports", "embedded"),
-        ("", "spill", "embedded"),
-    ],
     "cotensor-daemon": [
         ("", "daemon", "http"),
         ("", "daemon", "supervisor"),

@@ -11,7 +11,7 @@ use cotensor_memory::{
     ChannelFiles, ChannelSize, frame_count, is_page_taken, is_ring_closed, is_ring_open, reader_lock, wake_readers,
 };
 use cotensor_store::backend::Charge;
-use cotensor_store::{EmbeddedStore, SegmentCharge, check_name};
+use cotensor_store::{LocalStore, SegmentCharge, check_name};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -65,7 +65,7 @@ impl Channels {
     /// producer that lives has the name, or when the session has too many; `OverBudget`.
     pub(crate) fn open(
         &self,
-        store: &EmbeddedStore,
+        store: &LocalStore,
         session: &Session,
         params: OpenChannelParams,
         files: ChannelFiles,

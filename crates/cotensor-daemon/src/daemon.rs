@@ -17,7 +17,7 @@ use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::{CallCounts, Outbox};
 use cotensor_store::backend::Record;
-use cotensor_store::{EmbeddedStore, Stats, StoreReports};
+use cotensor_store::{LocalStore, Stats, StoreReports};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ const RECORDED_LEASES_MAX: usize = 1000;
 /// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
     pub(crate) config: Config,
-    pub(crate) store: Arc<EmbeddedStore>,
+    pub(crate) store: Arc<LocalStore>,
     pub(crate) events: Arc<StoreEvents>,
     /// Counts of calls and of their errors.
     pub(crate) counts: CallCounts,
@@ -62,7 +62,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// The store that all sessions share.
-    pub fn store(&self) -> &Arc<EmbeddedStore> {
+    pub fn store(&self) -> &Arc<LocalStore> {
         &self.store
     }
 

@@ -6,7 +6,7 @@ use cotensor_core::{Error, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Record;
 use cotensor_store::{self as store, VersionWord, WordTable};
-use cotensor_store::{EmbeddedStore, Lease};
+use cotensor_store::{LocalStore, Lease};
 use std::os::fd::OwnedFd;
 
 /// The number of names in the index. A lookup of another name is a call.
@@ -50,7 +50,7 @@ impl Slots {
 
     /// The slot in which the holder of a lease checks that it has the newest version. `None` for an older version, and
     /// when no slot is free.
-    pub(crate) fn slot_of(&self, store: &EmbeddedStore, lease: &Lease) -> Option<IndexSlot> {
+    pub(crate) fn slot_of(&self, store: &LocalStore, lease: &Lease) -> Option<IndexSlot> {
         let id = lease.id();
         let place = self.0.assign(id.name_id, id.version, || store.newest(lease.name()) == Some(id));
         place.map(|VersionWord { word, generation }| IndexSlot { slot: word, generation })
@@ -73,14 +73,14 @@ mod tests {
     use cotensor_memory::SharedIndexReader;
     use cotensor_store::{TensorSpec, TensorStore};
 
-    fn put(store: &EmbeddedStore, name: &str) -> Lease {
+    fn put(store: &LocalStore, name: &str) -> Lease {
         let spec = TensorSpec::new(name, cotensor_core::DType::U8, &[1]);
         store.reserve(spec, &store.holder("m")).unwrap().publish().unwrap()
     }
 
     #[test]
     fn slots_are_reused_with_new_generations() {
-        let (store, slots) = (EmbeddedStore::builder().build(), Slots::new(SharedIndex::create(2).unwrap()).unwrap());
+        let (store, slots) = (LocalStore::builder().build(), Slots::new(SharedIndex::create(2).unwrap()).unwrap());
         let reader = SharedIndexReader::open(&slots.fd().unwrap(), 2).unwrap();
         let (a, b, c) = (put(&store, "a"), put(&store, "b"), put(&store, "c"));
         let first = slots.slot_of(&store, &a).unwrap();

@@ -18,7 +18,7 @@ use cotensor_memory::SharedIndex;
 use cotensor_memory::process::{LockTable, has_room_for_message, random_bytes};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::CallCounts;
-use cotensor_store::{EmbeddedStore, StoreObserver};
+use cotensor_store::{LocalStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, watch};
@@ -63,7 +63,7 @@ impl Daemon {
         let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;
         let events =
             Arc::new(StoreEvents { slots: Slots::new(index)?, link, files: files.clone(), orphans: Mutex::default() });
-        let mut store = EmbeddedStore::builder();
+        let mut store = LocalStore::builder();
         if let Some(files) = files {
             store = store.spill(Arc::new(SpillToFiles(files)));
         }

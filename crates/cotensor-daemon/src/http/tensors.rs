@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
 use cotensor_core::{Device, Error, size};
 use cotensor_formats::npy_header;
-use cotensor_store::{CopyReason, EmbeddedStore, Lease, StoreReports, TensorStore};
+use cotensor_store::{CopyReason, LocalStore, Lease, StoreReports, TensorStore};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -253,7 +253,7 @@ fn file_name(name: &str) -> String {
 
 /// The body of an answer with a tensor's bytes, after a file's head.
 struct Pieces {
-    store: Arc<EmbeddedStore>,
+    store: Arc<LocalStore>,
     lease: Lease,
     /// The part of the head that is wanted and not sent.
     head: Bytes,
@@ -264,7 +264,7 @@ struct Pieces {
 
 impl Pieces {
     /// `range` is within the head and the tensor's bytes after it.
-    fn new(store: Arc<EmbeddedStore>, lease: Lease, head: &[u8], range: Range<u64>) -> Self {
+    fn new(store: Arc<LocalStore>, lease: Lease, head: &[u8], range: Range<u64>) -> Self {
         // Both ends are within an answer whose length is a usize.
         let (first, end) = (range.start as usize, range.end as usize);
         let wanted = Bytes::copy_from_slice(&head[first.min(head.len())..end.min(head.len())]);

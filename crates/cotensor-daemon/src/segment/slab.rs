@@ -4,7 +4,7 @@ use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, Result};
 use cotensor_memory::{Guarantee, check_sealed};
 use cotensor_store::backend::Charge;
-use cotensor_store::{EmbeddedStore, SegmentCharge};
+use cotensor_store::{LocalStore, SegmentCharge};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -76,7 +76,7 @@ impl Slab {
     ///
     /// # Errors
     /// `OverBudget`.
-    pub(crate) fn charge(&self, store: &EmbeddedStore) -> Result<SegmentCharge> {
+    pub(crate) fn charge(&self, store: &LocalStore) -> Result<SegmentCharge> {
         if let Some(share) = lock(&self.counted).share() {
             return Ok(share);
         }
@@ -97,7 +97,7 @@ impl Slab {
     ///
     /// # Errors
     /// `OverBudget`.
-    pub(super) fn charge_always(&self, store: &EmbeddedStore) -> Result<SegmentCharge> {
+    pub(super) fn charge_always(&self, store: &LocalStore) -> Result<SegmentCharge> {
         let share = self.charge(store)?;
         *lock(&self.counted) = Counted::Always(share.charge());
         Ok(share)

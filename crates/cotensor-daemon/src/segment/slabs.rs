@@ -6,7 +6,7 @@ use super::slab::{Slab, SlabOwner};
 use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, ErrorKind, Result};
 use cotensor_memory::check_no_holes;
-use cotensor_store::{EmbeddedStore, SegmentCharge};
+use cotensor_store::{LocalStore, SegmentCharge};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -23,7 +23,7 @@ impl Slabs {
     /// `Conflict` while another session has it; `Unsupported` and `Refused` as [`Slab::new`]; `OverBudget`.
     pub(crate) fn open(
         &self,
-        store: &EmbeddedStore,
+        store: &LocalStore,
         (fd, inode): (OwnedFd, Inode),
         (len, device): (usize, Device),
         owner: &Arc<dyn SlabOwner>,

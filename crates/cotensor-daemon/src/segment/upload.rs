@@ -6,7 +6,7 @@ use crate::descriptors::room_for;
 use cotensor_core::{Error, Layout, Result};
 use cotensor_memory::process::{check_memory, create_segment_memfd};
 use cotensor_store::backend::Charge;
-use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, StoreReports, TensorSpec};
+use cotensor_store::{CopyReason, LocalStore, Holder, Lease, StoreReports, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,7 @@ impl Upload {
     ///
     /// # Errors
     /// `OverBudget` when no more descriptors may be open, or when the system or a control group has less memory left; `Io`.
-    pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>, store: &EmbeddedStore) -> Result<Self> {
+    pub(crate) fn new(name: &str, len: u64, charge: Arc<Charge>, store: &LocalStore) -> Result<Self> {
         // All of it, so that an upload that cannot fit is refused before it is sent.
         drop(check_memory(usize::try_from(len).unwrap_or(usize::MAX))?);
         let fd = room_for(store, create_segment_memfd()?)?;
@@ -48,7 +48,7 @@ impl Upload {
     ///
     /// # Errors
     /// `Invalid` for more bytes than announced, `OverBudget`, `Io` when the system has no memory.
-    pub(crate) fn add(mut self, part: &[u8], store: &EmbeddedStore) -> Result<Self> {
+    pub(crate) fn add(mut self, part: &[u8], store: &LocalStore) -> Result<Self> {
         let end = self.filled + part.len() as u64;
         if end > self.len {
             return Err(
@@ -75,7 +75,7 @@ impl Upload {
         self,
         spec: TensorSpec,
         layout: Layout,
-        store: &EmbeddedStore,
+        store: &LocalStore,
         holder: &Holder,
     ) -> Result<Lease> {
         let (segment, charge) = self.seal()?;

@@ -3,7 +3,7 @@
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::backend::Budget;
-use cotensor_store::{ChangePosition, ChangesFuture, EmbeddedStore, EveryVersion, Holder, Lease, NameStore};
+use cotensor_store::{ChangePosition, ChangesFuture, LocalStore, EveryVersion, Holder, Lease, NameStore};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ pub(super) struct Queues(Mutex<HashMap<u64, OpenQueue>>);
 
 /// A queue, which ends when this is dropped.
 struct OpenQueue {
-    store: Arc<EmbeddedStore>,
+    store: Arc<LocalStore>,
     start: ChangePosition,
 }
 
@@ -44,7 +44,7 @@ impl Queues {
     /// `Invalid` for limits out of their ranges, `Conflict` beyond the number of queues.
     pub(super) fn open(
         &self,
-        store: &Arc<EmbeddedStore>,
+        store: &Arc<LocalStore>,
         every: EveryVersion,
         holder: &Holder,
         budget: &Arc<Budget>,

@@ -15,7 +15,7 @@ use cotensor_rpc::server::Outbox;
 use cotensor_rpc::{Frame, encode_call};
 use cotensor_store::backend::{Budget, Charge};
 use cotensor_store::{
-    ChangePosition, ChangesFuture, EmbeddedStore, EveryVersion, Holder, Key, Lease, TensorStore, Ticket, check_name,
+    ChangePosition, ChangesFuture, LocalStore, EveryVersion, Holder, Key, Lease, TensorStore, Ticket, check_name,
 };
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ const QUEUES_HOLDER: &str = "watch";
 
 /// A client's session.
 pub(crate) struct Session {
-    pub(super) store: Arc<EmbeddedStore>,
+    pub(super) store: Arc<LocalStore>,
     pub(super) events: Arc<StoreEvents>,
     pub(crate) id: u64,
     /// The client's name and process, as in the names of holders. Set by `session.hello`.
@@ -53,7 +53,7 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(
-        store: Arc<EmbeddedStore>,
+        store: Arc<LocalStore>,
         events: Arc<StoreEvents>,
         max_bytes: u64,
         id: u64,

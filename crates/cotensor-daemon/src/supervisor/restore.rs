@@ -13,7 +13,7 @@ use cotensor_core::{ContentHash, Error, ErrorKind, Layout, MemoryKind, Result, S
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Charge;
 use cotensor_store::{
-    BlobStore, Claim, EmbeddedStore, Holder, Key, Lease, RestoredTensor, SpilledTensor, TensorId, TensorStore, Ticket,
+    BlobStore, Claim, LocalStore, Holder, Key, Lease, RestoredTensor, SpilledTensor, TensorId, TensorStore, Ticket,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
@@ -97,7 +97,7 @@ fn take(segment: &JournalSegment, charge: &Arc<Charge>) -> Result<Taken> {
 }
 
 /// Restores the tensors of the journal after verifying them. A tensor that fails is logged and left out.
-fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<Files>>) -> Orphans {
+fn restore(store: &LocalStore, link: &SupervisorLink, files: Option<&Arc<Files>>) -> Orphans {
     let (mut segments, mut orphans) = (HashMap::new(), Orphans::default());
     let holder = store.holder("taken over");
     let mut state = link.state();
@@ -191,7 +191,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
 
 /// Restores spilled tensors whose files are good. Returns those tensors.
 fn restore_spilled(
-    store: &EmbeddedStore,
+    store: &LocalStore,
     link: &SupervisorLink,
     files: Option<&Arc<Files>>,
     entries: Vec<Entry>,
@@ -237,7 +237,7 @@ fn spilled_tensor(entry: Entry) -> Result<(SpilledTensor, u64)> {
 }
 
 fn restore_tensor(
-    store: &EmbeddedStore,
+    store: &LocalStore,
     entry: &Entry,
     segments: &HashMap<u64, (Taken, Arc<Charge>)>,
     holder: &Holder,
@@ -258,7 +258,7 @@ fn restore_tensor(
 }
 
 /// The claim of `key`, unless another session has it or its results exist.
-pub(super) fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
+pub(super) fn claim(store: &LocalStore, key: &Key, holder: &Holder) -> Option<Ticket> {
     match store.poll_claim(key, holder, Waker::noop()) {
         Poll::Ready(Claim::Compute(ticket)) => Some(ticket),
         _ => None,

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use cotensor_client::protocol::provider::TensorRef;
 use cotensor_core::{DType, Error, Result};
-use cotensor_store::{EmbeddedStore, Holder, Lease, TensorSpec, TensorStore};
+use cotensor_store::{LocalStore, Holder, Lease, TensorSpec, TensorStore};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -39,7 +39,7 @@ struct WrittenTensor<'a> {
 
 struct Reader<'a> {
     function: &'a str,
-    store: &'a EmbeddedStore,
+    store: &'a LocalStore,
     holder: &'a Holder,
     leases: Vec<Lease>,
 }
@@ -52,7 +52,7 @@ impl Arguments {
     pub(super) fn read(
         params: Option<&RawValue>,
         function: &str,
-        store: &EmbeddedStore,
+        store: &LocalStore,
         holder: &Holder,
     ) -> Result<Self> {
         let mut reader = Reader { function, store, holder, leases: Vec::new() };

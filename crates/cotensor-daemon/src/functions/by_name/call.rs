@@ -7,7 +7,7 @@ use cotensor_client::protocol::{CallerInfo, FoundFunction, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind};
 use cotensor_rpc::{Connection, millis, to_object};
-use cotensor_store::{EmbeddedStore, Holder};
+use cotensor_store::{LocalStore, Holder};
 use jsonrpsee_types::ErrorObjectOwned;
 use serde::Serialize;
 use serde_json::Value;
@@ -22,7 +22,7 @@ const TIME_MAX: Duration = Duration::from_secs(660);
 
 /// A call of a function for a client.
 pub(crate) struct FunctionCall {
-    pub(crate) store: Arc<EmbeddedStore>,
+    pub(crate) store: Arc<LocalStore>,
     /// The holder of its tensors.
     pub(crate) holder: Holder,
     /// The client's name.

@@ -6,7 +6,7 @@ use base64::prelude::BASE64_STANDARD;
 use cotensor_client::protocol::provider::{ArenaTensorRef, OpenSlabParams, TensorRef};
 use cotensor_core::{DType, Error, Layout, Result};
 use cotensor_memory::{Guarantee, check_sealed};
-use cotensor_store::{CopyReason, EmbeddedStore, Holder, StoreReports, TensorStore};
+use cotensor_store::{CopyReason, LocalStore, Holder, StoreReports, TensorStore};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
@@ -41,7 +41,7 @@ impl Slabs {
 
 /// Reads the values of one result.
 pub(super) struct Results<'a> {
-    store: &'a EmbeddedStore,
+    store: &'a LocalStore,
     holder: &'a Holder,
     slabs: &'a Slabs,
     /// Bytes that further tensors may have.
@@ -49,7 +49,7 @@ pub(super) struct Results<'a> {
 }
 
 impl<'a> Results<'a> {
-    pub(super) fn new(store: &'a EmbeddedStore, holder: &'a Holder, slabs: &'a Slabs) -> Self {
+    pub(super) fn new(store: &'a LocalStore, holder: &'a Holder, slabs: &'a Slabs) -> Self {
         Self { store, holder, slabs, left: Cell::new(BYTES_MAX) }
     }
 

@@ -1,15 +1,16 @@
 //! Spill storage to memory.
 
-use super::{Location, SpilledSegment, SpilledSet, SpilledTensor};
 use crate::backend::{LeaseBackend, Record, RecordParts};
 use crate::budget::Charge;
 use crate::eviction::{ROUNDS_MAX, pause};
-use crate::{CopyReason, EmbeddedStore, Holder, Key, Lease, TensorId, TensorStore};
+use crate::local::LocalStore;
+use crate::spill::{Location, SpilledSegment, SpilledSet, SpilledTensor};
+use crate::{CopyReason, Holder, Key, Lease, TensorId, TensorStore};
 use cotensor_core::{Error, ErrorKind, Result, Segment};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-impl EmbeddedStore {
+impl LocalStore {
     /// Repeats a lookup that failed, after restoring the tensor if it is spilled. `None` when it does not exist.
     pub(crate) fn find_spilled(
         &self,
@@ -86,7 +87,7 @@ impl EmbeddedStore {
         let mut leases = Vec::with_capacity(set.tensors.len());
         for tensor in &set.tensors {
             let SpilledTensor { id, spec, layout, key, created, left: _ } = tensor.clone();
-            self.continue_age(id, &spec);
+            self.ages.resume(id, &spec, self.clock.now());
             let backend: Weak<dyn LeaseBackend> = self.me.clone();
             let (segment, created) = (Arc::clone(segment), self.created(created));
             let charge = self.devices.host().take_metadata_unchecked(charge, self.metadata_of(&spec));

@@ -1,11 +1,12 @@
 //! Restoring while spill storage is full: a spilled segment and one in memory change places.
 
-use super::{SpilledSegment, SpilledSet};
-use crate::{EmbeddedStore, Holder, Lease};
+use crate::local::LocalStore;
+use crate::spill::{SpilledSegment, SpilledSet};
+use crate::{Holder, Lease};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-impl EmbeddedStore {
+impl LocalStore {
     /// Restores a set although `refused` denied its memory: removes its segment from spill storage first, then spills
     /// unleased tensors there. Meanwhile the budget is exceeded by this one segment.
     ///

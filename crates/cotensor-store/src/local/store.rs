@@ -2,10 +2,11 @@
 
 use crate::backend::{LeaseBackend, RecordParts, StoreBackend, UnpublishedTensor};
 use crate::budget::TensorCharge;
-use crate::embedded::EmbeddedStore;
-use crate::eviction::Want;
+use crate::eviction::{Want, candidates};
 use crate::leases::Record;
+use crate::local::LocalStore;
 use crate::names::{Superseded, Unqueued};
+use crate::reports::{Figures, Freed};
 use crate::spill::Location;
 use crate::{
     BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
@@ -18,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-impl EmbeddedStore {
+impl LocalStore {
     /// Removes closed records from the store.
     pub(crate) fn free_closed(&self, records: &[Arc<Record>]) {
         crate::log::log_freed(records);
@@ -46,17 +47,6 @@ impl EmbeddedStore {
         self.queues.add(name, version)
     }
 
-    /// The answer of the cache. The store works without it, so its errors are only counted for the diagnostics.
-    pub(crate) fn unless_cache_fails<T>(&self, answer: Result<T>) -> Option<T> {
-        answer
-            .inspect_err(|error| {
-                self.counters.cache_errors.fetch_add(1, Ordering::Relaxed);
-                let mut last = lock(&self.counters.last_cache_error);
-                *last = Some(error.to_string());
-            })
-            .ok()
-    }
-
     fn release_name(&self, record: &Arc<Record>) {
         record.stop_retaining();
         self.release(record);
@@ -70,13 +60,24 @@ impl EmbeddedStore {
         }
     }
 
+    /// What the reports are made of.
+    fn figures(&self) -> Figures<'_> {
+        Figures {
+            names: &self.names,
+            devices: &self.devices,
+            counters: &self.counters,
+            now: self.clock.now(),
+            started: self.started,
+        }
+    }
+
     fn backend(&self) -> Result<Arc<dyn StoreBackend>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
     }
 
     /// Publishes a record under its name and leases it.
-    pub(crate) fn list(
+    pub(crate) fn publish_named(
         &self,
         spec: TensorSpec,
         layout: Layout,
@@ -138,12 +139,12 @@ impl EmbeddedStore {
     }
 }
 
-impl StoreBackend for EmbeddedStore {
+impl StoreBackend for LocalStore {
     fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
         let UnpublishedTensor { spec, layout, segment, charge, holder, private, .. } = draft;
         let segment = segment.freeze()?;
         if !private {
-            return self.list(spec, layout, segment, charge, key, &holder);
+            return self.publish_named(spec, layout, segment, charge, key, &holder);
         }
         let (id, created) = (self.names.private_id(), self.clock.now());
         let private = Some(holder.clone());
@@ -164,7 +165,7 @@ impl StoreBackend for EmbeddedStore {
     }
 }
 
-impl LeaseBackend for EmbeddedStore {
+impl LeaseBackend for LocalStore {
     fn release(&self, record: &Arc<Record>) {
         if record.close() {
             self.free_closed(std::slice::from_ref(record));
@@ -172,7 +173,9 @@ impl LeaseBackend for EmbeddedStore {
     }
 
     fn left(&self, record: &Arc<Record>) {
-        self.count_age(record);
+        if let Some(since) = self.ages.count(record, self.clock.now()) {
+            self.notify(|observer| observer.on_left(record, since));
+        }
     }
 
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
@@ -180,7 +183,7 @@ impl LeaseBackend for EmbeddedStore {
     }
 }
 
-impl TensorStore for EmbeddedStore {
+impl TensorStore for LocalStore {
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         // Read before the lock, for which other threads wait.
         let now = self.clock.recent();
@@ -248,7 +251,7 @@ impl TensorStore for EmbeddedStore {
     }
 }
 
-impl ComputationStore for EmbeddedStore {
+impl ComputationStore for LocalStore {
     fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
         let _restored = self.restore_results(key, holder);
         let found = self.claims.claim(*key, holder, wait)?;
@@ -260,9 +263,9 @@ impl ComputationStore for EmbeddedStore {
     }
 }
 
-impl BlobStore for EmbeddedStore {
+impl BlobStore for LocalStore {
     fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>> {
-        crate::blobs::lease_blobs(self, specs, source, holder)
+        super::blobs::lease_blobs(self, specs, source, holder)
     }
 
     fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
@@ -274,13 +277,13 @@ impl BlobStore for EmbeddedStore {
 
     fn put_note(&self, key: &ContentHash, note: &[u8]) {
         match &self.cache {
-            Some(cache) => drop(self.unless_cache_fails(cache.put_note(key, note))),
+            Some(cache) => drop(self.counters.unless_cache_fails(cache.put_note(key, note))),
             None => lock(&self.notes).put_note(key, note),
         }
     }
 }
 
-impl MemoryControl for EmbeddedStore {
+impl MemoryControl for LocalStore {
     fn prefault(&self, device: Device, bytes: usize, count: usize) -> Result<usize> {
         self.devices.memory(device)?.prefault(bytes, count)
     }
@@ -295,11 +298,21 @@ impl MemoryControl for EmbeddedStore {
     }
 
     fn optimize(&self) -> OptimizeReport {
-        crate::reports::optimize(self)
+        let before = self.devices.used();
+        let mut freed = Freed::default();
+        let mut unleased = self.names.unleased();
+        for candidate in candidates(std::mem::take(&mut unleased.records)) {
+            if candidate.close() {
+                self.free_closed(&candidate.records);
+                freed.add(&candidate);
+            }
+        }
+        drop(unleased);
+        freed.report(before, self.devices.used(), self.names.survey().records.len())
     }
 }
 
-impl StoreReports for EmbeddedStore {
+impl StoreReports for LocalStore {
     fn config(&self) -> &SharingConfig {
         &self.config
     }
@@ -309,14 +322,14 @@ impl StoreReports for EmbeddedStore {
     }
 
     fn stats(&self) -> Stats {
-        crate::reports::stats(self)
+        self.figures().stats()
     }
 
     fn recommendations(&self) -> Recommendations {
-        crate::reports::recommendations(self)
+        self.figures().recommendations()
     }
 
     fn diagnostics(&self) -> Diagnostics {
-        crate::reports::diagnostics(self)
+        self.figures().diagnostics()
     }
 }

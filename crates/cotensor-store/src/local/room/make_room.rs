@@ -1,47 +1,14 @@
 //! Making room: evicts or spills unleased tensors.
 
-use crate::EmbeddedStore;
 use crate::TensorSpec;
 use crate::budget::{Budget, Charge, TensorCharge};
-use crate::eviction::{Candidate, candidates};
+use crate::eviction::{Candidate, ROUNDS_MAX, Want, candidates, order_for, over_budget, pause};
+use crate::local::LocalStore;
 use cotensor_core::{Device, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-/// Attempts of a reservation while memory is leaving: more than a second in total.
-#[cfg(not(target_family = "wasm"))]
-pub(crate) const ROUNDS_MAX: u32 = 10_000;
-/// With one thread, no other thread returns memory.
-#[cfg(target_family = "wasm")]
-pub(crate) const ROUNDS_MAX: u32 = 2;
-
-/// For metadata, this fraction of the budget is freed at a time, at most [`METADATA_FREED_MAX`] bytes: with many
-/// tensors the search for candidates is slow.
-const METADATA_FREED_FRACTION: u64 = 256;
-const METADATA_FREED_MAX: u64 = 256 << 10;
-
-/// The purpose of the room.
-#[derive(Clone, Copy)]
-pub(crate) enum Want {
-    /// Memory. Tensors of segments that stay go last, because they return only metadata.
-    Memory,
-    /// Memory for a spilled segment. Tensors that cannot be spilled stay: the caller swaps segments instead.
-    Restored,
-    /// Metadata of one more tensor.
-    Metadata,
-}
-
-/// Lets other threads run; in early rounds for the shortest time.
-pub(crate) fn pause(round: u32) {
-    if round < 100 || cfg!(target_family = "wasm") {
-        std::thread::yield_now();
-    } else {
-        std::thread::sleep(Duration::from_micros(100));
-    }
-}
-
-impl EmbeddedStore {
+impl LocalStore {
     /// Takes `bytes` from the budget of `device`. Evicts unleased tensors if that makes enough room, else none.
     pub(crate) fn charge(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
         let budget = self.devices.budget(device)?;
@@ -105,17 +72,8 @@ impl EmbeddedStore {
     pub(crate) fn evict(&self, budget: &Arc<Budget>, bytes: u64, want: Want) -> Result<bool> {
         let mut outcome = Ok(false);
         self.with_unleased(&mut |mut candidates| {
-            let goal = match want {
-                Want::Memory | Want::Restored => {
-                    candidates.sort_by_key(|candidate| candidate.is_partial);
-                    bytes
-                }
-                Want::Metadata => bytes.max(METADATA_FREED_MAX.min(budget.max() / METADATA_FREED_FRACTION)),
-            };
-            // Tensors of other devices return nothing to a device, and only metadata to the host, so there they go
-            // last.
-            candidates.retain(|candidate| budget.device().is_host() || candidate.is_of(budget));
-            candidates.sort_by_key(|candidate| !candidate.is_of(budget));
+            order_for(&mut candidates, budget, want);
+            let goal = want.goal(budget, bytes);
             // Other threads take and return memory at the same time.
             let fits = || budget.will_fit(bytes, 0);
             let mut enough = || budget.will_fit(goal, 0);
@@ -214,6 +172,19 @@ impl EmbeddedStore {
         }
     }
 
+    /// The error of a reservation that does not fit.
+    pub(crate) fn over_budget(&self, budget: &Arc<Budget>, bytes: u64) -> Error {
+        let uses = self.last_uses.of(budget, &self.names, &*self.clock);
+        let retained = self.observer.as_ref().and_then(|observer| observer.retained_memory());
+        over_budget(budget, bytes, &uses, retained)
+    }
+
+    /// As [`over_budget`](Self::over_budget), with the error of spilling.
+    pub(crate) fn not_spilled(&self, budget: &Arc<Budget>, bytes: u64, error: &Error) -> Error {
+        let over = self.over_budget(budget, bytes);
+        Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", over.message()))
+    }
+
     fn evict_candidate(&self, candidate: &Candidate) {
         if candidate.close() {
             self.counters.evictions.fetch_add(candidate.records.len() as u64, Ordering::Relaxed);
@@ -227,8 +198,9 @@ impl EmbeddedStore {
 #[cfg(all(test, not(target_family = "wasm")))]
 mod tests {
     use super::*;
-    use crate::{Retention, StoreReports, TensorSpec, TensorStore};
+    use crate::{Retention, StoreReports, TensorStore};
     use cotensor_core::DType;
+    use std::time::Duration;
 
     fn spec(name: &str, bytes: usize) -> TensorSpec {
         TensorSpec {
@@ -240,7 +212,7 @@ mod tests {
     /// Another thread has released its lease and still holds a reference to the record.
     #[test]
     fn reservation_waits_for_leaving_memory() {
-        let store = EmbeddedStore::builder().max_memory_bytes(100).build();
+        let store = LocalStore::builder().max_memory_bytes(100).build();
         let holder = store.holder("m");
         let lease = store.reserve(spec("a", 100), &holder).unwrap().publish().unwrap();
         let touched = Arc::clone(&lease.record);

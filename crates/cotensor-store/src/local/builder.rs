@@ -1,10 +1,11 @@
-//! The builder of an embedded store.
+//! The builder of a local store.
 
 use crate::budget::{Budget, Devices};
 use crate::computations::Claims;
-use crate::embedded::{Counters, EmbeddedStore};
 use crate::eviction::{Ages, LastUses};
+use crate::local::LocalStore;
 use crate::names::{Names, SHARDS};
+use crate::reports::Counters;
 use crate::spill::SpillState;
 use crate::{Clock, SharingConfig, SpillStorage, StoreObserver, SystemClock};
 use cotensor_core::{BlobCache, Device, HeapMemory, Memory};
@@ -13,11 +14,11 @@ use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The default of [`EmbeddedStoreBuilder::claim_wait_max`].
+/// The default of [`LocalStoreBuilder::claim_wait_max`].
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// Builds an [`EmbeddedStore`].
-pub struct EmbeddedStoreBuilder {
+/// Builds an [`LocalStore`].
+pub struct LocalStoreBuilder {
     max_memory_bytes: u64,
     metadata_bytes: u64,
     memories: BTreeMap<Device, Arc<dyn Memory>>,
@@ -32,7 +33,7 @@ pub struct EmbeddedStoreBuilder {
     spill: Option<Arc<dyn SpillStorage>>,
 }
 
-impl EmbeddedStoreBuilder {
+impl LocalStoreBuilder {
     /// One shard instead of many, for a store of a few tensors.
     #[must_use]
     pub fn small(mut self) -> Self {
@@ -124,12 +125,12 @@ impl EmbeddedStoreBuilder {
     }
 
     /// Builds the store.
-    pub fn build(self) -> Arc<EmbeddedStore> {
+    pub fn build(self) -> Arc<LocalStore> {
         let host = Budget::with_metadata(self.max_memory_bytes, self.metadata_bytes);
         let mut memories = self.memories;
         memories.entry(host.device()).or_insert_with(|| Arc::new(HeapMemory));
         let seed = self.seed.unwrap_or_else(|| foldhash::fast::RandomState::default().hash_one(0));
-        Arc::new_cyclic(|me| EmbeddedStore {
+        Arc::new_cyclic(|me| LocalStore {
             names: Names::new(self.shards, seed),
             changes: Arc::default(),
             queues: Default::default(),
@@ -150,10 +151,10 @@ impl EmbeddedStoreBuilder {
     }
 }
 
-impl EmbeddedStore {
+impl LocalStore {
     /// A builder with heap memory, without a cache and without limits.
-    pub fn builder() -> EmbeddedStoreBuilder {
-        EmbeddedStoreBuilder {
+    pub fn builder() -> LocalStoreBuilder {
+        LocalStoreBuilder {
             max_memory_bytes: u64::MAX,
             metadata_bytes: 0,
             memories: BTreeMap::new(),

@@ -1,41 +1,18 @@
 //! Restoring the tensors of a former store.
 
-use crate::SegmentCharge;
 use crate::backend::{Charge, LeaseBackend, Record, RecordParts, VersionState};
-use crate::embedded::check_device;
+use crate::budget::SegmentCharge;
+use crate::local::LocalStore;
 use crate::names::RestoredVersion;
+use crate::persist::RestoredTensor;
 use crate::spill::SpilledSet;
-use crate::{EmbeddedStore, Holder, Key, Lease, Retention, SpilledSegment, SpilledTensor, TensorId, TensorSpec};
-use cotensor_core::{Device, Error, Layout, Result, Segment};
+use crate::{Holder, Key, Lease, Retention, SpilledSegment, SpilledTensor, TensorId};
+use cotensor_core::{Device, Error, Result};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A tensor of a former store.
-pub struct RestoredTensor {
-    /// The identity of the version, then and now.
-    pub id: TensorId,
-    /// The description under which it was published.
-    pub spec: TensorSpec,
-    /// How its elements lie in the segment.
-    pub layout: Layout,
-    /// The memory.
-    pub segment: Arc<dyn Segment>,
-    /// The charge of the segment, which all tensors of the segment share.
-    pub charge: Arc<Charge>,
-    /// The computation whose result it is.
-    pub key: Option<Key>,
-    /// The number of versions that its name had.
-    pub versions: u64,
-    /// Its relation to the name; not `Spilled`.
-    pub state: VersionState,
-    /// The time of publication, by a clock that both stores share; `None`, which means now, if it is unknown.
-    pub created: Option<Duration>,
-    /// Since when it had no lease, by that clock, if it is kept for a [time](TensorSpec::keep_for) and that is known.
-    pub left: Option<Duration>,
-}
-
-impl EmbeddedStore {
-    /// Lists a tensor of a former store with the same [seed](crate::EmbeddedStoreBuilder::seed), and leases it. A
+impl LocalStore {
+    /// Lists a tensor of a former store with the same [seed](crate::LocalStoreBuilder::seed), and leases it. A
     /// version that is not the newest, or not cached, is freed with its last lease. The time of a tensor that had no lease goes on, unless it is
     /// used. The observer is not called.
     ///
@@ -47,11 +24,11 @@ impl EmbeddedStore {
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
-        check_device(&spec, &*segment)?;
+        spec.check_device(&*segment)?;
         let (name, created) = (spec.name.clone(), self.created(created));
         let charge = self.devices.host().take_metadata_unchecked(&charge, self.metadata_of(&spec));
         let backend: Weak<dyn LeaseBackend> = self.me.clone();
-        self.restore_age(id, left.filter(|_| spec.keep_for.is_some()));
+        self.ages.restore(id, left.filter(|_| spec.keep_for.is_some()), self.clock.now());
         let place = RestoredVersion { id, versions: versions.max(id.version), state };
         let record = self.names.restore(&name, place, || {
             let retained = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
@@ -107,15 +84,16 @@ impl EmbeddedStore {
         self.names.current(name)
     }
 
-    /// Lists the tensors of a segment that a former store with the same [seed](crate::EmbeddedStoreBuilder::seed)
+    /// Lists the tensors of a segment that a former store with the same [seed](crate::LocalStoreBuilder::seed)
     /// spilled, each with the number of versions of its name. The [`StoreObserver`](crate::StoreObserver) is not
     /// called.
     ///
     /// # Errors
     /// `Conflict` when one of the names exists already.
     pub fn restore_spilled(&self, tensors: Vec<(SpilledTensor, u64)>, segment: Arc<dyn SpilledSegment>) -> Result<()> {
+        let now = self.clock.now();
         for (tensor, _) in &tensors {
-            self.restore_age(tensor.id, tensor.left);
+            self.ages.restore(tensor.id, tensor.left, now);
         }
         let created = |tensor: &SpilledTensor| Some(self.created(tensor.created));
         let (tensors, versions): (Vec<_>, Vec<u64>) = tensors
@@ -126,7 +104,7 @@ impl EmbeddedStore {
         let set = Arc::new(SpilledSet::new(segment, tensors, metadata));
         for (tensor, versions) in set.tensors.iter().zip(versions) {
             self.names.restore_spilled(&tensor.spec.name, tensor.id, versions, &set)?;
-            self.count_age_of_spilled(tensor.id, &tensor.spec);
+            self.ages.count_spilled(tensor.id, &tensor.spec, now);
         }
         Ok(())
     }

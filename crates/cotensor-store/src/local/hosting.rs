@@ -2,44 +2,19 @@
 //! thread; blobs are published in two steps.
 
 use crate::backend::{Charge, Record, TensorCharge};
-use crate::blobs::{self, BlobPack, UploadPlan};
+use crate::blobs::{BlobPack, UploadPlan};
+use crate::budget::SegmentCharge;
 use crate::computations::Found;
-use crate::{BlobSpec, Claim, EmbeddedStore, Holder, Key, Lease, TensorSpec, Ticket};
+use crate::local::LocalStore;
+use crate::spill::SpilledSet;
+use crate::{BlobSpec, Claim, Holder, Key, Lease, SpilledTensorInfo, TensorId, TensorSpec, Ticket};
 use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// The charge of an open segment, to which tensors are still added. While it exists, the segment stays.
-#[derive(Debug)]
-pub struct SegmentCharge(Arc<Charge>);
-
-impl SegmentCharge {
-    /// The charge that the tensors of the segment share.
-    pub fn charge(&self) -> Arc<Charge> {
-        Arc::clone(&self.0)
-    }
-
-    pub(crate) fn new(charge: Arc<Charge>) -> Self {
-        charge.open();
-        Self(charge)
-    }
-
-    /// A further charge of an open segment. `None` when the last of its tensors is being freed.
-    #[must_use]
-    pub fn share(charge: Arc<Charge>) -> Option<Self> {
-        charge.share().then(|| Self(charge))
-    }
-}
-
-impl Drop for SegmentCharge {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
-impl EmbeddedStore {
+impl LocalStore {
     /// Takes the bytes and the metadata of a tensor from the budget, for memory that another process makes. Evicts if
     /// needed.
     ///
@@ -121,8 +96,8 @@ impl EmbeddedStore {
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
-        check_device(&spec, &*segment)?;
-        self.list(spec, layout, segment, charge, key, holder)
+        spec.check_device(&*segment)?;
+        self.publish_named(spec, layout, segment, charge, key, holder)
     }
 
     /// As [`ComputationStore::claim`](crate::ComputationStore::claim), without blocking: where that waits, `waker` is
@@ -168,7 +143,7 @@ impl EmbeddedStore {
     /// # Errors
     /// As there.
     pub fn plan_upload(&self, specs: &[BlobSpec], holder: &Holder, waker: &Waker) -> Result<UploadPlan> {
-        blobs::begin(self, specs, holder, waker)
+        super::blobs::begin(self, specs, holder, waker)
     }
 
     /// The second half: publishes and leases the blobs of `pack`, which `segment` holds. `took` is the time of
@@ -180,7 +155,7 @@ impl EmbeddedStore {
         if segment.len() != pack.bytes() {
             return Err(Error::invalid(format!("the segment has {} bytes, the pack {}", segment.len(), pack.bytes())));
         }
-        blobs::publish(self, pack, segment, took)
+        super::blobs::publish(self, pack, segment, took)
     }
 
     /// Time since a record was published.
@@ -194,14 +169,22 @@ impl EmbeddedStore {
         records.retain(|record| record.name().starts_with(prefix));
         records
     }
-}
 
-/// `Invalid` where a tensor's segment is on another device than the tensor's description says.
-pub(crate) fn check_device(spec: &TensorSpec, segment: &dyn Segment) -> Result<()> {
-    let (said, found) = (spec.device, segment.device());
-    if said == found {
-        return Ok(());
+    /// Every spilled tensor whose name starts with `prefix`, by name.
+    pub fn spilled(&self, prefix: &str) -> Vec<SpilledTensorInfo> {
+        let now = self.clock.now();
+        let describe = |(set, id): (Arc<SpilledSet>, TensorId)| {
+            let tensor = set.tensor(id)?.clone();
+            let age = now.saturating_sub(self.created(tensor.created));
+            Some(SpilledTensorInfo { tensor, age, lost: set.lost() })
+        };
+        let mut found: Vec<SpilledTensorInfo> = self.names.spilled(prefix).into_iter().filter_map(describe).collect();
+        found.sort_by(|a, b| a.tensor.spec.name.cmp(&b.tensor.spec.name));
+        found
     }
-    Err(Error::invalid(format!("{} is described as on {said}, its segment is on {found}", spec.name))
-        .in_field("device"))
+
+    /// Bytes of host memory in use, without the rest of the report: see [`crate::StoreReports::stats`].
+    pub fn memory_usage_bytes(&self) -> u64 {
+        self.devices.host().used()
+    }
 }

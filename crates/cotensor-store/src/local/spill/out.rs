@@ -1,43 +1,21 @@
 //! Memory to spill storage.
 
-use super::{SpillState, SpilledSet, SpilledTensor};
-use crate::EmbeddedStore;
 use crate::backend::LeaseBackend;
 use crate::budget::SpilledCharge;
 use crate::eviction::Candidate;
+use crate::local::LocalStore;
 use crate::names::{SpillOutcome, Unqueued};
+use crate::spill::{SpillState, SpilledSet, SpilledTensor};
 use crate::types::CopyReason;
 use cotensor_core::{HeapMemory, Memory, Result, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The speed at which spilled tensors are read, in bytes a second. A tensor that is recomputed faster is evicted
-/// instead.
-const READ_BYTES_PER_SECOND: f64 = (1u64 << 30) as f64;
-
-/// Whether two segments are parts of one file.
-#[cfg(unix)]
-fn same_file(a: &dyn Segment, b: &dyn Segment) -> bool {
-    let number = |segment: &dyn Segment| segment.fd().map(|fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
-    number(a).is_some() && number(a) == number(b)
-}
-
-#[cfg(not(unix))]
-fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
-    false
-}
-
-impl EmbeddedStore {
-    /// The segment of a candidate that should be spilled. Two kinds of candidates are evicted instead: those whose
-    /// recompute time is known and shorter than reading them back, and those on a device whose memory other
-    /// processes make, which the store can neither read nor restore.
+impl LocalStore {
+    /// The segment of a candidate that should be spilled. Evicted instead are those that are [cheap to compute](Candidate::spillable), and those
+    /// on a device whose memory other processes make, which the store can neither read nor restore.
     pub(crate) fn worth_spilling<'a>(&self, candidate: &'a Candidate) -> Option<&'a Arc<dyn Segment>> {
-        let recompute = candidate.recompute.as_secs_f64();
-        let first = &candidate.records.first()?.segment;
-        let same = |segment: &Arc<dyn Segment>| Arc::ptr_eq(segment, first) || same_file(&**segment, &**first);
-        let is_cheap = recompute > 0.0 && recompute < candidate.bytes as f64 / READ_BYTES_PER_SECOND;
-        let is_own = self.devices.memory(first.device()).is_ok();
-        (is_own && !is_cheap && candidate.records.iter().all(|record| same(&record.segment))).then_some(first)
+        candidate.spillable().filter(|segment| self.devices.memory(segment.device()).is_ok())
     }
 
     /// Spills the segment of an unleased candidate; false when a lease was taken meanwhile.
@@ -104,7 +82,7 @@ impl EmbeddedStore {
     }
 
     /// The metadata of spilled tensors, in bytes.
-    pub(super) fn spilled_metadata(&self, tensors: &[SpilledTensor]) -> u64 {
+    pub(crate) fn spilled_metadata(&self, tensors: &[SpilledTensor]) -> u64 {
         tensors.iter().map(|tensor| self.metadata_of(&tensor.spec)).sum()
     }
 }

@@ -1,16 +1,17 @@
 //! Listing and watching names in a store of this process.
 
 use crate::backend::Budget;
-use crate::names::{ChangesFuture, Unqueued};
+use crate::local::LocalStore;
+use crate::names::ChangesFuture;
 use crate::{
-    ChangePosition, EmbeddedStore, EveryVersion, Holder, Lease, NameChanges, NameFilter, NameStore, NamedVersion,
-    TensorId, TensorStore,
+    ChangePosition, EveryVersion, Holder, Lease, NameChanges, NameFilter, NameStore, NamedVersion, TensorId,
+    TensorStore,
 };
 use cotensor_core::Result;
 use std::sync::Arc;
 use std::time::Duration;
 
-impl EmbeddedStore {
+impl LocalStore {
     /// The changes of the names that `filter` selects after `since`, as soon as there is one. Ready at once without
     /// `since`, with the current position.
     pub fn watch_names(&self, filter: NameFilter, since: Option<ChangePosition>) -> ChangesFuture {
@@ -29,15 +30,7 @@ impl EmbeddedStore {
         own: Option<Arc<Budget>>,
     ) -> Result<ChangePosition> {
         every.check()?;
-        let queue = self.queues.open(every, holder.clone(), own);
-        if queue.every().existing {
-            // A queue drops what it has no room for.
-            let mut unqueued = Unqueued::default();
-            self.names.each_newest(&queue.every().filter, |name, id, record| {
-                queue.add_existing(name, id, record, &mut unqueued);
-            });
-        }
-        Ok(queue.start())
+        Ok(self.queues.open(every, holder.clone(), own, &self.names))
     }
 
     /// The oldest lease of the queue of these positions, which gives it up: its reader needs the bytes for another lease.
@@ -54,7 +47,7 @@ impl EmbeddedStore {
     }
 }
 
-impl NameStore for EmbeddedStore {
+impl NameStore for LocalStore {
     fn find_name(&self, name: &str) -> Result<Option<TensorId>> {
         Ok(self.names.newest(name))
     }
@@ -79,7 +72,7 @@ impl NameStore for EmbeddedStore {
         wait: Duration,
         keep_waiting: &dyn Fn() -> bool,
     ) -> Result<NameChanges> {
-        Ok(block_on(self.watch_names(filter.clone(), since), wait, keep_waiting))
+        Ok(self.watch_names(filter.clone(), since).block_on(wait, keep_waiting))
     }
 
     fn versions(
@@ -93,57 +86,10 @@ impl NameStore for EmbeddedStore {
             Some(since) => self.await_versions(since),
             None => ChangesFuture::known(self.open_versions(every.clone(), &self.holder("watch"), None)?, false),
         };
-        Ok(block_on(future, wait, keep_waiting))
+        Ok(future.block_on(wait, keep_waiting))
     }
 
     fn end_versions(&self, position: ChangePosition) {
         self.queues.end(position.log);
-    }
-}
-
-/// Polls `future` on this thread until it is ready or the wait ends.
-#[cfg(not(target_family = "wasm"))]
-fn block_on(mut future: ChangesFuture, wait: Duration, keep_waiting: &dyn Fn() -> bool) -> NameChanges {
-    use std::future::Future;
-    use std::pin::Pin;
-    use std::sync::Arc;
-    use std::task::{Context, Poll, Wake};
-    use std::thread::Thread;
-    use std::time::Instant;
-
-    /// The longest time between two calls of `keep_waiting`.
-    const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-
-    struct Unpark(Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let waker = Arc::new(Unpark(std::thread::current())).into();
-    let end = Instant::now().checked_add(wait);
-    loop {
-        if let Poll::Ready(changes) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
-            return changes;
-        }
-        let left = end.map_or(CHECK_INTERVAL, |end| end.saturating_duration_since(Instant::now()));
-        if left.is_zero() || !keep_waiting() {
-            return future.nothing();
-        }
-        std::thread::park_timeout(left.min(CHECK_INTERVAL));
-    }
-}
-
-/// With one thread, nothing changes during a wait.
-#[cfg(target_family = "wasm")]
-fn block_on(mut future: ChangesFuture, _: Duration, _: &dyn Fn() -> bool) -> NameChanges {
-    use std::future::Future;
-    use std::pin::Pin;
-    use std::task::{Context, Poll, Waker};
-    match Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(changes) => changes,
-        Poll::Pending => future.nothing(),
     }
 }
