@@ -1,17 +1,17 @@
 //! Creating a daemon: its store and its index.
 
-use crate::broker::Broker;
-use crate::channels::Channels;
 use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
-use crate::functions;
-use crate::index::{INDEX_SLOTS, Slots};
 use crate::models::Models;
 use crate::refusals::Refusals;
-use crate::segment::Slabs;
-use crate::session::{Disconnected, SessionLocks};
-use crate::spill::{Files, SpillToFiles};
-use crate::supervisor::{StoreEvents, SupervisorLink};
+use crate::state::broker::Broker;
+use crate::state::channels::Channels;
+use crate::state::functions;
+use crate::state::index::{INDEX_SLOTS, Slots};
+use crate::state::segment::Slabs;
+use crate::state::session::{Disconnected, SessionLocks};
+use crate::state::spill::{Files, SpillToFiles};
+use crate::state::{StoreEvents, SupervisorClient};
 use cotensor_client::protocol::METHODS;
 use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
@@ -35,7 +35,11 @@ impl Daemon {
         Self::with(config, SharedIndex::create(INDEX_SLOTS)?, None)
     }
 
-    pub(crate) fn with(config: Config, index: SharedIndex, link: Option<Arc<SupervisorLink>>) -> Result<Arc<Self>> {
+    pub(crate) fn with(
+        config: Config,
+        index: SharedIndex,
+        link: Option<Arc<dyn SupervisorClient>>,
+    ) -> Result<Arc<Self>> {
         Self::with_counts(config, index, link, CallCounts::of(METHODS.iter().map(|method| method.name)))
     }
 
@@ -43,7 +47,7 @@ impl Daemon {
     pub(crate) fn with_counts(
         config: Config,
         index: SharedIndex,
-        link: Option<Arc<SupervisorLink>>,
+        link: Option<Arc<dyn SupervisorClient>>,
         counts: CallCounts,
     ) -> Result<Arc<Self>> {
         let (mut secret, epoch) = (random_bytes()?, random_bytes()?);
@@ -99,7 +103,7 @@ impl Daemon {
             sessions: Mutex::default(),
             locks: SessionLocks::new(locks),
             ended: Notify::new(),
-            dashboard: Mutex::default(),
+            http: Mutex::default(),
             refused_users: Refusals::default(),
         }))
     }
