@@ -4,7 +4,7 @@ import { siteLocks, type Locks } from "../locks.js";
 import { Connection, StartError, type Link, type Mode } from "./connection.js";
 import { randomId, type Hub } from "./hub.js";
 import { scopeName } from "./names.js";
-import { serveWith, workerName, type WorkerSettings } from "./parameters.js";
+import { serveWith, workerName, type WorkerSettings } from "./settings.js";
 import { threadLocks } from "./serve.js";
 import { SharedStore } from "./shared_store.js";
 

@@ -5,7 +5,7 @@ import { VERSION } from "../version.js";
 import { Endpoint } from "./endpoint.js";
 import type { Handlers, HubContent } from "./handler.js";
 import { HANDLERS } from "./handlers.js";
-import { optionalText, text } from "./params.js";
+import { optionalText, text } from "./fields.js";
 import { Session } from "./session.js";
 
 /** Parameters of the first call on a port, `hello`. */

@@ -12,7 +12,7 @@ import type { Store } from "../store.js";
 import { Tensor } from "../tensor.js";
 import type { Device, Kind } from "../types.js";
 import type { CallContext, Handlers, HubContent } from "./handler.js";
-import { number, optionalText, text } from "./params.js";
+import { number, optionalText, text } from "./fields.js";
 import type { Session } from "./session.js";
 import { tensorAnswer, type TensorAnswer } from "./store_handlers.js";
 

@@ -4,7 +4,7 @@ import { Tensor } from "../tensor.js";
 import type { Device, DType, Kind } from "../types.js";
 import type { CallContext, Handlers } from "./handler.js";
 import { Transfer } from "./messages.js";
-import { buffer, number, numbers, optionalText, text } from "./params.js";
+import { buffer, number, numbers, optionalText, text } from "./fields.js";
 
 /** A lease of the client, and its tensor. */
 export interface TensorAnswer {

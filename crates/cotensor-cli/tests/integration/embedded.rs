@@ -1,13 +1,12 @@
 //! The command embedded in another program, such as an interpreter: further processes are started by that program.
 
-use crate::support::{Workspace, copy, fixtures};
+use crate::support::{Workspace, copy, fixtures, until};
 use cotensor_cli::{Launch, run_with};
 use cotensor_client::{ClientStore, protocol};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// A script that runs the command and logs its process id and arguments.
 fn interpreter(folder: &Path) -> (Launch, PathBuf) {
@@ -29,14 +28,6 @@ fn started(log: &Path) -> Vec<(String, String)> {
 
 fn kill(arguments: &[&str]) {
     assert!(Command::new("kill").args(arguments).status().unwrap().success());
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

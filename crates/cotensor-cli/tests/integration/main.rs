@@ -30,5 +30,6 @@ mod service;
 mod sharing;
 mod stream;
 mod support;
+mod tensors;
 mod terminal;
 mod waits;

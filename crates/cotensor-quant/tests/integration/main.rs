@@ -3,6 +3,7 @@
 
 mod accuracy;
 mod bad_input;
+mod golden;
 mod inputs;
 mod layout;
 mod samples;

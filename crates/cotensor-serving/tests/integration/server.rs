@@ -117,7 +117,7 @@ pub(crate) fn unpacked(name: &str) -> tempfile::TempDir {
                 let mut packed = flate2::read::GzDecoder::new(std::fs::File::open(entry.path()).unwrap());
                 std::io::copy(&mut packed, &mut std::fs::File::create(target.with_extension("")).unwrap()).unwrap();
             } else {
-                drop(std::fs::copy(entry.path(), target).unwrap())
+                std::fs::copy(entry.path(), target).unwrap();
             }
         }
     }

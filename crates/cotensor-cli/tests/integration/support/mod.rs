@@ -3,5 +3,5 @@
 mod daemon;
 mod workspace;
 
-pub(crate) use daemon::Daemon;
+pub(crate) use daemon::{Daemon, until};
 pub(crate) use workspace::{BERT, Workspace, copy, fixtures, without_network};

@@ -1,3 +1,4 @@
+// Reads the fields of a request.
 import { CotensorError } from "../errors.js";
 
 type Params = Readonly<Record<string, unknown>>;
