@@ -77,7 +77,8 @@ pub(super) async fn is_computed(caller: Caller, params: KeyParams) -> Answer<Com
 }
 
 pub(super) async fn holder(caller: Caller, params: ClaimHolderParams) -> Answer<ClaimHolder> {
-    let key = if params.is_blob { blob_key(&content_hash(&params.key)?, params.device) } else { claim_key(&params.key)? };
+    let key =
+        if params.is_blob { blob_key(&content_hash(&params.key)?, params.device) } else { claim_key(&params.key)? };
     let holder = caller.daemon.store.claim_holder(&key);
     Ok(ClaimHolder { holder: holder.map(|holder| holder.name().to_owned()) }.into())
 }
