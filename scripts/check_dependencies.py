@@ -70,23 +70,6 @@ ALLOWED = {
 #: By crate or package: imports between folders, or between a folder and a file beside it, that make a circle. Each is (folder below the
 #: source folder, importing name, imported name). Do not add entries.
 AGAINST_ORDER = {
-    "cotensor-client": [("", "health", "store")],
-    "cotensor-store": [
-        ("", "blobs", "embedded"),
-        ("", "eviction", "embedded"),
-        ("", "names", "embedded"),
-        ("", "names", "spill"),
-        ("", "persist", "embedded"),
-        ("", "reports", "embedded"),
-        ("", "spill", "embedded"),
-    ],
-    "cotensor-daemon": [
-        ("", "daemon", "http"),
-        ("", "daemon", "supervisor"),
-        ("", "models", "supervisor"),
-        ("", "session", "supervisor"),
-        ("", "supervisor", "handlers"),
-    ],
     "cotensor-preprocess": [("", "family", "text")],
     "cotensor-graph": [("", "onnx", "low_bit")],
     "cotensor-model": [

@@ -1,4 +1,4 @@
-//! Invalid HTTP. The daemon's `src/http/tests/` cover slow clients and most access rules.
+//! Invalid HTTP. The daemon's `src/transport/http/tests/` cover slow clients and most access rules.
 
 use cotensor_attacks::{SHORT_TIMEOUT, Target, Web, assert_no_secrets};
 use std::io::{Read, Write};

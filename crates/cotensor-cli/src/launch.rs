@@ -2,7 +2,6 @@
 
 use cotensor::core::{Error, Result};
 use cotensor_client::DaemonProgram;
-use cotensor_daemon::supervisor;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -68,10 +67,10 @@ impl Program {
     ///
     /// # Errors
     /// As [`Program::command`].
-    pub(crate) fn again(&self) -> Result<supervisor::Launch> {
+    pub(crate) fn again(&self) -> Result<cotensor_daemon::Launch> {
         let (program, mut arguments) = self.command()?;
         arguments.extend(self.arguments.iter().cloned());
-        Ok(supervisor::Launch::new(program, arguments).with_variables(self.variables.clone()))
+        Ok(cotensor_daemon::Launch::new(program, arguments).with_variables(self.variables.clone()))
     }
 }
 

@@ -4,7 +4,6 @@ mod channel;
 mod connect;
 mod daemon_process;
 mod device_share;
-mod health;
 pub mod hex;
 mod open_session;
 mod port;

@@ -5,8 +5,7 @@
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Ping};
 use cotensor_core::{DType, Kind, Segment};
-use cotensor_daemon::supervisor::{self, Role};
-use cotensor_daemon::{Config, Service};
+use cotensor_daemon::{Config, Role, Service};
 use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, copy_parallel};
 use cotensor_rpc::{Decoder, Frame, send_all};
 use cotensor_store::{CopyReason, MemoryControl, Retention, TensorSpec, TensorStore};
@@ -61,7 +60,7 @@ fn serve_echo(socket: &Path) {
 /// As `cotensor serve`: a server, and a supervisor that receives every publication.
 fn serve_daemon(socket: &str, role: Role) {
     let config = Config { socket: socket.into(), ..Config::default() };
-    supervisor::run(role, Service { config, http: None }, |_| {}).unwrap();
+    cotensor_daemon::run(role, Service { config, http: None }, |_| {}).unwrap();
 }
 
 struct Server(Child);

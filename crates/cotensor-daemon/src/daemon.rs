@@ -1,23 +1,23 @@
 //! The state that all connections and sessions of a daemon share.
 
-use crate::broker::Broker;
-use crate::channels::Channels;
 use crate::config::Config;
 use crate::descriptors;
-use crate::functions;
-use crate::http::Dashboard;
 use crate::models::Models;
 use crate::refusals::Refusals;
-use crate::segment::Slabs;
-use crate::session::{Disconnected, LeftSession, Session, SessionLocks};
-use crate::supervisor::{Event, Orphans, SessionClient, StoreEvents};
+use crate::state::broker::Broker;
+use crate::state::channels::Channels;
+use crate::state::functions;
+use crate::state::journal::{Event, SessionClient};
+use crate::state::segment::Slabs;
+use crate::state::session::{Disconnected, LeftSession, Session, SessionLocks};
+use crate::state::{HttpService, Orphans, StoreEvents};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::{CallCounts, Outbox};
 use cotensor_store::backend::Record;
-use cotensor_store::{EmbeddedStore, Stats, StoreReports};
+use cotensor_store::{LocalStore, Stats, StoreReports};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ const RECORDED_LEASES_MAX: usize = 1000;
 /// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
     pub(crate) config: Config,
-    pub(crate) store: Arc<EmbeddedStore>,
+    pub(crate) store: Arc<LocalStore>,
     pub(crate) events: Arc<StoreEvents>,
     /// Counts of calls and of their errors.
     pub(crate) counts: CallCounts,
@@ -49,8 +49,8 @@ pub struct Daemon {
     pub(crate) disconnected: Disconnected,
     /// Notified at the end of each session.
     pub(crate) ended: Notify,
-    /// The dashboard while HTTP is served.
-    pub(crate) dashboard: Mutex<Option<Arc<Dashboard>>>,
+    /// The HTTP server while HTTP is served.
+    pub(crate) http: Mutex<Option<Arc<dyn HttpService>>>,
     /// Locked while HTTP is turned on for a client.
     pub(crate) http_start: tokio::sync::Mutex<()>,
     pub(crate) models: Arc<Models>,
@@ -62,7 +62,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// The store that all sessions share.
-    pub fn store(&self) -> &Arc<EmbeddedStore> {
+    pub fn store(&self) -> &Arc<LocalStore> {
         &self.store
     }
 
@@ -183,18 +183,18 @@ impl Daemon {
         Hasher::new("cotensor session v1").field(&self.secret).number(session).finish().to_string()
     }
 
-    /// The dashboard of the HTTP server.
+    /// The HTTP server.
     ///
     /// # Errors
     /// `NotFound` when the daemon does not serve HTTP.
-    pub(crate) fn dashboard(&self) -> Result<Arc<Dashboard>> {
-        let dashboard = lock(&self.dashboard).clone();
+    pub(crate) fn http(&self) -> Result<Arc<dyn HttpService>> {
+        let http = lock(&self.http).clone();
         let message = "this daemon does not serve HTTP; `cotensor dashboard`, `cotensor env openai` and `serve --listen` turn it on";
-        dashboard.ok_or_else(|| Error::not_found(message))
+        http.ok_or_else(|| Error::not_found(message))
     }
 
-    pub(crate) fn set_dashboard(&self, dashboard: Option<Arc<Dashboard>>) {
-        *lock(&self.dashboard) = dashboard;
+    pub(crate) fn set_http(&self, http: Option<Arc<dyn HttpService>>) {
+        *lock(&self.http) = http;
     }
 
     /// Makes room for a descriptor that the daemon keeps.

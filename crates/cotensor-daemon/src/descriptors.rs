@@ -1,7 +1,7 @@
 //! Limits the descriptors of tensors and connections, so that some remain for connections, answers and a takeover.
 
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -72,7 +72,7 @@ pub(crate) fn none_left() -> Error {
 ///
 /// # Errors
 /// `OverBudget` when that does not free enough.
-pub(crate) fn room_for(store: &EmbeddedStore, fd: OwnedFd) -> Result<OwnedFd> {
+pub(crate) fn room_for(store: &LocalStore, fd: OwnedFd) -> Result<OwnedFd> {
     if !are_scarce(&fd) {
         return Ok(fd);
     }

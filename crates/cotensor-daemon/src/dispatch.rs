@@ -1,8 +1,8 @@
 //! The daemon's methods: async handlers in the method registry, for sockets and HTTP requests.
 
 use crate::daemon::Daemon;
-use crate::functions::FunctionCall;
-use crate::session::Session;
+use crate::state::functions::FunctionCall;
+use crate::state::session::Session;
 use cotensor_client::protocol::{Hello, Method};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};

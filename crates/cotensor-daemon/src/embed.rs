@@ -2,9 +2,9 @@
 
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::http::HttpListening;
+use crate::listening::Listening;
 use crate::service::Service;
-use crate::socket::Listening;
+use crate::transport::http::HttpListening;
 use cotensor_core::{Error, Result};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use crate::dispatch::Methods;
 use crate::handlers;
-use crate::supervisor::Journal;
+use crate::state::journal::Journal;
 use crate::{Config, Daemon};
 use cotensor_core::{Memory, Result};
 use cotensor_memory::MemfdMemory;

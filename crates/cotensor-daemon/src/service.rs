@@ -2,9 +2,9 @@
 
 use crate::config::{Config, HEAP_TRIM_DELAY};
 use crate::daemon::Daemon;
-use crate::http::{HttpConfig, HttpListening};
+use crate::listening::Listening;
 use crate::signals::StopSignals;
-use crate::socket::Listening;
+use crate::transport::http::{HttpConfig, HttpListening};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::trim_heap;
 use std::convert::Infallible;

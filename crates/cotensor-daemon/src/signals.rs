@@ -1,6 +1,7 @@
 //! The signals that stop a daemon.
 
 use cotensor_core::{Error, Result};
+use rustix::process::{Signal as SignalNumber, kill_process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGTERM, SIGINT, and SIGHUP unless this process was started to ignore it, as `nohup` does.
@@ -37,4 +38,9 @@ impl StopSignals {
             _ = hung_up => {}
         }
     }
+}
+
+/// Sends SIGTERM to this process.
+pub(crate) fn stop_this_process() {
+    let _ = kill_process(rustix::process::getpid(), SignalNumber::TERM);
 }

@@ -1,24 +1,24 @@
 //! Creating a daemon: its store and its index.
 
-use crate::broker::Broker;
-use crate::channels::Channels;
 use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
-use crate::functions;
-use crate::index::{INDEX_SLOTS, Slots};
 use crate::models::Models;
 use crate::refusals::Refusals;
-use crate::segment::Slabs;
-use crate::session::{Disconnected, SessionLocks};
-use crate::spill::{Files, SpillToFiles};
-use crate::supervisor::{StoreEvents, SupervisorLink};
+use crate::state::broker::Broker;
+use crate::state::channels::Channels;
+use crate::state::functions;
+use crate::state::index::{INDEX_SLOTS, Slots};
+use crate::state::segment::Slabs;
+use crate::state::session::{Disconnected, SessionLocks};
+use crate::state::spill::{Files, SpillToFiles};
+use crate::state::{StoreEvents, SupervisorClient};
 use cotensor_client::protocol::METHODS;
 use cotensor_core::{Hasher, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::{LockTable, has_room_for_message, random_bytes};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::CallCounts;
-use cotensor_store::{EmbeddedStore, StoreObserver};
+use cotensor_store::{LocalStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, watch};
@@ -35,7 +35,11 @@ impl Daemon {
         Self::with(config, SharedIndex::create(INDEX_SLOTS)?, None)
     }
 
-    pub(crate) fn with(config: Config, index: SharedIndex, link: Option<Arc<SupervisorLink>>) -> Result<Arc<Self>> {
+    pub(crate) fn with(
+        config: Config,
+        index: SharedIndex,
+        link: Option<Arc<dyn SupervisorClient>>,
+    ) -> Result<Arc<Self>> {
         Self::with_counts(config, index, link, CallCounts::of(METHODS.iter().map(|method| method.name)))
     }
 
@@ -43,7 +47,7 @@ impl Daemon {
     pub(crate) fn with_counts(
         config: Config,
         index: SharedIndex,
-        link: Option<Arc<SupervisorLink>>,
+        link: Option<Arc<dyn SupervisorClient>>,
         counts: CallCounts,
     ) -> Result<Arc<Self>> {
         let (mut secret, epoch) = (random_bytes()?, random_bytes()?);
@@ -63,7 +67,7 @@ impl Daemon {
         let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;
         let events =
             Arc::new(StoreEvents { slots: Slots::new(index)?, link, files: files.clone(), orphans: Mutex::default() });
-        let mut store = EmbeddedStore::builder();
+        let mut store = LocalStore::builder();
         if let Some(files) = files {
             store = store.spill(Arc::new(SpillToFiles(files)));
         }
@@ -99,7 +103,7 @@ impl Daemon {
             sessions: Mutex::default(),
             locks: SessionLocks::new(locks),
             ended: Notify::new(),
-            dashboard: Mutex::default(),
+            http: Mutex::default(),
             refused_users: Refusals::default(),
         }))
     }

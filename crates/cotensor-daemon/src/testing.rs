@@ -1,7 +1,7 @@
 //! A daemon for tests: it runs in the test's process, on a socket of its own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use crate::session::Session;
+use crate::state::session::Session;
 use crate::{Config, Daemon, Listening};
 use cotensor_client::ClientStore;
 use cotensor_core::DType;

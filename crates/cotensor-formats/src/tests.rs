@@ -1,6 +1,6 @@
 use super::*;
 use cotensor_core::{DType, ErrorKind, Kind};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use cotensor_store::Retention;
 use cotensor_store::{StoreReports, TensorStore};
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn numbers(count: usize) -> Vec<u8> {
 
 #[test]
 fn every_dtype_round_trips_in_every_format() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("test");
     for &dtype in DType::ALL {
         let bytes = numbers(6 * dtype.size_bytes());
@@ -59,7 +59,7 @@ fn every_dtype_round_trips_in_every_format() {
 
 #[test]
 fn one_tensor_of_many_is_read_by_skipping_the_others() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("test");
     let lease = |name: &str, dtype, bytes: &[u8]| {
         let shape = vec![bytes.len() / DType::size_bytes(dtype)];
@@ -91,7 +91,7 @@ fn big_endian_elements_are_swapped() {
 
 #[test]
 fn column_major_becomes_row_major_in_one_copy() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     // numpy.asfortranarray(numpy.arange(6, dtype='>i2').reshape(2, 3)), as numpy 2.4 saves it.
     let header = b"{'descr': '>i2', 'fortran_order': True, 'shape': (2, 3), }";
     let header = [&b"\x93NUMPY\x01\x00\x76\x00"[..], header, &[b' '; 59], b"\n"].concat();

@@ -6,7 +6,7 @@ use crate::spec::spec;
 use crate::view::SharedTensorView;
 use cotensor_core::sync::lock;
 use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result};
-use cotensor_store::{EmbeddedStore, Retention, Store};
+use cotensor_store::{LocalStore, Retention, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -49,7 +49,7 @@ pub(crate) struct Registered {
 impl TensorSharingManager {
     /// A manager with its own store of at most `max_memory_mb` MiB.
     pub fn new(max_memory_mb: u64) -> Self {
-        Self::with_store(EmbeddedStore::builder().max_memory_bytes(max_memory_mb.saturating_mul(1 << 20)).build())
+        Self::with_store(LocalStore::builder().max_memory_bytes(max_memory_mb.saturating_mul(1 << 20)).build())
     }
 
     /// A manager over an existing store.

@@ -72,10 +72,10 @@ impl SharedTensor {
 mod tests {
     use super::*;
     use cotensor_core::DType;
-    use cotensor_store::{CopyReason, EmbeddedStore, Retention, TensorSpec, TensorStore};
+    use cotensor_store::{CopyReason, LocalStore, Retention, TensorSpec, TensorStore};
     use std::time::Duration;
 
-    fn lease(store: &Arc<EmbeddedStore>, retention: Retention) -> Lease {
+    fn lease(store: &Arc<LocalStore>, retention: Retention) -> Lease {
         let spec = TensorSpec { retention, producer: "a".into(), ..TensorSpec::new("x", DType::U8, &[2]) };
         let mut reservation = store.reserve(spec, &store.holder("a")).unwrap();
         reservation.write(&[7, 8], CopyReason::Put).unwrap();
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn published_tensor_is_held_by_the_holder_of_its_lease() {
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let made = lease(&store, Retention::WhileLeased);
         let tensor = SharedTensor::of_lease(Arc::clone(&store) as Arc<dyn Store>, made);
         assert!(tensor.is_published() && tensor.write(|_| ()).is_err());
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn cached_tensor_stays_without_holders_until_its_memory_is_needed() {
-        let store = EmbeddedStore::builder().max_memory_bytes(3).build();
+        let store = LocalStore::builder().max_memory_bytes(3).build();
         let made = lease(&store, Retention::Cached { recompute: Duration::ZERO });
         let tensor = SharedTensor::of_lease(Arc::clone(&store) as Arc<dyn Store>, made);
         tensor.release("a").unwrap();

@@ -5,7 +5,7 @@ use crate::spec::{spec, window};
 use crate::state::Content;
 use crate::view::SharedTensorView;
 use cotensor_core::{DType, Device, HeapMemory, Kind, Memory, Result};
-use cotensor_store::{EmbeddedStore, Retention, Store, TensorSpec};
+use cotensor_store::{LocalStore, Retention, Store, TensorSpec};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl SharedTensor {
     ) -> Result<Self> {
         let device = memory.device();
         let wanted = device.storage(storage_type)?;
-        let store = EmbeddedStore::builder().memory(memory).small().build();
+        let store = LocalStore::builder().memory(memory).small().build();
         let spec = spec(name, shape, dtype, Kind::Other, producer_model, Retention::WhileLeased).on(device);
         TensorCell::new(store, spec, wanted, Residence::Own, mode).map(Self)
     }

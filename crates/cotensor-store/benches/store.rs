@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use cotensor_core::{ContentHash, DType, Device, Kind};
-use cotensor_store::{Claim, ComputationStore, EmbeddedStore, Holder, Key, Retention, Store, TensorSpec, TensorStore};
+use cotensor_store::{Claim, ComputationStore, Holder, Key, LocalStore, Retention, Store, TensorSpec, TensorStore};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
@@ -32,8 +32,8 @@ fn spec(name: String) -> TensorSpec {
     }
 }
 
-fn store() -> Arc<EmbeddedStore> {
-    let store = EmbeddedStore::builder().build();
+fn store() -> Arc<LocalStore> {
+    let store = LocalStore::builder().build();
     let holder = store.holder("producer");
     for thread in 0..THREADS {
         names(thread).into_iter().for_each(|name| drop(store.reserve(spec(name), &holder).unwrap().publish().unwrap()));
@@ -52,7 +52,7 @@ fn look_up(store: &dyn Store, names: &[String], holder: &Holder, times: u64) {
 }
 
 /// The wall time of `times` lookups on each of `threads` threads.
-fn on_threads(store: &Arc<EmbeddedStore>, threads: usize, times: u64) -> Duration {
+fn on_threads(store: &Arc<LocalStore>, threads: usize, times: u64) -> Duration {
     let start = Barrier::new(threads + 1);
     let mut began = Instant::now();
     std::thread::scope(|scope| {
@@ -94,7 +94,7 @@ fn benches(criterion: &mut Criterion) {
 /// A store whose budget `tensors` leased tensors use up.
 fn refused(criterion: &mut Criterion) {
     for tensors in [1_000, 9_400, 63_000] {
-        let store = EmbeddedStore::builder().max_memory_bytes(tensors * 3072).build();
+        let store = LocalStore::builder().max_memory_bytes(tensors * 3072).build();
         let holder = store.holder("producer");
         let publish = |name: u64| store.reserve(spec(name.to_string()), &holder)?.publish();
         let leased: Vec<_> = (0..tensors).map(|name| publish(name).unwrap()).collect();

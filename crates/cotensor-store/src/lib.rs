@@ -1,16 +1,17 @@
 //! The store: names and versions, leases, budgets, eviction, spilling, and computations.
 //!
-//! Users see the trait [`Store`] only, so that the embedded store and a client of the daemon are interchangeable.
+//! Users see the trait [`Store`] only, so that the local store and a client of the daemon are interchangeable.
 //! Counters for reports are `Relaxed` atomics; the life of a tensor is decided under the lock of its lease count.
 
 mod api;
 pub mod backend;
 mod blobs;
 mod budget;
+mod clock;
 mod computations;
-mod embedded;
 mod eviction;
 mod leases;
+mod local;
 pub mod log;
 mod names;
 mod persist;
@@ -24,8 +25,10 @@ mod types;
 
 pub use api::{BlobStore, Claim, ComputationStore, MemoryControl, NameStore, Store, StoreReports, TensorStore};
 pub use blobs::{BlobPack, UploadPlan, blob_key};
-pub use embedded::{Clock, EmbeddedStore, EmbeddedStoreBuilder, ManualClock, SegmentCharge, SystemClock};
+pub use budget::SegmentCharge;
+pub use clock::{Clock, ManualClock, SystemClock};
 pub use leases::{Lease, TensorView};
+pub use local::{LocalStore, LocalStoreBuilder};
 pub use names::{ChangesFuture, VersionWord, VersionWords, WordTable};
 pub use persist::{RestoredTensor, StoreObserver};
 pub use publish::{Reservation, Ticket};

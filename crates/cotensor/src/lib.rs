@@ -27,7 +27,7 @@ pub use cotensor_model::pool::{
 };
 pub use cotensor_sharing::{SharedTensor, SharedTensorView, TensorSharingManager};
 pub use cotensor_store::{
-    BlobStore, ComputationStore, EmbeddedStore, Lease, MemoryControl, SharingConfig, Store, StoreReports, TensorStore,
+    BlobStore, ComputationStore, Lease, LocalStore, MemoryControl, SharingConfig, Store, StoreReports, TensorStore,
     TensorView,
 };
 
@@ -66,7 +66,7 @@ impl LocalOptions {
     /// `Io` or `Invalid` when the cache folder cannot be used; as [`model::engine::Engines::open`].
     pub fn runtime(&self) -> Result<Arc<Runtime>> {
         let cache = self.open_cache()?;
-        let mut builder = EmbeddedStore::builder().config(self.sharing.clone());
+        let mut builder = LocalStore::builder().config(self.sharing.clone());
         if let Some(bytes) = self.max_memory_bytes {
             builder = builder.max_memory_bytes(bytes);
         }

@@ -1,12 +1,12 @@
 //! The manager of shared tensors of this crate infers kinds from the models' names.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor::{DType, EmbeddedStore, Kind, SharingConfig, tensor_sharing_manager};
+use cotensor::{DType, Kind, LocalStore, SharingConfig, tensor_sharing_manager};
 
 #[test]
 fn allowed_kind_is_inferred_from_model_names() {
     let sharing = SharingConfig { allowed_types: Some(vec![Kind::TextEmbedding]), ..SharingConfig::default() };
-    let manager = tensor_sharing_manager(EmbeddedStore::builder().config(sharing).build());
+    let manager = tensor_sharing_manager(LocalStore::builder().config(sharing).build());
     let register = |name, producer, consumers: &[&str]| {
         manager.register_shared_tensor(name, &[1, 768], "cpu", producer, consumers, DType::F32).unwrap()
     };

@@ -1,7 +1,7 @@
 //! The two kinds of store, and what a forked child does with its parent's.
 
 use crate::process::ProcessLocal;
-use cotensor::{EmbeddedStore, Error, ErrorKind};
+use cotensor::{Error, ErrorKind, LocalStore};
 use cotensor_client::ClientStore;
 use cotensor_core::sync::lock;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 /// A store inside this process, or a connection to the daemon's.
 #[derive(Clone)]
 pub(crate) enum Backend {
-    Embedded(Arc<EmbeddedStore>),
+    Embedded(Arc<LocalStore>),
     Client(Arc<ClientStore>),
 }
 

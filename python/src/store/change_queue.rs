@@ -6,7 +6,7 @@ use super::watch::{Watch, WatchInner};
 use crate::errors::raise;
 use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
-use cotensor::{EmbeddedStore, Error};
+use cotensor::{Error, LocalStore};
 use cotensor_client::Watched;
 use cotensor_core::sync::{lock, wait_timeout};
 use cotensor_store::{ChangesFuture, NameChanges};
@@ -33,7 +33,7 @@ enum Waits {
 
 /// Waits for the changes of a store of this process.
 struct EmbeddedWaits {
-    store: Arc<EmbeddedStore>,
+    store: Arc<LocalStore>,
     state: Mutex<HashMap<u64, EmbeddedWait>>,
     woken: Arc<Woken>,
 }

@@ -15,7 +15,7 @@ use crate::import::dtype;
 use crate::import::source::SourceArray;
 use crate::interrupt::seconds;
 use crate::settings::{configured, warn_of_unknown_keys};
-use cotensor::{DType, EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
+use cotensor::{DType, Error, ErrorKind, Kind, LocalStore, SharingConfig};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_client::settings::CACHE;
@@ -60,7 +60,7 @@ impl Store {
 
     /// An embedded store without limits.
     pub(crate) fn in_process() -> Self {
-        Self::new(Backend::Embedded(EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).build()))
+        Self::new(Backend::Embedded(LocalStore::builder().memory(Arc::new(EmbeddedMemory::default())).build()))
     }
 
     /// An embedded store without limits, which keeps weights for other processes in the user's cache folder.
@@ -69,7 +69,7 @@ impl Store {
     /// As [`user_cache`].
     pub(crate) fn in_process_with_cache(py: Python<'_>) -> PyResult<Self> {
         let cache = user_cache(py)?;
-        let mut builder = EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default()));
+        let mut builder = LocalStore::builder().memory(Arc::new(EmbeddedMemory::default()));
         if let Some(cache) = &cache {
             builder = builder.cache(Arc::clone(cache) as Arc<_>);
         }
@@ -145,7 +145,7 @@ impl Store {
             allowed_types,
             max_shared_tensor_size_bytes: max_shared_tensor_size,
         };
-        let mut builder = EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).config(sharing);
+        let mut builder = LocalStore::builder().memory(Arc::new(EmbeddedMemory::default())).config(sharing);
         if let Some(mb) = max_memory_mb {
             builder = builder.max_memory_bytes(mb.saturating_mul(1 << 20));
         }

@@ -6,7 +6,7 @@ use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use crate::export::operators;
 use crate::export::private_pages::PrivatePages;
-use cotensor::{EmbeddedStore, Error, Store};
+use cotensor::{Error, LocalStore, Store};
 use cotensor_memory::EmbeddedMemory;
 use cotensor_store::{CopyReason, TensorSpec, TensorStore};
 use pyo3::prelude::*;
@@ -85,7 +85,7 @@ impl Tensor {
         let plain = TensorSpec::new(spec.name, self.layout.dtype(), self.layout.shape());
         let spec = TensorSpec { members, kind: spec.kind, producer: spec.producer, metadata: spec.metadata, ..plain };
         let copy = self.copied(py)?;
-        let store = EmbeddedStore::builder().small().memory(Arc::new(EmbeddedMemory::default())).build();
+        let store = LocalStore::builder().small().memory(Arc::new(EmbeddedMemory::default())).build();
         let lease = py.detach(|| {
             let mut reservation = store.reserve_private(spec, &store.holder(&lease.holder()))?;
             let len = self.layout.size_bytes();

@@ -14,7 +14,7 @@ use cotensor::model::engine::{Engine, FileMode};
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{ADAPTER, Inputs, Pipeline, StageReport, User, UserReport, inputs_of, run_user};
 use cotensor::model::stage::Stage;
-use cotensor::store::{EmbeddedStore, Holder, Store};
+use cotensor::store::{Holder, LocalStore, Store};
 use cotensor::{LocalOptions, Runtime};
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -70,7 +70,7 @@ fn private(
     started: Instant,
 ) -> Result<WorkerReport> {
     let engine = plain(&options.engine, Some(options.threads), &options.cache, mode)?;
-    let holders = EmbeddedStore::builder().build();
+    let holders = LocalStore::builder().build();
     let open =
         |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine).into(), mode)).map(Arc::new);
     let run = run_users(scenario, pipeline, options, &*holders, started, open, own_inputs)?;
@@ -91,7 +91,7 @@ fn by_hand(
     let mode = usual_mode(&options.engine);
     let engine = plain(&options.engine, Some(options.threads), &options.cache, mode)?;
     let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(engine, recorder.clone()));
-    let holders = EmbeddedStore::builder().build();
+    let holders = LocalStore::builder().build();
     let source = || StageSource::Private(Arc::clone(&engine).into(), mode);
     let models = options.models.iter().map(|folder| Model::open(folder, source()).map(Arc::new));
     let models = models.collect::<Result<Vec<_>>>()?;

@@ -2,8 +2,7 @@
 
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_daemon::supervisor::{self, Role};
-use cotensor_daemon::{Config, Service};
+use cotensor_daemon::{Config, Role, Service};
 use cotensor_memory::process;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
@@ -206,5 +205,5 @@ pub(crate) fn run(role: Role, socket: PathBuf, max_memory_bytes: u64) -> Result<
         });
     }
     let config = Config { socket, max_memory_bytes, ..Config::default() };
-    supervisor::run(role, Service { config, http: None }, |_| {})
+    cotensor_daemon::run(role, Service { config, http: None }, |_| {})
 }

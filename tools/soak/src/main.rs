@@ -14,7 +14,7 @@ mod worker;
 
 use clap::{Parser, Subcommand};
 use cotensor_core::{Error, Result};
-use cotensor_daemon::supervisor::Role;
+use cotensor_daemon::Role;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -7,7 +7,7 @@ use crate::memory::{ScriptMemory, ScriptSegment, Segments};
 use crate::spec::{Description, Request, bytes, recompute, slices, spec};
 use cotensor_core::{Device, Error, Kind, Layout};
 use cotensor_store::{
-    CopyReason, EmbeddedStore, Holder, Lease, MemoryControl, NameStore, Reservation, SharingConfig, StoreReports,
+    CopyReason, Holder, Lease, LocalStore, MemoryControl, NameStore, Reservation, SharingConfig, StoreReports,
     TensorId, TensorStore, TensorView, check_name,
 };
 use serde::Serialize;
@@ -19,7 +19,7 @@ use wasm_bindgen::prelude::*;
 /// A store whose memory JavaScript owns. Tensors and reservations are numbers.
 #[wasm_bindgen]
 pub struct StoreCore {
-    store: Arc<EmbeddedStore>,
+    store: Arc<LocalStore>,
     segments: Arc<Segments>,
     tensors: RefCell<Handles<Held>>,
     reservations: RefCell<Handles<(Reservation, u64)>>,
@@ -73,7 +73,7 @@ impl StoreCore {
             max_shared_tensor_size_bytes: Some(max_shared_tensor_size).filter(|&max| max != u64::MAX),
         };
         let segments = Arc::<Segments>::default();
-        let mut builder = EmbeddedStore::builder().small().clock(Arc::new(PerformanceClock)).config(config);
+        let mut builder = LocalStore::builder().small().clock(Arc::new(PerformanceClock)).config(config);
         for (device, max) in devices.iter().zip(max_bytes) {
             let device: Device = device.parse().map_err(|error: Error| error.in_field("device"))?;
             let memory = ScriptMemory { device, segments: Arc::clone(&segments) };

@@ -131,7 +131,7 @@ pub(crate) struct ServeArgs {
     pub(crate) no_result_cache: bool,
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]
-    pub(crate) role: cotensor_daemon::supervisor::Role,
+    pub(crate) role: cotensor_daemon::Role,
 }
 
 /// Parses a device and its budget.

@@ -8,7 +8,7 @@ use crate::output::{Steps, json_line, print_json, report as warn, write_out};
 use cotensor::core::{DType, Error, Result};
 use cotensor::hub::{ModelId, no_folder};
 use cotensor::model::engine::installed_library;
-use cotensor::store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
+use cotensor::store::{CopyReason, LocalStore, TensorSpec, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_demo::Progress;
 use cotensor_formats::file_error;
@@ -301,7 +301,7 @@ impl Rows {
     }
 
     fn write_matrix(&self, path: &Path) -> Result<()> {
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let spec = TensorSpec::new("embeddings", DType::F32, &[self.tokens.len(), self.width]);
         let mut reservation = store.reserve(spec, &store.holder("cotensor embed"))?;
         let bytes: Vec<u8> = self.values.iter().flat_map(|value| value.to_ne_bytes()).collect();

@@ -9,8 +9,7 @@ use cotensor::core::waiting::{WaitReport, set_wait_reporter};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::connect_unix;
 use cotensor_daemon::http::HttpConfig;
-use cotensor_daemon::supervisor::{self, Role};
-use cotensor_daemon::{Config, ModelsConfig, Ready, Service, default_socket, share_of_memory};
+use cotensor_daemon::{Config, Launch, ModelsConfig, Ready, Role, Service, default_socket, run_as, share_of_memory};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -84,7 +83,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
         end_with(pid, args.role)?;
     }
     let service = Service { config, http };
-    let outcome = supervisor::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
+    let outcome = run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
     log.flush_queue();
     outcome
 }
@@ -115,7 +114,7 @@ fn models(args: &ServeArgs, program: &Program) -> Result<ModelsConfig> {
     if args.no_result_cache {
         arguments.push("--no-result-cache".into());
     }
-    Ok(ModelsConfig::new(supervisor::Launch::new(program, arguments)))
+    Ok(ModelsConfig::new(Launch::new(program, arguments)))
 }
 
 /// Runs the same command in the background, and shows its status.

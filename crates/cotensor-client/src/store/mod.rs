@@ -10,6 +10,7 @@ mod lease_table;
 mod memories;
 mod names;
 mod next_block;
+mod port_health;
 mod publication;
 mod ready;
 mod reconnect;

@@ -4,8 +4,7 @@
 
 use cotensor_core::{Device, Error, Result};
 use cotensor_daemon::http::HttpConfig;
-use cotensor_daemon::supervisor::{self, Launch, Role};
-use cotensor_daemon::{Config, ModelsConfig, Service};
+use cotensor_daemon::{Config, Launch, ModelsConfig, Role, Service};
 use std::process::ExitCode;
 
 const DEVICE_FLAG: &str = "--device=";
@@ -56,7 +55,7 @@ fn run() -> Result<()> {
             ));
         }
     }
-    supervisor::run(role, Service { config, http }, |_| {})
+    cotensor_daemon::run(role, Service { config, http }, |_| {})
 }
 
 /// Parses `--device=DEVICE=MAX-BYTES`.

@@ -2,9 +2,9 @@
 //! it.
 
 use super::answer::{Answer, NOTHING};
-use super::key::key;
 use crate::dispatch::{Caller, Reply};
-use crate::segment::own_segment;
+use crate::state::content_hash;
+use crate::state::segment::own_segment;
 use cotensor_client::protocol::{
     BlobUpload, Descriptors, Empty, PlanUploadParams, PlanUploadResult, PublishBlobsParams, ReservationParams,
     check_metadata,
@@ -33,7 +33,7 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
             blob.metadata.as_deref().map_or(Ok(()), check_metadata)?;
             Ok(BlobSpec {
                 device: blob.device,
-                hash: key(&blob.hash)?,
+                hash: content_hash(&blob.hash)?,
                 dtype: blob.dtype.parse::<DType>()?,
                 shape: blob.shape.clone(),
                 producer: params.producer.clone(),

@@ -1,8 +1,8 @@
 //! `broker.*`: the memory of devices on which several programs compute.
 
 use super::answer::{Answer, NOTHING};
-use crate::broker::DeviceProgram;
 use crate::dispatch::Caller;
+use crate::state::broker::DeviceProgram;
 use cotensor_client::protocol::{DeviceList, DeviceShareParams, Empty, JoinDeviceParams, ReportDeviceParams};
 use cotensor_core::Error;
 use std::sync::Arc;

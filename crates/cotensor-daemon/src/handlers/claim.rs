@@ -1,10 +1,10 @@
 //! `claim.*`: each result is computed by one session.
 
 use super::answer::{Answer, NOTHING};
-use super::key::{claim_key, key};
 use crate::dispatch::{Caller, Reply};
-use crate::session::HANDLES_MAX;
-use crate::supervisor::Event;
+use crate::state::journal::Event;
+use crate::state::session::HANDLES_MAX;
+use crate::state::{claim_key, content_hash};
 use cotensor_client::protocol::{
     ClaimHolder, ClaimHolderParams, ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams,
     TicketParams,
@@ -77,7 +77,8 @@ pub(super) async fn is_computed(caller: Caller, params: KeyParams) -> Answer<Com
 }
 
 pub(super) async fn holder(caller: Caller, params: ClaimHolderParams) -> Answer<ClaimHolder> {
-    let key = if params.is_blob { blob_key(&key(&params.key)?, params.device) } else { claim_key(&params.key)? };
+    let key =
+        if params.is_blob { blob_key(&content_hash(&params.key)?, params.device) } else { claim_key(&params.key)? };
     let holder = caller.daemon.store.claim_holder(&key);
     Ok(ClaimHolder { holder: holder.map(|holder| holder.name().to_owned()) }.into())
 }

@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
-use crate::functions::FunctionProvider;
+use crate::state::functions::FunctionProvider;
 use cotensor_client::protocol::provider::ListTasksParams;
 use cotensor_client::protocol::{
     AllTasks, AllTasksParams, CallerInfo, Empty, FoundFunction, FunctionList, FunctionNameParams, ListFunctionsParams,

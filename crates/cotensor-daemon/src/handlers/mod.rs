@@ -6,7 +6,6 @@ mod broker;
 mod channels;
 mod claim;
 mod functions;
-mod key;
 mod methods;
 mod names;
 mod notes;
@@ -15,5 +14,4 @@ mod service;
 mod session;
 mod tensor;
 
-pub(crate) use key::claim_key;
 pub(crate) use methods::methods;

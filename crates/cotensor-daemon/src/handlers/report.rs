@@ -10,7 +10,7 @@ use cotensor_client::protocol::{
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::segment_group;
 use cotensor_store::backend::Record;
-use cotensor_store::{CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, TensorId, check_name};
+use cotensor_store::{CopyReason, LocalStore, MemoryControl, SpilledTensorInfo, StoreReports, TensorId, check_name};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const COPIES_MAX: usize = 64;
 /// The most tensors in one answer.
 const LIST_MAX: usize = 10_000;
 
-fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
+fn describe(store: &LocalStore, record: &Record) -> TensorInfo {
     let holders = record.holders().into_iter().map(|(holder, count)| (holder.name().to_owned(), count));
     TensorInfo {
         id: record.id().into(),
@@ -37,11 +37,11 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
     }
 }
 
-fn freed_in_s(store: &EmbeddedStore, id: TensorId) -> Option<f64> {
+fn freed_in_s(store: &LocalStore, id: TensorId) -> Option<f64> {
     store.freed_in(id).map(|time| time.as_secs_f64())
 }
 
-fn describe_spilled(store: &EmbeddedStore, spilled: &SpilledTensorInfo) -> TensorInfo {
+fn describe_spilled(store: &LocalStore, spilled: &SpilledTensorInfo) -> TensorInfo {
     let SpilledTensorInfo { tensor, age, lost } = spilled;
     TensorInfo {
         id: tensor.id.into(),

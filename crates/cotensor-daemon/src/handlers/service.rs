@@ -3,7 +3,7 @@
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::Caller;
 use crate::models::checked;
-use crate::supervisor::stop_this_process;
+use crate::signals::stop_this_process;
 use cotensor_client::protocol::{
     DaemonStatus, DashboardFile, Document, Empty, HttpEndpoint, HttpListenParams, LibraryParams, ModelEndpoint,
     OfferedLibrary, SessionList, openrpc_with,
@@ -25,7 +25,7 @@ pub(super) async fn status(caller: Caller, _: Empty) -> Answer<DaemonStatus> {
         clients: daemon.clients(),
         uptime_s: daemon.store.stats().counted_seconds,
         idle_exit_s: daemon.config.idle_exit.map(|idle| idle.as_secs_f64()),
-        http: daemon.dashboard().ok().map(|dashboard| dashboard.address.to_string()),
+        http: daemon.http().ok().map(|http| http.address().to_string()),
         engine: models.as_ref().and_then(|process| process.engine()),
         models: models.map(|process| process.pid),
     };
@@ -49,10 +49,10 @@ pub(super) async fn http_address(caller: Caller, _: Empty) -> Answer<HttpEndpoin
 }
 
 fn endpoint(caller: &Caller) -> Answer<HttpEndpoint> {
-    let dashboard = caller.daemon.dashboard()?;
+    let http = caller.daemon.http()?;
     let models = caller.daemon.models.is_configured();
-    let v1_token_file = models.then(|| dashboard.v1_token_file.clone());
-    Ok(HttpEndpoint { address: dashboard.address, token_file: dashboard.token_file.clone(), v1_token_file }.into())
+    let v1_token_file = models.then(|| http.v1_token_file().to_path_buf());
+    Ok(HttpEndpoint { address: http.address(), token_file: http.token_file().to_path_buf(), v1_token_file }.into())
 }
 
 pub(super) async fn listen(caller: Caller, params: HttpListenParams) -> Answer<HttpEndpoint> {
@@ -77,7 +77,7 @@ pub(super) async fn offer_library(caller: Caller, params: LibraryParams) -> Answ
 }
 
 pub(super) async fn open_dashboard(caller: Caller, _: Empty) -> Answer<DashboardFile> {
-    Ok(DashboardFile { file: caller.daemon.dashboard()?.open()? }.into())
+    Ok(DashboardFile { file: caller.daemon.http()?.open_dashboard()? }.into())
 }
 
 pub(super) async fn discover(caller: Caller, _: Empty) -> Answer<Document> {

@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
-use crate::supervisor::Resumed;
+use crate::takeover::Resumed;
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_memory::BLOCK_BYTES_MAX;

@@ -3,8 +3,8 @@
 use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
 use crate::dispatch::{Caller, Reply};
-use crate::segment::{Inode, Part, SlabOwner, inode, own_segment};
-use crate::session::{Reserved, Session, SlabEntry};
+use crate::state::segment::{Inode, Part, SlabOwner, inode, own_segment};
+use crate::state::session::{Reserved, Session, SlabEntry};
 use cotensor_client::protocol::{
     CloseSlabParams, Descriptor, Empty, GetParams, IdParams, LeaseParams, Present, PublishParams, PublishSlabParams,
     Published, ReleaseParams, RemoveParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,

@@ -1,6 +1,6 @@
 //! The configuration of the model process.
 
-use crate::supervisor::Launch;
+use crate::launch::Launch;
 use std::time::Duration;
 
 /// How the daemon starts the process that runs models.

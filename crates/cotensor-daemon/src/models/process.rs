@@ -1,7 +1,7 @@
 //! One model process: its start, its end and the connections to it.
 
 use super::config::ModelsConfig;
-use crate::supervisor::Image;
+use crate::launch::Image;
 use cotensor_client::protocol::ModelEngine;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};

@@ -1,7 +1,7 @@
 //! Messages between supervisor and server on their socket pair, with descriptors.
 
-use super::journal::{BLOCK_VERSION, Event, Journal};
-use crate::socket::Listening;
+use crate::listening::Listening;
+use crate::state::journal::{BLOCK_VERSION, Event, Journal};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::{LockTable, duplicate_fds};
 use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The connection counts as dead when the other end reads nothing for this long.
-pub(super) const CHANNEL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CHANNEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// Begins a handover. Descriptors: those of [`Sockets`], and the index if there is one.
     Begin(HandoverHeader),
     /// A part of the journal, or an event after the handover.
@@ -44,29 +44,29 @@ pub(super) enum Message {
 
 /// The part of a handover that is not in the journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct HandoverHeader {
+pub(crate) struct HandoverHeader {
     /// The path of the socket.
-    pub(super) socket: PathBuf,
+    pub(crate) socket: PathBuf,
     /// The secret from which session tokens are derived.
-    pub(super) secret: [u8; 32],
+    pub(crate) secret: [u8; 32],
     /// The number of servers before this one.
-    pub(super) servers: u64,
+    pub(crate) servers: u64,
     /// The process of the server that hands over to a new supervisor.
-    pub(super) server: Option<u32>,
+    pub(crate) server: Option<u32>,
     /// The number of slots of the index; 0 without an index.
-    pub(super) index_slots: u32,
+    pub(crate) index_slots: u32,
     /// Whether the descriptors contain a socket for HTTP.
-    pub(super) http: bool,
+    pub(crate) http: bool,
     /// Whether the supervisor that a user or the system started is dead.
-    pub(super) orphaned: bool,
+    pub(crate) orphaned: bool,
 }
 
 /// The listening sockets of a daemon, and the locks of its sessions.
-pub(super) struct Sockets {
-    pub(super) listening: Listening,
+pub(crate) struct Sockets {
+    pub(crate) listening: Listening,
     /// A lock for each session whose client keeps it.
-    pub(super) locks: LockTable,
-    pub(super) http: Option<TcpListener>,
+    pub(crate) locks: LockTable,
+    pub(crate) http: Option<TcpListener>,
 }
 
 impl Sockets {
@@ -74,7 +74,7 @@ impl Sockets {
     ///
     /// # Errors
     /// `Io` when the socket has no file.
-    pub(super) fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
+    pub(crate) fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>> {
         let mut fds = Vec::from(self.listening.descriptors()?);
         fds.push(self.locks.as_fd());
         fds.extend(self.http.as_ref().map(TcpListener::as_fd));
@@ -85,7 +85,7 @@ impl Sockets {
     ///
     /// # Errors
     /// `Io` when no more descriptors may be open, and when the socket has no file.
-    pub(super) fn duplicate(&self, header: &HandoverHeader) -> Result<Self> {
+    pub(crate) fn duplicate(&self, header: &HandoverHeader) -> Result<Self> {
         Self::from_descriptors(header, &mut duplicate_fds(self.descriptors()?)?.into_iter())
     }
 
@@ -93,7 +93,7 @@ impl Sockets {
     ///
     /// # Errors
     /// `Corrupt` when one is missing.
-    pub(super) fn from_descriptors(header: &HandoverHeader, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Self> {
+    pub(crate) fn from_descriptors(header: &HandoverHeader, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Self> {
         let listening = listening_from(&header.socket, fds)?;
         let locks = LockTable::open(next_fd(fds)?);
         let http = header.http.then(|| next_fd(fds)).transpose()?.map(TcpListener::from);
@@ -109,19 +109,19 @@ fn next_fd(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// `Corrupt` when one is missing.
-pub(super) fn listening_from(socket: &Path, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Listening> {
+pub(crate) fn listening_from(socket: &Path, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Listening> {
     let (listener, lock, file) = (next_fd(fds)?, next_fd(fds)?, next_fd(fds)?);
     Ok(Listening::from_parts(listener.into(), socket.to_path_buf(), lock, Some(file)))
 }
 
 /// The receiving side of one end of the pair.
-pub(super) struct Receiver {
-    pub(super) socket: UnixStream,
+pub(crate) struct Receiver {
+    pub(crate) socket: UnixStream,
     decoder: Decoder,
 }
 
 impl Receiver {
-    pub(super) fn new(socket: UnixStream) -> Self {
+    pub(crate) fn new(socket: UnixStream) -> Self {
         Self { socket, decoder: Decoder::default() }
     }
 
@@ -129,7 +129,7 @@ impl Receiver {
     ///
     /// # Errors
     /// `Corrupt` for bytes that are no message.
-    pub(super) fn take(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
+    pub(crate) fn take(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
         let Some(frame) = self.decoder.take()? else { return Ok(None) };
         if frame.body.first() == Some(&BLOCK_VERSION) {
             return Ok(Some((Message::Block(frame.body), frame.fds)));
@@ -145,7 +145,7 @@ impl Receiver {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn fill(&mut self) -> std::io::Result<usize> {
+    pub(crate) fn fill(&mut self) -> std::io::Result<usize> {
         self.decoder.fill(self.socket.as_fd())
     }
 
@@ -153,7 +153,7 @@ impl Receiver {
     ///
     /// # Errors
     /// `Io` at the end of the connection, or after the socket's timeout.
-    pub(super) fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+    pub(crate) fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
@@ -171,7 +171,7 @@ impl Receiver {
     ///
     /// # Errors
     /// `Io`; `Corrupt` for messages that are no handover.
-    pub(super) fn take_over(&mut self) -> Result<Handover> {
+    pub(crate) fn take_over(&mut self) -> Result<Handover> {
         let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
         timeout(Some(CHANNEL_TIMEOUT))?;
         let (Message::Begin(header), fds) = self.next()? else { return Err(Error::corrupt("no handover")) };
@@ -197,18 +197,18 @@ impl Receiver {
 }
 
 /// The state that one process hands to the next.
-pub(super) struct Handover {
-    pub(super) header: HandoverHeader,
-    pub(super) sockets: Sockets,
-    pub(super) index: Option<OwnedFd>,
-    pub(super) journal: Journal,
+pub(crate) struct Handover {
+    pub(crate) header: HandoverHeader,
+    pub(crate) sockets: Sockets,
+    pub(crate) index: Option<OwnedFd>,
+    pub(crate) journal: Journal,
 }
 
 /// Sends a message.
 ///
 /// # Errors
 /// `Io` when the other end has closed the connection or does not read.
-pub(super) fn send(socket: &UnixStream, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
+pub(crate) fn send(socket: &UnixStream, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
     send_while(socket, message, fds, || false)
 }
 
@@ -217,7 +217,7 @@ pub(super) fn send(socket: &UnixStream, message: &Message, fds: &[BorrowedFd<'_>
 ///
 /// # Errors
 /// As [`send`].
-pub(super) fn send_while(
+pub(crate) fn send_while(
     socket: &UnixStream,
     message: &Message,
     fds: &[BorrowedFd<'_>],
@@ -231,7 +231,7 @@ pub(super) fn send_while(
 ///
 /// # Errors
 /// As [`send`].
-pub(super) fn hand_over(
+pub(crate) fn hand_over(
     socket: &UnixStream,
     header: HandoverHeader,
     sockets: &Sockets,

@@ -1,12 +1,12 @@
 //! Follows a server: applies its events to the journal until it ends.
 
 use super::channel::{Message, Receiver};
-use super::journal::Event;
 use super::process::{self, Server};
 use super::state::SupervisorState;
 use super::successor::{self, SuccessorSocket};
 use crate::config::{HEAP_TRIM_DELAY, SOCKET_CHECK_INTERVAL};
 use crate::signals::StopSignals;
+use crate::state::journal::Event;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::trim_heap;
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ const _: () = assert!(STOP_TIMEOUT.as_millis() + 2 * process::EXIT_TIMEOUT.as_mi
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the supervision of a server ended.
-pub(super) enum End {
+pub(crate) enum End {
     Stopped,
     Died,
     /// A successor takes the state over.
@@ -31,7 +31,7 @@ pub(super) enum End {
 
 impl SupervisorState {
     /// Applies the events of a server until it ends.
-    pub(super) async fn follow(
+    pub(crate) async fn follow(
         &mut self,
         server: &Server,
         mut receiver: Receiver,

@@ -1,11 +1,11 @@
 //! The server's link to its supervisor: it reports each event before anything else can depend on it.
 
 use super::channel::{HandoverHeader, Message, Sockets, listening_from, send_while};
-use super::journal::{Entry, Event, Journal};
-use super::process::Launch;
-use crate::segment::{file_bytes, file_of};
-use crate::socket::Listening;
-use crate::spill::SpillFile;
+use crate::launch::Launch;
+use crate::state::SupervisorClient;
+use crate::state::journal::{Entry, Event, Journal};
+use crate::state::segment::{file_bytes, file_of};
+use crate::state::spill::SpillFile;
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
@@ -16,71 +16,44 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a supervisor may leave its socket full before this process checks whether it is stopped.
-pub(super) const SUPERVISOR_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const SUPERVISOR_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// A supervisor counts as stopped after this many checks in a row. One check may find one that is being continued.
 const STOPPED_CHECKS: u32 = 2;
 
 /// The link to the supervisor, and the journal for the next supervisor.
 pub(crate) struct SupervisorLink {
-    pub(super) header: HandoverHeader,
-    pub(super) launch: Launch,
-    pub(super) stopping: AtomicBool,
+    pub(crate) header: HandoverHeader,
+    pub(crate) launch: Launch,
+    pub(crate) stopping: AtomicBool,
     /// Whether the supervisor that a user or the system started is dead.
-    pub(super) orphaned: AtomicBool,
-    pub(super) state: Mutex<LinkState>,
+    pub(crate) orphaned: AtomicBool,
+    pub(crate) state: Mutex<LinkState>,
 }
 
 pub(crate) struct LinkState {
     /// The sockets for the next supervisor.
-    pub(super) sockets: Sockets,
+    pub(crate) sockets: Sockets,
     pub(crate) journal: Journal,
     /// The connection to the supervisor; none between two supervisors.
-    pub(super) socket: Option<UnixStream>,
+    pub(crate) socket: Option<UnixStream>,
     /// The supervisor's process.
-    pub(super) supervisor: Option<u32>,
+    pub(crate) supervisor: Option<u32>,
     /// How long a running supervisor may read nothing.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     /// The numbers of segments by this process's descriptors.
-    pub(super) numbers: HashMap<RawFd, u64>,
-    pub(super) next: u64,
+    pub(crate) numbers: HashMap<RawFd, u64>,
+    pub(crate) next: u64,
 }
 
 impl SupervisorLink {
-    pub(crate) fn secret(&self) -> [u8; 32] {
-        self.header.secret
-    }
-
-    /// The number of servers so far, including this one.
-    pub(crate) fn servers(&self) -> u64 {
-        self.header.servers
-    }
-
-    /// The process of the supervisor; none between two supervisors.
-    pub(crate) fn supervisor(&self) -> Option<u32> {
-        self.state().supervisor
-    }
-
     pub(crate) fn state(&self) -> MutexGuard<'_, LinkState> {
         lock(&self.state)
-    }
-
-    /// The locks of the sessions of all servers.
-    ///
-    /// # Errors
-    /// `Io` when no more descriptors may be open.
-    pub(crate) fn lock_table(&self) -> Result<LockTable> {
-        Ok(LockTable::open(duplicate_fd(&self.state().sockets.locks)?))
-    }
-
-    pub(crate) fn record_published(&self, record: &Record) {
-        if let Err(error) = self.try_record_published(record) {
-            tracing::error!("{} was not recorded and ends with this server: {error}", record.name());
-        }
     }
 
     fn try_record_published(&self, record: &Record) -> Result<()> {
@@ -118,14 +91,6 @@ impl SupervisorLink {
         Ok(())
     }
 
-    pub(crate) fn record_freed(&self, record: &Record) {
-        self.record_without_memory(record, Event::Freed(record.id().into()));
-    }
-
-    pub(crate) fn record_spilled(&self, record: &Record, file: SpillFile) {
-        self.record_without_memory(record, Event::Spilled { id: record.id().into(), file });
-    }
-
     /// Records an event after which a tensor has no segment.
     fn record_without_memory(&self, record: &Record, event: Event) {
         let mut state = self.state();
@@ -139,42 +104,68 @@ impl SupervisorLink {
         }
     }
 
-    pub(crate) fn record(&self, event: Event) {
+    /// Reports that this server serves clients now.
+    pub(crate) fn ready(&self, epoch: u64) -> Result<()> {
+        self.state().send(&Message::Ready { epoch }, &[])
+    }
+}
+
+impl SupervisorClient for SupervisorLink {
+    fn secret(&self) -> [u8; 32] {
+        self.header.secret
+    }
+
+    fn servers(&self) -> u64 {
+        self.header.servers
+    }
+
+    fn supervisor(&self) -> Option<u32> {
+        self.state().supervisor
+    }
+
+    fn lock_table(&self) -> Result<LockTable> {
+        Ok(LockTable::open(duplicate_fd(&self.state().sockets.locks)?))
+    }
+
+    fn record_published(&self, record: &Record) {
+        if let Err(error) = self.try_record_published(record) {
+            tracing::error!("{} was not recorded and ends with this server: {error}", record.name());
+        }
+    }
+
+    fn record_freed(&self, record: &Record) {
+        self.record_without_memory(record, Event::Freed(record.id().into()));
+    }
+
+    fn record_spilled(&self, record: &Record, file: SpillFile) {
+        self.record_without_memory(record, Event::Spilled { id: record.id().into(), file });
+    }
+
+    fn record(&self, event: Event) {
         let outcome = self.state().record(event, None);
         log_failure(outcome);
     }
 
-    /// Reports that this server has made its socket or its lock again: the next server needs them.
-    pub(crate) fn moved(&self, listening: &Listening) {
+    fn moved(&self, path: &Path, fds: [BorrowedFd<'_>; 3]) {
         let mut state = self.state();
-        let moved = listening.descriptors().and_then(|fds| {
-            state.sockets.listening = listening_from(listening.path(), &mut duplicate_fds(fds)?.into_iter())?;
+        let moved = duplicate_fds(fds).and_then(|copies| {
+            state.sockets.listening = listening_from(path, &mut copies.into_iter())?;
             state.send(&Message::Moved, &fds)
         });
         log_failure(moved);
     }
 
-    /// Reports that this server serves HTTP on `listener` at the request of a client: the next server does so too.
-    ///
-    /// # Errors
-    /// `Io` when no more descriptors may be open.
-    pub(crate) fn started_http(&self, listener: &TcpListener) -> Result<()> {
+    fn started_http(&self, listener: &TcpListener) -> Result<()> {
         let mut state = self.state();
         state.sockets.http = Some(duplicate_fd(listener)?.into());
         state.send(&Message::HttpStarted, &[listener.as_fd()])
     }
 
-    /// Reports that this server stops on request, so that no other one is started.
-    pub(crate) fn stop(&self) {
+    fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let mut state = self.state();
         log_failure(state.send(&Message::Stopping, &[]));
         state.socket = None;
-    }
-
-    /// Reports that this server serves clients now.
-    pub(super) fn ready(&self, epoch: u64) -> Result<()> {
-        self.state().send(&Message::Ready { epoch }, &[])
     }
 }
 

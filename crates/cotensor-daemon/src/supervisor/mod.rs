@@ -16,31 +16,18 @@
 
 mod channel;
 mod follow;
-mod journal;
 mod link;
-mod orphans;
 mod process;
-mod restore;
-mod resume;
-mod role;
-mod run;
 mod run_servers;
-mod server;
 mod state;
-mod store_events;
 mod successor;
 mod systemd;
 mod watch;
 
-pub use process::Launch;
-pub use role::Role;
-pub use run::{run, run_as};
-
-#[cfg(feature = "fuzzing")]
-pub(crate) use journal::Journal;
-pub(crate) use journal::{Event, SessionClient};
-pub(crate) use link::SupervisorLink;
-pub(crate) use orphans::Orphans;
-pub(crate) use process::{Image, stop_this_process};
-pub(crate) use resume::Resumed;
-pub(crate) use store_events::StoreEvents;
+pub(crate) use channel::{CHANNEL_TIMEOUT, HandoverHeader, Receiver, Sockets};
+pub(crate) use link::{LinkState, SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
+pub(crate) use process::{Parent, Server, standard_input};
+pub(crate) use state::SupervisorState;
+pub(crate) use successor::{SuccessorSocket, inherit};
+pub(crate) use systemd::Manager;
+pub(crate) use watch::Supervisor;

@@ -2,9 +2,10 @@
 
 use super::channel::Receiver;
 use super::follow::End;
-use super::process::{Image, Launch, STABLE_UPTIME, Server};
+use super::process::{STABLE_UPTIME, Server};
 use super::state::SupervisorState;
 use super::successor::SuccessorSocket;
+use crate::launch::{Image, Launch};
 use crate::signals::StopSignals;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::raise_fd_limit;
@@ -29,7 +30,7 @@ impl SupervisorState {
     ///
     /// # Errors
     /// `Io` when the first server cannot be started, or none for a minute and there are no tensors.
-    pub(super) fn run_servers(
+    pub(crate) fn run_servers(
         mut self,
         launch: &Launch,
         first: Option<(Server, Receiver)>,

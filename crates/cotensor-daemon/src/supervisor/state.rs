@@ -1,12 +1,13 @@
 //! The state of a supervisor.
 
 use super::channel::{Handover, HandoverHeader, Receiver, Sockets, hand_over, listening_from};
-use super::journal::{Event, Journal};
-use super::process::{Image, Launch, Server};
+use super::process::Server;
 use super::successor;
 use super::systemd::{Held, Manager};
-use crate::index::INDEX_SLOTS;
-use crate::spill::remove_folder;
+use crate::launch::{Image, Launch};
+use crate::state::index::INDEX_SLOTS;
+use crate::state::journal::{Event, Journal};
+use crate::state::spill::remove_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::random_bytes;
@@ -15,15 +16,15 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 /// The state of a supervisor. Dropping it closes the sockets first, so that no client waits while memory is freed.
-pub(super) struct SupervisorState {
-    pub(super) header: HandoverHeader,
-    pub(super) sockets: Sockets,
+pub(crate) struct SupervisorState {
+    pub(crate) header: HandoverHeader,
+    pub(crate) sockets: Sockets,
     /// The current server's index, which this process can write.
-    pub(super) index: Option<SharedIndex>,
+    pub(crate) index: Option<SharedIndex>,
     journal: Journal,
     /// The folder of spilled tensors.
-    pub(super) spill: Option<PathBuf>,
-    pub(super) manager: Option<Manager>,
+    pub(crate) spill: Option<PathBuf>,
+    pub(crate) manager: Option<Manager>,
 }
 
 impl Drop for SupervisorState {
@@ -50,7 +51,7 @@ impl SupervisorState {
     ///
     /// # Errors
     /// `Io` when the system has no random numbers.
-    pub(super) fn new(sockets: Sockets) -> Result<Self> {
+    pub(crate) fn new(sockets: Sockets) -> Result<Self> {
         let secret = random_bytes()?;
         let socket = sockets.listening.path().to_path_buf();
         let header =
@@ -59,7 +60,7 @@ impl SupervisorState {
     }
 
     /// The state from a handover. This process now owns the socket's file.
-    pub(super) fn from_handover(handover: Handover) -> Self {
+    pub(crate) fn from_handover(handover: Handover) -> Self {
         let Handover { header, mut sockets, journal, .. } = handover;
         sockets.listening.own();
         Self { header, sockets, index: None, journal, spill: None, manager: None }
@@ -69,7 +70,7 @@ impl SupervisorState {
     ///
     /// # Errors
     /// `Io` when the socket was removed and cannot be made again.
-    pub(super) fn from_manager(held: Held, manager: Option<&Manager>) -> Result<Self> {
+    pub(crate) fn from_manager(held: Held, manager: Option<&Manager>) -> Result<Self> {
         let Held { header, mut sockets, journal } = held;
         sockets.listening.own();
         if sockets.listening.mend()?
@@ -82,19 +83,19 @@ impl SupervisorState {
     }
 
     /// The number of tensors.
-    pub(super) fn tensors(&self) -> usize {
+    pub(crate) fn tensors(&self) -> usize {
         self.journal.len()
     }
 
     /// Tells the service manager that the daemon stops on request.
-    pub(super) fn report_stop(&self) {
+    pub(crate) fn report_stop(&self) {
         if let Some(manager) = &self.manager {
             manager.stopping();
         }
     }
 
     /// Starts a server and hands the state to it.
-    pub(super) fn start_server(&mut self, launch: &Launch, image: Image) -> Result<(Server, Receiver)> {
+    pub(crate) fn start_server(&mut self, launch: &Launch, image: Image) -> Result<(Server, Receiver)> {
         self.header.servers += 1;
         if let Some(manager) = &mut self.manager {
             // Session numbers contain the number of the server, so it must not be used twice.
@@ -103,7 +104,7 @@ impl SupervisorState {
         let io = |error| Error::io("starting a server", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
         let index = SharedIndex::create(INDEX_SLOTS)?;
-        let mut server = launch.server(image, theirs)?;
+        let mut server = Server::start(launch, image, theirs)?;
         let header = HandoverHeader { server: server.pid, index_slots: index.slots(), ..self.header.clone() };
         if let Err(error) = hand_over(&ours, header, &self.sockets, Some(index.fd()), &self.journal) {
             server.end();
@@ -114,7 +115,7 @@ impl SupervisorState {
     }
 
     /// Adds an event to the journal here and at the service manager.
-    pub(super) fn apply(&mut self, event: Event, fds: Vec<OwnedFd>) -> Result<()> {
+    pub(crate) fn apply(&mut self, event: Event, fds: Vec<OwnedFd>) -> Result<()> {
         if let Some(manager) = &mut self.manager {
             manager.append(&event, &fds);
         }
@@ -126,7 +127,7 @@ impl SupervisorState {
     }
 
     /// Replaces the socket and the lock by those that the server has made again.
-    pub(super) fn replace_listening(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
+    pub(crate) fn replace_listening(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
         // Dropping the former one must not empty the lock's file: it may be the same file.
         self.sockets.listening.disown();
         self.sockets.listening = listening_from(&self.header.socket, &mut fds.into_iter())?;
@@ -139,7 +140,7 @@ impl SupervisorState {
     }
 
     /// Keeps the socket for HTTP of the server, for the next one.
-    pub(super) fn add_http(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
+    pub(crate) fn add_http(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
         let fd = fds.into_iter().next().ok_or_else(|| Error::corrupt("the socket for HTTP is missing"))?;
         if let Some(manager) = &self.manager {
             manager.store_http(fd.as_fd())?;
@@ -152,14 +153,14 @@ impl SupervisorState {
     ///
     /// # Errors
     /// `Io` when it does not listen.
-    pub(super) fn store_at(&mut self, mut manager: Manager) -> Result<()> {
+    pub(crate) fn store_at(&mut self, mut manager: Manager) -> Result<()> {
         manager.store_all(&self.header, &self.sockets, &self.journal)?;
         self.manager = Some(manager);
         Ok(())
     }
 
     /// Hands the state to a successor. The server is dead.
-    pub(super) fn hand_to_successor(&mut self, successor: UnixStream) -> Result<()> {
+    pub(crate) fn hand_to_successor(&mut self, successor: UnixStream) -> Result<()> {
         hand_over(&successor, self.header.clone(), &self.sockets, None, &self.journal)?;
         if !successor::confirms(successor) {
             return Err(Error::new(ErrorKind::Io, "the successor did not confirm the handover"));

@@ -2,7 +2,7 @@
 //! successor of the replacement supervisor, through a socket beside the daemon's.
 
 use super::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
-use crate::socket::Bound;
+use crate::listening::Bound;
 use cotensor_client::{connect_unix, path_beside};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::peer_credentials;
@@ -20,12 +20,12 @@ fn is_own(stream: &UnixStream) -> bool {
 }
 
 /// The socket for successors. Dropping it removes its file.
-pub(super) struct SuccessorSocket(Bound);
+pub(crate) struct SuccessorSocket(Bound);
 
 impl SuccessorSocket {
     /// # Errors
     /// `Io` when the system refuses.
-    pub(super) fn wait(socket: &Path) -> Result<Self> {
+    pub(crate) fn wait(socket: &Path) -> Result<Self> {
         Bound::bind(&beside(socket)).map(Self)
     }
 
@@ -33,7 +33,7 @@ impl SuccessorSocket {
     ///
     /// # Errors
     /// `Io` while its folder does not exist.
-    pub(super) fn mend(&mut self) -> Result<bool> {
+    pub(crate) fn mend(&mut self) -> Result<bool> {
         let removed = !self.0.is_in_place();
         if removed {
             self.0 = Bound::bind(self.0.path())?;
@@ -43,7 +43,7 @@ impl SuccessorSocket {
 
     /// # Errors
     /// `Io` when the system refuses.
-    pub(super) fn listener(&self) -> Result<tokio::net::UnixListener> {
+    pub(crate) fn listener(&self) -> Result<tokio::net::UnixListener> {
         let io = |error: std::io::Error| Error::io("waiting for a successor", &error).in_file(self.0.path());
         let copy = self.0.listener().try_clone().map_err(io)?;
         tokio::net::UnixListener::from_std(copy).map_err(io)
@@ -57,7 +57,7 @@ impl Drop for SuccessorSocket {
 }
 
 /// The connection of a successor, if it belongs to this user.
-pub(super) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
+pub(crate) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
     let stream = stream.into_std().ok().filter(is_own)?;
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(CHANNEL_TIMEOUT)).ok()?;
@@ -65,7 +65,7 @@ pub(super) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
 }
 
 /// Whether the successor confirms that it has the state.
-pub(super) fn confirms(successor: UnixStream) -> bool {
+pub(crate) fn confirms(successor: UnixStream) -> bool {
     matches!(Receiver::new(successor).next(), Ok((Message::Complete, _)))
 }
 
@@ -75,7 +75,7 @@ pub(super) fn confirms(successor: UnixStream) -> bool {
 /// # Errors
 /// `Io` and `Corrupt` for a handover that failed, and those of `prepare`. The other supervisor then starts another
 /// server.
-pub(super) fn inherit<P>(
+pub(crate) fn inherit<P>(
     socket: &Path,
     prepare: impl FnOnce(&mut Sockets) -> Result<P>,
 ) -> Result<Option<(Handover, P)>> {

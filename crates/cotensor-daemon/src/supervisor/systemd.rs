@@ -5,8 +5,8 @@
 //! the journal, which is rewritten when it has grown too long.
 
 use super::channel::{HandoverHeader, Sockets};
-use super::journal::{Event, Journal};
-use crate::socket::Listening;
+use crate::listening::Listening;
+use crate::state::journal::{Event, Journal};
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::{LockTable, create_memfd, listen_fds_with_names};
 use rustix::fs::{FlockOperation, flock};
@@ -41,7 +41,7 @@ const GROWTH_BYTES: u64 = 1 << 20;
 const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
 /// The manager that started this process.
-pub(super) struct Manager {
+pub(crate) struct Manager {
     socket: UnixDatagram,
     /// Whether it did not read the last message. Until it reads, messages do not wait for it.
     stalled: Cell<bool>,
@@ -50,16 +50,16 @@ pub(super) struct Manager {
     written: u64,
     rewrite_at: u64,
     /// The listening socket that systemd has made.
-    pub(super) activated: Option<UnixListener>,
+    pub(crate) activated: Option<UnixListener>,
     /// The listening socket for HTTP that systemd has made.
-    pub(super) activated_http: Option<TcpListener>,
+    pub(crate) activated_http: Option<TcpListener>,
 }
 
 /// The state that the manager held.
-pub(super) struct Held {
-    pub(super) header: HandoverHeader,
-    pub(super) sockets: Sockets,
-    pub(super) journal: Journal,
+pub(crate) struct Held {
+    pub(crate) header: HandoverHeader,
+    pub(crate) sockets: Sockets,
+    pub(crate) journal: Journal,
 }
 
 impl Manager {
@@ -67,7 +67,7 @@ impl Manager {
     ///
     /// # Errors
     /// `Io` when its socket fails, `Invalid` for wrong environment variables.
-    pub(super) fn find() -> Result<(Option<Self>, Option<Held>)> {
+    pub(crate) fn find() -> Result<(Option<Self>, Option<Held>)> {
         let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
             return Ok((None, None));
         };
@@ -154,7 +154,7 @@ impl Manager {
     ///
     /// # Errors
     /// `Io` when its socket fails.
-    pub(super) fn store_all(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
+    pub(crate) fn store_all(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
         self.store_listening(&sockets.listening)?;
         self.store_fd(SESSIONS, sockets.locks.as_fd())?;
         if let Some(http) = &sockets.http {
@@ -170,7 +170,7 @@ impl Manager {
     ///
     /// # Errors
     /// `Io` when its socket fails.
-    pub(super) fn store_listening(&self, listening: &Listening) -> Result<()> {
+    pub(crate) fn store_listening(&self, listening: &Listening) -> Result<()> {
         self.store_fd(LISTENER, listening.listener().as_fd())?;
         self.store_fd(LOCK, listening.lock())
     }
@@ -179,12 +179,12 @@ impl Manager {
     ///
     /// # Errors
     /// `Io` when its socket fails.
-    pub(super) fn store_http(&self, listener: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn store_http(&self, listener: BorrowedFd<'_>) -> Result<()> {
         self.store_fd(HTTP, listener)
     }
 
     /// Appends an event to the journal.
-    pub(super) fn append(&mut self, event: &Event, fds: &[OwnedFd]) {
+    pub(crate) fn append(&mut self, event: &Event, fds: &[OwnedFd]) {
         if let Err(error) = self.try_append(event, fds) {
             tracing::error!("the last event was not stored at the service manager: {error}");
         }
@@ -198,7 +198,7 @@ impl Manager {
     }
 
     /// Removes a segment without tensors, and rewrites the journal when it has grown too long.
-    pub(super) fn clean_up(&mut self, header: &HandoverHeader, journal: &Journal, freed: Option<u64>) {
+    pub(crate) fn clean_up(&mut self, header: &HandoverHeader, journal: &Journal, freed: Option<u64>) {
         if let Some(segment) = freed {
             self.remove_fd(&format!("{SEGMENT}{segment}"));
         }
@@ -213,7 +213,7 @@ impl Manager {
     ///
     /// # Errors
     /// `Io` when the socket of the manager fails.
-    pub(super) fn rewrite(&mut self, header: &HandoverHeader, journal: &Journal) -> Result<()> {
+    pub(crate) fn rewrite(&mut self, header: &HandoverHeader, journal: &Journal) -> Result<()> {
         let encode = |error: serde_json::Error| Error::invalid(error.to_string());
         (self.journal, self.written) = (memfd()?, 0);
         self.write(&serde_json::to_vec(header).map_err(encode)?)?;
@@ -233,19 +233,19 @@ impl Manager {
     }
 
     /// Reports that the daemon serves clients.
-    pub(super) fn ready(&self, socket: &std::path::Path) {
+    pub(crate) fn ready(&self, socket: &std::path::Path) {
         self.notify(&format!("READY=1\nSTATUS=listening on {}\n", socket.display()));
     }
 
     /// Reports that the daemon stops on request, and removes its descriptors.
-    pub(super) fn stopping(&self) {
+    pub(crate) fn stopping(&self) {
         self.notify("STOPPING=1\n");
         self.remove_fd(&format!("{JOURNAL}{}", self.number));
         [LISTENER, LOCK, SESSIONS, HTTP].into_iter().for_each(|name| self.remove_fd(name));
     }
 
     /// Removes the listening socket and its lock, which the daemon has made again.
-    pub(super) fn remove_listening(&self) {
+    pub(crate) fn remove_listening(&self) {
         self.remove_fd(LISTENER);
         self.remove_fd(LOCK);
     }

@@ -2,7 +2,9 @@
 
 use super::channel::{HandoverHeader, hand_over};
 use super::link::{SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
-use super::process::{Image, Parent, STABLE_UPTIME, stop_this_process};
+use super::process::{Parent, STABLE_UPTIME};
+use crate::launch::{Image, Role};
+use crate::signals::stop_this_process;
 use cotensor_core::{Error, Result};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -19,7 +21,7 @@ const SUPERVISOR_RESTART_DELAY: Duration = Duration::from_secs(1);
 
 impl SupervisorLink {
     /// Waits for the end of the supervisor and starts the next one, as long as this server runs.
-    pub(super) fn watch(&self, mut socket: UnixStream, mut supervisor: Supervisor, is_used: &dyn Fn() -> bool) {
+    pub(crate) fn watch(&self, mut socket: UnixStream, mut supervisor: Supervisor, is_used: &dyn Fn() -> bool) {
         let mut image = Image::default();
         loop {
             let began = Instant::now();
@@ -81,7 +83,7 @@ impl SupervisorLink {
         // Events wait for the lock from here on, so that the supervisor misses none.
         let mut state = self.state();
         state.socket = None;
-        let mut supervisor = Supervisor::Child(self.launch.supervisor(image, theirs)?);
+        let mut supervisor = Supervisor::Child(self.launch.start(image, Role::Supervisor, theirs)?);
         let header = HandoverHeader { orphaned: true, ..self.header.clone() };
         if let Err(error) = hand_over(&ours, header, &state.sockets, None, &state.journal) {
             supervisor.end();
@@ -94,7 +96,7 @@ impl SupervisorLink {
 }
 
 /// The supervisor's process.
-pub(super) enum Supervisor {
+pub(crate) enum Supervisor {
     /// It started this server, unless it died before this server began.
     Parent(Option<Parent>),
     /// A replacement, started by this server.
@@ -102,7 +104,7 @@ pub(super) enum Supervisor {
 }
 
 impl Supervisor {
-    pub(super) fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Parent(parent) => parent.as_ref().map(Parent::pid),
             Self::Child(child) => Some(child.id()),

@@ -139,7 +139,7 @@ fn deeply_nested_and_foreign_arguments_are_refused() {
     let error = functions.call("echo", &none().arg(deep)).unwrap_err();
     assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("deeper"), "{error}");
     assert!(functions.call("deep", &none()).unwrap_err().to_string().contains("result"));
-    let elsewhere = cotensor_store::EmbeddedStore::builder().build();
+    let elsewhere = cotensor_store::LocalStore::builder().build();
     let foreign = put(&*elsewhere, "x", &[1]);
     let error = functions.call("echo", &none().arg(foreign)).unwrap_err();
     assert!(error.to_string().contains("not in the daemon's store"), "{error}");

@@ -3,7 +3,7 @@
 use super::stored::Adapter;
 use cotensor_core::{Error, Result};
 use cotensor_formats::{Format, TensorReader, write};
-use cotensor_store::{CopyReason, EmbeddedStore, TensorSpec, TensorStore};
+use cotensor_store::{CopyReason, LocalStore, TensorSpec, TensorStore};
 use std::fs::{File, Permissions};
 use std::io::BufReader;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ const TENSOR_BYTES_MAX: usize = 1 << 30;
 /// # Errors
 /// `Io` when the file cannot be written.
 pub fn save_adapter(adapter: &Adapter, path: &Path) -> Result<()> {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("save");
     let mut leases = Vec::new();
     for (name, dtype, shape, bytes) in adapter.members()? {

@@ -246,7 +246,7 @@ mod hex {
 mod tests {
     use super::*;
     use cotensor_core::ErrorKind;
-    use cotensor_store::{EmbeddedStore, TensorStore};
+    use cotensor_store::{LocalStore, TensorStore};
 
     fn adapter() -> Adapter {
         let encoder = |model: &str| Encoder {
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn published_adapter_is_read_back() {
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let (adapter, holder) = (adapter(), store.holder("fit"));
         drop(adapter.publish(&*store, &holder).unwrap());
         let name = Adapter::tensor_name(&adapter.info.source.space, &adapter.info.target.space);

@@ -9,7 +9,7 @@ use crate::tensor::{Array, TensorRef};
 use crate::weights::{LoadedWeights, load_weights};
 use cotensor_core::{DType, Result};
 use cotensor_quant::{QuantTensor, rotate};
-use cotensor_store::{CopyReason, EmbeddedStore, Holder, Lease, TensorSpec, TensorStore};
+use cotensor_store::{CopyReason, Holder, Lease, LocalStore, TensorSpec, TensorStore};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(super) struct Sensitivity<'c> {
     engine: RtenEngine,
     graph: Graph,
-    store: Arc<EmbeddedStore>,
+    store: Arc<LocalStore>,
     holder: Holder,
     weights: LoadedWeights,
     runs: &'c [Run],
@@ -33,7 +33,7 @@ impl<'c> Sensitivity<'c> {
     pub(super) fn open(path: &Path, runs: &'c [Run]) -> Result<Self> {
         let (engine, mut graph) = (RtenEngine::new(None), open_graph(path)?);
         engine.capabilities().fit(&mut graph);
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let holder = store.holder(USER);
         let weights = load_weights(&graph, &*store, &holder, USER)?;
         let mut found = Self { engine, graph, store, holder, weights, runs, outputs: Vec::new() };

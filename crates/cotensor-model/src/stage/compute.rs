@@ -36,7 +36,7 @@ mod tests {
     use crate::tensor::Array;
     use cotensor_core::testing::FakeDevice;
     use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind};
-    use cotensor_store::{CopyReason, EmbeddedStore, Key, SharingConfig, Store, StoreReports, TensorStore};
+    use cotensor_store::{CopyReason, Key, LocalStore, SharingConfig, Store, StoreReports, TensorStore};
     use std::sync::Arc;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -70,11 +70,11 @@ mod tests {
         Ok(outputs)
     }
 
-    fn store(config: SharingConfig, max_memory_bytes: u64) -> Arc<EmbeddedStore> {
-        EmbeddedStore::builder().config(config).max_memory_bytes(max_memory_bytes).build()
+    fn store(config: SharingConfig, max_memory_bytes: u64) -> Arc<LocalStore> {
+        LocalStore::builder().config(config).max_memory_bytes(max_memory_bytes).build()
     }
 
-    fn copied(store: &EmbeddedStore, reason: CopyReason) -> u64 {
+    fn copied(store: &LocalStore, reason: CopyReason) -> u64 {
         let copies = store.stats().copies;
         copies.iter().find(|copies| copies.reason == reason.name()).map_or(0, |copies| copies.bytes)
     }
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn device_outputs_stay_on_the_device() {
         let device = FakeDevice::default();
-        let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).build();
+        let store = LocalStore::builder().memory(Arc::new(device.clone())).build();
         let kernel = |allocator: &dyn OutputAllocator| {
             let spec = OutputSpec { index: 0, dtype: DType::F16, shape: &[2], device: Device::Fake(0) };
             let mut reservation = allocator.allocate(&spec)?.expect("the store has memory on the device");

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use crate::graph::{WeightSource, open_graph};
     use cotensor_core::DType;
-    use cotensor_store::EmbeddedStore;
+    use cotensor_store::LocalStore;
     use cotensor_store::{BlobStore, TensorStore};
     use rten_onnx::onnx::{
         DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     fn fill(weight: &Weight, hash: ContentHash, files: &WeightFiles, now: SystemTime) -> Result<Vec<u8>> {
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let mut target = vec![0; weight.size_bytes()];
         let weights = std::slice::from_ref(weight);
         WeightReader { weights, hashes: &[hash], files, store: &*store, now }.fill(0, &mut target)?;
@@ -284,7 +284,7 @@ mod tests {
             files.open(&weight.source.file).unwrap();
         }
         let key = files.identity(&graph);
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let holder = store.holder("test");
         let hashes = load_at(&graph, &*store, &holder, "test", SystemTime::now()).unwrap().hashes;
         assert_eq!(store.get_note(&key), None);
@@ -307,7 +307,7 @@ mod tests {
         let path = folder.path().join("half.onnx");
         let halves: Vec<u8> = (0..BYTES / 2).flat_map(|index| ((index % 0x7c00) as u16).to_le_bytes()).collect();
         std::fs::write(&path, half_precision(halves).write_buf().unwrap()).unwrap();
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let later = SystemTime::now() + Duration::from_secs(60);
         let hash = |widens: bool| {
             let mut graph = open_graph(&path).unwrap();
@@ -385,7 +385,7 @@ with open(sys.argv[1], 'r+b') as file:
             writeln!(numbers, "{number}").unwrap();
             assert_eq!(written.next().unwrap().unwrap(), "written");
         };
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let holder = store.holder("test");
         let quiet = SystemTime::now() + Duration::from_secs(60);
         let load = || load_at(&graph, &*store, &holder, "test", quiet).unwrap().hashes;

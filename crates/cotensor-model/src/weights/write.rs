@@ -46,12 +46,12 @@ mod tests {
     use super::*;
     use crate::graph::open_graph;
     use cotensor_core::ContentHash;
-    use cotensor_store::EmbeddedStore;
+    use cotensor_store::LocalStore;
 
     #[test]
     fn written_weights_have_their_hashes() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/vit/onnx/model.onnx");
-        let (store, folder) = (EmbeddedStore::builder().build(), tempfile::tempdir().unwrap());
+        let (store, folder) = (LocalStore::builder().build(), tempfile::tempdir().unwrap());
         let graph = open_graph(&path).unwrap();
         let weights = HashedWeights::of(&graph, &*store).unwrap();
         let file = folder.path().join("weights");

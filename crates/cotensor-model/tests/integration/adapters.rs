@@ -7,7 +7,7 @@ use cotensor_model::adapter::{Adapter, Rows, save_adapter};
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Answer, Inputs, Medium, Pipeline, Samples, User, UserReport};
 use cotensor_model::pipeline::{fit_adapter, inputs_of, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -52,7 +52,7 @@ fn vector(report: &UserReport) -> &[f32] {
 fn adapted_tensor_replaces_the_output_of_a_stage_that_is_not_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let adapter = {
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let [source, target] = two_berts(folder.path(), &runtime);
         let samples = Samples::of_texts((0..60).chain(0..3).map(sentence));
         let mut progress = Vec::new();
@@ -66,7 +66,7 @@ fn adapted_tensor_replaces_the_output_of_a_stage_that_is_not_loaded() {
     };
     let file = folder.path().join("adapter.safetensors");
     save_adapter(&adapter, &file).unwrap();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let loads = Arc::new(Mutex::new(Vec::new()));
     let observed = Arc::clone(&loads);
     runtime.observe_loads(move |_, model| observed.lock().unwrap().push(model.to_owned()));
@@ -98,7 +98,7 @@ fn adapted_tensor_replaces_the_output_of_a_stage_that_is_not_loaded() {
 
 #[test]
 fn tensor_of_the_same_space_needs_no_adapter() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let folder = tempfile::tempdir().unwrap();
     copy(&tiny("bert"), folder.path());
     let (source, target) = (runtime.open(&tiny("bert")).unwrap(), runtime.open(folder.path()).unwrap());
@@ -116,7 +116,7 @@ fn tensor_of_the_same_space_needs_no_adapter() {
 
 #[test]
 fn image_patches_become_a_pooled_embedding() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let (source, target) = (runtime.open(&tiny("vit")).unwrap(), runtime.open(&tiny("clip")).unwrap());
     let photo = std::fs::read(fixtures().join("media/photo.png")).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ fn image_patches_become_a_pooled_embedding() {
 
 #[test]
 fn detector_reads_the_patches_of_another_encoder_for_images_of_any_size() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let (source, target) = (runtime.open(&tiny("vit")).unwrap(), runtime.open(&tiny("detr")).unwrap());
     let folder = tempfile::tempdir().unwrap();
     let files: Vec<_> = (0..24).map(|seed| folder.path().join(format!("{seed}.bmp"))).collect();
@@ -185,7 +185,7 @@ fn detector_reads_the_patches_of_another_encoder_for_images_of_any_size() {
 
 #[test]
 fn decoders_of_other_models_read_one_encoder() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let holder = runtime.store().holder("fit");
     let bert = runtime.open(&tiny("bert")).unwrap();
     let samples = Samples::of_texts((0..40).map(sentence));
@@ -223,7 +223,7 @@ fn bmp(seed: u32) -> Vec<u8> {
 
 #[test]
 fn other_tensors_are_no_adapters() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = <dyn cotensor_store::Store>::holder(&*store, "test");
     let spec = cotensor_store::TensorSpec::new("adapter/x/y", cotensor_core::DType::F32, &[2, 2]);
     let lease = cotensor_store::TensorStore::reserve(&*store, spec, &holder).unwrap().publish().unwrap();

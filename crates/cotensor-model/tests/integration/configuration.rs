@@ -6,7 +6,7 @@ use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Answer, Inputs, TextEmbedder, User, UserReport, run_user};
 use cotensor_model::preprocess::{ImageProcessor, TextProcessor, decode_image};
 use cotensor_model::{ModelFolder, Runtime};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use rten_onnx::onnx::DataType;
 use serde_json::{Value, json};
 use std::fs;
@@ -25,7 +25,7 @@ fn run_with(runtime: &Arc<Runtime>, folder: &Path, user: &User, inputs: &Inputs)
 }
 
 fn run(folder: &Path, user: &User, inputs: &Inputs) -> Result<UserReport> {
-    run_with(&runtime(EmbeddedStore::builder()), folder, user, inputs)
+    run_with(&runtime(LocalStore::builder()), folder, user, inputs)
 }
 
 /// Changes a field of a JSON file; null removes it.
@@ -62,7 +62,7 @@ fn sizes_of_another_model_are_refused_by_their_field() {
     ] {
         let folder = folder("bert");
         set(folder.path(), "config.json", field, 10.into());
-        let model = runtime(EmbeddedStore::builder()).open(folder.path()).unwrap();
+        let model = runtime(LocalStore::builder()).open(folder.path()).unwrap();
         let errors = [
             run(folder.path(), &embedding, &text).unwrap_err(),
             TextEmbedder::open(&model)
@@ -217,7 +217,7 @@ fn bfloat16_graph_is_refused_with_the_name_of_its_file() {
 #[test]
 fn edited_folder_is_opened_again() {
     let folder = folder("bert");
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+    let runtime = Runtime::new(LocalStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
     let unchanged = [runtime.open(&tiny("bert")).unwrap(), runtime.open(&tiny("bert")).unwrap()];
     assert!(Arc::ptr_eq(&unchanged[0], &unchanged[1]));
     let embedding = user("one", "bert", "sentence-embedding");

@@ -5,7 +5,7 @@ use crate::support::{self, fixtures, user};
 use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::{Inputs, TextEmbedder, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::path::Path;
 
 /// Of many lengths, with an equal pair.
@@ -26,7 +26,7 @@ fn many_texts_give_the_embeddings_of_each() {
         let unpacked = support::unpacked(folder);
         for engine in engines() {
             let name = format!("{} on {}", folder.display(), engine.name());
-            let runtime = Runtime::new(EmbeddedStore::builder().build(), engine);
+            let runtime = Runtime::new(LocalStore::builder().build(), engine);
             let model = runtime.open(unpacked.path()).unwrap();
             let holder = runtime.store().holder("one");
             let embedder = TextEmbedder::open(&model).unwrap();
@@ -62,7 +62,7 @@ fn texts_of_a_graph_that_joins_rows_run_alone() {
     std::fs::copy(bert.join("int8").join(variant), unpacked.path().join("onnx").join(variant)).unwrap();
     for engine in engines() {
         let name = engine.name();
-        let runtime = Runtime::new(EmbeddedStore::builder().build(), engine);
+        let runtime = Runtime::new(LocalStore::builder().build(), engine);
         let open = |variant| runtime.open_variant(unpacked.path(), Path::new(""), variant).unwrap();
         let (plain, quantized) = (open(None), open(Some("int8")));
         let role = "encoder";
@@ -79,7 +79,7 @@ fn positions_do_not_count_padding() {
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     config["padding_side"] = "left".into();
     std::fs::write(path, config.to_string()).unwrap();
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), engines().remove(0));
+    let runtime = Runtime::new(LocalStore::builder().build(), engines().remove(0));
     let embedder = TextEmbedder::open(&runtime.open(unpacked.path()).unwrap()).unwrap();
     assert!(difference(&embedder) < 1e-5);
 }
@@ -87,7 +87,7 @@ fn positions_do_not_count_padding() {
 #[test]
 fn embeddings_are_results_in_the_store() {
     let unpacked = support::unpacked(&fixtures().join("tiny/bert"));
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), engines().remove(0));
+    let runtime = Runtime::new(LocalStore::builder().build(), engines().remove(0));
     let holder = runtime.store().holder("one");
     let embedder = TextEmbedder::open(&runtime.open(unpacked.path()).unwrap()).unwrap();
     let first = embedder.embed(&TEXTS, None, Some(&holder)).unwrap();
@@ -101,7 +101,7 @@ fn embeddings_are_results_in_the_store() {
 #[test]
 fn model_without_sentence_embeddings_is_refused() {
     let unpacked = support::unpacked(&fixtures().join("tiny/vit"));
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), engines().remove(0));
+    let runtime = Runtime::new(LocalStore::builder().build(), engines().remove(0));
     let refused = TextEmbedder::open(&runtime.open(unpacked.path()).unwrap()).err().unwrap();
     assert_eq!((refused.kind(), refused.file().is_some()), (ErrorKind::Unsupported, true), "{refused}");
 }

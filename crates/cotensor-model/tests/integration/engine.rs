@@ -6,12 +6,12 @@ use cotensor_core::{DType, Device, ErrorKind};
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_model::graph::{Graph, open_graph};
 use cotensor_model::tensor::{Array, TensorRef};
-use cotensor_store::{CopyReason, EmbeddedStore, StoreReports, TensorSpec, TensorStore};
+use cotensor_store::{CopyReason, LocalStore, StoreReports, TensorSpec, TensorStore};
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::path::Path;
 use std::sync::Arc;
 
-fn imported_bytes(store: &EmbeddedStore) -> u64 {
+fn imported_bytes(store: &LocalStore) -> u64 {
     let copies = store.diagnostics().copies;
     copies.iter().find(|copies| copies.reason == CopyReason::FileImport.name()).map_or(0, |copies| copies.bytes)
 }
@@ -309,7 +309,7 @@ fn refuses_other_weights(engine: &dyn Engine, folder: &Path, graph: &Graph) {
     let error = engine.load(graph, weights(&wrong, &*store).leases).map(drop).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("w")), "{error}");
 
-    let device = EmbeddedStore::builder().memory(Arc::new(FakeDevice::default())).build();
+    let device = LocalStore::builder().memory(Arc::new(FakeDevice::default())).build();
     let mut spec = TensorSpec::new("w", DType::F32, &[SIZE, SIZE]);
     spec.device = Device::Fake(0);
     let lease = device.reserve(spec, &device.holder("test")).unwrap().publish().unwrap();
@@ -434,7 +434,7 @@ fn inputs_and_outputs_have_the_types_that_the_graph_declares() {
 fn input_on_a_device_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &embedded_linear());
-    let device = EmbeddedStore::builder().memory(Arc::new(FakeDevice::default())).build();
+    let device = LocalStore::builder().memory(Arc::new(FakeDevice::default())).build();
     let mut spec = TensorSpec::new("x", DType::F32, &[1, SIZE]);
     spec.device = Device::Fake(0);
     let lease = device.reserve(spec, &device.holder("test")).unwrap().publish().unwrap();

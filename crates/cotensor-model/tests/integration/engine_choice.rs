@@ -6,12 +6,12 @@ use cotensor_core::{ContentHash, DerivedFiles, ErrorKind, Hold, Result};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{self, AUTO, EngineOptions, Engines, RtenEngine};
 use cotensor_model::pipeline::{Pipeline, explain, run_user};
-use cotensor_store::{EmbeddedStore, StoreReports, TensorStore};
+use cotensor_store::{LocalStore, StoreReports, TensorStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn runtime(engines: impl Into<Engines>) -> Arc<Runtime> {
-    Runtime::new(EmbeddedStore::builder().build(), engines)
+    Runtime::new(LocalStore::builder().build(), engines)
 }
 
 /// A ViT whose pixels first go through a cubic Resize to the same size, which changes nothing.
@@ -69,7 +69,7 @@ fn explanation_names_the_engine_of_each_stage() {
 /// Results of one engine are not given to another: they may round differently.
 #[test]
 fn engines_do_not_exchange_results() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let task = user("one", "bert", "sentence-embedding");
     let mut embeddings = Vec::new();
     for engine in engines() {
@@ -90,7 +90,7 @@ fn derived_files_replace_weights() {
     let task = user("one", "bert", "sentence-embedding");
     for engine in engines() {
         let open = || {
-            let store = EmbeddedStore::builder().build();
+            let store = LocalStore::builder().build();
             let runtime = Runtime::new(store.clone(), engine.clone());
             let model = runtime.open(&tiny("bert")).unwrap();
             let stage = model.stage("encoder").unwrap();
@@ -144,7 +144,7 @@ fn without_room_for_derived_files_the_store_has_the_weights() {
         let derived = Arc::new(Unwritable { root: tempfile::tempdir().unwrap(), takes_weights });
         let options = EngineOptions { threads: Some(1), derived: Some(derived) };
         for engine in engine::names().filter_map(|name| engine::open(name, options.clone()).ok()) {
-            let store = EmbeddedStore::builder().build();
+            let store = LocalStore::builder().build();
             let runtime = Runtime::new(store.clone(), engine);
             let model = runtime.open(&tiny("bert")).unwrap();
             let stage = model.stage("encoder").unwrap();

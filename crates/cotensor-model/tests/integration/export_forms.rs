@@ -5,7 +5,7 @@ use crate::support::{self, fixtures, runtime, user};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::{Answer, Inputs, TextEmbedder, User, UserReport, default_task, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use safetensors::SafeTensors;
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn unpacked(form: &str) -> tempfile::TempDir {
 fn run(folder: &Path, task: &str) -> Result<UserReport> {
     let inputs = Inputs::default().with_text(TEXT).with_image(&fixtures().join("tiny/images/tall.png"))?;
     let on = |engine| {
-        let runtime = Runtime::new(EmbeddedStore::builder().build(), engine);
+        let runtime = Runtime::new(LocalStore::builder().build(), engine);
         run_user(&*runtime.open(folder)?, &user("one", "model", task), &inputs, &runtime.store().holder("one"))
     };
     let mut results: Vec<Result<UserReport>> = engines().into_iter().map(on).collect();
@@ -129,7 +129,7 @@ fn missing_graph_is_an_error_that_lists_graphs_or_names_the_export() {
 #[test]
 fn user_chooses_a_pooling() {
     let folder = unpacked("trunk");
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(folder.path()).unwrap();
     let embed = |pooling: Option<&str>| TextEmbedder::open_pooled(&model, pooling)?.embed(&[TEXT], None, None);
     assert_eq!(embed(None).unwrap_err().field(), Some("1_Pooling/config.json"));
@@ -239,7 +239,7 @@ fn decoder_gives_the_vector_of_the_last_token_as_sentence_transformers_does() {
     let folder = unpacked("decoder-embedding");
     let run = |prompt: Option<&str>| {
         let user = User { prompt_name: prompt.map(str::to_owned), ..user("one", "model", "sentence-embedding") };
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(folder.path())?;
         assert_eq!(default_task(&model, &["text"])?.name, "sentence-embedding");
         run_user(&model, &user, &Inputs::default().with_text(TEXT), &runtime.store().holder("one"))
@@ -263,7 +263,7 @@ fn prompts_are_chosen_by_name_as_in_sentence_transformers() {
     let run = |prompt: Option<&str>| {
         let mut user = user("one", "model", "sentence-embedding");
         user.prompt_name = prompt.map(str::to_owned);
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let inputs = Inputs::default().with_text(TEXT);
         run_user(&*runtime.open(folder.path())?, &user, &inputs, &runtime.store().holder("one"))
     };

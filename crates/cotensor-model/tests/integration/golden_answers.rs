@@ -4,7 +4,7 @@
 use crate::support::{runtime, tiny};
 use cotensor_model::pipeline::{Inputs, User};
 use cotensor_model::pool::{HardwarePreferences, ResourcePool};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -16,7 +16,7 @@ const DIFFERENCE_MAX: f64 = 1e-4;
 
 /// The outputs of a task by name.
 fn answer(family: &str, task: &str, texts: &[&str], inputs: &Inputs) -> Value {
-    let pool = ResourcePool::new(runtime(EmbeddedStore::builder()), tiny(""), 1).unwrap();
+    let pool = ResourcePool::new(runtime(LocalStore::builder()), tiny(""), 1).unwrap();
     let model = pool.get_model(family, family, &HardwarePreferences::default()).unwrap();
     let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
     let (name, task) = (family.to_owned(), task.to_owned());

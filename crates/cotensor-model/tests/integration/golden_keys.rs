@@ -7,7 +7,7 @@ use cotensor_graph::key::{Execution, StageIdentity, array_identity, output_ident
 use cotensor_model::preprocess::family::ModelConfig;
 use cotensor_model::preprocess::generation::{GenerationConfig, Request, languages, speech_prompt};
 use cotensor_model::stage::Stage;
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -121,7 +121,7 @@ fn decodings() -> Value {
 
 #[test]
 fn golden_keys_are_equal() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let mut models = Map::new();
     for name in ["bert", "vit", "clip", "whisper"] {
         let model = runtime.open(&tiny(name)).unwrap();

@@ -7,7 +7,7 @@ use cotensor_model::engine::{Engine, FileMode, LoadedGraph, OwnMemory, RtenEngin
 use cotensor_model::family::family_of;
 use cotensor_model::pipeline::decode::{Decoder, DecoderGraph, Settings, decode};
 use cotensor_model::tensor::{Array, Value};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use safetensors::SafeTensors;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -174,7 +174,7 @@ fn tokens_equal_the_reference_with_a_store() {
 
 fn check_with_a_store(engine: Arc<dyn Engine>) {
     let fixture = fixture();
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), engine);
+    let runtime = Runtime::new(LocalStore::builder().build(), engine);
     let model = runtime.open(&fixture.folder).unwrap();
     let stage = |role: &str| model.stage(role).unwrap();
     let holder = runtime.store().holder("greedy");

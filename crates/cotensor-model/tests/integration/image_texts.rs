@@ -5,7 +5,7 @@ use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
 use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, default_task, run_user, run_user_streaming};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn captions_and_answers_equal_the_reference() {
         let greedy = greedy(family);
         let expected: Vec<i64> = greedy["tokens"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
         for engine in engines() {
-            let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine));
+            let runtime = Runtime::new(LocalStore::builder().build(), Arc::clone(&engine));
             let model = runtime.open(&tiny(family)).unwrap();
             let mut inputs = picture(&greedy);
             if family == "llava" {
@@ -67,7 +67,7 @@ fn caption_continues_the_beginning_of_the_user() {
     let expected: Vec<i64> = continued["tokens"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
     let writer = User { texts: vec![continued["text"].as_str().unwrap().to_owned()], ..writer("blip") };
     for engine in engines() {
-        let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine));
+        let runtime = Runtime::new(LocalStore::builder().build(), Arc::clone(&engine));
         let model = runtime.open(&tiny("blip")).unwrap();
         let report = run_user(&model, &writer, &picture(&greedy("blip")), &runtime.store().holder("writer")).unwrap();
         assert_eq!(tokens(&report), expected, "{}", engine.name());
@@ -92,7 +92,7 @@ fn with_template() -> tempfile::TempDir {
 fn message_about_an_image_becomes_the_prompt_of_the_chat_template() {
     let greedy = greedy("llava");
     let folder = with_template();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(folder.path()).unwrap();
     let run = |text: &str, chat: Option<bool>| {
         let user = User { chat, ..writer("llava") };
@@ -119,7 +119,7 @@ fn message_about_an_image_becomes_the_prompt_of_the_chat_template() {
 #[test]
 fn another_image_gives_another_answer() {
     let greedy = greedy("llava");
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&tiny("llava")).unwrap();
     let run = |image: &str| {
         let inputs = Inputs::default().with_image(&fixtures().join(image)).unwrap();
@@ -143,7 +143,7 @@ fn texts_and_models_that_do_not_fit_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         copy(&tiny("llava"), folder.path());
         change(folder.path());
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(folder.path()).unwrap();
         let inputs = picture(&greedy).with_text(text);
         run_user(&model, &writer("llava"), &inputs, &runtime.store().holder("writer")).unwrap_err()

@@ -4,7 +4,7 @@ use crate::support::{copy, fixtures, runtime, runtimes, user};
 use cotensor_core::ErrorKind;
 use cotensor_model::pipeline::{Answer, Inputs, UserReport, run_user, run_user_streaming};
 use cotensor_model::preprocess::decode_audio;
-use cotensor_store::{EmbeddedStore, StoreReports};
+use cotensor_store::{LocalStore, StoreReports};
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -80,7 +80,7 @@ fn long_speech_is_transcribed_as_transformers_does() {
 #[test]
 fn store_keeps_the_results_of_one_window() {
     let used = |seconds: usize| {
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let runtime = runtime_over(Arc::clone(&store));
         let model = runtime.open(&whisper()).unwrap();
         let inputs = Inputs::default().with_audio_bytes(wav(&speech(8000 * seconds))).unwrap();
@@ -94,12 +94,12 @@ fn store_keeps_the_results_of_one_window() {
     assert!(large.abs_diff(small) < 4096, "{small} and {large} bytes");
 }
 
-fn runtime_over(store: Arc<EmbeddedStore>) -> Arc<cotensor_model::Runtime> {
+fn runtime_over(store: Arc<LocalStore>) -> Arc<cotensor_model::Runtime> {
     let engine = Arc::new(cotensor_model::engine::RtenEngine::new(Some(1)));
     cotensor_model::Runtime::new(store, engine as Arc<dyn cotensor_model::engine::Engine>)
 }
 
-fn store_holder(store: &EmbeddedStore) -> cotensor_store::Holder {
+fn store_holder(store: &LocalStore) -> cotensor_store::Holder {
     use cotensor_store::TensorStore;
     store.holder("test")
 }
@@ -113,7 +113,7 @@ fn model_without_timestamps_reads_the_beginning() {
     let inputs = Inputs::default().with_audio_bytes(wav(&speech(40_000))).unwrap();
     let run = |config: &Value| {
         fs::write(&path, config.to_string()).unwrap();
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(folder.path()).unwrap();
         run_user(&model, &user("one", "model", "transcription"), &inputs, &runtime.store().holder("test"))
     };

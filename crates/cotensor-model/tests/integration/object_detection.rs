@@ -6,7 +6,7 @@ use cotensor_model::Runtime;
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Answer, Inputs, Object, UserReport, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn objects(report: &UserReport) -> &[Object] {
 fn objects_are_those_of_transformers() {
     let file = std::fs::read(tiny("detr").join("objects.json")).unwrap();
     let cases: Value = serde_json::from_slice(&file).unwrap();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&tiny("detr")).unwrap();
     let mut found = 0;
     for case in cases["cases"].as_array().unwrap() {
@@ -56,7 +56,7 @@ fn objects_are_those_of_transformers() {
 
 #[test]
 fn users_with_other_thresholds_share_the_run() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&tiny("detr")).unwrap();
     let all = detect(&runtime, &model, "../images/tall.png", Some(0.0));
     let some = detect(&runtime, &model, "../images/tall.png", None);
@@ -78,7 +78,7 @@ fn graph_that_cannot_be_cut_runs_whole() {
     let folder = place.path().join("detr");
     crate::support::copy(&tiny("detr"), &folder);
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
-    let cut = runtime(EmbeddedStore::builder());
+    let cut = runtime(LocalStore::builder());
     let cut = detect(&cut, &cut.open(&tiny("detr")).unwrap(), "../images/tall.png", None);
     for (field, wrong) in [("encoder_layers", 1), ("encoder_layers", 3), ("decoder_layers", 4), ("decoder_layers", 1)] {
         std::fs::write(
@@ -86,7 +86,7 @@ fn graph_that_cannot_be_cut_runs_whole() {
             config.replace(&format!(r#""{field}": 2"#), &format!(r#""{field}": {wrong}"#)),
         )
         .unwrap();
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(&folder).unwrap();
         // A second run finds the loaded stage.
         for _ in 0..2 {
@@ -108,7 +108,7 @@ fn labels_of_another_number_are_refused() {
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     std::fs::write(folder.join("config.json"), config.replace(r#""2": "person""#, r#""2": "person", "3": "dog""#))
         .unwrap();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&folder).unwrap();
     let error = run_user(
         &model,

@@ -6,7 +6,7 @@ use cotensor_model::Runtime;
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
-use cotensor_store::{EmbeddedStore, SharingConfig};
+use cotensor_store::{LocalStore, SharingConfig};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 
@@ -43,7 +43,7 @@ fn run_alone(folder: &Path, user: &User) -> UserReport {
     let model =
         Model::open(folder, StageSource::Private(Arc::new(RtenEngine::new(Some(1)).plain()).into(), FileMode::Read))
             .unwrap();
-    run_user(&model, user, &inputs(), &runtime(EmbeddedStore::builder()).store().holder("alone")).unwrap()
+    run_user(&model, user, &inputs(), &runtime(LocalStore::builder()).store().holder("alone")).unwrap()
 }
 
 fn same_bits(a: &UserReport, b: &UserReport) {
@@ -64,7 +64,7 @@ fn computed_encoder(report: &UserReport) -> bool {
 #[test]
 fn later_users_share_the_encoder_and_every_output_is_bit_equal() {
     for family in ["bert", "vit", "deit", "clip", "siglip", "detr", "whisper"] {
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let users = three_users(family);
         let reports = users.each_ref().map(|user| run(&runtime, &tiny(family), user));
         assert_eq!(reports.each_ref().map(computed_encoder), [true, false, false], "{family}");
@@ -84,7 +84,7 @@ fn later_users_share_the_encoder_and_every_output_is_bit_equal() {
 
 #[test]
 fn concurrent_users_compute_the_encoder_once() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let start = Barrier::new(4);
     let reports: Vec<UserReport> = std::thread::scope(|scope| {
         let one = |index: usize| {
@@ -107,7 +107,7 @@ fn concurrent_users_compute_the_encoder_once() {
 fn copy_of_a_folder_shares_space_weights_and_results() {
     let place = tempfile::tempdir().unwrap();
     for family in ["bert", "vit", "whisper"] {
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let users = three_users(family);
         let folder = place.path().join(family);
         copy(&tiny(family), &folder);
@@ -133,7 +133,7 @@ fn other_checkpoint_shares_equal_weights_but_no_results() {
     let other = place.path().join("other");
     copy(&tiny("bert"), &other);
     change_a_weight(&other);
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let user = user("first", "bert", "sentence-embedding");
     let models = [tiny("bert"), other.clone()].map(|folder| runtime.open(&folder).unwrap());
     let first = run(&runtime, &tiny("bert"), &user);
@@ -174,7 +174,7 @@ fn other_checkpoint_shares_equal_weights_but_no_results() {
 fn decodings_with_different_suppressed_tokens_are_not_shared() {
     // The concatenated lists are equal; only their lengths differ.
     let place = tempfile::tempdir().unwrap();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let mut user = user("one", "whisper", "transcription");
     user.max_new_tokens = Some(3);
     let folders = [("a", [vec![5, -1], vec![7]]), ("b", [vec![5], vec![-1, 7]])].map(|(name, [all, first])| {
@@ -200,7 +200,7 @@ fn decodings_with_different_suppressed_tokens_are_not_shared() {
 #[test]
 fn refused_results_are_computed_privately_and_counted() {
     let refusing = |config: SharingConfig, reason: &str| {
-        let runtime = runtime(EmbeddedStore::builder().config(config));
+        let runtime = runtime(LocalStore::builder().config(config));
         let users = three_users("bert");
         let model = runtime.open(&tiny("bert")).unwrap();
         for user in &users {
@@ -223,13 +223,13 @@ fn refused_results_are_computed_privately_and_counted() {
 
 #[test]
 fn too_small_budget_is_an_error_and_leaves_no_memory() {
-    let unlimited = runtime(EmbeddedStore::builder());
+    let unlimited = runtime(LocalStore::builder());
     let stage = unlimited.open(&tiny("bert")).unwrap().stage("encoder").unwrap();
     let weights = unlimited.store().stats().memory_usage_bytes;
     drop(stage);
     // The first budget is too small for the weights, the second for the encoder's 64 rows of 32 numbers.
     for max_memory_bytes in [weights / 2, weights + 64 * 32 * 4 - 1] {
-        let runtime = runtime(EmbeddedStore::builder().max_memory_bytes(max_memory_bytes));
+        let runtime = runtime(LocalStore::builder().max_memory_bytes(max_memory_bytes));
         let model = runtime.open(&tiny("bert")).unwrap();
         let user = user("one", "bert", "sentence-embedding");
         let inputs = Inputs::default().with_text(TEXT.repeat(20));
@@ -245,7 +245,7 @@ fn too_small_budget_is_an_error_and_leaves_no_memory() {
 
 #[test]
 fn long_text_is_truncated_with_a_notice() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&tiny("bert")).unwrap();
     let mut user = user("entities", "bert", "token-classification");
     user.head = Some("head.entities".to_owned());
@@ -264,7 +264,7 @@ fn long_text_is_truncated_with_a_notice() {
 
 #[test]
 fn missing_input_is_named() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     for (family, task, option) in [
         ("bert", "sentence-embedding", "--text"),
         ("vit", "image-embedding", "--image"),

@@ -3,12 +3,12 @@
 use crate::support::{inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::pipeline::{Inputs, User, UserReport, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::path::Path;
 use std::process::Command;
 
 fn run(family: &str, user: &User, inputs: &Inputs) -> Result<UserReport> {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     run_user(&runtime.open(&tiny(family)).unwrap(), user, inputs, &runtime.store().holder("one"))
 }
 

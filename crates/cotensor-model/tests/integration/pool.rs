@@ -9,7 +9,7 @@ use cotensor_model::graph::{Graph, Port};
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
 use cotensor_model::pool::{HardwarePreferences, PooledModel, Quantizing, ResourcePool, UltraLowPrecisionOptions};
 use cotensor_model::tensor::TensorRef;
-use cotensor_store::{CopyReason, EmbeddedStore, Lease};
+use cotensor_store::{CopyReason, Lease, LocalStore};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -22,7 +22,7 @@ fn models() -> PathBuf {
 fn pool(max_connections: usize) -> ResourcePool {
     // A name that is no folder must not reach a hub.
     let hub = Hub::new(Settings { offline: true, ..Settings::from_env() });
-    let runtime = Runtime::with_hub(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
+    let runtime = Runtime::with_hub(LocalStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
     ResourcePool::new(runtime, models(), max_connections).unwrap()
 }
 
@@ -184,7 +184,7 @@ impl LoadedGraph for GatedGraph {
 /// A model of a pool that allows so many concurrent calls, and its engine.
 fn gated(max_connections: usize) -> (Arc<Gated>, PooledModel) {
     let engine = Arc::new(Gated::default());
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine) as Arc<dyn Engine>);
+    let runtime = Runtime::new(LocalStore::builder().build(), Arc::clone(&engine) as Arc<dyn Engine>);
     let pool = ResourcePool::new(runtime, models(), max_connections).unwrap();
     let model = pool.get_model("bert", "bert", &HardwarePreferences::default()).unwrap();
     (engine, model)
@@ -304,7 +304,7 @@ fn precision_chooses_the_variant_of_the_graphs() {
     for (from, to) in copies.map(|file| (file, file)).into_iter().chain([("onnx/model.onnx", "onnx/model_fp16.onnx")]) {
         std::fs::copy(models().join("bert").join(from), copy.join(to)).unwrap();
     }
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+    let runtime = Runtime::new(LocalStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
     let pool = ResourcePool::new(runtime, folder.path(), 1).unwrap();
     let run = |precision: Option<&str>| {
         let precision = precision.map(str::to_owned);

@@ -5,7 +5,7 @@ use cotensor_core::ErrorKind;
 use cotensor_model::pipeline::{Answer, Inputs, TextEmbedder, run_user};
 use cotensor_model::preprocess::position_limit;
 use cotensor_model::tensor::Value;
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::collections::BTreeSet;
 
 const RELATIVES: [&str; 9] = [
@@ -116,7 +116,7 @@ fn long_texts_end_with_the_positions_of_the_model() {
 #[test]
 fn classifier_with_several_labels_is_no_reranker() {
     let folder = unpacked(&fixtures().join("forms/classification"));
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let mut user = user("one", "model", "rerank");
     user.texts = vec![TEXTS[0].to_owned()];
     let inputs = Inputs::default().with_text(QUERY);

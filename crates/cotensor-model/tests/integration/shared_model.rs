@@ -7,7 +7,7 @@ use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Inputs, SharedEmbedding, User};
 use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
 use cotensor_sharing::SharedTensor;
-use cotensor_store::{EmbeddedStore, Store};
+use cotensor_store::{LocalStore, Store};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn tiny() -> PathBuf {
 
 fn pool() -> ResourcePool {
     let hub = Hub::new(Settings { offline: true, ..Settings::from_env() });
-    let runtime = Runtime::with_hub(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
+    let runtime = Runtime::with_hub(LocalStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
     ResourcePool::new(runtime, tiny(), 2).unwrap()
 }
 
@@ -179,7 +179,7 @@ fn model_tokenizes_and_loads_before_its_first_input() {
 #[test]
 fn private_tensor_is_not_used_by_another_model() {
     let config = cotensor_store::SharingConfig { enable_shared_tensors: false, ..Default::default() };
-    let store: Arc<dyn Store> = EmbeddedStore::builder().config(config).build();
+    let store: Arc<dyn Store> = LocalStore::builder().config(config).build();
     let pool = ResourcePool::new(Runtime::new(store, Arc::new(RtenEngine::new(Some(1)))), tiny(), 1).unwrap();
     let (bert, t5) = (model(&pool, "bert"), model(&pool, "t5"));
     let text = Inputs::default().with_text("Sample text");

@@ -6,7 +6,7 @@ use cotensor_model::graph::{BlockEnd, open_graph};
 use cotensor_model::pipeline::{Inputs, Pipeline, explain, run_user};
 use cotensor_model::stage::StageRun;
 use cotensor_model::tensor::{Array, Value};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ fn ran_blocks(run: &StageRun) -> Option<bool> {
 
 #[test]
 fn clip_and_llava_compute_the_common_blocks_once() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let models = ["clip", "llava"].map(|family| runtime.open(&tiny(family)).unwrap());
     let stages = [models[0].stage("vision_tower").unwrap(), models[1].stage("vision_encoder").unwrap()];
     let blocks = stages.each_ref().map(|stage| stage.before().unwrap().0);
@@ -85,7 +85,7 @@ fn other_layer_or_other_weights_share_no_blocks_and_stay_right() {
     let mut bytes = fs::read(&file).unwrap();
     bytes[0] ^= 1;
     fs::write(&file, bytes).unwrap();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let pixels = &cases("clip", "vision_model", "image_embeds")[0];
     let first = run(&runtime, &tiny("clip"), "vision_tower", "image_embeds", &pixels.0);
     let second = run(&runtime, &other, "vision_tower", "image_embeds", &pixels.0);
@@ -116,7 +116,7 @@ fn explanation_shows_the_common_blocks() {
         format!("[[user]]\nname = '{name}'\nmodel = '{}'\ntask = '{task}'\n", tiny("clip").display())
     };
     let pipeline = Pipeline::parse(&(toml("one", "image-embedding") + &toml("two", "image-text-retrieval"))).unwrap();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let explanation = explain(&pipeline, Path::new(""), &runtime).unwrap();
     let shared: Vec<_> =
         explanation.stages.iter().map(|stage| (stage.role.as_str(), stage.shared_with.len())).collect();

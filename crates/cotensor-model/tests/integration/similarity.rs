@@ -4,14 +4,14 @@ use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::graph::{Graph, open_graph};
 use cotensor_model::pipeline::{Answer, Constant, Inputs, UserReport, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::fs;
 use std::path::Path;
 
 const TEXTS: [&str; 3] = ["a harbour", "the city sleeps", "science"];
 
 fn rank(folder: &Path, family: &str) -> Result<UserReport> {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let mut user = user("one", family, "zero-shot-image-classification");
     user.texts = TEXTS.map(str::to_owned).to_vec();
     let inputs = Inputs::default().with_image(&fixtures().join("media/photo.png")).unwrap();

@@ -7,7 +7,7 @@ use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Answer, Constant, Inputs, default_task, run_user};
 use cotensor_model::preprocess::{Audio, decode_audio, normalized};
 use cotensor_model::tensor::{Array, Value};
-use cotensor_store::{EmbeddedStore, Holder};
+use cotensor_store::{Holder, LocalStore};
 use std::fs;
 use std::io::Cursor;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ fn wav2vec2_transcribes_as_transformers_does() {
     let references = references();
     for name in ["wav2vec2-ctc", "wav2vec2-stable"] {
         let folder = unpacked(&fixtures().join("sounds").join(name));
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(folder.path()).unwrap();
         for (case, count) in CASES {
             let user = user(case, "model", "transcription");
@@ -118,7 +118,7 @@ fn wav2vec2_transcribes_as_transformers_does() {
 #[test]
 fn wav2vec2_classifies_sounds() {
     let folder = unpacked(&fixtures().join("sounds/wav2vec2-classification"));
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(folder.path()).unwrap();
     let user = user("one", "model", "audio-classification");
     let report = run_user(&model, &user, &wav(&speech(8000)), &runtime.store().holder("one")).unwrap();
@@ -213,7 +213,7 @@ fn clap_ranks_texts_as_transformers_does_with_the_scale_of_the_checkpoint() {
     }
     // Without the checkpoint, the scale before training, which config.json has as it is.
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
-    let report = rank(&runtime(EmbeddedStore::builder())).unwrap();
+    let report = rank(&runtime(LocalStore::builder())).unwrap();
     let scale = Constant { name: "logit_scale_a".into(), value: 9.0, file: "config.json".into() };
     assert_eq!(report.constants, [scale]);
     assert!(report.notices[0].contains("before training"), "{:?}", report.notices);
@@ -224,7 +224,7 @@ fn vocabulary_of_another_model_is_refused() {
     let folder = unpacked(&fixtures().join("sounds/wav2vec2-ctc"));
     let vocabulary: serde_json::Map<_, _> = (0..40).map(|id| (format!("t{id}"), id.into())).collect();
     fs::write(folder.path().join("vocab.json"), serde_json::Value::from(vocabulary).to_string()).unwrap();
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(folder.path()).unwrap();
     let user = user("one", "model", "transcription");
     let error = run_user(&model, &user, &wav(&speech(4000)), &runtime.store().holder("one")).unwrap_err();

@@ -6,7 +6,7 @@ use cotensor_model::engine::{Engine, LoadedGraph};
 use cotensor_model::quantize::{Activations, QuantizeOptions, quantize_folder};
 use cotensor_model::tensor::TensorRef;
 use cotensor_quant::{Scheme, Width};
-use cotensor_store::{EmbeddedStore, Store};
+use cotensor_store::{LocalStore, Store};
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn check_family(engine: &dyn Engine, family: &str, graphs_in: &Path, tolerance: 
     };
     let names: Vec<_> = references.names().into_iter().map(split).collect();
     let cases: BTreeSet<_> = names.iter().map(|(stage, case, ..)| (stage.clone(), case.clone())).collect();
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let mut graphs = BTreeMap::new();
     let mut counts = BTreeMap::new();
     for (stage, case) in cases {

@@ -10,7 +10,7 @@ use cotensor_model::pipeline::{
     Answer, Inputs, StreamEvent, StreamSettings, StreamSummary, StreamingProcessor, run_user,
 };
 use cotensor_model::preprocess::{Audio, resample};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::sync::Arc;
 
 fn settings(sample_rate_hz: Option<u32>, window_seconds: Option<f64>) -> StreamSettings {
@@ -49,7 +49,7 @@ fn segments(events: &[StreamEvent]) -> Vec<(i64, i64, String)> {
 
 #[test]
 fn stream_in_parts_of_any_size_gives_the_segments_of_transformers() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let samples = speech(reference_samples());
     let (whole, summary) = stream(&runtime, false, &settings(None, None), &samples, samples.len());
     assert_eq!((summary.seconds, summary.segments), (9.375, segments(&whole).len() as u64));
@@ -85,7 +85,7 @@ fn stream_in_parts_of_any_size_gives_the_segments_of_transformers() {
 
 #[test]
 fn each_piece_gets_the_answer_of_the_text_model() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let samples = speech(reference_samples());
     let (events, _) = stream(&runtime, true, &settings(None, None), &samples, 5000);
     let bert = runtime.open(&tiny("bert")).unwrap();
@@ -111,7 +111,7 @@ fn each_piece_gets_the_answer_of_the_text_model() {
 
 #[test]
 fn short_sound_gives_the_transcript_of_the_file() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let samples = speech(9000);
     let (events, summary) = stream(&runtime, false, &settings(None, None), &samples, 777);
     let inputs = Inputs::default().with_audio_bytes(wav(&samples)).unwrap();
@@ -125,7 +125,7 @@ fn short_sound_gives_the_transcript_of_the_file() {
 
 #[test]
 fn results_come_while_the_sound_plays() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&whisper()).unwrap();
     let samples = speech(reference_samples());
     let first = |window_seconds| {
@@ -153,7 +153,7 @@ fn results_come_while_the_sound_plays() {
 
 #[test]
 fn memory_of_the_store_does_not_grow_with_the_stream() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let bert = runtime.open(&tiny("bert")).unwrap();
     let model = runtime.open(&whisper()).unwrap();
     let mut processor = StreamingProcessor::new(model, Some(bert), &StreamSettings::default()).unwrap();
@@ -173,7 +173,7 @@ fn memory_of_the_store_does_not_grow_with_the_stream() {
 
 #[test]
 fn other_rate_is_resampled_independent_of_the_parts() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let audio = Audio { sample_rate_hz: 8000, samples: speech(40_000) };
     let faster = resample(&audio, 11_025).unwrap().samples;
     let run = |part| stream(&runtime, false, &settings(Some(11_025), None), &faster, part).0;
@@ -185,7 +185,7 @@ fn other_rate_is_resampled_independent_of_the_parts() {
 
 #[test]
 fn bad_sounds_and_models_are_refused() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&whisper()).unwrap();
     let bert = runtime.open(&tiny("bert")).unwrap();
     let open = || StreamingProcessor::new(Arc::clone(&model), None, &StreamSettings::default()).unwrap();

@@ -8,7 +8,7 @@ use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::decode::{Sampling, Settings, process};
 use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, run_user, run_user_keeping, run_user_streaming};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -70,7 +70,7 @@ fn check(family: &str, folder: &Path) -> UserReport {
 
 fn check_on(engine: Arc<dyn Engine>, family: &str, folder: &Path) -> UserReport {
     let greedy = greedy(family);
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine));
+    let runtime = Runtime::new(LocalStore::builder().build(), Arc::clone(&engine));
     let model = runtime.open(folder).unwrap();
     let encoded = model.text().unwrap().encode(&[&greedy.text]).unwrap();
     assert_eq!(encoded.ids.as_i64().unwrap(), greedy.ids, "{family}");
@@ -113,7 +113,7 @@ fn chat_of_a_message_is_the_text_that_the_template_makes_of_it() {
     let chats: Value = serde_json::from_slice(&fs::read(fixtures().join("chat/chats.json")).unwrap()).unwrap();
     let case = chats.as_array().unwrap().iter().find(|case| case["template"] == "llama-2").unwrap();
     let run = |chat: Option<bool>, text: &str| {
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(folder.path()).unwrap();
         let writer = User { chat, max_new_tokens: Some(4), ..user("one", "llama", "text-generation") };
         run_user(&model, &writer, &Inputs::default().with_text(text), &runtime.store().holder("one"))
@@ -133,7 +133,7 @@ fn chat_of_a_message_is_the_text_that_the_template_makes_of_it() {
     assert_eq!(run(None, prompt).unwrap().outputs, chat.outputs);
     // A text is continued, unless a chat is wanted.
     assert_ne!(count(&run(None, text).unwrap()), count(&chat));
-    let bert = runtime(EmbeddedStore::builder());
+    let bert = runtime(LocalStore::builder());
     let user = User { chat: Some(true), ..user("one", "bert", "sentence-embedding") };
     let holder = bert.store().holder("one");
     let error =
@@ -172,7 +172,7 @@ fn causal_tokens_equal_the_reference() {
 
 #[test]
 fn users_share_the_prompt_and_differ_in_the_settings() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&tiny("llama")).unwrap();
     let holder = runtime.store().holder("writer");
     let inputs = Inputs::default().with_text(greedy("llama").text);
@@ -191,7 +191,7 @@ fn users_share_the_prompt_and_differ_in_the_settings() {
 fn seeds_decide_sampled_texts() {
     let inputs = Inputs::default().with_text(greedy("llama").text);
     let sampled = |seed: Option<u64>| {
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(&tiny("llama")).unwrap();
         let user = User {
             do_sample: None,
@@ -269,7 +269,7 @@ fn set(folder: &Path, file: &str, field: &str, value: Value) {
 #[test]
 fn parameters_of_the_task_are_read_and_reported() {
     let inputs = Inputs::default().with_text(greedy("t5").text);
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&tiny("t5")).unwrap();
     let run = |task: &str| run_user(&model, &user("one", "t5", task), &inputs, &runtime.store().holder("one")).unwrap();
     let summary = run("summarization");
@@ -287,7 +287,7 @@ fn bad_models_and_options_are_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         copy(&tiny(family), folder.path());
         change(folder.path());
-        let runtime = runtime(EmbeddedStore::builder());
+        let runtime = runtime(LocalStore::builder());
         let model = runtime.open(folder.path()).unwrap();
         let inputs = Inputs::default().with_text(greedy(family).text);
         run_user(&model, &user, &inputs, &runtime.store().holder("one")).unwrap_err()
@@ -326,7 +326,7 @@ fn bad_models_and_options_are_refused_by_name() {
 
 #[test]
 fn reader_of_the_stream_can_stop_it() {
-    let runtime = runtime(EmbeddedStore::builder());
+    let runtime = runtime(LocalStore::builder());
     let model = runtime.open(&tiny("gpt2")).unwrap();
     let inputs = Inputs::default().with_text(greedy("gpt2").text);
     let holder = runtime.store().holder("writer");

@@ -8,7 +8,7 @@ use cotensor_model::engine::{Engine, OwnMemory, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::decode::{Decoder, DecoderGraph};
 use cotensor_model::pipeline::{Inputs, User, run_user};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::fs;
@@ -24,7 +24,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 /// Decodes on one engine. False if the engine refuses the graph.
 fn check(engine: &Arc<dyn Engine>, variant: &str, reference: &Value, tolerance: f64) -> bool {
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(engine));
+    let runtime = Runtime::new(LocalStore::builder().build(), Arc::clone(engine));
     let source = StageSource::Shared(Arc::clone(runtime.loader()));
     let model = Model::open_variant(&tiny("qwen2"), source, Some(variant)).unwrap();
     let stage = match model.stage("decoder") {

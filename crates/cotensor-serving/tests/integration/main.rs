@@ -42,7 +42,7 @@ fn second_client_reuses_results() {
         let added = running.daemon.store().stats().memory_usage_bytes - used;
         // A slab of the second client's own, if it published anything small.
         assert!(added <= 4 << 20, "{family}: {added} bytes for the second client");
-        let alone = run(cotensor_store::EmbeddedStore::builder().build(), family, task);
+        let alone = run(cotensor_store::LocalStore::builder().build(), family, task);
         assert_eq!(alone.outputs, found.outputs, "{family}: as in one process");
     }
 }
@@ -62,7 +62,7 @@ fn model_reference_runs_in_another_process() {
     let folder = |family: &str| fixtures.join("tiny").join(family).to_str().unwrap().to_owned();
     let text = "the harbour wakes before the city does";
 
-    let alone = run(cotensor_store::EmbeddedStore::builder().build(), "bert", "sentence-embedding");
+    let alone = run(cotensor_store::LocalStore::builder().build(), "bert", "sentence-embedding");
     let said = Arguments::new().named("model", folder("bert")).named("task", "sentence-embedding").named("text", text);
     let report = functions.call("model.run", &said).unwrap();
     let report = report.as_map().unwrap();
@@ -78,7 +78,7 @@ fn model_reference_runs_in_another_process() {
         store.reserve(cotensor_daemon::testing::spec("photo", bytes.len()), &store.holder("")).unwrap();
     reservation.write(&bytes, cotensor_store::CopyReason::Put).unwrap();
     let images = [photo.to_str().unwrap().into(), Value::Bytes(bytes), reservation.publish().unwrap().into()];
-    let alone = run(cotensor_store::EmbeddedStore::builder().build(), "vit", "image-embedding");
+    let alone = run(cotensor_store::LocalStore::builder().build(), "vit", "image-embedding");
     for (round, image) in images.into_iter().enumerate() {
         let said = Arguments::new().arg(vit.clone()).arg("image-embedding").named("image", image);
         let report = functions.call("model.run", &said).unwrap();

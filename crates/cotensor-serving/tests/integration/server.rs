@@ -5,7 +5,7 @@ use cotensor_hub::{Hub, Limits, Settings};
 use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_serving::{LoadedModels, ServingOptions, v1};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -38,7 +38,7 @@ impl Server {
     pub(crate) fn with_hub(options: ServingOptions, hub: Hub) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("v1")).unwrap();
-        let runtime = Runtime::with_hub(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
+        let runtime = Runtime::with_hub(LocalStore::builder().build(), Arc::new(RtenEngine::new(Some(1))), hub);
         runtime.limit_memory(|bytes| match bytes {
             0..=MEMORY_BYTES => Ok(()),
             _ => Err(Error::new(ErrorKind::OverBudget, "no such memory")),

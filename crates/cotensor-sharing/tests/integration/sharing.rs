@@ -2,7 +2,7 @@
 
 use cotensor_core::{DType, ErrorKind, Kind};
 use cotensor_sharing::{SharedTensor, TensorSharingManager};
-use cotensor_store::{CopyReason, EmbeddedStore, SharingConfig};
+use cotensor_store::{CopyReason, LocalStore, SharingConfig};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn handle_keeps_its_version() {
 
 #[test]
 fn handle_is_unaffected_by_another_publisher_of_its_name() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let manager = TensorSharingManager::with_store(store.clone());
     let tensor = register(&manager, "x", 4, "a", 1);
     manager.get_shared_tensor("x", "b").unwrap();
@@ -161,7 +161,7 @@ fn read_callback_can_use_a_published_tensor() {
 #[test]
 fn share_between_models_acquires_for_all_or_none() {
     let config = SharingConfig { allowed_types: Some(vec![Kind::TextEmbedding]), ..SharingConfig::default() };
-    let manager = TensorSharingManager::with_store(EmbeddedStore::builder().config(config).build());
+    let manager = TensorSharingManager::with_store(LocalStore::builder().config(config).build());
     register(&manager, "text_embedding", 4, "a", 1);
     let error = manager.share_tensor_between_models("text_embedding", "stranger", &["b", "c"]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
@@ -269,7 +269,7 @@ fn kind_is_inferred_from_the_name_or_the_models() {
 #[test]
 fn refused_tensor_is_private_and_counted() {
     let config = SharingConfig { allowed_types: Some(vec![Kind::TextEmbedding]), ..SharingConfig::default() };
-    let store = EmbeddedStore::builder().config(config).max_memory_bytes(100).build();
+    let store = LocalStore::builder().config(config).max_memory_bytes(100).build();
     let manager = TensorSharingManager::with_store(store).with_model_kinds(kinds_of);
     let shared = manager.register_shared_tensor("bert_embedding", &[10], "cpu", "bert", &["t5"], DType::U8).unwrap();
     assert!(!shared.is_private());

@@ -2,7 +2,7 @@
 
 use cotensor_core::{DType, ErrorKind, Result};
 use cotensor_sharing::{SharedTensor, TensorSharingManager};
-use cotensor_store::EmbeddedStore;
+use cotensor_store::LocalStore;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const THREADS: u32 = 4;
@@ -65,7 +65,7 @@ fn work(manager: &TensorSharingManager, counters: &Counters, thread: u32) {
 
 #[test]
 fn threads_register_share_view_and_free() {
-    let store = EmbeddedStore::builder().max_memory_bytes(BUDGET_BYTES).build();
+    let store = LocalStore::builder().max_memory_bytes(BUDGET_BYTES).build();
     let (manager, counters) = (TensorSharingManager::with_store(store), Counters::default());
     std::thread::scope(|scope| {
         for thread in 0..THREADS {

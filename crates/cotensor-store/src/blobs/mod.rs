@@ -5,4 +5,4 @@ mod request;
 
 pub(crate) use notes::Notes;
 pub use request::{BlobPack, UploadPlan, blob_key};
-pub(crate) use request::{begin, lease_blobs, publish};
+pub(crate) use request::{Missing, distinct, only, packed};

@@ -1,33 +1,60 @@
-//! Requests for blobs. Each blob exists once on a device; the new blobs of a request are packed into one segment.
+//! The parts of a request for blobs. Each blob exists once on a device; the new blobs of a request are packed into one segment.
 
 use crate::budget::TensorCharge;
-use crate::embedded::EmbeddedStore;
 use crate::types::check_metadata;
-use crate::{
-    BlobSource, BlobSpec, Claim, ComputationStore, CopyReason, Holder, Key, Lease, Retention, StoreReports, TensorSpec,
-    Ticket,
-};
-use cotensor_core::{
-    ALIGNMENT, BlobLocation, ContentHash, DType, Device, Error, Hasher, Kind, Layout, Result, Segment, SegmentMut,
-    TENSOR_BYTES_MAX,
-};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use crate::{BlobSpec, Holder, Key, Lease, Retention, TensorSpec, Ticket};
+use cotensor_core::{ALIGNMENT, ContentHash, DType, Device, Error, Hasher, Kind, Layout, Result, TENSOR_BYTES_MAX};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// The most bytes of a name with a label.
 const BLOB_NAME_BYTES_MAX: usize = 512;
 
 /// A blob that this request provides.
-struct Missing {
-    ticket: Ticket,
-    hash: ContentHash,
-    name: String,
+pub(crate) struct Missing {
+    pub(crate) ticket: Ticket,
+    pub(crate) hash: ContentHash,
+    pub(crate) name: String,
     /// Its first index in the request.
-    index: usize,
-    len: usize,
+    pub(crate) index: usize,
+    pub(crate) len: usize,
+}
+
+impl Missing {
+    /// The blob of `spec`, which is the `index`th of the request and has `len` bytes.
+    pub(crate) fn new(ticket: Ticket, hash: ContentHash, spec: &BlobSpec, index: usize, len: usize) -> Self {
+        Self { ticket, hash, name: name_of(&hash, spec), index, len }
+    }
+
+    /// The description and the layout of the tensor that holds it at `range` of a segment. A blob that lies at no multiple of its elements'
+    /// size is a tensor of bytes.
+    pub(crate) fn tensor(
+        &self,
+        spec: &BlobSpec,
+        range: &Range<usize>,
+        recompute: Duration,
+    ) -> Result<(TensorSpec, Layout)> {
+        let aligned = range.start.is_multiple_of(spec.dtype.size_bytes());
+        let (dtype, shape) = if aligned { (spec.dtype, spec.shape.clone()) } else { (DType::U8, vec![self.len]) };
+        let layout = Layout::contiguous(dtype, &shape)?.moved(range.start)?;
+        let listed = BlobSpec { dtype, shape, ..spec.clone() };
+        let spec = TensorSpec {
+            name: self.name.clone(),
+            provenance: Some(listed.identity()),
+            dtype,
+            shape: listed.shape,
+            device: listed.device,
+            kind: Kind::Weight,
+            space: None,
+            producer: listed.producer,
+            retention: Retention::Cached { recompute },
+            keep_for: None,
+            metadata: listed.metadata,
+            members: None,
+        };
+        Ok((spec, layout))
+    }
 }
 
 /// Each blob once, with its first index in the request and its length, in the order of the hashes. Requests claim in
@@ -35,7 +62,7 @@ struct Missing {
 ///
 /// # Errors
 /// `Invalid` for a blob with two sizes, for two devices in one request, and for metadata that are too long.
-fn distinct(specs: &[BlobSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
+pub(crate) fn distinct(specs: &[BlobSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
     let mut wanted = BTreeMap::new();
     for (index, spec) in specs.iter().enumerate() {
         if spec.device != specs[0].device {
@@ -55,28 +82,9 @@ fn distinct(specs: &[BlobSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>>
     Ok(wanted)
 }
 
-fn only(mut leases: Vec<Lease>, hash: &ContentHash) -> Result<Lease> {
+/// The lease of a blob, of the results of its computation.
+pub(crate) fn only(mut leases: Vec<Lease>, hash: &ContentHash) -> Result<Lease> {
     leases.pop().ok_or_else(|| Error::not_found(format!("blob {} was freed", hash.short())))
-}
-
-pub(crate) fn lease_blobs(
-    store: &EmbeddedStore,
-    specs: &[BlobSpec],
-    source: &mut dyn BlobSource,
-    holder: &Holder,
-) -> Result<Vec<Lease>> {
-    let mut held: HashMap<ContentHash, Lease> = HashMap::new();
-    let mut missing = Vec::new();
-    for (hash, (index, len)) in distinct(specs)? {
-        match store.claim(&blob_key(&hash, specs[index].device), holder)? {
-            Claim::Ready(leases) => drop(held.insert(hash, only(leases, &hash)?)),
-            Claim::Compute(ticket) => {
-                missing.push(Missing { ticket, hash, name: name_of(&hash, &specs[index]), index, len })
-            }
-        }
-    }
-    provide(store, specs, missing, source, holder, &mut held)?;
-    specs.iter().map(|spec| held[&spec.hash].view_as(spec)).collect()
 }
 
 /// The computation key of a blob on a device.
@@ -87,155 +95,6 @@ pub fn blob_key(hash: &ContentHash, device: Device) -> Key {
         hasher.field(device.to_string().as_bytes());
     }
     Key(hasher.finish())
-}
-
-/// Publishes the missing blobs: from the cache if it has them, else from `source` in one new segment.
-fn provide(
-    store: &EmbeddedStore,
-    specs: &[BlobSpec],
-    missing: Vec<Missing>,
-    source: &mut dyn BlobSource,
-    holder: &Holder,
-    held: &mut HashMap<ContentHash, Lease>,
-) -> Result<()> {
-    let Some(device) = missing.first().map(|each| specs[each.index].device) else { return Ok(()) };
-    let mut adopted = Vec::new();
-    let mut unknown = Vec::new();
-    for each in missing {
-        match cached(store, &each) {
-            Some(located) if located.0.device() == device => adopted.push((each, located)),
-            _ => unknown.push(each),
-        }
-    }
-    if !adopted.is_empty() {
-        let bytes = adopted.iter().fold(0u64, |total, (each, _)| total.saturating_add(each.len as u64));
-        let charges = charges(store, device, bytes, specs, adopted.iter().map(|(each, _)| each))?;
-        for ((each, located), charge) in adopted.into_iter().zip(charges) {
-            list(store, specs, each, located, charge, Duration::ZERO, holder, held)?;
-        }
-    }
-    if unknown.is_empty() {
-        return Ok(());
-    }
-    let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
-    let charges = charges(store, device, total as u64, specs, &unknown)?;
-    let start = store.clock.now();
-    let located = fill(store, device, &unknown, ranges, total, source)?;
-    let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
-    for ((each, located), charge) in unknown.into_iter().zip(located).zip(charges) {
-        list(store, specs, each, located, charge, each_took, holder, held)?;
-    }
-    Ok(())
-}
-
-/// A blob in the cache.
-fn cached(store: &EmbeddedStore, each: &Missing) -> Option<BlobLocation> {
-    store.cache.as_ref()?.find(&each.hash).filter(|(_, range)| range.len() == each.len)
-}
-
-/// The charges of blobs in one segment of `bytes` bytes.
-fn charges<'a>(
-    store: &EmbeddedStore,
-    device: Device,
-    bytes: u64,
-    specs: &[BlobSpec],
-    contents: impl IntoIterator<Item = &'a Missing>,
-) -> Result<Vec<TensorCharge>> {
-    let segment = store.charge(device, bytes)?;
-    let charge = |each: &Missing| {
-        let asked = &specs[each.index];
-        let text = each.name.len() + asked.producer.len() + asked.metadata.as_deref().map_or(0, str::len);
-        store.metadata_charge(&segment, store.devices.host().metadata_of(text, asked.shape.len()))
-    };
-    contents.into_iter().map(charge).collect()
-}
-
-/// Fills a pack of the cache with the blobs, or a segment of `total` bytes with the blobs at `ranges`.
-fn fill(
-    store: &EmbeddedStore,
-    device: Device,
-    unknown: &[Missing],
-    ranges: Vec<Range<usize>>,
-    total: usize,
-    source: &mut dyn BlobSource,
-) -> Result<Vec<BlobLocation>> {
-    let entries: Vec<(ContentHash, usize)> = unknown.iter().map(|each| (each.hash, each.len)).collect();
-    // If the cache has no room, the blobs go into memory of this process.
-    if let Some(cache) = &store.cache
-        && cache.device() == device
-        && let Some(mut pack) = store.unless_cache_fails(cache.begin(&entries))
-    {
-        for (index, each) in unknown.iter().enumerate() {
-            source.fill(each.index, pack.entry_mut(index))?;
-        }
-        if let Some(located) = store.unless_cache_fails(pack.commit()) {
-            return Ok(located);
-        }
-    }
-    let mut segment = store.devices.memory(device)?.reserve(total)?;
-    for (each, range) in unknown.iter().zip(&ranges) {
-        write(store, &mut *segment, range.start, each, source)?;
-    }
-    let segment = segment.freeze()?;
-    Ok(ranges.into_iter().map(|range| (Arc::clone(&segment), range)).collect())
-}
-
-fn write(
-    store: &EmbeddedStore,
-    segment: &mut dyn SegmentMut,
-    offset: usize,
-    each: &Missing,
-    source: &mut dyn BlobSource,
-) -> Result<()> {
-    if let Some(bytes) = segment.bytes_mut() {
-        return source.fill(each.index, &mut bytes[offset..offset + each.len]);
-    }
-    store.record_copy(&each.name, CopyReason::DeviceTransfer, each.len);
-    if let Some((found, range)) = cached(store, each)
-        && let Some(bytes) = found.bytes().and_then(|bytes| bytes.get(range))
-    {
-        return segment.write_at(offset, bytes);
-    }
-    let mut copy = vec![0; each.len];
-    source.fill(each.index, &mut copy)?;
-    segment.write_at(offset, &copy)
-}
-
-#[allow(clippy::too_many_arguments, reason = "one step of provide, with two callers")]
-fn list(
-    store: &EmbeddedStore,
-    specs: &[BlobSpec],
-    mut each: Missing,
-    (segment, range): BlobLocation,
-    charge: TensorCharge,
-    recompute: Duration,
-    holder: &Holder,
-    held: &mut HashMap<ContentHash, Lease>,
-) -> Result<()> {
-    let asked = &specs[each.index];
-    let aligned = range.start.is_multiple_of(asked.dtype.size_bytes());
-    let (dtype, shape) = if aligned { (asked.dtype, asked.shape.clone()) } else { (DType::U8, vec![each.len]) };
-    let layout = Layout::contiguous(dtype, &shape)?.moved(range.start)?;
-    let device = asked.device;
-    let listed = BlobSpec { dtype, shape, ..asked.clone() };
-    let spec = TensorSpec {
-        name: each.name,
-        provenance: Some(listed.identity()),
-        dtype,
-        shape: listed.shape,
-        device,
-        kind: Kind::Weight,
-        space: None,
-        producer: listed.producer,
-        retention: Retention::Cached { recompute },
-        keep_for: None,
-        metadata: listed.metadata,
-        members: None,
-    };
-    let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder)?;
-    each.ticket.finish(std::slice::from_ref(&lease));
-    held.insert(each.hash, lease);
-    Ok(())
 }
 
 /// The name of a blob: its label and the start of its hash, so that contents do not become versions of one name. It has the
@@ -259,12 +118,12 @@ pub struct UploadPlan {
 
 /// Blobs that their caller provides in one segment. Dropping it passes them to other callers.
 pub struct BlobPack {
-    specs: Vec<BlobSpec>,
-    missing: Vec<Missing>,
-    ranges: Vec<Range<usize>>,
-    bytes: usize,
-    charges: Vec<TensorCharge>,
-    holder: Holder,
+    pub(crate) specs: Vec<BlobSpec>,
+    pub(crate) missing: Vec<Missing>,
+    pub(crate) ranges: Vec<Range<usize>>,
+    pub(crate) bytes: usize,
+    pub(crate) charges: Vec<TensorCharge>,
+    pub(crate) holder: Holder,
 }
 
 impl BlobPack {
@@ -294,53 +153,8 @@ impl BlobPack {
     }
 }
 
-pub(crate) fn begin(store: &EmbeddedStore, specs: &[BlobSpec], holder: &Holder, waker: &Waker) -> Result<UploadPlan> {
-    let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
-    for (hash, (index, len)) in distinct(specs)? {
-        match store.poll_claim(&blob_key(&hash, specs[index].device), holder, waker) {
-            Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
-            Poll::Ready(Claim::Compute(ticket)) => {
-                missing.push(Missing { ticket, hash, name: name_of(&hash, &specs[index]), index, len })
-            }
-            Poll::Pending => drop(waiting.insert(hash)),
-        }
-    }
-    let mut plan = UploadPlan { ready: Vec::new(), pending: Vec::new(), pack: None };
-    for (index, spec) in specs.iter().enumerate() {
-        if let Some(lease) = held.get(&spec.hash) {
-            plan.ready.push((index, lease.view_as(spec)?));
-        } else if waiting.contains(&spec.hash) {
-            plan.pending.push(index);
-        }
-    }
-    if !missing.is_empty() {
-        let (ranges, bytes) = packed(missing.iter().map(|each| each.len))?;
-        let charges = charges(store, specs[0].device, bytes as u64, specs, &missing)?;
-        plan.pack = Some(BlobPack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
-    }
-    Ok(plan)
-}
-
-/// Publishes and leases the blobs of `pack`, which `segment` holds, in the order of its indexes.
-pub(crate) fn publish(
-    store: &EmbeddedStore,
-    pack: BlobPack,
-    segment: &Arc<dyn Segment>,
-    took: Duration,
-) -> Result<Vec<Lease>> {
-    let BlobPack { specs, missing, ranges, charges, holder, .. } = pack;
-    let each_took = took / u32::try_from(missing.len()).unwrap_or(u32::MAX).max(1);
-    let mut held = HashMap::new();
-    let hashes: Vec<ContentHash> = missing.iter().map(|each| each.hash).collect();
-    for ((each, range), charge) in missing.into_iter().zip(ranges).zip(charges) {
-        let located = (Arc::clone(segment), range);
-        list(store, &specs, each, located, charge, each_took, &holder, &mut held)?;
-    }
-    Ok(hashes.iter().filter_map(|hash| held.remove(hash)).collect())
-}
-
 /// The byte ranges of blobs in one segment, at multiples of [`ALIGNMENT`], and the length of the segment.
-fn packed(lens: impl IntoIterator<Item = usize>) -> Result<(Vec<Range<usize>>, usize)> {
+pub(crate) fn packed(lens: impl IntoIterator<Item = usize>) -> Result<(Vec<Range<usize>>, usize)> {
     let mut ranges = Vec::new();
     let mut total = 0usize;
     for len in lens {

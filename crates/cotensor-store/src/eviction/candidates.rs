@@ -1,10 +1,16 @@
 //! The order of eviction.
 
+use super::want::Want;
 use crate::budget::Budget;
 use crate::leases::Record;
+use cotensor_core::Segment;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The speed at which spilled tensors are read, in bytes a second. A tensor that is recomputed faster is evicted
+/// instead.
+const READ_BYTES_PER_SECOND: f64 = (1u64 << 30) as f64;
 
 /// The tensors of one segment, which are evicted together; or one tensor of a segment that stays, such as an open slab,
 /// whose eviction returns its metadata alone.
@@ -43,6 +49,16 @@ impl Candidate {
         self.recompute.as_secs_f64() / (self.bytes + self.metadata).max(1) as f64
     }
 
+    /// The segment, if all tensors are in one that is better spilled than computed again. A tensor whose recompute time is known and shorter
+    /// than reading it back is evicted instead.
+    pub(crate) fn spillable(&self) -> Option<&Arc<dyn Segment>> {
+        let recompute = self.recompute.as_secs_f64();
+        let first = &self.records.first()?.segment;
+        let same = |segment: &Arc<dyn Segment>| Arc::ptr_eq(segment, first) || same_file(&**segment, &**first);
+        let is_cheap = recompute > 0.0 && recompute < self.bytes as f64 / READ_BYTES_PER_SECOND;
+        (!is_cheap && self.records.iter().all(|record| same(&record.segment))).then_some(first)
+    }
+
     /// Closes all tensors of the candidate, or none.
     pub(crate) fn close(&self) -> bool {
         Record::close_all(&self.records.iter().map(|record| &**record).collect::<Vec<_>>())
@@ -76,9 +92,31 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Candidate> {
     candidates
 }
 
+/// Orders candidates for `want` in `budget`. Tensors of other devices return nothing to a device, so they are left out, and only metadata to
+/// the host, so there they go last.
+pub(crate) fn order_for(candidates: &mut Vec<Candidate>, budget: &Arc<Budget>, want: Want) {
+    if !matches!(want, Want::Metadata) {
+        candidates.sort_by_key(|candidate| candidate.is_partial);
+    }
+    candidates.retain(|candidate| budget.device().is_host() || candidate.is_of(budget));
+    candidates.sort_by_key(|candidate| !candidate.is_of(budget));
+}
+
 /// The bytes that `records` take from the budget, each segment counted once.
 pub(crate) fn charged_bytes<'a>(records: impl Iterator<Item = &'a Arc<Record>>) -> u64 {
     let mut seen = HashSet::new();
     let first = |record: &&Arc<Record>| seen.insert(Arc::as_ptr(record.charge.segment()));
     records.filter(first).map(|record| record.charge.segment().bytes).sum()
+}
+
+/// Whether two segments are parts of one file.
+#[cfg(unix)]
+fn same_file(a: &dyn Segment, b: &dyn Segment) -> bool {
+    let number = |segment: &dyn Segment| segment.fd().map(|fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
+    number(a).is_some() && number(a) == number(b)
+}
+
+#[cfg(not(unix))]
+fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
+    false
 }

@@ -1,14 +1,14 @@
-//! Eviction. `candidates.rs` decides the order of tensors, `make_room.rs` evicts or spills them, `refusal.rs`
-//! names the holders of the others. `due.rs` frees tensors whose time without leases has passed.
+//! Eviction: the order of tensors (`candidates.rs`), the purposes of freed memory (`want.rs`), the times after which unleased tensors are
+//! freed (`ages.rs`), and the error that names the holders of the others (`over_budget.rs`, `uses.rs`).
 
 mod ages;
 mod candidates;
-mod due;
-mod make_room;
-mod refusal;
+mod over_budget;
 mod uses;
+mod want;
 
 pub(crate) use ages::Ages;
-pub(crate) use candidates::{Candidate, candidates};
-pub(crate) use make_room::{ROUNDS_MAX, Want, pause};
+pub(crate) use candidates::{Candidate, candidates, order_for};
+pub(crate) use over_budget::over_budget;
 pub(crate) use uses::LastUses;
+pub(crate) use want::{ROUNDS_MAX, Want, pause};

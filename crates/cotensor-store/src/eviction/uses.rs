@@ -22,7 +22,7 @@ pub(crate) struct LastUses(Mutex<Option<Uses>>);
 
 /// The uses of a budget.
 #[derive(Clone, Debug)]
-pub(super) struct Uses {
+pub(crate) struct Uses {
     budget: Arc<Budget>,
     /// The holders of the most bytes, and how many each holds.
     pub(super) holders: Vec<(u64, String)>,
@@ -36,7 +36,7 @@ pub(super) struct Uses {
 
 impl LastUses {
     /// The uses of a budget. The list may be some time old if it took long.
-    pub(super) fn of(&self, budget: &Arc<Budget>, names: &Names, clock: &dyn Clock) -> Uses {
+    pub(crate) fn of(&self, budget: &Arc<Budget>, names: &Names, clock: &dyn Clock) -> Uses {
         let began = clock.now();
         let good = |uses: &&Uses| Arc::ptr_eq(&uses.budget, budget) && began < uses.until;
         if let Some(uses) = lock(&self.0).as_ref().filter(good) {

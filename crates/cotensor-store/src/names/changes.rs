@@ -141,7 +141,7 @@ enum Wait {
 
 impl ChangesFuture {
     /// The next changes of a queue.
-    pub(super) fn of_queue(queue: Arc<VersionQueue>, since: u64) -> Self {
+    pub(crate) fn of_queue(queue: Arc<VersionQueue>, since: u64) -> Self {
         Self(Wait::Queue { queue, since, waiter: None })
     }
 

@@ -1,11 +1,11 @@
 //! Names, versions and holders. A lookup by name starts in `table.rs`.
 
 mod changes;
-mod listing;
 mod spilled;
 mod table;
 mod version_queue;
 mod version_words;
+mod waiting;
 
 pub(crate) use changes::ChangeLog;
 pub use changes::ChangesFuture;

@@ -5,6 +5,7 @@ use crate::leases::Record;
 use crate::names::Names;
 use crate::spill::{Location, SpilledSet};
 use cotensor_core::{Error, ErrorKind, Result};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The outcome of replacing a record by its spilled set.
@@ -102,5 +103,12 @@ impl Names {
             found.extend(matching.filter_map(|entry| entry.spilled.as_deref().cloned()));
         }
         found
+    }
+
+    /// The number of spilled tensors, and the bytes of their segments.
+    pub(crate) fn count_spilled(&self) -> (usize, u64) {
+        let spilled = self.spilled("");
+        let by_segment: HashMap<_, u64> = spilled.iter().map(|(set, _)| (Arc::as_ptr(set), set.bytes)).collect();
+        (spilled.len(), by_segment.into_values().sum())
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::backend::{Budget, Charge};
 use crate::leases::Record;
+use crate::names::Names;
 use crate::{ChangePosition, EveryVersion, Holder, Lease, NameChange, NameChanges, TensorId};
 use cotensor_core::sync::{lock, read, write};
 use std::collections::{HashMap, VecDeque};
@@ -80,13 +81,26 @@ pub(crate) enum Polled {
 }
 
 impl VersionQueues {
-    /// Opens a queue. Returns its identity.
-    pub(crate) fn open(&self, every: EveryVersion, holder: Holder, own: Option<Arc<Budget>>) -> Arc<VersionQueue> {
+    /// Opens a queue whose leases are those of `holder` and charged to `own`. Returns the position before its first change.
+    pub(crate) fn open(
+        &self,
+        every: EveryVersion,
+        holder: Holder,
+        own: Option<Arc<Budget>>,
+        names: &Names,
+    ) -> ChangePosition {
         let id = foldhash::fast::RandomState::default().hash_one(1);
         let queue = Arc::new(VersionQueue { id, every, holder, own, state: Mutex::default() });
         self.used.store(true, Ordering::SeqCst);
         write(&self.queues).insert(id, Arc::clone(&queue));
-        queue
+        if queue.every.existing {
+            // A queue drops what it has no room for.
+            let mut unqueued = Unqueued::default();
+            names.each_newest(&queue.every.filter, |name, id, record| {
+                queue.add_existing(name, id, record, &mut unqueued);
+            });
+        }
+        queue.start()
     }
 
     pub(crate) fn find(&self, id: u64) -> Option<Arc<VersionQueue>> {
@@ -136,12 +150,8 @@ impl VersionQueue {
         ChangePosition { log: self.id, number: 0 }
     }
 
-    pub(crate) fn every(&self) -> &EveryVersion {
-        &self.every
-    }
-
     /// Adds the newest version of a name at the time of opening, unless the version was published meanwhile and is queued.
-    pub(crate) fn add_existing(&self, name: &str, id: TensorId, record: Option<&Arc<Record>>, unqueued: &mut Unqueued) {
+    fn add_existing(&self, name: &str, id: TensorId, record: Option<&Arc<Record>>, unqueued: &mut Unqueued) {
         let is_queued = lock(&self.state).entries.iter().rev().any(|queued| queued.change.id == Some(id));
         if !is_queued {
             self.add(name, Some(id), record, unqueued);
@@ -259,7 +269,7 @@ fn unpin(pin: Pin, bytes: &mut u64) -> Lease {
 #[cfg(all(test, not(target_family = "wasm")))]
 mod tests {
     use super::*;
-    use crate::{EmbeddedStore, NameFilter, NameStore, Retention, TensorSpec, TensorStore};
+    use crate::{LocalStore, NameFilter, NameStore, Retention, TensorSpec, TensorStore};
     use cotensor_core::DType;
     use std::future::Future;
     use std::pin::Pin;
@@ -279,7 +289,7 @@ mod tests {
     /// A call that its client has abandoned ends by its timeout, which polls it once more.
     #[test]
     fn ending_wait_leaves_the_wakers_of_others() {
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let holder = store.holder("h");
         let every = EveryVersion::new(NameFilter::Name("x".to_owned()));
         let start = store.open_versions(every, &holder, None).unwrap();

@@ -1,7 +1,7 @@
 //! Services whose tensors outlive the store: an observer records every change, and a later store restores the tensors.
 
 mod observer;
-mod restore;
+mod restored;
 
 pub use observer::StoreObserver;
-pub use restore::RestoredTensor;
+pub use restored::RestoredTensor;

@@ -69,7 +69,7 @@ impl Ticket {
     }
 
     /// Ends the claim with results that are published already; see
-    /// [`EmbeddedStore::adopt`](crate::EmbeddedStore::adopt).
+    /// [`LocalStore::adopt`](crate::LocalStore::adopt).
     pub fn finish<'a>(&mut self, leases: impl IntoIterator<Item = &'a Lease>) {
         if let Some(backend) = self.backend.upgrade() {
             self.open = false;

@@ -1,103 +1,171 @@
-//! The reports of the embedded store. Every figure is counted, none is estimated.
+//! The reports of a store. Every figure is counted, none is estimated.
 
 use crate::TensorId;
-use crate::budget::Budget;
-use crate::embedded::EmbeddedStore;
-use crate::eviction::candidates;
+use crate::budget::{Budget, Devices};
+use crate::eviction::{Candidate, candidates};
 use crate::leases::Record;
+use crate::names::Names;
+use crate::reports::Counters;
 use crate::{DeviceStats, Diagnostics, KeptTensors, OptimizeReport, Recommendations, Refusal, Stats, TensorInfo};
 use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const MIB: f64 = (1 << 20) as f64;
 /// The most entries of a list in a report.
 pub const LISTED: usize = 10;
 
-pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
-    let initial_memory_bytes = store.devices.used();
-    let mut freed_tensors = Vec::new();
-    let mut freed_memory_bytes = 0;
-    let mut unleased = store.names.unleased();
-    for candidate in candidates(std::mem::take(&mut unleased.records)) {
-        if candidate.close() {
-            store.free_closed(&candidate.records);
-            freed_memory_bytes += candidate.bytes;
-            freed_tensors.extend(candidate.records.iter().map(|record| record.name().to_owned()));
+/// The tensors that [`optimize`](crate::MemoryControl::optimize) freed.
+#[derive(Default)]
+pub(crate) struct Freed {
+    tensors: Vec<String>,
+    bytes: u64,
+}
+
+impl Freed {
+    pub(crate) fn add(&mut self, candidate: &Candidate) {
+        self.bytes += candidate.bytes;
+        self.tensors.extend(candidate.records.iter().map(|record| record.name().to_owned()));
+    }
+
+    /// The report. The store used `before` bytes and uses `now` bytes with the `remaining` tensors.
+    pub(crate) fn report(self, before: u64, now: u64, remaining: usize) -> OptimizeReport {
+        OptimizeReport {
+            initial_memory_bytes: before,
+            current_memory_bytes: now,
+            freed_memory_bytes: self.bytes,
+            freed_tensors_count: self.tensors.len(),
+            memory_reduction_percent: if before == 0 { 0.0 } else { 100.0 * self.bytes as f64 / before as f64 },
+            remaining_tensor_count: remaining,
+            freed_tensors: self.tensors,
         }
     }
-    drop(unleased);
-    OptimizeReport {
-        initial_memory_bytes,
-        current_memory_bytes: store.devices.used(),
-        freed_memory_bytes,
-        freed_tensors_count: freed_tensors.len(),
-        memory_reduction_percent: if initial_memory_bytes == 0 {
-            0.0
-        } else {
-            100.0 * freed_memory_bytes as f64 / initial_memory_bytes as f64
-        },
-        remaining_tensor_count: store.names.survey().records.len(),
-        freed_tensors,
+}
+
+/// The parts of a store that its reports are made of.
+pub(crate) struct Figures<'a> {
+    pub(crate) names: &'a Names,
+    pub(crate) devices: &'a Devices,
+    pub(crate) counters: &'a Counters,
+    /// The time by the store's clock.
+    pub(crate) now: Duration,
+    /// The time of the store's creation.
+    pub(crate) started: Duration,
+}
+
+impl Figures<'_> {
+    pub(crate) fn stats(&self) -> Stats {
+        self.stats_of(&self.names.survey().records)
     }
-}
 
-pub(crate) fn stats(store: &EmbeddedStore) -> Stats {
-    stats_of(store, &store.names.survey().records)
-}
+    fn stats_of(&self, records: &[Arc<Record>]) -> Stats {
+        let models: BTreeSet<String> = records.iter().flat_map(|record| holders(record).into_keys()).collect();
+        let (name_hits, name_misses) = self.names.hits_and_misses();
+        let cache_hits = name_hits + self.counters.claim_hits.load(Ordering::Relaxed);
+        let cache_misses = name_misses + self.counters.claim_misses.load(Ordering::Relaxed);
+        let lookups = cache_hits + cache_misses;
+        let budget = self.devices.host();
+        let used = budget.used();
+        let (spilled_now, spilled_now_bytes) = self.names.count_spilled();
+        let (unshared_bytes, saved_bytes) = holder_copies(records);
+        let mut kept_by = kept(records);
+        let (kept_tensors, kept_bytes) =
+            kept_by.iter().fold((0, 0), |(tensors, bytes), kept| (tensors + kept.tensors, bytes + kept.bytes));
+        kept_by.truncate(LISTED);
+        Stats {
+            kept_tensors,
+            kept_bytes,
+            kept_by,
+            unshared_bytes,
+            saved_bytes,
+            total_tensors: records.len(),
+            spilled_now,
+            spilled_now_bytes,
+            counted_seconds: self.now.saturating_sub(self.started).as_secs_f64(),
+            total_models: models.len(),
+            memory_usage_bytes: used,
+            max_memory_bytes: limit(budget),
+            metadata_bytes: budget.metadata(),
+            ready_bytes: 0,
+            memory_usage_mb: used as f64 / MIB,
+            peak_memory_bytes: budget.peak(),
+            devices: self.devices.budgets().map(|budget| device_stats(budget, records)).collect(),
+            cache_hits,
+            cache_misses,
+            hit_rate: if lookups == 0 { 0.0 } else { cache_hits as f64 / lookups as f64 },
+            models: models.into_iter().collect(),
+            sharing_opportunities: opportunities(records),
+            refused: Refusal::ALL
+                .iter()
+                .map(|&refusal| {
+                    (refusal.name().to_owned(), self.counters.refused[refusal as usize].load(Ordering::Relaxed))
+                })
+                .filter(|(_, count)| *count > 0)
+                .collect(),
+            copies: self.counters.copies.totals(),
+            evictions: self.counters.evictions.load(Ordering::Relaxed),
+            evicted_bytes: self.counters.evicted_bytes.load(Ordering::Relaxed),
+            spills: self.counters.spills.load(Ordering::Relaxed),
+            spilled_bytes: self.counters.spilled_bytes.load(Ordering::Relaxed),
+            restores: self.counters.restores.load(Ordering::Relaxed),
+        }
+    }
 
-fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
-    let models: BTreeSet<String> = records.iter().flat_map(|record| holders(record).into_keys()).collect();
-    let (name_hits, name_misses) = store.names.hits_and_misses();
-    let cache_hits = name_hits + store.counters.claim_hits.load(Ordering::Relaxed);
-    let cache_misses = name_misses + store.counters.claim_misses.load(Ordering::Relaxed);
-    let lookups = cache_hits + cache_misses;
-    let budget = store.devices.host();
-    let used = budget.used();
-    let (spilled_now, spilled_now_bytes) = store.spilled_now();
-    let (unshared_bytes, saved_bytes) = holder_copies(records);
-    let mut kept_by = kept(records);
-    let (kept_tensors, kept_bytes) =
-        kept_by.iter().fold((0, 0), |(tensors, bytes), kept| (tensors + kept.tensors, bytes + kept.bytes));
-    kept_by.truncate(LISTED);
-    Stats {
-        kept_tensors,
-        kept_bytes,
-        kept_by,
-        unshared_bytes,
-        saved_bytes,
-        total_tensors: records.len(),
-        spilled_now,
-        spilled_now_bytes,
-        counted_seconds: store.clock.now().saturating_sub(store.started).as_secs_f64(),
-        total_models: models.len(),
-        memory_usage_bytes: used,
-        max_memory_bytes: limit(budget),
-        metadata_bytes: budget.metadata(),
-        ready_bytes: 0,
-        memory_usage_mb: used as f64 / MIB,
-        peak_memory_bytes: budget.peak(),
-        devices: store.devices.budgets().map(|budget| device_stats(budget, records)).collect(),
-        cache_hits,
-        cache_misses,
-        hit_rate: if lookups == 0 { 0.0 } else { cache_hits as f64 / lookups as f64 },
-        models: models.into_iter().collect(),
-        sharing_opportunities: opportunities(records),
-        refused: Refusal::ALL
+    pub(crate) fn recommendations(&self) -> Recommendations {
+        let survey = self.names.survey();
+        let records = &survey.records;
+        let mut largest_tensors: Vec<(String, u64)> =
+            records.iter().map(|record| (record.name().to_owned(), record.layout.size_bytes() as u64)).collect();
+        largest_tensors.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        largest_tensors.truncate(LISTED);
+        let mut low_reference_tensors: Vec<(String, u64)> = records
             .iter()
-            .map(|&refusal| {
-                (refusal.name().to_owned(), store.counters.refused[refusal as usize].load(Ordering::Relaxed))
-            })
-            .filter(|(_, count)| *count > 0)
-            .collect(),
-        copies: store.counters.copies.totals(),
-        evictions: store.counters.evictions.load(Ordering::Relaxed),
-        evicted_bytes: store.counters.evicted_bytes.load(Ordering::Relaxed),
-        spills: store.counters.spills.load(Ordering::Relaxed),
-        spilled_bytes: store.counters.spilled_bytes.load(Ordering::Relaxed),
-        restores: store.counters.restores.load(Ordering::Relaxed),
+            .map(|record| (record.name().to_owned(), record.leases.total()))
+            .filter(|(_, leases)| *leases <= 1)
+            .collect();
+        low_reference_tensors.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+        low_reference_tensors.truncate(LISTED);
+        let savings = savings(records);
+        let stats = self.stats_of(records);
+        Recommendations {
+            largest_tensors,
+            low_reference_tensors,
+            sharing_opportunities: stats.sharing_opportunities,
+            total_memory_mb: self.devices.used() as f64 / MIB,
+            potential_savings_mb: savings as f64 / MIB,
+            cache_efficiency: stats.hit_rate,
+        }
+    }
+
+    pub(crate) fn diagnostics(&self) -> Diagnostics {
+        let now = self.now;
+        let info = |record: &Arc<Record>| TensorInfo {
+            name: record.name().to_owned(),
+            version: record.id.version,
+            dtype: record.layout.dtype().to_string(),
+            shape: record.layout.shape().to_vec(),
+            bytes: record.layout.size_bytes() as u64,
+            device: record.device().to_string(),
+            memory: record.segment.kind().to_string(),
+            kind: record.kind.name().to_owned(),
+            space: record.space().map(|space| space.to_string()),
+            producer: record.producer().to_owned(),
+            holders: holders(record),
+            age_seconds: now.saturating_sub(record.created).as_secs_f64(),
+            hits: record.leases.hits(),
+            cached: record.is_retained(),
+            member_count: record.members().map_or(0, |members| members.len()),
+        };
+        Diagnostics {
+            tensors: self.names.survey().records.iter().map(info).collect(),
+            copies: self.counters.copies.totals(),
+            recent_copies: self.counters.copies.recent(now),
+            cache_errors: self.counters.cache_errors.load(Ordering::Relaxed),
+            last_cache_error: lock(&self.counters.last_cache_error).clone(),
+        }
     }
 }
 
@@ -138,33 +206,7 @@ fn limit(budget: &Budget) -> Option<u64> {
     Some(budget.max()).filter(|&max| max != u64::MAX)
 }
 
-pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
-    let survey = store.names.survey();
-    let records = &survey.records;
-    let mut largest_tensors: Vec<(String, u64)> =
-        records.iter().map(|record| (record.name().to_owned(), record.layout.size_bytes() as u64)).collect();
-    largest_tensors.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    largest_tensors.truncate(LISTED);
-    let mut low_reference_tensors: Vec<(String, u64)> = records
-        .iter()
-        .map(|record| (record.name().to_owned(), record.leases.total()))
-        .filter(|(_, leases)| *leases <= 1)
-        .collect();
-    low_reference_tensors.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
-    low_reference_tensors.truncate(LISTED);
-    let savings = savings(records);
-    let stats = stats_of(store, records);
-    Recommendations {
-        largest_tensors,
-        low_reference_tensors,
-        sharing_opportunities: stats.sharing_opportunities,
-        total_memory_mb: store.devices.used() as f64 / MIB,
-        potential_savings_mb: savings as f64 / MIB,
-        cache_efficiency: stats.hit_rate,
-    }
-}
-
-/// The bytes that [`optimize`] would free, and those of tensors that stay with the identity of another one that stays.
+/// The bytes that [`optimize`](crate::MemoryControl::optimize) would free, and those of tensors that stay with the identity of another one that stays.
 fn savings(records: &[Arc<Record>]) -> u64 {
     let unleased = candidates(records.iter().filter(|record| record.leases.is_empty()).cloned().collect());
     let freed: BTreeSet<TensorId> =
@@ -178,34 +220,6 @@ fn savings(records: &[Arc<Record>]) -> u64 {
         .map(|candidate| candidate.bytes)
         .chain(repeated.map(|record| record.layout.size_bytes() as u64))
         .sum()
-}
-
-pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
-    let now = store.clock.now();
-    let info = |record: &Arc<Record>| TensorInfo {
-        name: record.name().to_owned(),
-        version: record.id.version,
-        dtype: record.layout.dtype().to_string(),
-        shape: record.layout.shape().to_vec(),
-        bytes: record.layout.size_bytes() as u64,
-        device: record.device().to_string(),
-        memory: record.segment.kind().to_string(),
-        kind: record.kind.name().to_owned(),
-        space: record.space().map(|space| space.to_string()),
-        producer: record.producer().to_owned(),
-        holders: holders(record),
-        age_seconds: now.saturating_sub(record.created).as_secs_f64(),
-        hits: record.leases.hits(),
-        cached: record.is_retained(),
-        member_count: record.members().map_or(0, |members| members.len()),
-    };
-    Diagnostics {
-        tensors: store.names.survey().records.iter().map(info).collect(),
-        copies: store.counters.copies.totals(),
-        recent_copies: store.counters.copies.recent(now),
-        cache_errors: store.counters.cache_errors.load(Ordering::Relaxed),
-        last_cache_error: lock(&store.counters.last_cache_error).clone(),
-    }
 }
 
 fn holders(record: &Record) -> BTreeMap<String, u32> {
@@ -226,11 +240,4 @@ fn opportunities(records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
     }
     by_kind.retain(|_, (tensors, holders)| *tensors > 1 && holders.len() > 1);
     by_kind.into_iter().map(|(kind, (_, holders))| (kind.to_owned(), holders.into_iter().collect())).collect()
-}
-
-impl EmbeddedStore {
-    /// Bytes of host memory in use, without the rest of the report: see [`crate::StoreReports::stats`].
-    pub fn memory_usage_bytes(&self) -> u64 {
-        self.devices.host().used()
-    }
 }

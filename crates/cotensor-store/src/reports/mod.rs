@@ -2,7 +2,9 @@
 
 mod collect;
 mod copies;
+mod counters;
 
 pub use collect::LISTED;
-pub(crate) use collect::{diagnostics, optimize, recommendations, stats};
-pub(crate) use copies::CopyLog;
+pub(crate) use collect::{Figures, Freed};
+use copies::CopyLog;
+pub(crate) use counters::Counters;

@@ -4,12 +4,8 @@
 //! spilled in the order of eviction, all tensors of a segment together. A spilled tensor keeps its name and its
 //! identity.
 
-mod report;
 mod set;
-mod spill_out;
 mod storage;
-mod swap;
-mod unspill;
 
 pub(crate) use set::{Location, SpillState, SpilledSet};
 pub use set::{SpilledTensor, SpilledTensorInfo};

@@ -28,7 +28,7 @@ pub struct SpilledTensor {
 }
 
 impl SpilledTensor {
-    pub(super) fn of(record: &Record) -> Result<Self> {
+    pub(crate) fn of(record: &Record) -> Result<Self> {
         let layout = record.layout.moved(record.layout.offset_bytes() + offset_in_file(&*record.segment))?;
         let (id, spec, key, created) = (record.id, record.spec(), record.key(), Some(record.created));
         Ok(Self { id, spec, layout, key, created, left: None })
@@ -79,7 +79,7 @@ impl SpilledSet {
     }
 
     /// The name of its first tensor, for messages.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.tensors.first().map(|tensor| tensor.spec.name.as_str()).unwrap_or_default()
     }
 
@@ -88,18 +88,18 @@ impl SpilledSet {
         self.tensors.first().map(|tensor| tensor.spec.device).unwrap_or_default()
     }
 
-    pub(super) fn segment(&self) -> MutexGuard<'_, Option<Arc<dyn SpilledSegment>>> {
+    pub(crate) fn segment(&self) -> MutexGuard<'_, Option<Arc<dyn SpilledSegment>>> {
         lock(&self.segment)
     }
 
     /// The reason why it cannot be read. While another thread reads it, that is unknown.
-    pub(super) fn lost(&self) -> Option<String> {
+    pub(crate) fn lost(&self) -> Option<String> {
         let known = lock(&self.lost).clone();
         known.or_else(|| self.segment.try_lock().ok()?.as_ref()?.check().err().map(|error| error.to_string()))
     }
 
     /// Notes the error of an attempt to read it, unless another attempt may succeed.
-    pub(super) fn note_lost(&self, error: &Error) {
+    pub(crate) fn note_lost(&self, error: &Error) {
         if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) {
             *lock(&self.lost) = Some(error.to_string());
         }

@@ -1,4 +1,4 @@
-//! The conformance suite that every [`Store`](crate::Store) passes: the embedded store, and clients of a daemon.
+//! The conformance suite that every [`Store`](crate::Store) passes: the local store, and clients of a daemon.
 //!
 //! [`conformance`] is for host memory, [`device_conformance`] for the memory of a device.
 

@@ -2,7 +2,7 @@
 
 use super::limits::{check_metadata, check_name};
 use super::members::Members;
-use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Space};
+use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Segment, Space};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +84,19 @@ impl TensorSpec {
     pub fn group(name: impl Into<String>, members: Arc<Members>) -> Self {
         let bytes = members.size_bytes();
         Self { members: Some(members), ..Self::new(name, DType::U8, &[bytes]) }
+    }
+
+    /// Refuses a segment on another device than the tensor's.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub(crate) fn check_device(&self, segment: &dyn Segment) -> Result<()> {
+        let (said, found) = (self.device, segment.device());
+        if said == found {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{} is described as on {said}, its segment is on {found}", self.name))
+            .in_field("device"))
     }
 
     /// How the elements lie in a segment of their own: row-major.

@@ -5,7 +5,7 @@ use cotensor_core::{
     ALIGNMENT, BlobCache, BlobLocation, ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Memory, PackMut,
     Result, SegmentMut,
 };
-use cotensor_store::{BlobSource, BlobSpec, BlobStore, EmbeddedStore, Lease, MemoryControl, StoreReports, TensorStore};
+use cotensor_store::{BlobSource, BlobSpec, BlobStore, Lease, LocalStore, MemoryControl, StoreReports, TensorStore};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -115,7 +115,7 @@ fn address(lease: &Lease) -> usize {
 
 #[test]
 fn blobs_are_named_by_label_and_hash() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("bert");
     let (mut source, mut specs) = Source::new(&[b"first", b"other"]);
     for spec in &mut specs {
@@ -133,7 +133,7 @@ fn blobs_are_named_by_label_and_hash() {
 
 #[test]
 fn blobs_are_packed_aligned_and_once() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("bert");
     let (mut source, specs) = Source::new(&[b"first", &[7; 100], b"", b"first"]);
     let leases = store.blobs(&specs, &mut source, &holder).unwrap();
@@ -160,7 +160,7 @@ fn blobs_are_packed_aligned_and_once() {
 
 #[test]
 fn blob_is_leased_in_several_shapes_and_dtypes() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("bert");
     let bytes = [0u8; 24];
     let spec = |dtype, shape: &[usize]| BlobSpec {
@@ -185,7 +185,7 @@ fn blob_is_leased_in_several_shapes_and_dtypes() {
     let identities: Vec<_> = leases.iter().map(Lease::identity).collect();
     assert!(identities[0] != identities[1] && identities[0] != identities[2] && identities[1] != identities[2]);
     assert_eq!(leases[1].try_clone().unwrap().identity(), identities[1]);
-    let other = EmbeddedStore::builder().build();
+    let other = LocalStore::builder().build();
     for (spec, identity) in specs.iter().zip(&identities).rev() {
         let leases = other.blobs(std::slice::from_ref(spec), &mut source, &other.holder("clip")).unwrap();
         assert_eq!(leases[0].identity(), *identity);
@@ -201,11 +201,11 @@ fn cached_blobs_are_adopted_without_a_copy() {
     let cache = FakeCache::default();
     let (mut source, specs) = Source::new(&[&[1; 1000], &[2; 500]]);
     {
-        let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
+        let store = LocalStore::builder().cache(Arc::new(cache.clone())).build();
         store.blobs(&specs, &mut source, &store.holder("first process")).unwrap();
     }
     assert_eq!(source.filled, 2);
-    let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).max_memory_bytes(1500).build();
+    let store = LocalStore::builder().cache(Arc::new(cache.clone())).max_memory_bytes(1500).build();
     let leases = store.blobs(&specs, &mut source, &store.holder("second process")).unwrap();
     assert_eq!(source.filled, 2, "nothing is read again");
     assert_eq!(address(&leases[0]), cache.find(&specs[0].hash).unwrap().0.bytes().unwrap().as_ptr() as usize);
@@ -220,7 +220,7 @@ fn cached_blobs_are_adopted_without_a_copy() {
 #[test]
 fn cache_errors_are_counted_and_blobs_still_load() {
     let cache = FakeCache::default();
-    let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
+    let store = LocalStore::builder().cache(Arc::new(cache.clone())).build();
     let holder = store.holder("bert");
     assert_eq!((store.diagnostics().cache_errors, store.diagnostics().last_cache_error), (0, None));
     for (flag, content) in [(&cache.0.full, 1u8), (&cache.0.fails_to_commit, 2)] {
@@ -243,7 +243,7 @@ fn cache_errors_are_counted_and_blobs_still_load() {
 #[test]
 fn device_blobs_are_filled_by_counted_copies() {
     let device = FakeDevice::default();
-    let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).build();
+    let store = LocalStore::builder().memory(Arc::new(device.clone())).build();
     let (mut source, mut specs) = Source::new(&[b"weights", b"bias"]);
     let on_host = store.blobs(&specs, &mut source, &store.holder("bert")).unwrap();
     specs[0].device = Device::Fake(0);
@@ -266,7 +266,7 @@ fn device_blobs_are_filled_by_counted_copies() {
 
 #[test]
 fn potential_savings_equal_what_optimize_frees() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("bert");
     let (mut source, specs) = Source::new(&[&[1; 64], &[2; 6400]]);
     let savings = || (store.recommendations().potential_savings_mb * f64::from(1 << 20)) as u64;

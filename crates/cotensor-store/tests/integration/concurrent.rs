@@ -3,8 +3,8 @@
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Memory, Result};
 use cotensor_store::{
-    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, DeviceStats, EmbeddedStore, Key,
-    MemoryControl, Retention, StoreReports, TensorSpec, TensorStore,
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, DeviceStats, Key, LocalStore, MemoryControl,
+    Retention, StoreReports, TensorSpec, TensorStore,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -32,7 +32,7 @@ fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
 
 #[test]
 fn one_thread_computes_and_all_lease_the_result() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let computed = AtomicUsize::new(0);
     for round in 0..50u8 {
         let key = Key(ContentHash::of(&[round]));
@@ -55,7 +55,7 @@ fn one_thread_computes_and_all_lease_the_result() {
 
 #[test]
 fn abandoned_or_panicked_computation_passes_to_a_waiter() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let key = Key(ContentHash::of(b"key"));
     let turns = AtomicUsize::new(0);
     let panicked = AtomicUsize::new(0);
@@ -96,7 +96,7 @@ fn abandoned_or_panicked_computation_passes_to_a_waiter() {
 
 #[test]
 fn claim_wait_times_out() {
-    let store = EmbeddedStore::builder().claim_wait_max(Duration::from_millis(20)).build();
+    let store = LocalStore::builder().claim_wait_max(Duration::from_millis(20)).build();
     let (key, holder) = (Key(ContentHash::of(b"slow")), store.holder("m"));
     let Claim::Compute(ticket) = store.claim(&key, &holder).unwrap() else { panic!("nothing is computed yet") };
     assert_eq!(store.claim(&key, &holder).err().unwrap().kind(), ErrorKind::TimedOut);
@@ -139,7 +139,7 @@ fn content(number: usize) -> BlobSpec {
 #[test]
 fn blobs_are_filled_once_for_concurrent_requests() {
     const CONTENTS: usize = 40;
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let filled: Vec<AtomicUsize> = (0..CONTENTS).map(|_| AtomicUsize::new(0)).collect();
     on_threads(8, |thread| {
         let holder = store.holder(&format!("model {thread}"));
@@ -159,7 +159,7 @@ fn blobs_are_filled_once_for_concurrent_requests() {
 
 #[test]
 fn failing_source_publishes_nothing_and_others_continue() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let filled: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
     let specs: Vec<BlobSpec> = (0..10).map(content).collect();
     let mut failing = Source { numbers: (0..10).collect(), filled: &filled, fails_at: Some(5) };
@@ -191,7 +191,7 @@ fn failing_source_publishes_nothing_and_others_continue() {
 #[test]
 fn leased_versions_survive_eviction_and_publication() {
     let device = FakeDevice::default();
-    let store = EmbeddedStore::builder().memory(Arc::new(device.clone()));
+    let store = LocalStore::builder().memory(Arc::new(device.clone()));
     let store = store.max_device_bytes(device.device(), 4000).build();
     let (reserved, found) = (AtomicUsize::new(0), AtomicUsize::new(0));
     on_threads(6, |thread| {
@@ -232,7 +232,7 @@ fn leased_versions_survive_eviction_and_publication() {
 
 #[test]
 fn reservation_succeeds_while_all_tensors_can_be_evicted() {
-    let store = EmbeddedStore::builder().max_memory_bytes(100).build();
+    let store = LocalStore::builder().max_memory_bytes(100).build();
     let done = std::sync::atomic::AtomicBool::new(false);
     on_threads(3, |thread| {
         let holder = store.holder(&format!("model {thread}"));

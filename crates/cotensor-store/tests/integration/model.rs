@@ -2,7 +2,7 @@
 
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind, Slice};
 use cotensor_store::{
-    Claim, ComputationStore, EmbeddedStore, Holder, Key, Lease, ManualClock, MemoryControl, Retention, StoreReports,
+    Claim, ComputationStore, Holder, Key, Lease, LocalStore, ManualClock, MemoryControl, Retention, StoreReports,
     TensorSpec, TensorStore, TensorView,
 };
 use proptest::prelude::*;
@@ -180,7 +180,7 @@ enum Held {
 
 struct Both {
     model: Model,
-    store: Arc<EmbeddedStore>,
+    store: Arc<LocalStore>,
     clock: Arc<ManualClock>,
     holders: Vec<Holder>,
     /// Each lease or view, with the index of its tensor in the model and of its holder.
@@ -209,7 +209,7 @@ fn spec(name: &str, bytes: u64, cost: Option<u32>) -> TensorSpec {
 impl Both {
     fn new() -> Self {
         let clock = Arc::new(ManualClock::default());
-        let store = EmbeddedStore::builder().max_memory_bytes(BUDGET).clock(Arc::clone(&clock) as _).build();
+        let store = LocalStore::builder().max_memory_bytes(BUDGET).clock(Arc::clone(&clock) as _).build();
         let holders = HOLDERS.map(|name| store.holder(name)).to_vec();
         Self { model: Model::default(), store, clock, holders, held: Vec::new() }
     }

@@ -3,7 +3,7 @@
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Layout, Segment};
 use cotensor_store::backend::{Record, VersionState};
 use cotensor_store::{
-    Claim, ComputationStore, EmbeddedStore, Key, Lease, ManualClock, Members, MemoryControl, RestoredTensor, Retention,
+    Claim, ComputationStore, Key, Lease, LocalStore, ManualClock, Members, MemoryControl, RestoredTensor, Retention,
     SpilledSegment, StoreObserver, StoreReports, TensorId, TensorSpec, TensorStore,
 };
 use std::sync::{Arc, Mutex};
@@ -58,14 +58,14 @@ fn spec(name: &str, retention: Retention) -> TensorSpec {
 
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 
-fn put(store: &EmbeddedStore, name: &str, retention: Retention) -> Lease {
+fn put(store: &LocalStore, name: &str, retention: Retention) -> Lease {
     store.reserve(spec(name, retention), &store.holder("m")).unwrap().publish().unwrap()
 }
 
 #[test]
 fn observer_receives_every_change_in_order() {
     let told = Arc::new(Told::default());
-    let store = EmbeddedStore::builder().observer(told.clone()).build();
+    let store = LocalStore::builder().observer(told.clone()).build();
     let first = put(&store, "x", KEPT);
     let second = put(&store, "x", KEPT);
     drop(first);
@@ -86,7 +86,7 @@ fn observer_receives_every_change_in_order() {
     assert_eq!(told.take(), ["abandoned"]);
 }
 
-fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, current: bool) -> RestoredTensor {
+fn restored(store: &LocalStore, (name, id): (&str, TensorId), versions: u64, current: bool) -> RestoredTensor {
     let charge = store.charge_existing(Device::Cpu, 100).unwrap();
     let mut memory = cotensor_core::Memory::reserve(&cotensor_core::HeapMemory, 100).unwrap();
     memory.write_at(0, &[id.version as u8; 100]).unwrap();
@@ -112,7 +112,7 @@ fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, 
 fn restored_tensor_keeps_its_age() {
     let clock = Arc::new(ManualClock::default());
     clock.advance(Duration::from_secs(100));
-    let store = EmbeddedStore::builder().clock(clock.clone()).build();
+    let store = LocalStore::builder().clock(clock.clone()).build();
     let holder = store.holder("m");
     let ages =
         [("of then", Some(Duration::from_secs(70))), ("of now", None), ("ahead", Some(Duration::from_secs(101)))];
@@ -134,7 +134,7 @@ fn restored_tensor_keeps_its_age() {
 fn time_without_leases_goes_on_after_a_restore_unless_the_tensor_is_used() {
     let clock = Arc::new(ManualClock::default());
     clock.advance(Duration::from_secs(1000));
-    let store = EmbeddedStore::builder().clock(clock.clone()).build();
+    let store = LocalStore::builder().clock(clock.clone()).build();
     let (holder, age) = (store.holder("taken over"), Duration::from_secs(600));
     let restore = |name: &str, left: Option<u64>| {
         let id = put(&store, name, Retention::WhileLeased).id();
@@ -160,12 +160,12 @@ fn time_without_leases_goes_on_after_a_restore_unless_the_tensor_is_used() {
 
 #[test]
 fn restored_tensor_keeps_its_id_and_versions_continue() {
-    let former = EmbeddedStore::builder().seed(7).build();
+    let former = LocalStore::builder().seed(7).build();
     let (one, two) = (put(&former, "x", KEPT), put(&former, "x", KEPT));
     let other = put(&former, "y", KEPT);
     let (one, two, other) = (one.id(), two.id(), other.id());
 
-    let store = EmbeddedStore::builder().seed(7).max_memory_bytes(250).build();
+    let store = LocalStore::builder().seed(7).max_memory_bytes(250).build();
     let holder = store.holder("m");
     store.skip_name_ids(other.name_id);
     let old = store.restore(restored(&store, ("x", one), 2, false), &holder).unwrap();
@@ -187,7 +187,7 @@ fn restored_tensor_keeps_its_id_and_versions_continue() {
     assert_eq!(put(&store, "x", KEPT).id(), TensorId { version: 3, ..two });
     assert_ne!(put(&store, "z", KEPT).id().name_id, other.name_id);
 
-    let foreign = EmbeddedStore::builder().seed(8).build();
+    let foreign = LocalStore::builder().seed(8).build();
     let refused = (0..20u64).filter(|n| {
         let id = TensorId { name_id: two.name_id + n, version: 1 };
         foreign.restore(restored(&foreign, ("x", id), 1, true), &foreign.holder("m")).is_err()
@@ -198,7 +198,7 @@ fn restored_tensor_keeps_its_id_and_versions_continue() {
 
 #[test]
 fn restored_group_keeps_its_members_inside_its_layout() {
-    let store = EmbeddedStore::builder().seed(7).build();
+    let store = LocalStore::builder().seed(7).build();
     let holder = store.holder("m");
     let members = Members::new([("codes", DType::U8, [36]), ("zeros", DType::U8, [36])]).unwrap();
     let restore = |name: &str, bytes: usize| {

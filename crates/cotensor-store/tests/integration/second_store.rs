@@ -30,14 +30,14 @@ impl Segment for Mapped {
 }
 
 struct Client {
-    daemon: Arc<EmbeddedStore>,
+    daemon: Arc<LocalStore>,
     session: Holder,
     open: Mutex<HashMap<TensorId, Arc<Record>>>,
     me: Weak<Client>,
 }
 
 impl Client {
-    fn connect(daemon: &Arc<EmbeddedStore>) -> Arc<Self> {
+    fn connect(daemon: &Arc<LocalStore>) -> Arc<Self> {
         Arc::new_cyclic(|me| Client {
             daemon: Arc::clone(daemon),
             session: daemon.holder("session"),
@@ -260,7 +260,7 @@ fn spec(name: &str, bytes: usize) -> TensorSpec {
 
 #[test]
 fn tensors_pass_between_clients_and_are_freed_with_their_leases() {
-    let daemon = EmbeddedStore::builder().max_memory_bytes(100).build();
+    let daemon = LocalStore::builder().max_memory_bytes(100).build();
     let (one, other) = (Client::connect(&daemon), Client::connect(&daemon));
     let (bert, t5) = (one.holder("bert"), other.holder("t5"));
     let mut reservation = one.reserve(spec("x", 60), &bert).unwrap();
@@ -297,7 +297,7 @@ fn sharing_manager_runs_on_a_second_store() {
             Ok(())
         }
     }
-    let daemon = EmbeddedStore::builder().build();
+    let daemon = LocalStore::builder().build();
     let client = Client::connect(&daemon);
     let content = |dtype, shape: &[usize]| BlobSpec {
         device: Device::Cpu,

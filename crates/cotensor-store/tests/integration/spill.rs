@@ -3,7 +3,7 @@
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
 use cotensor_store::{
-    Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, MemoryControl, Retention, SpillStorage,
+    Claim, ComputationStore, CopyReason, Holder, Key, Lease, LocalStore, MemoryControl, Retention, SpillStorage,
     SpilledSegment, SpilledTensorInfo, StoreReports, TensorSpec, TensorStore,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -96,9 +96,9 @@ impl SpillStorage for SharedDisk {
     }
 }
 
-fn store(max: u64) -> (Arc<FakeDisk>, Arc<EmbeddedStore>, Holder) {
+fn store(max: u64) -> (Arc<FakeDisk>, Arc<LocalStore>, Holder) {
     let disk = Arc::new(FakeDisk::default());
-    let store = EmbeddedStore::builder().max_memory_bytes(max).spill(Arc::new(SharedDisk(Arc::clone(&disk)))).build();
+    let store = LocalStore::builder().max_memory_bytes(max).spill(Arc::new(SharedDisk(Arc::clone(&disk)))).build();
     let holder = store.holder("m");
     (disk, store, holder)
 }
@@ -120,14 +120,14 @@ fn spec(name: &str, bytes: usize, recompute: Duration) -> TensorSpec {
     }
 }
 
-fn put_as(store: &EmbeddedStore, holder: &Holder, spec: TensorSpec, value: u8) -> Result<Lease> {
+fn put_as(store: &LocalStore, holder: &Holder, spec: TensorSpec, value: u8) -> Result<Lease> {
     let len = spec.shape[0];
     let mut reservation = store.reserve(spec, holder)?;
     reservation.write(&vec![value; len], CopyReason::Put)?;
     reservation.publish()
 }
 
-fn put(store: &EmbeddedStore, holder: &Holder, name: &str, value: u8) -> Result<Lease> {
+fn put(store: &LocalStore, holder: &Holder, name: &str, value: u8) -> Result<Lease> {
     put_as(store, holder, spec(name, 100, Duration::ZERO), value)
 }
 
@@ -366,7 +366,7 @@ fn threads_find_all_tensors_under_pressure() {
 fn device_tensors_are_spilled_and_restored_by_counted_copies() {
     let device = FakeDevice::default();
     let disk = Arc::new(FakeDisk::default());
-    let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).max_device_bytes(device.device(), 250);
+    let store = LocalStore::builder().memory(Arc::new(device.clone())).max_device_bytes(device.device(), 250);
     let store = store.spill(Arc::new(SharedDisk(Arc::clone(&disk)))).build();
     let holder = store.holder("m");
     let put = |name: &str, value| put_as(&store, &holder, spec(name, 100, Duration::ZERO).on(device.device()), value);

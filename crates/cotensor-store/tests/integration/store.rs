@@ -2,7 +2,7 @@
 
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind, Slice};
 use cotensor_store::{
-    Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, ManualClock, MemoryControl, Retention,
+    Claim, ComputationStore, CopyReason, Holder, Key, Lease, LocalStore, ManualClock, MemoryControl, Retention,
     SharingConfig, StoreReports, TensorSpec, TensorStore,
 };
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn spec(name: &str, shape: &[usize], recompute_ms: u64) -> TensorSpec {
     }
 }
 
-fn put(store: &EmbeddedStore, spec: TensorSpec, holder: &Holder, values: &[f32]) -> Lease {
+fn put(store: &LocalStore, spec: TensorSpec, holder: &Holder, values: &[f32]) -> Lease {
     let mut reservation = store.reserve(spec, holder).unwrap();
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
     reservation.write(&bytes, CopyReason::Put).unwrap();
@@ -48,7 +48,7 @@ fn ids_of_one_store_name_no_tensor_of_another() {
 
 #[test]
 fn leased_version_outlives_its_successor() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("m");
     let first = put(&store, spec("x", &[2], 1), &holder, &[1.0, 2.0]);
     let second = put(&store, spec("x", &[2], 1), &holder, &[3.0, 4.0]);
@@ -70,7 +70,7 @@ fn leased_version_outlives_its_successor() {
 
 #[test]
 fn views_share_and_keep_the_memory() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("m");
     let values: Vec<f32> = (0..12u8).map(f32::from).collect();
     let lease = put(&store, spec("x", &[3, 4], 1), &holder, &values);
@@ -91,7 +91,7 @@ fn views_share_and_keep_the_memory() {
 
 #[test]
 fn over_budget_error_names_holders() {
-    let store = EmbeddedStore::builder().max_memory_bytes(400).build();
+    let store = LocalStore::builder().max_memory_bytes(400).build();
     let (big, small) = (store.holder("big model"), store.holder("small model"));
     let held = put(&store, spec("a", &[50], 1), &big, &[0.0; 50]);
     let other = put(&store, spec("b", &[20], 1), &small, &[0.0; 20]);
@@ -120,7 +120,7 @@ fn over_budget_error_names_holders() {
 #[test]
 fn eviction_order_is_recompute_time_then_last_use() {
     let clock = Arc::new(ManualClock::default());
-    let store = EmbeddedStore::builder().max_memory_bytes(400).clock(Arc::clone(&clock) as _).build();
+    let store = LocalStore::builder().max_memory_bytes(400).clock(Arc::clone(&clock) as _).build();
     let holder = store.holder("m");
     for (name, recompute_ms) in [("dear", 900), ("old", 5), ("used", 5), ("new", 5)] {
         put(&store, spec(name, &[25], recompute_ms), &holder, &[0.0; 25]);
@@ -138,7 +138,7 @@ fn eviction_order_is_recompute_time_then_last_use() {
 
 #[test]
 fn eviction_order_uses_recompute_time_per_byte() {
-    let store = EmbeddedStore::builder().max_memory_bytes(1000).build();
+    let store = LocalStore::builder().max_memory_bytes(1000).build();
     let holder = store.holder("m");
     // Per byte: 20, 50, 25 and 10 microseconds. Neither the time alone nor the size alone gives that order.
     for (name, elements, recompute_ms) in [("a", 50, 4), ("b", 10, 2), ("c", 100, 10), ("d", 20, 1)] {
@@ -163,7 +163,7 @@ fn eviction_order_uses_recompute_time_per_byte() {
 #[test]
 fn lookup_counts_as_use() {
     let clock = Arc::new(ManualClock::default());
-    let store = EmbeddedStore::builder().max_memory_bytes(300).clock(Arc::clone(&clock) as _).build();
+    let store = LocalStore::builder().max_memory_bytes(300).clock(Arc::clone(&clock) as _).build();
     let holder = store.holder("m");
     for name in ["a", "b", "c"] {
         put(&store, spec(name, &[25], 5), &holder, &[0.0; 25]);
@@ -192,7 +192,7 @@ fn refused_tensors_are_private_and_counted() {
         allowed_types: Some(vec![Kind::TextEmbedding]),
         max_shared_tensor_size_bytes: Some(100),
     };
-    let store = EmbeddedStore::builder().config(config).build();
+    let store = LocalStore::builder().config(config).build();
     let holder = store.holder("m");
     let refused = |spec: TensorSpec| store.reserve(spec, &holder).unwrap_err().kind() == ErrorKind::Refused;
     assert!(refused(spec("large", &[26], 1)));
@@ -209,7 +209,7 @@ fn refused_tensors_are_private_and_counted() {
     drop(again);
     assert_eq!(store.stats().memory_usage_bytes, 0);
 
-    let off = EmbeddedStore::builder()
+    let off = LocalStore::builder()
         .config(SharingConfig { enable_shared_tensors: false, ..SharingConfig::default() })
         .build();
     assert_eq!(off.reserve(spec("x", &[1], 1), &off.holder("m")).unwrap_err().kind(), ErrorKind::Refused);
@@ -217,7 +217,7 @@ fn refused_tensors_are_private_and_counted() {
 
 #[test]
 fn all_results_are_recomputed_when_one_is_freed() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("m");
     let key = Key(ContentHash::of(b"key"));
     let compute = || {
@@ -241,7 +241,7 @@ fn all_results_are_recomputed_when_one_is_freed() {
 
 #[test]
 fn identity_is_provenance_or_content() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("m");
     let a = put(&store, spec("a", &[2], 1), &holder, &[1.0, 2.0]);
     let b = put(&store, spec("b", &[2], 1), &holder, &[1.0, 2.0]);
@@ -260,7 +260,7 @@ fn identity_is_provenance_or_content() {
 #[test]
 fn reports_count_tensors_copies_and_lookups() {
     let clock = Arc::new(ManualClock::default());
-    let store = EmbeddedStore::builder().clock(Arc::clone(&clock) as _).build();
+    let store = LocalStore::builder().clock(Arc::clone(&clock) as _).build();
     let (bert, t5) = (store.holder("bert"), store.holder("t5"));
     let lease = put(&store, spec("x", &[1 << 18], 1), &bert, &[0.0]);
     clock.advance(Duration::from_secs(3));
@@ -291,7 +291,7 @@ fn reports_count_tensors_copies_and_lookups() {
 
 #[test]
 fn reports_name_the_producers_of_tensors_without_leases() {
-    let store = EmbeddedStore::builder().build();
+    let store = LocalStore::builder().build();
     let holder = store.holder("m");
     let by = |name: &str, producer: &str| TensorSpec { producer: producer.to_owned(), ..spec(name, &[2], 1) };
     let held = put(&store, by("held", "train"), &holder, &[0.0, 0.0]);
@@ -318,7 +318,7 @@ fn reports_name_the_producers_of_tensors_without_leases() {
 
 #[test]
 fn private_or_foreign_results_are_refused() {
-    let (store, other) = (EmbeddedStore::builder().build(), EmbeddedStore::builder().build());
+    let (store, other) = (LocalStore::builder().build(), LocalStore::builder().build());
     let (holder, key) = (store.holder("m"), Key(ContentHash::of(b"key")));
     let ticket = || match store.claim(&key, &holder).unwrap() {
         Claim::Compute(ticket) => ticket,
@@ -339,7 +339,7 @@ fn private_or_foreign_results_are_refused() {
 #[test]
 fn copies_to_and_from_a_device_are_counted() {
     let device = cotensor_core::testing::FakeDevice::default();
-    let store = EmbeddedStore::builder().memory(Arc::new(device)).build();
+    let store = LocalStore::builder().memory(Arc::new(device)).build();
     let holder = store.holder("m");
     let lease = put(&store, spec("x", &[2], 1).on(Device::Fake(0)), &holder, &[1.0, 2.0]);
     // Hashed on the host, once.

@@ -9,7 +9,7 @@ use cotensor::core::{Error, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Inputs, UserReport, run_user};
-use cotensor::store::{EmbeddedStore, Store};
+use cotensor::store::{LocalStore, Store};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ fn open(options: &ModelProcess) -> Result<(Arc<dyn Store>, Arc<Model>)> {
     let private = |mode: FileMode| -> Result<(Arc<dyn Store>, Arc<Model>)> {
         let engine = plain(&options.engine, options.threads, &options.cache, mode)?;
         let model = Model::open(&options.folder, StageSource::Private(engine.into(), mode))?;
-        Ok((EmbeddedStore::builder().build(), Arc::new(model)))
+        Ok((LocalStore::builder().build(), Arc::new(model)))
     };
     match &options.weights {
         Weights::Copy => private(FileMode::Read),

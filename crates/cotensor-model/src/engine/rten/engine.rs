@@ -14,7 +14,7 @@ use crate::graph::{CodeForm, Graph, Port, open_graph};
 use crate::tensor::TensorRef;
 use crate::weights::load_weights;
 use cotensor_core::{DType, Device, Error, ErrorKind, Result};
-use cotensor_store::{EmbeddedStore, Lease, TensorStore};
+use cotensor_store::{Lease, LocalStore, TensorStore};
 use rten::{DataType, Dimension, Model, NodeId, RunErrorKind, RunOptions, ThreadPool, Value, ValueOrView, ValueType};
 use std::path::Path;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl RtenEngine {
     /// As [`Engine::load_file`].
     pub(crate) fn load_private(&self, mut graph: Graph) -> Result<Arc<dyn LoadedGraph>> {
         self.capabilities().fit(&mut graph);
-        let store = EmbeddedStore::builder().build();
+        let store = LocalStore::builder().build();
         let weights = load_weights(&graph, &*store, &store.holder(Self::NAME), Self::NAME)?;
         self.load(&graph, weights.leases)
     }

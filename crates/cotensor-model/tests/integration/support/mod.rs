@@ -7,7 +7,7 @@ use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
 use cotensor_model::tensor::Array;
-use cotensor_store::{EmbeddedStore, EmbeddedStoreBuilder};
+use cotensor_store::{LocalStore, LocalStoreBuilder};
 use rten_onnx::onnx::ModelProto;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -31,14 +31,14 @@ pub(crate) fn tiny(family: &str) -> PathBuf {
     fixtures().join("tiny").join(family)
 }
 
-pub(crate) fn runtime(builder: EmbeddedStoreBuilder) -> Arc<Runtime> {
+pub(crate) fn runtime(builder: LocalStoreBuilder) -> Arc<Runtime> {
     Runtime::new(builder.build(), Arc::new(RtenEngine::new(Some(1))))
 }
 
 /// A runtime with a store of its own on every engine that is installed.
 pub(crate) fn runtimes() -> Vec<Arc<Runtime>> {
     let engines = onnx::engines().into_iter();
-    engines.map(|engine| Runtime::new(EmbeddedStore::builder().build(), engine)).collect()
+    engines.map(|engine| Runtime::new(LocalStore::builder().build(), engine)).collect()
 }
 
 pub(crate) fn inputs() -> Inputs {

@@ -5,7 +5,7 @@ use cotensor_model::engine::{self, Engine, EngineOptions, FileMode, LoadedGraph,
 use cotensor_model::graph::{Graph, open_graph};
 use cotensor_model::tensor::{Array, TensorRef};
 use cotensor_model::weights::{HashedWeights, LoadedWeights, load_weights};
-use cotensor_store::{EmbeddedStore, Store};
+use cotensor_store::{LocalStore, Store};
 use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataLocation, DataType, Dimension, GraphProto, ModelProto, NodeProto,
     OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor,
@@ -151,8 +151,8 @@ pub(crate) fn save(folder: &Path, name: &str, model: &ModelProto) -> PathBuf {
     path
 }
 
-pub(crate) fn store() -> Arc<EmbeddedStore> {
-    EmbeddedStore::builder().build()
+pub(crate) fn store() -> Arc<LocalStore> {
+    LocalStore::builder().build()
 }
 
 pub(crate) fn weights(graph: &Graph, store: &dyn Store) -> LoadedWeights {

@@ -1,0 +1,163 @@
+//! The table of open slabs.
+
+use super::block;
+use super::read::Inode;
+use super::slab::{Slab, SlabOwner};
+use cotensor_core::sync::lock;
+use cotensor_core::{Device, Error, ErrorKind, Result};
+use cotensor_memory::check_no_holes;
+use cotensor_store::{LocalStore, SegmentCharge};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// The open slabs and blocks, and those of ended sessions in which tensors lie. Each belongs to one session: two would write each other's
+/// ranges. A session that reopens a slab gets the offsets of the tensors from its former connection.
+#[derive(Default)]
+pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
+
+impl Slabs {
+    /// Opens a slab of `len` bytes on `device` for `owner`: a new one, or one whose former session has ended.
+    ///
+    /// # Errors
+    /// `Conflict` while another session has it; `Unsupported` and `Refused` as [`Slab::new`]; `OverBudget`.
+    pub(crate) fn open(
+        &self,
+        store: &LocalStore,
+        (fd, inode): (OwnedFd, Inode),
+        (len, device): (usize, Device),
+        owner: &Arc<dyn SlabOwner>,
+    ) -> Result<(Arc<Slab>, SegmentCharge)> {
+        if let Some(slab) = self.reopen(inode, len, owner)? {
+            let share = slab.charge_always(store)?;
+            return Ok((slab, share));
+        }
+        // This may spill tensors, which takes long. The table is not locked meanwhile.
+        let share = store.charge_segment(device, len as u64)?;
+        let slab = Arc::new(Slab::new(Arc::new(fd.into()), len, share.charge())?);
+        check_no_holes(slab.fd(), len)?;
+        self.add(inode, &slab, owner)?;
+        Ok((slab, share))
+    }
+
+    /// Opens a block for `owner`, as [`open`](Self::open) does a slab.
+    ///
+    /// # Errors
+    /// `Conflict` while another session has it; as [`block::check`] and [`block::new`].
+    pub(crate) fn open_block(
+        &self,
+        (fd, inode): (OwnedFd, Inode),
+        (len, device): (usize, Device),
+        owner: &Arc<dyn SlabOwner>,
+    ) -> Result<Arc<Slab>> {
+        block::check(len, device)?;
+        if let Some(slab) = self.reopen(inode, len, owner)? {
+            slab.count_with_tensors();
+            return Ok(slab);
+        }
+        let slab = Arc::new(block::new(fd, len)?);
+        self.add(inode, &slab, owner)?;
+        Ok(slab)
+    }
+
+    fn add(&self, inode: Inode, slab: &Arc<Slab>, owner: &Arc<dyn SlabOwner>) -> Result<()> {
+        slab.belongs(owner, 0);
+        let mut known = self.known();
+        if known.get(&inode).is_some_and(|slab| slab.strong_count() > 0) {
+            return Err(Error::new(ErrorKind::Conflict, "this slab was opened meanwhile").in_field("slab"));
+        }
+        known.retain(|_, slab| slab.strong_count() > 0);
+        known.insert(inode, Arc::downgrade(slab));
+        Ok(())
+    }
+
+    /// A slab whose former session has ended, for `owner`; `None` for a slab that is not known.
+    ///
+    /// # Errors
+    /// `Conflict` while another session has it.
+    fn reopen(&self, inode: Inode, len: usize, owner: &Arc<dyn SlabOwner>) -> Result<Option<Arc<Slab>>> {
+        let known = self.known();
+        if let Some(slab) = known.get(&inode).and_then(Weak::upgrade) {
+            let current = slab.uses().owner.as_ref().and_then(|(owner, _)| owner.upgrade());
+            if current.is_some() || slab.len != len {
+                return Err(Error::new(ErrorKind::Conflict, "this slab is open already").in_field("slab"));
+            }
+            // Its number is set later. Ranges that are freed until then are not in the list of live ones.
+            slab.belongs(owner, 0);
+            return Ok(Some(slab));
+        }
+        Ok(None)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Inode, Weak<Slab>>> {
+        lock(&self.0)
+    }
+
+    /// Adds a slab of a former server.
+    pub(crate) fn restore(&self, inode: Inode, slab: &Arc<Slab>) {
+        self.known().insert(inode, Arc::downgrade(slab));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::segment::{Part, inode};
+    use crate::{Config, Daemon};
+    use cotensor_core::Memory;
+
+    #[test]
+    fn reopened_slab_is_the_one_with_leased_parts() {
+        let daemon = Daemon::new(Config::default()).unwrap();
+        let session = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
+        let made = cotensor_memory::Slab::create(1 << 20).unwrap();
+        let _written = made.reserve(64).unwrap();
+        let fd = || made.fd().try_clone_to_owned().unwrap();
+        let (inode, host) = (inode(made.fd()).unwrap(), made.device());
+        for leased in [true, false] {
+            // As restored from a former server, after the wait for its session.
+            let charge = daemon.store.charge_existing(host, 1 << 20).unwrap();
+            let of_tensor = leased.then(|| daemon.store.reopen_segment(&charge));
+            let known = Arc::new(Slab::new(Arc::new(fd().into()), 1 << 20, charge).unwrap());
+            daemon.slabs.restore(inode, &known);
+            let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
+            drop(known);
+            let (slab, share) = daemon.slabs.open(&daemon.store, (fd(), inode), (1 << 20, host), &session).unwrap();
+            assert_eq!(slab.belongs(&session, 1), if leased { vec![128] } else { vec![] });
+            assert_eq!(daemon.store.memory_usage_bytes(), 1 << 20, "it is counted once");
+            let other = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
+            assert!(
+                daemon.slabs.open(&daemon.store, (fd(), inode), (1 << 20, host), &other).is_err(),
+                "it is one session's"
+            );
+            drop((slab, share, part, of_tensor));
+            assert_eq!(daemon.store.memory_usage_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn block_of_an_ended_session_keeps_its_tensor() {
+        let daemon = Daemon::new(Config::default()).unwrap();
+        let made = cotensor_memory::Slab::create(1 << 20).unwrap();
+        let inode = inode(made.fd()).unwrap();
+        let open = |owner: &Arc<dyn SlabOwner>| {
+            daemon.slabs.open_block((made.fd().try_clone_to_owned().unwrap(), inode), (1 << 20, made.device()), owner)
+        };
+        let session = daemon.begin_session(None, None);
+        let owner = Arc::clone(&session) as Arc<dyn SlabOwner>;
+        let block = open(&owner).unwrap();
+        assert_eq!(daemon.store.memory_usage_bytes(), 0, "an empty block is not counted");
+        let share = block.charge(&daemon.store).unwrap();
+        let part = Part::new(Arc::clone(&block), 0, 1 << 20).unwrap();
+        drop(daemon.end_session(&session));
+        drop((block, session, owner));
+        let next = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
+        let block = open(&next).unwrap();
+        assert_eq!(block.belongs(&next, 1), [0], "the tensor of the former connection");
+        let again = block.charge(&daemon.store).unwrap();
+        assert_eq!(daemon.store.memory_usage_bytes(), 1 << 20, "it is counted once");
+        drop((part, share, again));
+        assert_eq!(daemon.store.memory_usage_bytes(), 0);
+        drop(block.charge(&daemon.store).unwrap());
+    }
+}

@@ -1,0 +1,85 @@
+//! Reports changes of the store: to clients through the shared index, and to the supervisor.
+
+use super::index::Slots;
+use super::journal::Event;
+use super::orphans::Orphans;
+use super::spill::Files;
+use super::supervisor_client::SupervisorClient;
+use cotensor_core::sync::lock;
+use cotensor_store::backend::Record;
+use cotensor_store::{Key, SpilledSegment, StoreObserver, TensorId};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// The store's observer.
+pub(crate) struct StoreEvents {
+    pub(crate) slots: Slots,
+    pub(crate) link: Option<Arc<dyn SupervisorClient>>,
+    pub(crate) files: Option<Arc<Files>>,
+    /// Leases, slabs and claims of a former server whose sessions have not resumed.
+    pub(crate) orphans: Mutex<Orphans>,
+}
+
+impl StoreObserver for StoreEvents {
+    fn on_publish(&self, record: &Record) {
+        self.slots.invalidate(record.id().name_id);
+        if let Some(link) = &self.link {
+            link.record_published(record);
+        }
+    }
+
+    fn on_unlist(&self, record: &Record) {
+        self.slots.invalidate(record.id().name_id);
+        self.record(Event::Unlisted(record.id().into()));
+    }
+
+    fn on_free(&self, record: &Record) {
+        self.slots.on_free(record);
+        if let Some(link) = &self.link {
+            link.record_freed(record);
+        }
+    }
+
+    fn on_left(&self, record: &Record, since: Duration) {
+        if let Ok(at_ns) = u64::try_from(since.as_nanos()) {
+            self.record(Event::Left { id: record.id().into(), at_ns });
+        }
+    }
+
+    fn on_spill(&self, record: &Record, spilled: &dyn SpilledSegment) {
+        self.slots.on_free(record);
+        let file = self.files.as_ref().and_then(|files| files.file(spilled.number()));
+        if let (Some(link), Some(file)) = (&self.link, file) {
+            link.record_spilled(record, file);
+        }
+    }
+
+    fn on_spilled_free(&self, id: TensorId) {
+        self.record(Event::Freed(id.into()));
+    }
+
+    fn on_abandon(&self, key: &Key) {
+        self.record(Event::Abandoned(key.0.to_string()));
+    }
+
+    fn on_results(&self, key: &Key, results: &[TensorId]) {
+        let results = results.iter().map(|id| (*id).into()).collect();
+        self.record(Event::Finished { key: key.0.to_string(), results });
+    }
+
+    fn retained_memory(&self) -> Option<String> {
+        self.orphans().reason(Instant::now())
+    }
+}
+
+impl StoreEvents {
+    pub(crate) fn record(&self, event: Event) {
+        if let Some(link) = &self.link {
+            link.record(event);
+        }
+    }
+
+    pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        lock(&self.orphans)
+    }
+}

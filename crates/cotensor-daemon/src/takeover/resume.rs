@@ -1,0 +1,118 @@
+//! A client resumes its session after the server was replaced.
+
+use super::restore::claim;
+use crate::daemon::Daemon;
+use crate::state::broker::{DEVICES_MAX, DeviceProgram};
+use crate::state::journal::{Event, SessionClient};
+use crate::state::session::{HANDLES_MAX, Session};
+use crate::state::{Orphans, claim_key};
+use cotensor_client::protocol::{DeviceShareParams, Id, JoinDeviceParams, RESUME_TOKEN, Resume};
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::server::Outbox;
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+
+/// The most leases that one session can resume.
+const RESUMED_MAX: usize = 100_000;
+
+/// The result of a resume.
+#[derive(Default)]
+pub(crate) struct Resumed {
+    /// For each lease, the tensor.
+    pub(crate) leases: Vec<Option<Id>>,
+    /// For each claim, the ticket.
+    pub(crate) tickets: Vec<Option<u64>>,
+    /// For each device, the share.
+    pub(crate) shares: Vec<DeviceShareParams>,
+}
+
+impl Daemon {
+    /// Gives a session the leases, the claims and the shares of devices of its former session. [`end_wait`](Self::end_wait)
+    /// follows when the supervisor has the new session.
+    ///
+    /// # Errors
+    /// `Refused` for a token that no server of this supervisor issued, `Invalid` for too many leases.
+    pub(crate) fn resume(&self, session: &Arc<Session>, resume: Resume) -> Result<Resumed> {
+        let token = self.token(resume.session);
+        if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
+            return Err(Error::new(ErrorKind::Refused, "the token is not that of the session").in_field(RESUME_TOKEN));
+        }
+        if resume.leases.len() > RESUMED_MAX || resume.claims.len() > HANDLES_MAX {
+            return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));
+        }
+        if resume.devices.len() > DEVICES_MAX {
+            return Err(Error::invalid(format!("more than {DEVICES_MAX} devices")).in_field("resume.devices"));
+        }
+        self.end_connections(session, resume.session);
+        let mut leases = Vec::with_capacity(resume.leases.len());
+        for resumed in &resume.leases {
+            let holder = session.holder(&resumed.holder)?;
+            let lease = self.store.lease_version(&resumed.name, resumed.version, &holder);
+            leases.push(lease.ok().map(|lease| session.resume_lease(lease, &holder)).transpose()?);
+        }
+        let holder = session.holder("")?;
+        let resume_claim = |key: &String| {
+            let key = claim_key(key).ok()?;
+            let waiting = self.orphans().tickets.remove(&key);
+            let ticket = waiting.or_else(|| claim(&self.store, &key, &holder))?;
+            session.lock().tickets.add(ticket).ok()
+        };
+        let tickets = resume.claims.iter().map(resume_claim).collect();
+        let shares = self.resume_shares(session, resume.session, resume.devices)?;
+        Ok(Resumed { leases, tickets, shares })
+    }
+
+    /// Gives a session the shares of devices of its former session, `was`. No other program gets the memory in between.
+    fn resume_shares(
+        &self,
+        session: &Arc<Session>,
+        was: u64,
+        devices: Vec<JoinDeviceParams>,
+    ) -> Result<Vec<DeviceShareParams>> {
+        let mut former = self.disconnected.take_shares(|number, client| self.locks.is_former(was, number, client));
+        let program = Arc::clone(session) as Arc<dyn DeviceProgram>;
+        let mut answers = Vec::with_capacity(devices.len());
+        for device in devices {
+            let of_device = former.extract_if(.., |share| share.device() == device.device).collect();
+            let (share, answer) = self.broker.join_again(&program, device, of_device)?;
+            session.lock().shares.push(share);
+            answers.push(answer);
+        }
+        Ok(answers)
+    }
+
+    /// Ends those former sessions of the client that still have a connection. It opens their slabs again next.
+    fn end_connections(&self, next: &Session, session: u64) {
+        let others: Vec<_> = self.lock().values().filter(|other| other.id != next.id).cloned().collect();
+        let is_former = |other: &&Arc<Session>| {
+            other.resumable().is_some_and(|client| self.locks.is_former(session, other.id, client))
+        };
+        for former in others.iter().filter(is_former) {
+            former.outbox().into_iter().for_each(Outbox::end);
+            // Until the end of the resume, which may fail.
+            if let Some(left) = self.end_session(former) {
+                self.keep_left(left);
+            }
+        }
+    }
+
+    /// Ends the wait for the former session of a client, by the number that the client knows.
+    pub(crate) fn end_wait(&self, session: u64) {
+        let is_former = |number, client: &SessionClient| self.locks.is_former(session, number, client);
+        self.disconnected.take(is_former).into_iter().for_each(|left| self.release_left(left));
+        self.end_waits(is_former);
+    }
+
+    /// Ends the wait for those sessions of the former server that `is_over` selects.
+    pub(super) fn end_waits(&self, is_over: impl Fn(u64, &SessionClient) -> bool) {
+        let mut orphans = self.orphans();
+        let Orphans { sessions, left, .. } = &mut *orphans;
+        let over = sessions.extract_if(|number, client| is_over(*number, client));
+        let over: Vec<_> = over.map(|(number, _)| (number, left.remove(&number))).collect();
+        drop(orphans);
+        for (session, leases) in over {
+            drop(leases);
+            self.events.record(Event::SessionEnded(session));
+        }
+    }
+}
