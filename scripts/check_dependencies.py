@@ -23,10 +23,11 @@ ALLOWED = {
     "cotensor-memory": {"cotensor-core"},
     "cotensor-graph": {"cotensor-core"},
     "cotensor-preprocess": {"cotensor-core", "cotensor-graph"},
+    "cotensor-pipeline": {"cotensor-core", "cotensor-graph", "cotensor-preprocess"},
     "cotensor-hub": {"cotensor-core", "cotensor-memory", "cotensor-preprocess"},
     "cotensor-model": {
         "cotensor-core", "cotensor-formats", "cotensor-graph", "cotensor-hub", "cotensor-memory", "cotensor-sharing", "cotensor-store",
-        "cotensor-preprocess", "cotensor-quant"
+        "cotensor-pipeline", "cotensor-preprocess", "cotensor-quant"
     },
     "cotensor-placement": {"cotensor-core"},
     "cotensor-quant": {"cotensor-core"},
@@ -76,7 +77,6 @@ AGAINST_ORDER = {
         ("", "model", "quantize"),
         ("", "pipeline", "quantize"),
         ("", "weights", "quantize"),
-        ("pipeline", "inputs", "adapted"),
     ],
     "cotensor-placement": [("", "simulator", "strategy")],
     "cotensor-python": [

@@ -13,7 +13,7 @@ programs() {
     const lines = require("fs").readFileSync(0, "utf8").split("\n").filter((line) => line.startsWith("{"));
     for (const { reason, executable } of lines.map(JSON.parse)) if (reason === "compiler-artifact" && executable) console.log(executable);'
 }
-units=$(programs -p cotensor-core -p cotensor-graph -p cotensor-placement -p cotensor-quant -p cotensor-store --lib)
+units=$(programs -p cotensor-core -p cotensor-graph -p cotensor-pipeline -p cotensor-placement -p cotensor-quant -p cotensor-store --lib)
 preprocess=$(programs -p cotensor-preprocess --lib --test integration)
 mapfile -t all <<<"$units"$'\n'"$preprocess"
 node scripts/test_wasm.mjs "${all[@]}"

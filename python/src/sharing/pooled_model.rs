@@ -8,7 +8,7 @@ use crate::process::ProcessLocal;
 use crate::store::report::report;
 use crate::store::tensor::Tensor;
 use cotensor::core::sync::lock;
-use cotensor::model::family::tasks;
+use cotensor::model::family::{Medium, tasks};
 use cotensor::model::pipeline::{SharedEmbedding, default_task};
 use cotensor::{Error, ErrorKind, Inputs, User};
 use pyo3::prelude::*;
@@ -213,8 +213,8 @@ impl PooledModel {
             let inputs = model.with_embeddings(&inputs, &embeddings)?;
             if task.is_none() {
                 let mut media = inputs.media();
-                if !user.texts.is_empty() && !media.contains(&"text") {
-                    media.push("text");
+                if !user.texts.is_empty() && !media.contains(&Medium::Text) {
+                    media.push(Medium::Text);
                 }
                 user.task.clone_from(&default_task(model.model(), &media)?.name);
             }

@@ -3,8 +3,8 @@
 use crate::errors::Result;
 use cotensor_core::{Error, size};
 use cotensor_preprocess::family::{
-    BlockFields, CONFIG_FILE, DecoderDef, Family, ModelConfig, Similarity, StageDef, Task, Variant, family_of_model,
-    variant,
+    BlockFields, CONFIG_FILE, DecoderDef, Family, Medium, ModelConfig, Similarity, Source, StageDef, Task, Variant,
+    family_of_model, variant,
 };
 use cotensor_preprocess::{JSON_BYTES_MAX, positions_depend_on_length};
 use serde::Serialize;
@@ -78,7 +78,7 @@ impl ModelFamily {
         let tasks = self.family.tasks().map(|task| TaskDescription {
             task,
             roles: self.family.roles(&task.stages, self.variant, has_file),
-            reads: ["text", "image", "audio"].into_iter().filter(|medium| self.family.reads(task, medium)).collect(),
+            reads: media(Medium::ALL.into_iter().filter(|medium| self.family.reads(task, *medium))),
         });
         let description = Description {
             name: &self.family.name,
@@ -122,13 +122,13 @@ struct StageDescription<'a> {
     file: Option<String>,
     /// Whether the file holds the whole model.
     whole: bool,
-    inputs: &'a BTreeMap<String, String>,
-    inputs_optional: &'a BTreeMap<String, String>,
+    inputs: &'a BTreeMap<String, Source>,
+    inputs_optional: &'a BTreeMap<String, Source>,
     outputs: &'a [String],
     output_aliases: &'a [String],
     outputs_optional: &'a [String],
     /// The media whose preprocessing is part of the space, in the order of their fingerprints.
-    media: Vec<&'a str>,
+    media: Vec<&'static str>,
     /// Whether a graph without the outputs is cut at the end of its encoder.
     is_encoder: bool,
     rest_of: Option<&'a str>,
@@ -194,13 +194,17 @@ impl ModelFamily {
             outputs: &def.outputs,
             output_aliases: &def.output_aliases,
             outputs_optional: &def.outputs_optional,
-            media: def.media(),
+            media: media(def.media().into_iter()),
             is_encoder: def.encoder.is_some(),
             rest_of: def.rest_of.as_deref(),
             blocks: def.blocks.as_ref().map(blocks),
             fills_texts: def.fills_texts,
         }
     }
+}
+
+fn media(media: impl Iterator<Item = Medium>) -> Vec<&'static str> {
+    media.map(Medium::name).collect()
 }
 
 fn checked(files: Vec<String>) -> Result<HashSet<String>> {

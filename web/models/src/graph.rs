@@ -57,7 +57,8 @@ impl GraphFile {
         let given = preprocessing.iter().map(|digits| hash(digits, "preprocessing"));
         let given = given.collect::<cotensor_core::Result<Vec<_>>>()?;
         if given.len() != def.media().len() {
-            let message = format!("{} fingerprints; the stage reads {:?}", given.len(), def.media());
+            let media: Vec<&str> = def.media().into_iter().map(|medium| medium.name()).collect();
+            let message = format!("{} fingerprints; the stage reads {}", given.len(), media.join(", "));
             return Err(Error::invalid(message).in_field("preprocessing").into());
         }
         let whole = family.graph_file(def).is_some_and(|(_, whole)| whole);

@@ -6,13 +6,13 @@ use crate::output::{print, print_json};
 use cotensor::SharingConfig;
 use cotensor::core::Result;
 use cotensor::model::adapter::AdapterInfo;
-use cotensor::model::pipeline::{EncoderUse, Explanation, Pipeline, explain as explain_pipeline};
+use cotensor::model::pipeline::{EncoderUse, Explanation, explain as explain_pipeline, open_pipeline};
 use cotensor::model::quantize::{QuantizedWeights, WeightsOrigin};
 use std::fmt::Write;
 use std::path::Path;
 
 pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
-    let pipeline = Pipeline::open(&args.pipeline)?;
+    let pipeline = open_pipeline(&args.pipeline)?;
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
     let runtime = runtime(&args.common, &args.engine, SharingConfig::default())?;
     // Held, so that `explain` reuses the open models.

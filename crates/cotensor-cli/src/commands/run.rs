@@ -7,7 +7,9 @@ use crate::output::{print, print_exactly, print_json, report as warn};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
-use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, inputs_of, run_user, run_user_streaming};
+use cotensor::model::pipeline::{
+    Answer, Inputs, Medium, Pipeline, UserReport, inputs_of, run_user, run_user_streaming,
+};
 use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
 use std::fmt::Write;
@@ -48,7 +50,8 @@ pub(crate) fn run(args: &RunArgs, program: &Program) -> Result<()> {
         return Err(Error::invalid(message).in_field("--compare"));
     }
     let models = Models::open(&pipeline, target.base(), &runtime)?;
-    let given = [("text", text.is_some()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
+    let given =
+        [(Medium::Text, text.is_some()), (Medium::Image, args.image.is_some()), (Medium::Audio, args.audio.is_some())];
     refuse_unread_inputs(given, &pipeline, &models)?;
     let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
     let steps = progress(&pipeline, &models, &runtime, runs);
@@ -106,7 +109,7 @@ fn compared(difference: Option<f64>, tolerance: f64) -> Result<()> {
 }
 
 /// Refuses an input that no user of the pipeline reads.
-fn refuse_unread_inputs(given: [(&str, bool); 3], pipeline: &Pipeline, models: &Models) -> Result<()> {
+fn refuse_unread_inputs(given: [(Medium, bool); 3], pipeline: &Pipeline, models: &Models) -> Result<()> {
     for (medium, _) in given.into_iter().filter(|(_, given)| *given) {
         if !pipeline.users.iter().any(|user| user.reads(models.of(user).family(), medium)) {
             let message = format!("no user of this pipeline reads an input of type {medium}");

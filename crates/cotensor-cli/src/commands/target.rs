@@ -3,9 +3,9 @@
 use super::pipeline::in_pipeline;
 use crate::args::RunArgs;
 use cotensor::core::{Error, Result};
-use cotensor::model::family::{AnswerKind, Task};
+use cotensor::model::family::{AnswerKind, Medium, Task};
 use cotensor::model::model::Model;
-use cotensor::model::pipeline::default_task;
+use cotensor::model::pipeline::{default_task, open_pipeline};
 use cotensor::{Pipeline, Runtime, User};
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl<'a> Target<'a> {
     /// A file, and a name that ends in `.toml`, is a pipeline; anything else is a model.
     ///
     /// # Errors
-    /// As [`Pipeline::open`]; `Invalid` for options that only a model's task has.
+    /// As [`open_pipeline`]; `Invalid` for options that only a model's task has.
     pub(super) fn of(args: &'a RunArgs) -> Result<Self> {
         let path = args.target.as_path();
         let is_toml = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("toml")) && !path.is_dir();
@@ -47,7 +47,7 @@ impl<'a> Target<'a> {
         if args.text.len() > 1 {
             return Err(Error::invalid("a pipeline reads one text").in_field("--text"));
         }
-        Ok(Self::Pipeline { file: path, pipeline: Pipeline::open(path)? })
+        Ok(Self::Pipeline { file: path, pipeline: open_pipeline(path)? })
     }
 
     /// The pipeline; for a model, its task with the options as the only user.
@@ -125,9 +125,12 @@ fn task<'a>(args: &RunArgs, model: &'a Model) -> Result<&'a Task> {
     match &args.task {
         Some(name) => model.family().task(name).map_err(|error| error.in_field("TASK")),
         None => {
-            let given =
-                [("text", !args.text.is_empty()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
-            let given: Vec<&str> = given.into_iter().filter(|(_, given)| *given).map(|(medium, _)| medium).collect();
+            let given = [
+                (Medium::Text, !args.text.is_empty()),
+                (Medium::Image, args.image.is_some()),
+                (Medium::Audio, args.audio.is_some()),
+            ];
+            let given: Vec<Medium> = given.into_iter().filter(|(_, given)| *given).map(|(medium, _)| medium).collect();
             default_task(model, &given)
         }
     }

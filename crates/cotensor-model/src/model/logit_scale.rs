@@ -4,6 +4,7 @@
 use crate::folder::ModelFolder;
 use crate::graph::open_graph;
 use cotensor_core::{Error, Result};
+use cotensor_pipeline::LogitScale;
 use cotensor_preprocess::checkpoint::{FILE as CHECKPOINT, Header, header_length};
 use cotensor_preprocess::family::{CONFIG_FILE, Family, Similarity, Variant, family_of_model};
 use cotensor_preprocess::find_json;
@@ -12,45 +13,36 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// `logit = cosine * scale + bias`.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct LogitScale {
-    pub(crate) scale: f32,
-    pub(crate) bias: f32,
-    /// The file that has the numbers.
-    pub(crate) source: String,
-    /// Whether the scale is the one before training.
-    pub(crate) untrained: bool,
-}
-
-impl LogitScale {
-    /// The numbers of the model in `folder`: from a graph of the whole model, which computes logits with them (the plain
-    /// graph, else that of the variant), else from the
-    /// checkpoint, else, for families with such a field, the value before training from config.json.
-    ///
-    /// # Errors
-    /// `Unsupported` for a family without similarities, `NotFound` when no file has the numbers, `Corrupt` for a
-    /// checkpoint that is damaged, or as [`open_graph`].
-    pub(super) fn of(folder: &Path, config: &Value, family: &Family, variant: Option<&Variant>) -> Result<Self> {
-        let names = family.similarity()?;
-        let graphs = names.files.iter().cloned().chain(names.candidates(variant));
-        for file in graphs.filter(|file| folder.join(file).is_file()) {
-            let found = open_graph(&folder.join(&file))?.scale_and_bias(&names.logits);
-            if let Some((scale, bias)) = found.filter(|(scale, bias)| scale.is_finite() && bias.is_finite()) {
-                return Ok(Self { scale, bias, source: file, untrained: false });
-            }
+/// The numbers of the model in `folder`: from a graph of the whole model, which computes logits with them (the plain
+/// graph, else that of the variant), else from the
+/// checkpoint, else, for families with such a field, the value before training from config.json.
+///
+/// # Errors
+/// `Unsupported` for a family without similarities, `NotFound` when no file has the numbers, `Corrupt` for a
+/// checkpoint that is damaged, or as [`open_graph`].
+pub(super) fn scale_of(
+    folder: &Path,
+    config: &Value,
+    family: &Family,
+    variant: Option<&Variant>,
+) -> Result<LogitScale> {
+    let names = family.similarity()?;
+    let graphs = names.files.iter().cloned().chain(names.candidates(variant));
+    for file in graphs.filter(|file| folder.join(file).is_file()) {
+        let found = open_graph(&folder.join(&file))?.scale_and_bias(&names.logits);
+        if let Some((scale, bias)) = found.filter(|(scale, bias)| scale.is_finite() && bias.is_finite()) {
+            return Ok(LogitScale { scale, bias, source: file, untrained: false });
         }
-        if let Some((scale, bias)) = of_checkpoint(&folder.join(CHECKPOINT), names)? {
-            return Ok(Self { scale, bias, source: CHECKPOINT.to_owned(), untrained: false });
-        }
-        if let Some(scale) = names.before_training(config) {
-            return Ok(Self { scale, bias: 0.0, source: CONFIG_FILE.to_owned(), untrained: true });
-        }
-        let files = names.files.join(" or ");
-        let message =
-            format!("the scale of similarities is in none of {files} (output {}) and {CHECKPOINT}", names.logits);
-        Err(Error::not_found(message).in_file(folder).in_field(&names.scale))
     }
+    if let Some((scale, bias)) = of_checkpoint(&folder.join(CHECKPOINT), names)? {
+        return Ok(LogitScale { scale, bias, source: CHECKPOINT.to_owned(), untrained: false });
+    }
+    if let Some(scale) = names.before_training(config) {
+        return Ok(LogitScale { scale, bias: 0.0, source: CONFIG_FILE.to_owned(), untrained: true });
+    }
+    let files = names.files.join(" or ");
+    let message = format!("the scale of similarities is in none of {files} (output {}) and {CHECKPOINT}", names.logits);
+    Err(Error::not_found(message).in_file(folder).in_field(&names.scale))
 }
 
 /// A checkpoint with nothing but the scale and the bias of the similarities of the model in `folder`, if its checkpoint has them.

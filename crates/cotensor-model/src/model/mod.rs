@@ -1,6 +1,5 @@
 //! Models: a folder in the layout of model hubs, opened over a [`Runtime`] or as a private copy.
 
-mod labels;
 mod logit_scale;
 mod open_model;
 mod parts;
@@ -8,9 +7,8 @@ mod runtime;
 mod stage_loader;
 mod stages;
 
-pub use labels::{Labels, Problem};
-pub(crate) use logit_scale::{LogitScale, checkpoint_of_scale};
+pub use cotensor_pipeline::{Labels, Problem};
+pub(crate) use logit_scale::checkpoint_of_scale;
 pub use open_model::{Model, StageSource};
 pub use runtime::Runtime;
 pub use stage_loader::StageLoader;
-pub(crate) use stages::OWN_HEAD;

@@ -1,4 +1,4 @@
-use super::logit_scale::LogitScale;
+use super::logit_scale::scale_of;
 use super::stage_loader::StageLoader;
 use crate::engine::{Engines, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
@@ -6,6 +6,7 @@ use crate::quantize::{QuantizeReport, QuantizedWeights};
 use crate::stage::Stage;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
+use cotensor_pipeline::{LABELS_FILE, Labels, LogitScale};
 use cotensor_preprocess::family::{CONFIG_FILE, Family, ModelConfig, Variant, family_of_model, variant};
 use cotensor_preprocess::generation::{self, GenerationConfig};
 use cotensor_preprocess::{
@@ -298,7 +299,7 @@ impl Model {
     /// `Unsupported` for a family without similarities, `NotFound` when no file has them, or as
     /// [`open_graph`](crate::graph::open_graph).
     pub(crate) fn logit_scale(&self) -> Result<&LogitScale> {
-        self.opened(&self.logit_scale, || LogitScale::of(&self.folder, &self.config, self.family, self.variant))
+        self.opened(&self.logit_scale, || scale_of(&self.folder, &self.config, self.family, self.variant))
     }
 
     /// Another JSON file of the folder, if it exists. It is read once.
@@ -314,6 +315,14 @@ impl Model {
         let found = find_json(&self.files(), file)?.map(Arc::new);
         read.insert(file.to_owned(), found.clone());
         Ok(found)
+    }
+
+    /// The labels of a head with `count` numbers.
+    ///
+    /// # Errors
+    /// As [`Labels::of`] and [`json`](Self::json).
+    pub(crate) fn labels(&self, head: &str, count: usize) -> Result<Labels> {
+        Labels::of(&self.model_config(), self.json(LABELS_FILE)?.as_deref(), head, count)
     }
 
     fn opened<'a, T>(&self, cell: &'a OnceLock<T>, open: impl FnOnce() -> Result<T>) -> Result<&'a T> {

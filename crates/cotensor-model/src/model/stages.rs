@@ -6,7 +6,8 @@ use crate::graph::{Graph, open_graph};
 use crate::stage::{RunsOn, Stage};
 use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, ErrorKind, Kind, Result, Space};
-use cotensor_preprocess::family::{LOGITS, StageDef};
+use cotensor_pipeline::OWN_HEAD;
+use cotensor_preprocess::family::{LOGITS, Medium, StageDef};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,9 +16,6 @@ use std::time::Instant;
 const HEADS_SHOWN_MAX: usize = 20;
 /// The most graphs in an error message.
 const GRAPHS_SHOWN_MAX: usize = 10;
-
-/// The name of a model's own head.
-pub(crate) const OWN_HEAD: &str = "head";
 
 impl Model {
     /// The stage with this role, loaded at its first use. If the graph holds trunk and head, a shared stage is the
@@ -241,9 +239,9 @@ impl Model {
     /// Fingerprints of the preprocessing of the inputs of `def`: part of its space.
     fn preprocessing_of(&self, def: &StageDef) -> Result<Vec<ContentHash>> {
         let fingerprint = |medium| match medium {
-            "text" => Ok(self.text()?.fingerprint()),
-            "image" => Ok(self.image()?.fingerprint()),
-            _ => Ok(self.audio()?.fingerprint()),
+            Medium::Text => Ok(self.text()?.fingerprint()),
+            Medium::Image => Ok(self.image()?.fingerprint()),
+            Medium::Audio => Ok(self.audio()?.fingerprint()),
         };
         def.media().into_iter().map(fingerprint).collect()
     }

@@ -1,17 +1,15 @@
 //! Sentence embeddings of many texts at a time.
 
-use super::answer::numbers;
-use super::attention::AttentionMemory;
-use super::decode::empty_cache;
-use super::outputs::output_of;
-use super::run::{TASK_INPUT, fixed_length, task_value};
-use super::text_runs::run_length;
-use super::vocabulary::check_vocabulary;
+use super::attention::check_attention;
 use crate::model::Model;
 use crate::stage::{Claimed, Made, Stage};
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_preprocess::family::{AnswerKind, StageDef};
+use cotensor_pipeline::{
+    AttentionMemory, SENTENCE_LABEL as LABEL, SentenceOutput, SentencePrompt as Prompt, check_vocabulary, empty_cache,
+    output_of, run_length, task_value, text_values, tokens_key,
+};
+use cotensor_preprocess::family::{AnswerKind, Source, StageDef};
 use cotensor_preprocess::text::TextTokens;
 use cotensor_preprocess::{SentenceProcessor, positions_depend_on_length};
 use cotensor_store::{Holder, Ticket};
@@ -23,8 +21,6 @@ use std::time::Instant;
 const BYTES_PER_TOKEN: usize = 4;
 /// Embeddings are published together, when there are so many, and at the end of a call.
 const PUBLISH_TEXTS_MIN: usize = 64;
-/// The label of results in the store.
-const LABEL: &str = "sentence embedding v2";
 
 /// A model that embeds texts, as sentence-transformers does: prompt, tokens, graph, pooling, length.
 pub struct TextEmbedder {
@@ -77,15 +73,6 @@ impl From<&str> for EmbedderInput {
     }
 }
 
-/// What a prompt changes beside the tokens.
-#[derive(Clone, Copy)]
-struct Prompt {
-    /// The number of its tokens.
-    tokens: usize,
-    /// The number of the task, for a graph that reads it.
-    task: Option<i64>,
-}
-
 /// The texts of a call by their positions. A text without tokens to compute is an error of that text only.
 type Texts = [Result<TextTokens>];
 
@@ -113,11 +100,10 @@ impl TextEmbedder {
         let role = task.stages.first().map_or("", String::as_str);
         let def = family.stage(role)?;
         let stage = model.stage(role)?;
-        let output = output_of(task, def, &stage, false)?;
-        let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
-        let port = stage.graph().inputs().iter().find(|port| port.name == ids);
+        let output = output_of(task, def, stage.ports(), false)?;
+        let port = stage.ports().input_of(def, &Source::TextIds);
         let has_fixed_count = port.and_then(|port| port.dims.as_ref()?.first().copied().flatten()).is_some();
-        let reads = |source: &str| stage.graph().inputs().iter().any(|port| def.source(&port.name) == Some(source));
+        let reads = |source: Source| stage.ports().input_of(def, &source).is_some();
         let depends_on_length = positions_depend_on_length(model.config());
         let (_, tokenizer) = model.sentence()?;
         let sentence = model.sentence_pooled(pooling)?;
@@ -144,9 +130,12 @@ impl TextEmbedder {
             model: Arc::clone(model),
             is_pooled,
             sentence,
-            length: fixed_length(def, &stage),
-            reads_one: has_fixed_count || reads("cache.empty") || depends_on_length || stage.joins_rows()?.is_some(),
-            reads_task: reads(TASK_INPUT),
+            length: stage.ports().fixed_length(def),
+            reads_one: has_fixed_count
+                || reads(Source::CacheEmpty)
+                || depends_on_length
+                || stage.joins_rows()?.is_some(),
+            reads_task: reads(Source::TextTask),
             notice: notice.map(|notice| notice.into()),
             tokens_max: tokenizer.max_tokens(),
             settings: hasher.finish(),
@@ -292,7 +281,7 @@ impl TextEmbedder {
                 )));
             }
         };
-        check_vocabulary(&self.model, tokens.ids().iter().map(|&id| i64::from(id)))?;
+        check_vocabulary(&self.model.model_config(), tokens.ids().iter().map(|&id| i64::from(id)))?;
         Ok(tokens)
     }
 
@@ -309,15 +298,7 @@ impl TextEmbedder {
 
     /// What identifies the embedding of a text: the settings, and its tokens.
     fn key(&self, tokens: &TextTokens, prompt: Prompt) -> [ContentHash; 2] {
-        let mut hasher = Hasher::new("tokens of a sentence v2");
-        for &id in tokens.ids() {
-            hasher.number(u64::from(id));
-        }
-        hasher.number(prompt.tokens as u64);
-        if let Some(task) = prompt.task {
-            hasher.number(task as u64);
-        }
-        [self.settings, hasher.finish()]
+        [self.settings, tokens_key(tokens, prompt)]
     }
 
     /// Runs the graph on some texts, and pools. If it fails on several texts, each runs alone, so that the others have theirs.
@@ -336,59 +317,31 @@ impl TextEmbedder {
         let list = texts.iter().map(|&at| tokens[at].as_ref().map_err(Clone::clone));
         let batch = &tokenizer.batch(&list.collect::<Result<Vec<_>>>()?, self.length)?;
         let width = batch.added.len() / texts.len();
-        let memory = AttentionMemory::of(&self.model, texts.len(), width);
-        memory.check(&self.model)?;
+        let memory = AttentionMemory::of(&self.model.model_config(), texts.len(), width);
+        check_attention(&memory, &self.model)?;
         let graph = self.stage.graph();
+        let of_texts = text_values(batch);
         let mut bound: Vec<(&str, Value)> = Vec::new();
         for port in graph.inputs() {
-            let source = self.def.source(&port.name);
-            let array = match source {
-                Some("text.ids") => &batch.ids,
-                Some("text.mask") => &batch.mask,
-                Some("text.types") => &batch.type_ids,
-                Some("text.positions") => &batch.positions,
-                Some("cache.empty") => {
-                    bound.push((&port.name, empty_cache(Some(port))?));
-                    continue;
+            let array = match self.def.source(&port.name) {
+                Some(Source::CacheEmpty) => empty_cache(port)?,
+                Some(Source::TextTask) => task_value(port, prompt.task, texts.len())?,
+                source => {
+                    let found = of_texts.iter().find(|(known, _)| Some(known) == source);
+                    let none = || Error::unsupported("no text gives this input").in_field(port.name.as_str());
+                    found.map(|(_, array)| array.clone()).ok_or_else(none)?
                 }
-                Some(TASK_INPUT) => {
-                    bound.push((&port.name, task_value(port, prompt.task, texts.len())?));
-                    continue;
-                }
-                _ => return Err(Error::unsupported("no text gives this input").in_field(port.name.as_str())),
             };
-            bound.push((&port.name, Value::from(array.clone())));
+            bound.push((&port.name, Value::from(array)));
         }
         let inputs: Vec<(&str, TensorRef<'_>)> =
             bound.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<_>>()?;
         let output = graph.run_alone(&inputs, &[self.output]).map_err(|error| memory.explain(error))?.pop();
         let output = Value::from(output.ok_or_else(|| Error::corrupt("the graph gave no output"))?);
-        let (count, tokens) = (texts.len(), width);
-        let width = match (output.shape(), self.is_pooled) {
-            (&[rows, width], true) if rows == count && width > 0 => width,
-            (&[rows, found, width], false) if rows == count && found == tokens && width > 0 => width,
-            (shape, _) => {
-                let message = format!("the graph gives {shape:?} for {count} texts of {tokens} tokens");
-                return Err(Error::unsupported(message).in_field(self.output));
-            }
-        };
-        let values = output.to_f32()?;
-        if self.is_pooled {
-            let pooled = values.chunks_exact(width).map(|row| {
-                numbers(row)?;
-                let mut row = row.to_vec();
-                self.sentence.truncate(&mut row);
-                Ok(row)
-            });
-            return Ok(pooled.collect());
-        }
-        let rows = values.chunks_exact(tokens * width).zip(batch.mask.as_i64()?.chunks_exact(tokens));
-        let pooled = rows.map(|(rows, mask)| {
-            numbers(rows)?;
-            let pooled = self.sentence.pool(rows, width, mask, prompt.tokens);
-            pooled.map_err(|error| self.model.at_folder(error))
-        });
-        Ok(pooled.collect())
+        let (shape, values) = (output.shape(), output.to_f32()?);
+        let output = SentenceOutput { name: self.output, shape, values: &values, is_pooled: self.is_pooled };
+        let pooled = output.pooled(&self.sentence, batch, prompt.tokens)?;
+        Ok(pooled.into_iter().map(|row| row.map_err(|error| self.model.at_folder(error))).collect())
     }
 }
 

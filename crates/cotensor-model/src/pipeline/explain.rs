@@ -1,11 +1,13 @@
 //! Explains which users of a pipeline share which stages, and why other stages are not shared.
 
 use super::adapted::{EncoderUse, encoder_use};
-use super::definition::{Pipeline, User};
+use super::opened::model_of_user;
 use crate::model::{Model, Runtime};
 use crate::quantize::QuantizedWeights;
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Hasher, Result};
+use cotensor_pipeline::{Pipeline, User};
+use cotensor_preprocess::family::{Medium, Source};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -53,22 +55,25 @@ pub struct StageUse {
     pub engine_reasons: Vec<String>,
 }
 
+/// The name of the output that a head reads.
+const TRUNK: &str = "output";
+
 struct Use<'a> {
     user: &'a User,
     model: Arc<Model>,
     stage: Arc<Stage>,
-    /// The sources of its inputs: `image.pixels`, `encoder.last_hidden_state`. A head reads the previous stage.
-    sources: Vec<String>,
+    /// The sources of its inputs. A head reads the previous stage.
+    sources: Vec<Source>,
     /// Its own space with the spaces of the stages that it reads. Two uses with equal values give equal results on
     /// equal input.
     whole: ContentHash,
 }
 
 impl<'a> Use<'a> {
-    fn new(user: &'a User, model: &Arc<Model>, stage: Arc<Stage>, sources: Vec<String>, before: &[Use<'_>]) -> Self {
+    fn new(user: &'a User, model: &Arc<Model>, stage: Arc<Stage>, sources: Vec<Source>, before: &[Use<'_>]) -> Self {
         let mut hasher = Hasher::new("cotensor use v1");
         hasher.field(stage.space().map_or(ContentHash::of(b""), |space| space.0).as_bytes());
-        for role in sources.iter().filter_map(|source| source.split('.').next()) {
+        for role in sources.iter().filter_map(Source::role) {
             let read = before.iter().rfind(|earlier| earlier.user.name == user.name && earlier.stage.role == role);
             if let Some(read) = read {
                 hasher.field(read.whole.as_bytes());
@@ -79,7 +84,9 @@ impl<'a> Use<'a> {
 
     /// Whether the two are similar: they have a common source, or both are heads.
     fn is_comparable(&self, other: &Use<'_>) -> bool {
-        let head = |each: &Use<'_>| each.sources.iter().any(|source| source.ends_with(".output"));
+        let head = |each: &Use<'_>| {
+            each.sources.iter().any(|source| matches!(source, Source::Stage { output, .. } if output == TRUNK))
+        };
         head(self) && head(other) || self.sources.iter().any(|source| other.sources.contains(source))
     }
 }
@@ -91,7 +98,7 @@ impl<'a> Use<'a> {
 pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<Explanation> {
     let (mut uses, mut encoders) = (Vec::new(), Vec::new());
     for user in &pipeline.users {
-        let model = user.open(base, runtime)?;
+        let model = model_of_user(user, base, runtime)?;
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         user.check_task(task)?;
         let replaced = encoder_use(user, &model, base, runtime)?;
@@ -102,11 +109,11 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
                 encoders.push(encoder.clone());
                 continue;
             }
-            let mut sources: Vec<String> = model.family().stage(role)?.inputs.values().cloned().collect();
+            let mut sources: Vec<Source> = model.family().stage(role)?.inputs.values().cloned().collect();
             let stage = model.stage(role)?;
             if let Some((before, input)) = stage.before() {
                 uses.push(Use::new(user, &model, Arc::clone(before), sources, &uses));
-                sources = vec![format!("{}.{input}", before.role)];
+                sources = vec![Source::stage(&before.role, input)];
             }
             uses.push(Use::new(user, &model, stage, sources, &uses));
         }
@@ -117,7 +124,7 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
                 None => model.own_head(trunk)?,
             };
             if let Some(stage) = stage {
-                uses.push(Use::new(user, &model, stage, vec![format!("{trunk}.output")], &uses));
+                uses.push(Use::new(user, &model, stage, vec![Source::stage(trunk, TRUNK)], &uses));
             }
         }
     }
@@ -162,7 +169,7 @@ fn difference(this: &Use<'_>, other: &Use<'_>) -> String {
             this.user.name,
             other.user.name,
             space(&this.stage),
-            this.sources.join(", ")
+            this.sources.iter().map(Source::to_string).collect::<Vec<_>>().join(", ")
         );
     }
     let (mine, theirs) = (this.stage.weights(), other.stage.weights());
@@ -186,10 +193,9 @@ fn difference(this: &Use<'_>, other: &Use<'_>) -> String {
 /// The dependencies of the result besides the common input.
 fn condition(this: &Use<'_>) -> Option<String> {
     let def = this.model.family().stage(&this.stage.role).ok()?;
-    let reads = |prefix: &str| def.inputs.values().any(|source| source.starts_with(prefix));
-    if reads("text.") && !this.user.texts.is_empty() {
+    if def.reads(Medium::Text) && !this.user.texts.is_empty() {
         Some(format!("reads {} text(s) of its own: users with an equal text compute it once", this.user.texts.len()))
-    } else if reads("tokens.") {
+    } else if def.inputs.values().any(Source::is_of_decoder) {
         Some("users share the first step; users with equal settings share the whole decoding".to_owned())
     } else {
         None

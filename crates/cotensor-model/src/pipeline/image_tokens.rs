@@ -5,6 +5,8 @@ use crate::model::{Model, StageSource};
 use crate::stage::Stage;
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{Error, Result};
+use cotensor_pipeline::{image_token, merged, token_text};
+use cotensor_preprocess::family::Source;
 use cotensor_store::CopyReason;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -16,32 +18,17 @@ pub(super) struct Images {
     copied_bytes: Cell<usize>,
 }
 
-/// The token that stands for an image, by config.json. `None` for a family whose texts have no images.
-///
-/// # Errors
-/// `Invalid` without a token id.
-fn image_token(model: &Model) -> Result<Option<i64>> {
-    let Some(images) = model.family().decoder.as_ref().and_then(|decoder| decoder.images.as_ref()) else {
-        return Ok(None);
-    };
-    let token = images.token.iter().find_map(|field| model.config_at(field)?.as_i64());
-    token.map(Some).ok_or_else(|| {
-        let field = images.token.first().map_or("", String::as_str);
-        Error::invalid("a token id is required").in_file(model.folder().join("config.json")).in_field(field)
-    })
-}
-
-/// As [`image_token`], the text of the token.
+/// The text of the token that stands for an image.
 ///
 /// # Errors
 /// As [`image_token`].
 pub(super) fn image_token_text(model: &Model) -> Result<Option<String>> {
-    let Some(token) = image_token(model)? else { return Ok(None) };
-    Ok(Some(model.text()?.token(token).unwrap_or_else(|| token.to_string())))
+    let Some(token) = image_token(&model.model_config())? else { return Ok(None) };
+    Ok(Some(token_text(model.text()?, token)))
 }
 
 /// The features of the image, `[1, rows, width]`, of a stage that ran.
-fn features<'v>(model: &Model, values: &'v HashMap<String, Value>) -> Option<&'v Value> {
+fn features<'v>(model: &Model, values: &'v HashMap<Source, Value>) -> Option<&'v Value> {
     let images = model.family().decoder.as_ref()?.images.as_ref()?;
     values.get(&images.features)
 }
@@ -49,25 +36,12 @@ fn features<'v>(model: &Model, values: &'v HashMap<String, Value>) -> Option<&'v
 /// The tokens of a prompt, with as many image tokens as the image's features have rows.
 ///
 /// # Errors
-/// `Invalid` for a text with another number of images than one; `Corrupt` for features of another shape.
+/// As [`cotensor_pipeline::expanded`].
 pub(super) fn expanded(run: &Run<'_>, ids: &[i64]) -> Result<Vec<i64>> {
-    let (Some(token), Some(features)) = (image_token(run.model)?, features(run.model, &run.values)) else {
-        return Ok(ids.to_vec());
-    };
-    let &[1, rows, _] = features.shape() else {
-        return Err(Error::corrupt(format!("features of shape {:?}; [1, rows, width] is required", features.shape())));
-    };
-    let count = ids.iter().filter(|&&id| id == token).count();
-    // A text of another program can have the token once for each row.
-    if count == rows {
-        return Ok(ids.to_vec());
+    match (image_token(&run.model.model_config())?, features(run.model, &run.values)) {
+        (Some(token), Some(features)) => cotensor_pipeline::expanded(ids, token, features.shape(), run.model.text()?),
+        _ => Ok(ids.to_vec()),
     }
-    if count != 1 {
-        let name = image_token_text(run.model)?.unwrap_or_default();
-        return Err(Error::invalid(format!("the text has {count} tokens {name}; one is required, where the image is")));
-    }
-    let of_token = |&id: &i64| std::iter::repeat_n(id, if id == token { rows } else { 1 });
-    Ok(ids.iter().flat_map(of_token).collect())
 }
 
 impl Images {
@@ -75,8 +49,8 @@ impl Images {
     ///
     /// # Errors
     /// As [`image_token`].
-    pub(super) fn of(model: &Model, values: &HashMap<String, Value>) -> Result<Self> {
-        let image = image_token(model)?.zip(features(model, values).cloned());
+    pub(super) fn of(model: &Model, values: &HashMap<Source, Value>) -> Result<Self> {
+        let image = image_token(&model.model_config())?.zip(features(model, values).cloned());
         Ok(Self { image, copied_bytes: Cell::new(0) })
     }
 
@@ -99,12 +73,7 @@ impl Images {
             return Err(Error::corrupt(message).in_field(&stage.role));
         }
         let (of_words, of_image) = (embedded.to_f32()?, features.to_f32()?);
-        let (mut of_words, mut of_image) = (of_words.chunks_exact(width.max(1)), of_image.chunks_exact(width.max(1)));
-        let mut all = Vec::with_capacity(ids.len() * width);
-        for id in ids {
-            let row = if id == token { of_image.next() } else { of_words.next() };
-            all.extend_from_slice(row.unwrap_or_default());
-        }
+        let all = merged(ids, *token, &of_words, &of_image, width);
         self.copied_bytes.set(self.copied_bytes.get() + all.len() * size_of::<f32>());
         Ok(Array::f32([1, ids.len(), width], all)?.into())
     }

@@ -1,24 +1,19 @@
 //! Scores texts against the input text with a causal language model.
 
-use super::answer::{Answer, Output, numbers};
-use super::attention::AttentionMemory;
-use super::decode::empty_cache;
-use super::definition::User;
+use super::attention::check_attention;
 use super::inputs::Inputs;
-use super::outputs::lacks;
-use super::rerank::ranked;
 use super::run::Run;
-use super::vocabulary::{check_vocabulary, vocabulary};
 use crate::stage::Stage;
 use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{Error, Hasher, Result};
-use cotensor_preprocess::family::{LOGITS, StageDef, Task};
+use cotensor_pipeline::{
+    Answer, AttentionMemory, Output, User, check_numbers, check_vocabulary, empty_cache, lacks, scored, vocabulary,
+};
+use cotensor_preprocess::family::{LOGITS, Source, StageDef, Task};
 use cotensor_preprocess::{LogitScore, TokenBatch};
 
 /// The label of results in the store.
 const LABEL: &str = "logit of a pair v1";
-/// The source of an input that reads how many rows of logits the graph gives.
-const ROWS_INPUT: &str = "text.logits";
 
 impl Run<'_> {
     /// As [`rerank`](Self::rerank): the prompt is that of the chat template, and the score is made of the logits after it.
@@ -42,7 +37,7 @@ impl Run<'_> {
         let def = self.model.family().stage(role)?;
         let stage = self.load(role, |model| model.stage(role))?;
         if !stage.has_output(LOGITS) {
-            return Err(lacks(&task.name, def, &stage));
+            return Err(lacks(&task.name, def, stage.ports()));
         }
         let (mut all, mut tokens) = (Vec::new(), Vec::new());
         for (at, text) in user.texts.iter().enumerate() {
@@ -55,14 +50,14 @@ impl Run<'_> {
                         Error::invalid("the prompt with both texts is longer than the model reads").in_field("text")
                     );
                 }
-                check_vocabulary(self.model, batch.ids.as_i64()?.iter().copied())?;
+                check_vocabulary(&self.model.model_config(), batch.ids.as_i64()?.iter().copied())?;
                 Ok((self.logit(def, &stage, &score, &batch)?, batch.added.len() as f32))
             };
             let (logit, count) = pair().map_err(|error: Error| error.prefixed(format_args!("text {at}")))?;
             all.push(logit);
             tokens.push(count);
         }
-        Ok(ranked(user, function, &all, &tokens, &vec![0.0; all.len()]))
+        Ok(scored(user, function, &all, &tokens, &vec![0.0; all.len()]))
     }
 
     /// The score of a prompt, from the store or computed.
@@ -73,14 +68,14 @@ impl Run<'_> {
             hasher.number(id as u64);
         }
         let key = hasher.finish();
-        let mut memory = AttentionMemory::of(self.model, 1, batch.added.len());
-        let reads_rows = stage.graph().inputs().iter().any(|port| def.source(&port.name) == Some(ROWS_INPUT));
-        if let Some((_, words)) = vocabulary(self.model).filter(|_| !reads_rows) {
+        let mut memory = AttentionMemory::of(&self.model.model_config(), 1, batch.added.len());
+        let reads_rows = stage.ports().input_of(def, &Source::TextLogits).is_some();
+        if let Some((_, words)) = vocabulary(&self.model.model_config()).filter(|_| !reads_rows) {
             memory = memory.with_logits(words);
         }
-        memory.check(self.model)?;
+        check_attention(&memory, self.model)?;
         self.set_texts(batch);
-        self.values.insert(ROWS_INPUT.into(), Value::from(Array::i64(Vec::new(), vec![1])?));
+        self.values.insert(Source::TextLogits, Value::from(Array::i64(Vec::new(), vec![1])?));
         let run = stage.run_once(LABEL, &[key], self.holder, |_| {
             let bound = self.text_inputs(def, stage)?;
             let bound: Vec<(&str, TensorRef<'_>)> =
@@ -96,7 +91,7 @@ impl Run<'_> {
             };
             let values = output.to_f32()?;
             let last = rows.checked_sub(1).and_then(|row| values.get(row * width..)).unwrap_or_default();
-            numbers(last)?;
+            check_numbers(last)?;
             Ok(vec![Array::f32([1], vec![score.score(last)?])?.into()])
         })?;
         self.note(stage, &run, &format!("{}::{LOGITS}:{}", stage.role, key.short()));
@@ -108,10 +103,9 @@ impl Run<'_> {
     fn text_inputs<'s>(&self, def: &StageDef, stage: &'s Stage) -> Result<Vec<(&'s str, Value)>> {
         let ports = stage.graph().inputs().iter().map(|port| {
             let value = match def.source(&port.name) {
-                Some("cache.empty") => empty_cache(Some(port))?,
-                source => self
-                    .values
-                    .get(source.unwrap_or_default())
+                Some(Source::CacheEmpty) => empty_cache(port)?.into(),
+                source => source
+                    .and_then(|source| self.values.get(source))
                     .cloned()
                     .ok_or_else(|| Error::unsupported("no text gives this input").in_field(port.name.as_str()))?,
             };

@@ -1,20 +1,18 @@
 //! The state of a run: its values and its report. Runs stages on values.
 
-use super::answer::read;
-use super::decode::empty_cache;
-use super::definition::User;
 use super::inputs::Inputs;
-use super::outputs::lacks;
-use super::report::{Constant, StageReport};
-use super::vocabulary::check_vocabulary;
-use crate::graph::Port;
 use crate::model::{Model, StageSource};
 use crate::stage::{Stage, StageRun};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Result};
-use cotensor_preprocess::family::{AnswerKind, StageDef, Task};
+use cotensor_pipeline::{
+    Constant, StageReport, Text, User, check_numbers, check_vocabulary, empty_cache, filled_length, lacks, row_width,
+    task_value, text_values, truncations,
+};
+use cotensor_preprocess::family::{AnswerKind, Source, StageDef, Task};
 use cotensor_preprocess::{TextProcessor, TokenBatch};
 use cotensor_store::Holder;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,8 +21,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Run<'a> {
     pub(super) model: &'a Model,
     pub(super) holder: &'a Holder,
-    /// Values by source name: `text.ids`, `encoder.last_hidden_state`.
-    pub(super) values: HashMap<String, Value>,
+    pub(super) values: HashMap<Source, Value>,
     pub(super) prepared: Vec<StageReport>,
     pub(super) stages: Vec<StageReport>,
     pub(super) report_ms: f64,
@@ -56,45 +53,49 @@ impl<'a> Run<'a> {
             return Ok(value);
         }
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
-        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&def.role, def, &stage))?;
+        let output =
+            def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&def.role, def, stage.ports()))?;
         self.run_stage(def, &stage, inputs, output)
     }
 
     /// Runs a stage on the values that its definition names; returns `output`. If that is the result of the stage, the
     /// stage gives the other outputs of its definition in the same run.
     pub(super) fn run_stage(&mut self, def: &StageDef, stage: &Stage, inputs: &Inputs, output: &str) -> Result<Value> {
-        let port = |name: &str| stage.graph().inputs().iter().find(|port| port.name == name);
+        let port = |name: &str| stage.ports().input(name);
         let others = stage.graph().inputs().iter().map(|port| port.name.as_str());
         let others = others.filter(|name| !def.inputs.contains_key(*name));
         let optional = others.filter_map(|name| Some((name, def.source(name)?)));
         // A part of a graph has the inputs that it reads.
         let always = def.inputs.iter().filter(|(name, _)| def.rest_of.is_none() || port(name).is_some());
-        let always = always.map(|(name, source)| (name.as_str(), source.as_str()));
+        let always = always.map(|(name, source)| (name.as_str(), source));
         let mut bound = Vec::new();
         for (name, source) in always.chain(optional) {
             let value = match source {
-                "image.pixels" => {
+                Source::ImagePixels => {
                     let start = Instant::now();
                     let (pixels, computed) = inputs.pixels(self.model, self.holder)?;
                     self.note_prepared("image", "image", computed, start);
                     pixels
                 }
-                "audio.features" => {
+                Source::AudioFeatures => {
                     let start = Instant::now();
                     let (features, computed, notices) = inputs.features(self.model, self.holder)?;
                     self.note_prepared("audio", "audio", computed, start);
                     self.notices.extend(notices);
-                    self.values.insert("audio.features".into(), features.clone());
+                    self.values.insert(Source::AudioFeatures, features.clone());
                     features
                 }
-                "audio.longer" => inputs.is_longer(self.model)?,
+                Source::AudioLonger => inputs.is_longer(self.model)?,
                 // The features of one sound are not padded.
-                "audio.mask" if self.values.contains_key("audio.features") => {
-                    let shape = self.values["audio.features"].shape();
+                Source::AudioMask if self.values.contains_key(&Source::AudioFeatures) => {
+                    let shape = self.values[&Source::AudioFeatures].shape();
                     Value::from(Array::i64(shape, vec![1; shape.iter().product()])?)
                 }
-                "image.mask" => inputs.mask(self.model, port(name).and_then(|port| port.dims.as_deref()))?,
-                "cache.empty" => empty_cache(port(name))?,
+                Source::ImageMask => inputs.mask(self.model, port(name).and_then(|port| port.dims.as_deref()))?,
+                Source::CacheEmpty => {
+                    let port = port(name).ok_or_else(|| Error::unsupported("the graph has no such input"))?;
+                    empty_cache(port)?.into()
+                }
                 source => self.values.get(source).cloned().ok_or_else(|| {
                     Error::invalid(format!("stage {:?} needs {source}, which no stage made", def.role))
                 })?,
@@ -106,13 +107,13 @@ impl<'a> Run<'a> {
         let others = def.outputs.iter().skip(1).map(String::as_str).filter(|_| is_result);
         let wanted: Vec<&str> = std::iter::once(output).chain(others).collect();
         if let Some(missing) = wanted.iter().find(|name| !stage.has_output(name)) {
-            let message = format!("the graph gives {} and no {missing}", stage.output_names());
+            let message = format!("the graph gives {} and no {missing}", stage.ports().output_names());
             return Err(Error::unsupported(message).in_field(*missing));
         }
         let values = self.several(stage, &bound, &wanted, "")?;
         if is_result {
             for (name, value) in def.outputs.iter().zip(&values) {
-                self.values.insert(format!("{}.{name}", def.role), value.clone());
+                self.values.insert(Source::stage(&def.role, name), value.clone());
             }
         }
         values.into_iter().next().ok_or_else(|| Error::corrupt(format!("stage {:?} did not give {output}", def.role)))
@@ -128,7 +129,8 @@ impl<'a> Run<'a> {
         user: &User,
         inputs: &Inputs,
     ) -> Result<Value> {
-        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage))?;
+        let output =
+            def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage.ports()))?;
         let mut all = Vec::new();
         for text in &user.texts {
             self.encode_texts(task, user, def, Some(stage), &[text])?;
@@ -137,7 +139,7 @@ impl<'a> Run<'a> {
         }
         let value = Value::from(Array::f32([user.texts.len(), all.len() / user.texts.len()], all)?);
         if let Some(output) = def.outputs.first() {
-            self.values.insert(format!("{}.{output}", def.role), value.clone());
+            self.values.insert(Source::stage(&def.role, output), value.clone());
         }
         Ok(value)
     }
@@ -154,14 +156,7 @@ impl<'a> Run<'a> {
     ) -> Result<Text> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
-        let mut length = stage.and_then(|stage| fixed_length(def, stage));
-        if def.fills_texts && length.is_none() {
-            length = Some(tokenizer.max_tokens().ok_or_else(|| {
-                Error::invalid("a number is required: this family reads texts that are filled up to this length")
-                    .in_file(self.model.folder().join("tokenizer_config.json"))
-                    .in_field("model_max_length")
-            })?);
-        }
+        let length = filled_length(&self.model.model_config(), def, stage.map(Stage::ports), tokenizer)?;
         let (batch, prompt_tokens) = if task.answer == AnswerKind::Sentence {
             let (sentence, tokenizer) = self.model.sentence()?;
             sentence.check_input()?;
@@ -170,18 +165,18 @@ impl<'a> Run<'a> {
             let prompted: Vec<&str> = prompted.iter().map(String::as_str).collect();
             let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
             if let Some(stage) = stage {
-                let port = task_port(def, stage);
+                let port = stage.ports().input_of(def, &Source::TextTask);
                 let number = sentence.task(user.prompt_name.as_deref(), port.is_some());
                 let number = number.map_err(|error| self.model.at_folder(error))?;
                 if let Some(port) = port {
-                    self.values.insert(TASK_INPUT.into(), task_value(port, number, texts.len())?);
+                    self.values.insert(Source::TextTask, task_value(port, number, texts.len())?.into());
                 }
             }
             (tokenizer.encode_to(&prompted, length)?, prompt_tokens)
         } else {
             (tokenizer.encode_to(texts, length)?, 0)
         };
-        check_vocabulary(self.model, batch.ids.as_i64()?.iter().copied())?;
+        check_vocabulary(&self.model.model_config(), batch.ids.as_i64()?.iter().copied())?;
         self.note_texts(texts, texts, &batch, start);
         self.set_texts(&batch);
         Ok(Text { batch, prompt_tokens })
@@ -191,8 +186,8 @@ impl<'a> Run<'a> {
     pub(super) fn encode_pair(&mut self, def: &StageDef, stage: &Stage, query: &str, text: &str) -> Result<TokenBatch> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
-        let batch = tokenizer.encode_pairs(&[(query, text)], fixed_length(def, stage))?;
-        check_vocabulary(self.model, batch.ids.as_i64()?.iter().copied())?;
+        let batch = tokenizer.encode_pairs(&[(query, text)], stage.ports().fixed_length(def))?;
+        check_vocabulary(&self.model.model_config(), batch.ids.as_i64()?.iter().copied())?;
         self.note_texts(&[query, text], &[text], &batch, start);
         self.set_texts(&batch);
         Ok(batch)
@@ -209,19 +204,15 @@ impl<'a> Run<'a> {
 
     /// Sets tokenized texts as the next input.
     pub(super) fn set_texts(&mut self, batch: &TokenBatch) {
-        self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
-        self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
-        self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
-        self.values.insert("text.positions".into(), Value::from(batch.positions.clone()));
+        self.values.extend(text_values(batch).map(|(source, array)| (source, array.into())));
     }
 
     /// Reports tokenized texts. `rows` names each row of the batch in notices.
     fn note_texts(&mut self, texts: &[&str], rows: &[&str], batch: &TokenBatch, start: Instant) {
         let signature = format!("text:{}", ContentHash::of(texts.join("\n").as_bytes()).short());
         self.note_prepared("text", &signature, true, start);
-        for (text, _) in rows.iter().zip(&batch.truncated).filter(|(_, truncated)| **truncated) {
-            let start: String = text.chars().take(32).collect();
-            self.notice(format!("the text {start:?}… is longer than the model reads and was truncated"));
+        for notice in truncations(rows, batch) {
+            self.notice(notice);
         }
     }
 
@@ -330,34 +321,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The source of an input that reads the number of a task.
-pub(super) const TASK_INPUT: &str = "text.task";
-
-/// The input that reads the number of a task.
-fn task_port<'s>(def: &StageDef, stage: &'s Stage) -> Option<&'s Port> {
-    stage.graph().inputs().iter().find(|port| def.source(&port.name) == Some(TASK_INPUT))
-}
-
-/// The number of a task for an input of a graph: one number, or one for each of `count` texts.
-pub(super) fn task_value(port: &Port, task: Option<i64>, count: usize) -> Result<Value> {
-    let task = task.ok_or_else(|| Error::invalid("no task is given").in_field(&port.name))?;
-    let shape: Vec<usize> = match port.dims.as_deref() {
-        Some([]) => Vec::new(),
-        Some([Some(1)]) => vec![1],
-        Some([None]) => vec![count],
-        _ => return Err(Error::unsupported("the number of a task has no dimension, or one").in_field(&port.name)),
-    };
-    let values = vec![task; shape.iter().product()];
-    Ok(Value::from(Array::i64(shape, values)?))
-}
-
-/// The number of tokens that a graph reads, if it is fixed.
-pub(super) fn fixed_length(def: &StageDef, stage: &Stage) -> Option<usize> {
-    let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
-    let port = stage.graph().inputs().iter().find(|port| port.name == ids)?;
-    port.dims.as_ref()?.get(1).copied().flatten()
-}
-
 impl Run<'_> {
     /// Reports a decoding: its time under the stage that reads single tokens, with the bytes of the cache that the
     /// engine copied.
@@ -380,11 +343,12 @@ impl Run<'_> {
     }
 }
 
-/// A tokenized text.
-pub(super) struct Text {
-    pub(super) batch: TokenBatch,
-    /// The number of tokens of the prompt of sentence-transformers, at the beginning.
-    pub(super) prompt_tokens: usize,
+/// The width and the elements of an output, as [`row_width`] and [`check_numbers`] want them.
+pub(super) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>) -> Result<(usize, Cow<'v, [f32]>)> {
+    let width = row_width(value.shape(), task, rows)?;
+    let values = value.to_f32()?;
+    check_numbers(&values)?;
+    Ok((width, values))
 }
 
 pub(super) fn milliseconds(time: Duration) -> f64 {

@@ -1,18 +1,18 @@
 //! Runs the task of a user: the stages in order. A stage runs only if the store does not have its result.
 
-use super::answer::{Answer, Output, argmax, best, labelled, read};
-use super::definition::User;
 use super::inputs::Inputs;
-use super::outputs::{check_architecture, head_output, output_of};
-use super::report::UserReport;
-use super::run::{Run, Text};
+use super::run::{Run, read};
 use super::writing::OnText;
 use super::{speech, text};
-use crate::model::{Labels, Model, OWN_HEAD};
+use crate::model::Model;
 use crate::stage::Stage;
 use crate::tensor::Value;
 use cotensor_core::{Error, Kind, Result};
-use cotensor_preprocess::family::{AnswerKind, LOGITS, Task};
+use cotensor_pipeline::{
+    Answer, BOXES, DEFAULT_THRESHOLD, OWN_HEAD, Output, Text, User, UserReport, argmax, best, check_architecture,
+    detected, head_output, labelled, output_of,
+};
+use cotensor_preprocess::family::{AnswerKind, LOGITS, Medium, Source, Task};
 use cotensor_preprocess::normalized;
 use cotensor_store::{Holder, Lease};
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ pub fn run_user_streaming(
     let mut run = Run::new(model, holder);
     let (answer, outputs) = answer_in(&mut run, user, inputs, on_text)?;
     let kept = model.family().stages.iter().filter(|def| def.kind != Kind::Other).filter_map(|def| {
-        let value = run.values.get(&format!("{}.{}", def.role, def.outputs.first()?))?;
+        let value = run.values.get(&Source::stage(&def.role, def.outputs.first()?))?;
         Some(value.lease()?.try_clone().map(|lease| (def.kind.name(), lease)))
     });
     let kept = kept.collect::<Result<_>>()?;
@@ -104,15 +104,15 @@ impl Run<'_> {
         for role in self.model.roles(task)? {
             let def = self.model.family().stage(role)?;
             if let Some(value) = self.given(def, inputs)? {
-                if def.reads("text") {
+                if def.reads(Medium::Text) {
                     batch = Some(self.encode_texts(task, user, def, None, &[inputs.text()?])?);
                 }
                 last = Some((value, def.outputs.first().map_or("", String::as_str)));
                 continue;
             }
             let stage = self.load(role, |model| model.stage(role))?;
-            let output = output_of(task, def, &stage, user.head.is_none() && !self.model.has_head_file())?;
-            if def.reads("text") {
+            let output = output_of(task, def, stage.ports(), user.head.is_none() && !self.model.has_head_file())?;
+            if def.reads(Medium::Text) {
                 if user.texts.len() > 1 {
                     last = Some((self.encode_each(task, def, &stage, user, inputs)?, output));
                     continue;
@@ -130,7 +130,7 @@ impl Run<'_> {
             output = LOGITS;
         }
         if task.head && user.head.is_none() && !self.model.has_head_file() {
-            check_architecture(self.model, task)?;
+            check_architecture(&self.model.model_config(), task)?;
         }
         self.answer(task, user, inputs, head, (output, &last), batch.as_ref())
     }
@@ -140,7 +140,7 @@ impl Run<'_> {
         let [input] = head.graph().inputs() else {
             return Err(Error::invalid("a head has exactly one input").in_field(&head.role));
         };
-        let (input, output) = (input.name.clone(), head_output(head)?);
+        let (input, output) = (input.name.clone(), head_output(head.ports())?);
         self.one(head, &[(&input, trunk)], &output, user.name.as_str())
     }
 
@@ -177,13 +177,13 @@ impl Run<'_> {
         Ok(match task.answer {
             AnswerKind::Label => {
                 let (width, logits) = read(None)?;
-                let answer = labelled(&logits, Labels::of(self.model, head, width)?)?;
+                let answer = labelled(&logits, self.model.labels(head, width)?)?;
                 (answer, vec![Output::new(LOGITS, last.shape(), &logits)])
             }
             AnswerKind::LabelPerToken => {
                 let batch = &text()?.batch;
                 let (width, logits) = read(Some(Some(batch.added.len())))?;
-                let labels = Labels::of(self.model, head, width)?.names;
+                let labels = self.model.labels(head, width)?.names;
                 let mut tokens = Vec::new();
                 for ((row, &id), added) in logits.chunks_exact(width).zip(batch.ids.as_i64()?).zip(&batch.added) {
                     if !added {
@@ -226,6 +226,24 @@ impl Run<'_> {
                 return Err(Error::invalid("this task has a loop of its own"));
             }
         })
+    }
+
+    /// The objects in the image.
+    fn objects(&self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+        let role = task.stages.last().map_or("", String::as_str);
+        let value = |name: &str| {
+            let source = Source::stage(role, name);
+            self.values.get(&source).ok_or_else(|| Error::invalid(format!("{} needs {source}", task.name)))
+        };
+        let (logits, boxes) = (value(LOGITS)?, value(BOXES)?);
+        let (classes, scores) = read(logits, &task.name, Some(None))?;
+        let (_, corners) = read(boxes, &task.name, Some(logits.shape().get(1).copied()))?;
+        // The last class is "no object".
+        let labels = self.model.labels(OWN_HEAD, classes.saturating_sub(1))?.names;
+        let threshold = user.threshold.unwrap_or(DEFAULT_THRESHOLD);
+        let objects = detected(&scores, &corners, &labels, inputs.image_size()?, threshold)?;
+        let outputs = vec![Output::new(LOGITS, logits.shape(), &scores), Output::new(BOXES, boxes.shape(), &corners)];
+        Ok((Answer::Objects { objects }, outputs))
     }
 
     /// The text of the best token of each frame. `logits` has `width` numbers for each frame.

@@ -1,18 +1,14 @@
 //! Texts that a decoder writes: continuations of a text, summaries, translations.
 
-use super::answer::{Answer, Output};
 use super::decode::GenerationConfig;
-use super::definition::User;
 use super::image_tokens;
 use super::inputs::Inputs;
-use super::outputs::lacks;
 use super::run::Run;
-use super::vocabulary::check_vocabulary;
 use super::writing::{OnText, Shown, Writing};
 use crate::model::Model;
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::TextProcessor;
-use cotensor_preprocess::family::Task;
+use cotensor_pipeline::{Answer, Output, User, check_vocabulary, decoded_after, lacks};
+use cotensor_preprocess::family::{Medium, Task};
 
 /// Runs the encoders of the task, and decodes.
 pub(super) fn write(
@@ -28,17 +24,17 @@ pub(super) fn write(
         let def = run.model.family().stage(role)?;
         if run.given(def, inputs)?.is_some() {
             // The decoder reads the mask. Adapters are fitted on texts without a prefix.
-            if def.reads("text") {
+            if def.reads(Medium::Text) {
                 text_ids = run.encode_texts(task, user, def, None, &[inputs.text()?])?.batch.ids.as_i64()?.to_vec();
             }
             continue;
         }
         let stage = run.load(role, |model| model.stage(role))?;
-        if def.reads("text") {
+        if def.reads(Medium::Text) {
             let text = text_of(&config, user, inputs)?;
             text_ids = run.encode_texts(task, user, def, Some(&stage), &[&text])?.batch.ids.as_i64()?.to_vec();
         }
-        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(role, def, &stage))?;
+        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(role, def, stage.ports()))?;
         run.run_stage(def, &stage, inputs, output)?;
     }
     let writing = Writing::load(run, task)?;
@@ -55,11 +51,11 @@ pub(super) fn write(
         }
         ids
     };
-    check_vocabulary(run.model, text_ids.iter().chain(&ids).copied())?;
+    check_vocabulary(&run.model.model_config(), text_ids.iter().chain(&ids).copied())?;
     let before = if continues { ids.as_slice() } else { &[] };
     let shown = Shown { before, is_text: &|_| true };
     let tokens = writing.write(run, user, &config, &ids, &shown, on_text)?;
-    let text = decoded(run.tokenizer()?, before, &tokens)?;
+    let text = decoded_after(run.tokenizer()?, before, &tokens)?;
     let answer = Answer::Text { text, tokens: tokens.len(), prompt_tokens: text_ids.len() };
     Ok((answer, vec![Output::of_tokens(&tokens)]))
 }
@@ -101,16 +97,4 @@ fn text_of(config: &GenerationConfig, user: &User, inputs: &Inputs) -> Result<St
     let texts = inputs.texts_of(user)?;
     let text = texts.first().copied().unwrap_or_default();
     Ok(format!("{}{text}", config.prefix()))
-}
-
-/// The text of `tokens` after the tokens `before`.
-fn decoded(tokenizer: &TextProcessor, before: &[i64], tokens: &[i64]) -> Result<String> {
-    let ids = |tokens: &[i64]| tokens.iter().filter_map(|&id| u32::try_from(id).ok()).collect::<Vec<_>>();
-    if !before.is_empty() {
-        let (prompt, whole) = (tokenizer.decode(&ids(before))?, tokenizer.decode(&ids(&[before, tokens].concat()))?);
-        if let Some(text) = whole.strip_prefix(prompt.as_str()) {
-            return Ok(text.to_owned());
-        }
-    }
-    tokenizer.decode(&ids(tokens))
 }

@@ -1,18 +1,16 @@
 //! Runs the decoder of a model: a decoding is one result, which users with equal settings share.
 
 use super::decode::{Decoded, Decoder, DecoderGraph, Embed, GenerationConfig, OnToken, decode};
-use super::definition::User;
 use super::image_tokens::Images;
 use super::run::Run;
-use super::vocabulary::vocabulary;
 use crate::engine::{Output, OwnMemory};
-use crate::model::Model;
 use crate::stage::Stage;
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_preprocess::family::{DecoderDef, LOGITS, StageDef, Task};
+use cotensor_pipeline::{User, check_logits};
+use cotensor_preprocess::family::{DecoderDef, LOGITS, Source, StageDef, Task};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Called with each piece of text as soon as its tokens are decoded. The pieces together are the text. An error stops
@@ -123,7 +121,7 @@ impl Writing {
             } else {
                 decoder.start(prompt, rows_max, &memory)?
             };
-            check_logits(model, &scores)?;
+            check_logits(&model.model_config(), scores.len())?;
             let on_token: &mut OnToken<'_> = &mut on_token;
             let Decoded { tokens, copied_bytes } = decode(state, scores, prompt, &settings, on_token, &memory)?;
             copied.set(copied_bytes);
@@ -149,20 +147,20 @@ impl Writing {
         Ok(tokens)
     }
 
-    fn decoder<'d>(&'d self, values: &'d HashMap<String, Value>, embed: Option<&'d Embed<'d>>) -> Decoder<'d> {
+    fn decoder<'d>(&'d self, values: &'d HashMap<Source, Value>, embed: Option<&'d Embed<'d>>) -> Decoder<'d> {
         let half = |(stage, def): &'d (Arc<Stage>, &'static StageDef)| DecoderGraph { graph: &**stage.graph(), def };
         Decoder { def: self.def, prompt: half(&self.prompt), step: half(&self.step), values, embed }
     }
 
-    /// The sources of other stages and of texts that the decoder's graphs read.
-    fn sources(&self) -> BTreeSet<&'static str> {
+    /// The sources of other stages and of texts that the decoder's graphs read, in the order of their names.
+    fn sources(&self) -> BTreeMap<String, &'static Source> {
         let halves = [&self.prompt, &self.step];
         let sources = halves.into_iter().flat_map(|(stage, def)| {
             let is_read = |name: &str| stage.graph().inputs().iter().any(|port| port.name == name);
             let all = def.inputs.iter().chain(&def.inputs_optional);
-            all.filter(move |(name, _)| is_read(name)).map(|(_, source)| source.as_str())
+            all.filter(move |(name, _)| is_read(name)).map(|(_, source)| source)
         });
-        sources.filter(|source| !source.starts_with("tokens.") && !source.starts_with("cache.")).collect()
+        sources.filter(|source| !source.is_of_decoder()).map(|source| (source.to_string(), source)).collect()
     }
 
     fn reads_stages(&self) -> bool {
@@ -175,7 +173,7 @@ impl Writing {
     }
 
     /// What the decoder reads before its first token.
-    fn identity(&self, prompt: &[i64], values: &HashMap<String, Value>) -> ContentHash {
+    fn identity(&self, prompt: &[i64], values: &HashMap<Source, Value>) -> ContentHash {
         let mut hasher = Hasher::new("cotensor prompt v1");
         hasher.number(prompt.len() as u64);
         prompt.iter().for_each(|&id| {
@@ -184,24 +182,13 @@ impl Writing {
         if let Some(space) = self.embed.as_ref().and_then(|stage| stage.space()) {
             hasher.field(space.0.as_bytes());
         }
-        let images = self.def.images.iter().map(|images| images.features.as_str());
-        for source in self.sources().into_iter().chain(images) {
-            hasher.field(source.as_bytes());
+        let images = self.def.images.iter().map(|images| (images.features.to_string(), &images.features));
+        for (name, source) in self.sources().into_iter().chain(images) {
+            hasher.field(name.as_bytes());
             if let Some(value) = values.get(source) {
                 hasher.field(value.identity().as_bytes());
             }
         }
         hasher.finish()
-    }
-}
-
-/// Refuses logits of another number of words than config.json has.
-fn check_logits(model: &Model, scores: &[f32]) -> Result<()> {
-    match vocabulary(model).filter(|(_, words)| *words != scores.len()) {
-        None => Ok(()),
-        Some((field, words)) => {
-            let message = format!("{words} words; the graph gives logits of {}", scores.len());
-            Err(Error::corrupt(message).in_file(model.folder().join("config.json")).in_field(field))
-        }
     }
 }

@@ -5,7 +5,7 @@ use crate::model::{Model, Runtime};
 use crate::pipeline::{Samples, default_task};
 use crate::quantize::{Activations, Progress, QuantizeOptions, REPORT_FILE, quantized_copy};
 use cotensor_core::{DerivedFiles, Error, ErrorKind, Hold, Result};
-use cotensor_preprocess::family::{Variant, variant};
+use cotensor_preprocess::family::{Medium, Variant, variant};
 use cotensor_quant::{QuantSpec, Scheme, Width};
 use std::path::Path;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ fn options(width: Width, is_mixed: bool) -> Result<QuantizeOptions> {
 /// # Errors
 /// `Invalid` for a model without a task that reads a text alone.
 fn texts_for(model: &Model) -> Result<Samples> {
-    default_task(model, &["text"]).map_err(|_| {
+    default_task(model, &[Medium::Text]).map_err(|_| {
         let message =
             format!("mixed precision of {} needs samples: {} reads no texts", model.name(), model.family().title);
         Error::invalid(message).in_field("calibration")

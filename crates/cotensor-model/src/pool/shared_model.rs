@@ -79,7 +79,7 @@ impl PooledModel {
         let Some(mut result) = self.run_streaming_while(&user, inputs, wanted, on_text)? else { return Ok(None) };
         let family = self.model().family();
         let task = family.task(&user.task)?;
-        let unread = inputs.media().into_iter().filter(|medium| !family.reads(task, medium));
+        let unread = inputs.media().into_iter().filter(|medium| !family.reads(task, *medium));
         result.report.notices.extend(unread.map(|medium| format!("{} reads no {medium}", task.name)));
         let mut made = BTreeMap::new();
         for lease in result.output_tensors.values() {

@@ -62,7 +62,7 @@ pub(super) fn run_samples(
 ) -> Result<Vec<Vec<f32>>> {
     let engine: Arc<dyn Engine> = Arc::new(Watching { inner: RtenEngine::new(None), open });
     let model = Model::open(folder, StageSource::Private(engine.into(), FileMode::Read))?;
-    let task = default_task(&model, &[samples.medium().name()])?;
+    let task = default_task(&model, &[samples.medium()])?;
     let max_new_tokens = task.answer.is_decoded().then_some(NEW_TOKENS_MAX);
     let (name, task) = (USER.to_owned(), task.name.clone());
     let user = User { name, model: model.name(), task, max_new_tokens, ..User::default() };

@@ -5,6 +5,7 @@ use crate::graph::key::{Execution, StageIdentity};
 use crate::graph::open_graph;
 use crate::tensor::Value;
 use cotensor_core::{ContentHash, DType, Error, Kind, Result, Space};
+use cotensor_pipeline::StagePorts;
 use cotensor_store::{Claim, Holder, Key, Store, Ticket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -172,14 +173,14 @@ impl Stage {
         &self.graph
     }
 
-    /// Whether the graph has an output of this name.
-    pub fn has_output(&self, name: &str) -> bool {
-        self.graph.outputs().iter().any(|port| port.name == name)
+    /// The inputs and outputs of the graph.
+    pub fn ports(&self) -> StagePorts<'_> {
+        StagePorts { role: &self.role, inputs: self.graph.inputs(), outputs: self.graph.outputs() }
     }
 
-    /// The names of the outputs, for error messages.
-    pub(crate) fn output_names(&self) -> String {
-        self.graph.outputs().iter().map(|port| port.name.as_str()).collect::<Vec<_>>().join(", ")
+    /// Whether the graph has an output of this name.
+    pub fn has_output(&self, name: &str) -> bool {
+        self.ports().has_output(name)
     }
 
     /// The key of the result for these inputs; `None` for a private copy.

@@ -4,6 +4,7 @@ use crate::support::onnx::engines;
 use crate::support::{self, fixtures, runtime, user};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::Runtime;
+use cotensor_model::family::Medium;
 use cotensor_model::pipeline::{Answer, Inputs, TextEmbedder, User, UserReport, default_task, run_user};
 use cotensor_store::LocalStore;
 use safetensors::SafeTensors;
@@ -241,7 +242,7 @@ fn decoder_gives_the_vector_of_the_last_token_as_sentence_transformers_does() {
         let user = User { prompt_name: prompt.map(str::to_owned), ..user("one", "model", "sentence-embedding") };
         let runtime = runtime(LocalStore::builder());
         let model = runtime.open(folder.path())?;
-        assert_eq!(default_task(&model, &["text"])?.name, "sentence-embedding");
+        assert_eq!(default_task(&model, &[Medium::Text])?.name, "sentence-embedding");
         run_user(&model, &user, &Inputs::default().with_text(TEXT), &runtime.store().holder("one"))
     };
     matches_reference(&run(None).unwrap(), "decoder-embedding.embedding", 1e-5);

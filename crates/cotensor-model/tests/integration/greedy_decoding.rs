@@ -4,7 +4,7 @@ use crate::support::onnx::engines;
 use cotensor_core::{Error, ErrorKind};
 use cotensor_model::Runtime;
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, OwnMemory, RtenEngine};
-use cotensor_model::family::family_of;
+use cotensor_model::family::{Source, family_of};
 use cotensor_model::pipeline::decode::{Decoder, DecoderGraph, Settings, decode};
 use cotensor_model::tensor::{Array, Value};
 use cotensor_store::LocalStore;
@@ -42,7 +42,7 @@ fn fixture() -> Fixture {
 }
 
 /// Whisper's decoder on two graphs.
-fn decoder<'a>(graphs: [&'a dyn LoadedGraph; 2], values: &'a HashMap<String, Value>) -> Decoder<'a> {
+fn decoder<'a>(graphs: [&'a dyn LoadedGraph; 2], values: &'a HashMap<Source, Value>) -> Decoder<'a> {
     let family = family_of("whisper").unwrap();
     let half = |graph, role| DecoderGraph { graph, def: family.stage(role).unwrap() };
     let def = family.decoder.as_ref().unwrap();
@@ -50,8 +50,8 @@ fn decoder<'a>(graphs: [&'a dyn LoadedGraph; 2], values: &'a HashMap<String, Val
     Decoder { def, prompt: half(prompt, "decoder"), step: half(step, "decoder_with_past"), values, embed: None }
 }
 
-fn encoded(value: Value) -> HashMap<String, Value> {
-    HashMap::from([("encoder.last_hidden_state".to_owned(), value)])
+fn encoded(value: Value) -> HashMap<Source, Value> {
+    HashMap::from([(Source::stage("encoder", "last_hidden_state"), value)])
 }
 
 #[test]

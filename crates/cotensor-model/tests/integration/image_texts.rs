@@ -4,6 +4,7 @@ use crate::support::onnx::engines;
 use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
+use cotensor_model::family::Medium;
 use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, default_task, run_user, run_user_streaming};
 use cotensor_store::LocalStore;
 use serde_json::{Value, json};
@@ -73,7 +74,7 @@ fn caption_continues_the_beginning_of_the_user() {
         assert_eq!(tokens(&report), expected, "{}", engine.name());
         let Answer::Text { prompt_tokens, .. } = report.answer else { panic!("{:?}", report.answer) };
         assert!(prompt_tokens >= 3);
-        assert_eq!(default_task(&model, &["text", "image"]).unwrap().name, "image-to-text");
+        assert_eq!(default_task(&model, &[Medium::Text, Medium::Image]).unwrap().name, "image-to-text");
         let two = User { texts: vec!["a".into(), "b".into()], ..writer.clone() };
         let error = run_user(&model, &two, &picture(&greedy("blip")), &runtime.store().holder("writer")).unwrap_err();
         assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("one text"), "{error}");

@@ -3,6 +3,7 @@
 use crate::support::{References, difference, fixtures, runtime, runtimes, unpacked, user};
 use cotensor_core::ErrorKind;
 use cotensor_model::Runtime;
+use cotensor_model::family::Medium;
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Answer, Constant, Inputs, default_task, run_user};
 use cotensor_model::preprocess::{Audio, decode_audio, normalized};
@@ -209,7 +210,10 @@ fn clap_ranks_texts_as_transformers_does_with_the_scale_of_the_checkpoint() {
             let (_, _, probability) = texts.iter().find(|(text, ..)| text == label).unwrap();
             assert!((probability - expected).abs() < 1e-5, "{label}: {probability}, {expected}");
         }
-        assert_eq!(default_task(&runtime.open(folder.path()).unwrap(), &["text", "audio"]).unwrap().name, report.task);
+        assert_eq!(
+            default_task(&runtime.open(folder.path()).unwrap(), &[Medium::Text, Medium::Audio]).unwrap().name,
+            report.task
+        );
     }
     // Without the checkpoint, the scale before training, which config.json has as it is.
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();

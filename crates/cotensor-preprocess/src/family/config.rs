@@ -1,6 +1,7 @@
 //! The fields of config.json that a family names: where a graph is cut for the stages of a model.
 
 use super::definition::{BlockFields, Family, StageDef};
+use super::source::Medium;
 use crate::text::scaled_positions;
 use cotensor_core::{Error, Result};
 use cotensor_graph::{BlockEnd, DecoderSize, EncoderSize, Graph};
@@ -173,13 +174,10 @@ impl StageDef {
         self.result_names().any(|name| graph.outputs().iter().any(|output| output.name == name))
     }
 
-    /// The media of the inputs whose preprocessing is part of the stage's space (`audio`, `image`, `text`), in order.
-    pub fn media(&self) -> Vec<&str> {
-        let mut sources: Vec<&str> = self.inputs.values().filter_map(|source| source.split('.').next()).collect();
-        sources.retain(|source| matches!(*source, "audio" | "image" | "text"));
-        sources.sort_unstable();
-        sources.dedup();
-        sources
+    /// The media of the inputs whose preprocessing is part of the stage's space, in the order of their names.
+    pub fn media(&self) -> Vec<Medium> {
+        let media = [Medium::Audio, Medium::Image, Medium::Text];
+        media.into_iter().filter(|medium| self.reads(*medium)).collect()
     }
 }
 

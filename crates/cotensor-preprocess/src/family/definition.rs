@@ -1,3 +1,4 @@
+use super::source::{Medium, Source};
 use cotensor_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -62,11 +63,11 @@ pub struct StageDef {
     #[serde(deserialize_with = "kind")]
     pub kind: Kind,
     /// From graph input to source.
-    pub inputs: BTreeMap<String, String>,
+    pub inputs: BTreeMap<String, Source>,
     /// From graph input to source, for inputs that some exports leave out. A name that ends in `*` is the beginning of the
     /// names of inputs.
     #[serde(default)]
-    pub inputs_optional: BTreeMap<String, String>,
+    pub inputs_optional: BTreeMap<String, Source>,
     /// The outputs that other stages and tasks read.
     pub outputs: Vec<String>,
     /// Other names that exports give the first output.
@@ -135,7 +136,7 @@ pub struct ImageTokens {
     pub token: Vec<String>,
     /// The source of the image's features, which the decoder reads in place of the token's embedding:
     /// `vision_encoder.image_features`.
-    pub features: String,
+    pub features: Source,
 }
 
 fn past() -> String {
@@ -244,22 +245,22 @@ impl Similarity {
 
 impl StageDef {
     /// The source of an input of the graph.
-    pub fn source(&self, input: &str) -> Option<&str> {
+    pub fn source(&self, input: &str) -> Option<&Source> {
         let named = self.inputs.get(input).or_else(|| self.inputs_optional.get(input));
         let fits = |name: &str| name.strip_suffix('*').is_some_and(|start| input.starts_with(start));
         let by_start = || self.inputs_optional.iter().find(|(name, _)| fits(name)).map(|(_, source)| source);
-        named.or_else(by_start).map(String::as_str)
+        named.or_else(by_start)
     }
 
-    /// Whether the stage reads an input of type `medium`: `text`, `image` or `audio`.
-    pub fn reads(&self, medium: &str) -> bool {
-        self.inputs.values().any(|source| source.split('.').next() == Some(medium))
+    /// Whether the stage reads an input of type `medium`.
+    pub fn reads(&self, medium: Medium) -> bool {
+        self.inputs.values().any(|source| source.medium() == Some(medium))
     }
 
     /// The inputs that the stage reads beside the data that it encodes: masks.
     pub fn masks(&self) -> impl Iterator<Item = &str> {
         let all = self.inputs.iter().chain(&self.inputs_optional);
-        all.filter(|(_, source)| source.ends_with(".mask")).map(|(name, _)| name.as_str())
+        all.filter(|(_, source)| source.is_mask()).map(|(name, _)| name.as_str())
     }
 
     /// The name of the first output in a graph; `has_output` tells whether the graph has an output of a name.

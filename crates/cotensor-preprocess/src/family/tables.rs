@@ -1,4 +1,5 @@
 use super::definition::{Family, StageDef, Variant};
+use super::source::Medium;
 use super::task::{AnswerKind, Task, TextLimit};
 use cotensor_core::{Error, Kind, Result};
 use serde::Deserialize;
@@ -106,10 +107,10 @@ impl Family {
         tasks().iter().filter(|task| task.family.contains(&self.name))
     }
 
-    /// Whether a task reads the input of type `medium`: `text`, `image` or `audio`.
-    pub fn reads(&self, task: &Task, medium: &str) -> bool {
+    /// Whether a task reads the input of type `medium`.
+    pub fn reads(&self, task: &Task, medium: Medium) -> bool {
         let mut stages = task.stages.iter().filter_map(|role| self.stage(role).ok());
-        task.prompt && medium == "text" || stages.any(|stage| stage.reads(medium))
+        task.prompt && medium == Medium::Text || stages.any(|stage| stage.reads(medium))
     }
 
     /// The file with which models of this family's types belong to another family that has the task.
@@ -144,7 +145,7 @@ impl Task {
     pub fn text_limit(&self) -> TextLimit {
         let family = self.family.first().and_then(|name| families().iter().find(|family| &family.name == name));
         let stages = family.into_iter().flat_map(|family| &family.stages);
-        let reads_text = |stage: &StageDef| stage.reads("text");
+        let reads_text = |stage: &StageDef| stage.reads(Medium::Text);
         match self.prompt || self.begins || stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
             false => TextLimit::None,
             true if matches!(self.answer, AnswerKind::Similarity | AnswerKind::Scores) => TextLimit::Many,
@@ -155,6 +156,7 @@ impl Task {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Source;
     use super::*;
     use cotensor_core::ErrorKind;
 
@@ -176,11 +178,9 @@ mod tests {
             }
             for stage in &family.stages {
                 for source in stage.inputs.values().chain(stage.inputs_optional.values()) {
-                    let (from, output) = source.split_once('.').expect("SOURCE.NAME");
-                    if let Ok(before) = family.stage(from) {
-                        assert!(before.outputs.iter().any(|known| known == output), "{source}");
-                    } else {
-                        assert!(["text", "image", "audio", "tokens", "cache"].contains(&from), "{source}");
+                    if let Source::Stage { role, output } = source {
+                        let before = family.stage(role).expect("known stage");
+                        assert!(before.outputs.contains(output), "{source}");
                     }
                 }
             }

@@ -4,6 +4,7 @@
 use crate::peer::Peer;
 use crate::{ENGINE, at_least, median, mib, model, ms, runtime, timed};
 use cotensor::model::engine::{OwnMemory, RtenEngine};
+use cotensor::model::family::Source;
 use cotensor::model::pipeline::decode::{Decoded, Decoder, DecoderGraph, Settings, decode};
 use cotensor::model::tensor::{Array, Value};
 use rten::{Model, ModelOptions, NodeId, ValueOrView};
@@ -49,7 +50,7 @@ fn compare(cache: &Path, engine: &str, features: &[f32], mut plain: impl FnMut()
     let stages = ["decoder", "decoder_with_past"].map(|role| (model.stage(role).unwrap(), family.stage(role).unwrap()));
     let features = Value::from(Array::f32([1, ROWS, WIDTH], features.to_vec()).unwrap());
     let mask = Value::from(Array::i64([1, ROWS], vec![1; ROWS]).unwrap());
-    let values = HashMap::from([("encoder.last_hidden_state".to_owned(), features), ("text.mask".to_owned(), mask)]);
+    let values = HashMap::from([(Source::stage("encoder", "last_hidden_state"), features), (Source::TextMask, mask)]);
     let [prompt, step] = stages.each_ref().map(|(stage, def)| DecoderGraph { graph: &**stage.graph(), def });
     let decoder = Decoder { def: family.decoder.as_ref().unwrap(), prompt, step, values: &values, embed: None };
     let memory = OwnMemory::default();

@@ -1,13 +1,13 @@
 //! Shared tensors that an encoder made, as inputs of other models.
 
 use super::encode::{encoder_of, text_parts};
-use super::encoded::{Encoded, Foreign, Medium, RowParts};
 use super::take::adapter_to;
 use crate::model::Model;
+use crate::pipeline::encoded::{Encoded, Foreign, RowParts};
 use crate::pipeline::inputs::Inputs;
 use crate::tensor::Value;
 use cotensor_core::{Error, ErrorKind, Kind, Result};
-use cotensor_preprocess::family::StageDef;
+use cotensor_preprocess::family::{Medium, StageDef};
 use cotensor_sharing::SharedTensor;
 
 /// A shared tensor that an encoder made.

@@ -1,11 +1,11 @@
 //! The rows that a single stage makes of an input, for programs that read tensors of stages rather than answers.
 
-use super::encoded::{Encoded, Medium, RowParts};
 use crate::model::Model;
+use crate::pipeline::encoded::{Encoded, RowParts};
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::StageDef;
+use cotensor_preprocess::family::{Medium, StageDef};
 use cotensor_store::Holder;
 
 /// The first stage of the model that reads `medium`.
@@ -13,7 +13,7 @@ use cotensor_store::Holder;
 /// # Errors
 /// `Unsupported` when no stage does.
 pub fn encoder_of(model: &Model, medium: Medium) -> Result<&'static StageDef> {
-    model.family().stages.iter().find(|stage| stage.reads(medium.name())).ok_or_else(|| {
+    model.family().stages.iter().find(|stage| stage.reads(medium)).ok_or_else(|| {
         Error::unsupported(format!("{} has no stage that reads {}", model.family().title, medium.name()))
             .in_file(model.folder())
     })

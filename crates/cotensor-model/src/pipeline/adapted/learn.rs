@@ -1,11 +1,12 @@
 //! Fits an adapter between the encoders of two models on samples.
 
 use super::encode::{encode, encoder_of};
-use super::encoded::{Encoded, Medium, RowParts};
 use super::samples::Samples;
 use crate::adapter::{Adapter, Alignment, Encoder, Fitter, Patches, Rows, SAMPLES_MIN};
 use crate::model::Model;
+use crate::pipeline::encoded::{Encoded, RowParts};
 use cotensor_core::{Error, Result};
+use cotensor_preprocess::family::Medium;
 use cotensor_store::Holder;
 
 /// Fits an adapter from the encoder of `source` to the encoder of `target`: the first stage of each that reads the medium

@@ -3,7 +3,6 @@
 
 mod embedding;
 mod encode;
-mod encoded;
 mod learn;
 mod samples;
 mod take;
@@ -11,8 +10,6 @@ mod user;
 
 pub use embedding::SharedEmbedding;
 pub use encode::{encode, encoder_of};
-pub(super) use encoded::Foreign;
-pub use encoded::{Encoded, Medium, RowParts};
 pub use learn::fit_adapter;
 pub use samples::Samples;
 pub use take::ADAPTER;

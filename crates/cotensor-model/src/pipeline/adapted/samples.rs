@@ -1,9 +1,9 @@
 //! Samples on which an adapter is fitted: texts, or files with images or audio.
 
-use super::encoded::Medium;
 use crate::folder::read_bounded;
 use crate::pipeline::inputs::Inputs;
 use cotensor_core::{Error, Hasher, Result};
+use cotensor_preprocess::family::Medium;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

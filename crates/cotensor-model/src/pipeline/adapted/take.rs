@@ -1,17 +1,17 @@
 //! Use of an adapter: the output of another model's encoder, mapped to the rows of a stage that does not run.
 
 use super::encode::{encoder_of, image_parts, text_parts};
-use super::encoded::{Foreign, RowParts};
 use super::learn::align;
 use crate::adapter::{Adapter, Rows};
 use crate::model::Model;
+use crate::pipeline::encoded::{Foreign, RowParts};
 use crate::pipeline::inputs::Inputs;
-use crate::pipeline::report::StageReport;
 use crate::pipeline::run::{Run, milliseconds};
 use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
 use cotensor_core::{Error, ErrorKind, Hasher, Result, Space};
-use cotensor_preprocess::family::StageDef;
+use cotensor_pipeline::StageReport;
+use cotensor_preprocess::family::{Source, StageDef};
 use cotensor_store::{Holder, Key};
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,7 +47,7 @@ impl Run<'_> {
         } else {
             foreign.encoded.value.clone()
         };
-        self.values.insert(format!("{}.{output}", def.role), value.clone());
+        self.values.insert(Source::stage(&def.role, output), value.clone());
         Ok(Some(value))
     }
 

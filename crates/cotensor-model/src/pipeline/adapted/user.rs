@@ -1,13 +1,15 @@
 //! Users that read the output of another model's encoder.
 
 use super::encode::{encode, encoder_of};
-use super::encoded::{Foreign, Medium};
 use super::take::adapter_to;
 use crate::adapter::{Adapter, AdapterInfo, load_adapter};
 use crate::model::{Model, Runtime};
-use crate::pipeline::definition::{EncoderOf, User};
+use crate::pipeline::encoded::Foreign;
 use crate::pipeline::inputs::Inputs;
+use crate::pipeline::opened::model_of_encoder;
 use cotensor_core::{Error, Result};
+use cotensor_pipeline::{EncoderOf, User};
+use cotensor_preprocess::family::Medium;
 use cotensor_store::Holder;
 use serde::Serialize;
 use std::path::Path;
@@ -31,7 +33,7 @@ pub fn inputs_of(
     let medium = medium_of(user, model)?;
     // A stage without a space has no place for the output.
     model.space(&encoder_of(model, medium)?.role)?;
-    let source = encoder.open(base, runtime)?;
+    let source = model_of_encoder(encoder, base, runtime)?;
     let encoded = encode(&source, medium, inputs, holder)?;
     Ok(inputs.clone().with_foreign(Foreign { medium, encoded, adapter: adapter_file(encoder, base)? }))
 }
@@ -66,7 +68,7 @@ pub(in crate::pipeline) fn encoder_use(
 ) -> Result<Option<(EncoderUse, Arc<Model>)>> {
     let Some(encoder) = &user.encoder else { return Ok(None) };
     let medium = medium_of(user, model)?;
-    let source = encoder.open(base, runtime)?;
+    let source = model_of_encoder(encoder, base, runtime)?;
     let (def, source_def) = (encoder_of(model, medium)?, encoder_of(&source, medium)?);
     let (file, holder) = (adapter_file(encoder, base)?, runtime.store().holder(&user.name));
     let adapter = adapter_to(model, def, &source.space(&source_def.role)?, file.as_ref(), &holder)?;
@@ -91,7 +93,7 @@ fn medium_of(user: &User, model: &Model) -> Result<Medium> {
     let invalid = |message: String| Err(Error::invalid(message).in_field(format!("{}.encoder", user.name)));
     for role in &family.task(&user.task)?.stages {
         let def = family.stage(role)?;
-        if let Some(medium) = Medium::ALL.into_iter().find(|medium| def.reads(medium.name())) {
+        if let Some(medium) = Medium::ALL.into_iter().find(|medium| def.reads(*medium)) {
             if medium == Medium::Text && !user.texts.is_empty() {
                 return invalid("the encoder reads the input text, and the user has texts of its own".to_owned());
             }

@@ -1,9 +1,8 @@
 use crate::engine::{Keep, LoadedGraph, Output, OutputAllocator, OwnMemory, RunState};
-use crate::graph::Port;
-use crate::pipeline::answer::numbers;
-use crate::tensor::{Array, Value};
-use cotensor_core::{DType, Error, Result};
-use cotensor_preprocess::family::{DecoderDef, LOGITS, StageDef};
+use crate::tensor::{Array, TensorRef, Value};
+use cotensor_core::{Error, Result};
+use cotensor_pipeline::{Cached, DecoderInput, DecoderPorts, StagePorts, cached, decoder_input, last_row};
+use cotensor_preprocess::family::{DecoderDef, LOGITS, Source, StageDef};
 use std::collections::HashMap;
 
 /// One graph of a decoder, and the meaning of its inputs.
@@ -27,19 +26,17 @@ pub struct Decoder<'a> {
     pub prompt: DecoderGraph<'a>,
     /// Reads one token and extends the cache. May be the same graph.
     pub step: DecoderGraph<'a>,
-    /// Values of other stages by source: `encoder.last_hidden_state`, `text.mask`.
-    pub values: &'a HashMap<String, Value>,
+    /// Values of other stages and of texts.
+    pub values: &'a HashMap<Source, Value>,
     /// Embeds tokens, for graphs that read `tokens.embeds`.
     pub embed: Option<&'a Embed<'a>>,
 }
 
-/// A value of the cache: the output and the input with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Cached {
-    pub(super) output: String,
-    pub(super) input: String,
-    /// Whether later runs only read it.
-    pub(super) fixed: bool,
+impl<'a> DecoderGraph<'a> {
+    fn ports(self) -> DecoderPorts<'a> {
+        let ports = StagePorts { role: &self.def.role, inputs: self.graph.inputs(), outputs: self.graph.outputs() };
+        DecoderPorts { ports, def: self.def }
+    }
 }
 
 impl<'a> Decoder<'a> {
@@ -55,7 +52,7 @@ impl<'a> Decoder<'a> {
         let outputs: Vec<&str> =
             std::iter::once(LOGITS).chain(cached.iter().map(|each| each.output.as_str())).collect();
         let mut results = self.prompt.graph.run(&views, &outputs, &OwnMemory::counted_by(allocator))?;
-        let scores = last_row(results.remove(0).into_array()?)?;
+        let scores = last_scores(&results.remove(0).into_array()?)?;
         results.insert(0, Array::f32([scores.len()], scores)?.into());
         Ok(results)
     }
@@ -68,31 +65,9 @@ impl<'a> Decoder<'a> {
         self.inputs(self.prompt, prompt, 0, &RunState::new(), &[])
     }
 
-    /// The outputs of `half` that later runs read. The first run must make them all; fixed ones stay as they are.
+    /// As [`cached`].
     pub(super) fn cached(&self, half: DecoderGraph<'_>, is_first: bool) -> Result<Vec<Cached>> {
-        let outputs = half.graph.outputs().iter().filter_map(|port| {
-            let input = format!("{}{}", self.def.past, port.name.strip_prefix(self.def.present.as_str())?);
-            let fixed = input.contains(self.def.fixed.as_str());
-            Some(Cached { output: port.name.clone(), input, fixed })
-        });
-        let past = self.step.graph.inputs().iter().map(|port| port.name.as_str());
-        let past: Vec<&str> = past.filter(|name| name.starts_with(self.def.past.as_str())).collect();
-        let cached: Vec<Cached> = outputs.filter(|each| past.contains(&each.input.as_str())).collect();
-        if past.is_empty() {
-            return Err(Error::unsupported(format!(
-                "the decoder has no input {}…: export it with past (a cache of keys and values)",
-                self.def.past
-            )));
-        }
-        let is_needed = |input: &&&str| is_first || !input.contains(self.def.fixed.as_str());
-        let is_made = |input: &&&str| cached.iter().any(|each| each.input == **input);
-        match past.iter().filter(is_needed).find(|input| !is_made(input)) {
-            Some(input) => {
-                let message = format!("{} reads this, and {} does not output it", self.step.def.role, half.def.role);
-                Err(Error::corrupt(message).in_field(*input))
-            }
-            None => Ok(cached),
-        }
+        cached(self.def, half.ports(), self.step.ports(), is_first)
     }
 
     /// The inputs of a run that are not in `state`: tokens, values of other stages, and the cache in `past`.
@@ -105,8 +80,6 @@ impl<'a> Decoder<'a> {
         state: &RunState,
         past: &[(String, Value)],
     ) -> Result<Vec<(&'a str, Value)>> {
-        let new = tokens.len();
-        let positions = || (rows..rows + new).map(|row| row as i64).collect::<Vec<_>>();
         let mut bound = Vec::new();
         for port in half.graph.inputs().iter().filter(|port| !state.has(&port.name)) {
             let name = port.name.as_str();
@@ -114,25 +87,12 @@ impl<'a> Decoder<'a> {
                 bound.push((name, value.clone()));
                 continue;
             }
-            let scalar = port.dims.as_ref().is_some_and(Vec::is_empty);
-            let one = if scalar { vec![] } else { vec![1] };
-            let source = half.def.inputs.get(name).or_else(|| half.def.inputs_optional.get(name));
-            let value = match source.map(String::as_str) {
-                Some("tokens.ids") => Array::i64([1, new], tokens.to_vec())?.into(),
-                Some("tokens.embeds") => self.embeds(tokens)?,
-                Some("tokens.mask") => Array::i64([1, rows + new], vec![1; rows + new])?.into(),
-                Some("tokens.positions") => Array::i64([1, new], positions())?.into(),
-                Some("tokens.cache_positions") => Array::i64([new], positions())?.into(),
-                Some("tokens.logits") => Array::i64(one, vec![1])?.into(),
-                Some("cache.filled") => Array::new(DType::Bool, one, vec![u8::from(rows > 0)])?.into(),
-                Some(source) => self.values.get(source).cloned().ok_or_else(|| {
+            let value = match decoder_input(self.def, half.def, port, tokens, rows)? {
+                DecoderInput::Array(array) => array.into(),
+                DecoderInput::Embeds => self.embeds(tokens)?,
+                DecoderInput::Value(source) => self.values.get(source).cloned().ok_or_else(|| {
                     Error::invalid(format!("stage {:?} needs {source}, which no stage made", half.def.role))
                 })?,
-                None if rows == 0 && name.starts_with(self.def.past.as_str()) => empty(port)?,
-                None => {
-                    let message = format!("the family does not describe this input of {:?}", half.def.role);
-                    return Err(Error::unsupported(message).in_field(name));
-                }
             };
             bound.push((name, value));
         }
@@ -152,69 +112,10 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// A cache without rows for an input of a graph.
-///
-/// # Errors
-/// `Unsupported` for an input without heads and width, or with another type.
-pub(in crate::pipeline) fn empty_cache(port: Option<&Port>) -> Result<Value> {
-    empty(port.ok_or_else(|| Error::unsupported("the graph has no such input"))?)
-}
-
-/// A cache without rows, for a graph that reads a cache in its first run, too.
-fn empty(port: &Port) -> Result<Value> {
-    let dims = port.dims.as_deref().unwrap_or_default();
-    let count = dims.len();
-    let size = |(at, dim): (usize, &Option<usize>)| match dim {
-        Some(size) if at + 2 != count => Some(*size),
-        None if at == 0 => Some(1),
-        _ if at + 2 == count => Some(0),
-        _ => None,
-    };
-    let shape: Option<Vec<usize>> = dims.iter().enumerate().map(size).collect();
-    let shape = shape.filter(|shape| shape.len() >= 3).ok_or_else(|| {
-        Error::unsupported("the graph must declare the heads and the width of this input").in_field(&port.name)
-    })?;
-    match port.dtype {
-        None | Some(DType::F32) => Ok(Array::f32(shape, Vec::new())?.into()),
-        Some(dtype @ (DType::F16 | DType::BF16)) => Ok(Array::new(dtype, shape, Vec::<u16>::new())?.into()),
-        Some(other) => Err(Error::unsupported(format!("a cache of {other}")).in_field(&port.name)),
-    }
-}
-
 /// The last row of logits, as `float32`.
 ///
 /// # Errors
-/// `Corrupt` for logits without a vocabulary, `Engine` for NaN or infinity.
-pub(super) fn last_row(logits: Array) -> Result<Vec<f32>> {
-    let logits = Value::from(logits);
-    let values = logits.to_f32()?;
-    let vocabulary = logits.shape().last().copied().filter(|&size| size > 0 && values.len() >= size);
-    let vocabulary = vocabulary.ok_or_else(|| Error::corrupt("logits without a vocabulary").in_field(LOGITS))?;
-    let row = &values[values.len() - vocabulary..];
-    numbers(row)?;
-    Ok(row.to_vec())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cache_without_rows_has_the_sizes_of_the_graph() {
-        let port = |dims: &[Option<usize>], dtype| Port { name: "past".into(), dtype, dims: Some(dims.to_vec()) };
-        let value = empty(&port(&[None, Some(4), None, Some(8)], Some(DType::F16))).unwrap();
-        assert_eq!((value.shape(), value.dtype()), (&[1, 4, 0, 8][..], DType::F16));
-        assert_eq!(empty(&port(&[Some(1), None, Some(8)], None)).unwrap().shape(), [1, 0, 8]);
-        for dims in [&[None, None, None, Some(8)][..], &[None, Some(4), None, None], &[]] {
-            assert_eq!(empty(&port(dims, None)).err().unwrap().field(), Some("past"));
-        }
-        assert!(empty(&port(&[None, Some(4), None, Some(8)], Some(DType::I64))).is_err());
-    }
-
-    #[test]
-    fn scores_are_those_of_the_last_token() {
-        let logits = |shape: &[usize], values: &[f32]| last_row(Array::f32(shape, values.to_vec()).unwrap());
-        assert_eq!(logits(&[1, 2, 2], &[1.0, 2.0, 3.0, 4.0]).unwrap(), [3.0, 4.0]);
-        assert!(logits(&[1, 0], &[]).is_err() && logits(&[1, 2], &[f32::NAN, 1.0]).is_err());
-    }
+/// As [`last_row`].
+pub(super) fn last_scores(logits: &Array) -> Result<Vec<f32>> {
+    last_row(logits.shape(), &TensorRef::from(logits).to_f32()?).map(<[f32]>::to_vec)
 }

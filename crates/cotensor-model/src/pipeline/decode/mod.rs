@@ -10,7 +10,6 @@ mod steps;
 pub use cotensor_preprocess::generation::{
     GenerationConfig, Request, Sampling, Settings, TimedSegment, Timestamps, process,
 };
-pub(super) use decoder::empty_cache;
 pub use decoder::{Decoder, DecoderGraph, Embed};
 pub use state::DecoderState;
 pub use steps::{Decoded, OnToken, decode};

@@ -1,7 +1,8 @@
-use super::decoder::{Cached, Decoder, DecoderGraph, last_row};
+use super::decoder::{Decoder, DecoderGraph, last_scores};
 use crate::engine::{OutputAllocator, RunState};
 use crate::tensor::Value;
 use cotensor_core::{Error, Result};
+use cotensor_pipeline::Cached;
 use cotensor_preprocess::family::LOGITS;
 
 /// A decoder that has read some tokens. Its cache is in the engine.
@@ -89,7 +90,7 @@ impl<'a> DecoderState<'a> {
         self.past.retain(|(input, _)| keep.iter().all(|keep| keep.input != *input));
         self.rows += tokens.len();
         let logits = logits.pop().ok_or_else(|| Error::corrupt("the decoder gave no logits").in_field(LOGITS))?;
-        last_row(logits.into_array()?)
+        last_scores(&logits.into_array()?)
     }
 
     /// The number of tokens that the decoder has read.

@@ -3,14 +3,13 @@
 mod prompt;
 mod windows;
 
-pub(crate) use windows::{SpeechSegment, WindowTranscriber};
+pub(crate) use windows::WindowTranscriber;
 
-use super::answer::{Answer, Output, softmax};
-use super::definition::User;
-use super::inputs::{Inputs, LongSound};
+use super::inputs::Inputs;
 use super::run::Run;
 use super::writing::{OnText, Shown, Writing};
 use cotensor_core::Result;
+use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, User, softmax};
 use cotensor_preprocess::family::Task;
 use cotensor_preprocess::generation::{is_text, languages, transcript_of};
 use prompt::{language, prompt};

@@ -1,13 +1,10 @@
 //! The tokens before a transcript, which name the spoken language.
 
-use crate::pipeline::answer::{argmax, numbers};
 use crate::pipeline::run::Run;
 use crate::pipeline::writing::Writing;
 use cotensor_core::Result;
+use cotensor_pipeline::{TRANSCRIBE, argmax, check_numbers};
 use cotensor_preprocess::generation::{GenerationConfig, language_scores, speech_prompt};
-
-/// The name of the task in generation_config.json.
-const TRANSCRIBE: &str = "transcribe";
 
 /// The index of the language with the highest logit, and the logits of all languages.
 pub(super) fn language(
@@ -18,7 +15,7 @@ pub(super) fn language(
 ) -> Result<(usize, Vec<f32>)> {
     let logits = writing.scores(run, &[config.start()?])?;
     let all = logits.to_f32()?;
-    numbers(&all)?;
+    check_numbers(&all)?;
     let of_languages = language_scores(config, languages, &all)?;
     Ok((argmax(&of_languages), of_languages))
 }

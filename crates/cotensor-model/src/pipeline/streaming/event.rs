@@ -1,4 +1,4 @@
-use crate::pipeline::answer::{Answer, Output};
+use cotensor_pipeline::{Answer, Output};
 use serde::{Deserialize, Serialize};
 
 /// A result of a stream.

@@ -1,14 +1,13 @@
 use super::event::{StreamEvent, StreamSummary};
 use crate::model::{Model, StageSource};
-use crate::pipeline::answer::Answer;
 use crate::pipeline::default_task;
-use crate::pipeline::definition::User;
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;
-use crate::pipeline::speech::{SpeechSegment, WindowTranscriber};
+use crate::pipeline::speech::WindowTranscriber;
 use crate::pipeline::task::answer_in;
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::{AnswerKind, Task};
+use cotensor_pipeline::{Answer, SpeechSegment, User};
+use cotensor_preprocess::family::{AnswerKind, Medium, Task};
 use cotensor_preprocess::generation::transcript_of;
 use cotensor_preprocess::{AudioWindows, Resampling, check_samples};
 use cotensor_store::Holder;
@@ -90,13 +89,13 @@ impl StreamingProcessor {
             Some(model) => {
                 let task = match &settings.text_task {
                     Some(name) => model.family().task(name).map_err(|error| error.in_field("text_task"))?,
-                    None => default_task(&model, &["text"])
+                    None => default_task(&model, &[Medium::Text])
                         .map_err(|error| Error::new(error.kind(), error.message()).in_field("text_task"))?,
                 };
                 // As given: a translation's parameters are those of its languages.
                 let task = settings.text_task.clone().unwrap_or_else(|| task.name.clone());
                 let user = User { name: USER.to_owned(), model: model.name(), task, ..User::default() };
-                if !user.reads(model.family(), "text") {
+                if !user.reads(model.family(), Medium::Text) {
                     return Err(Error::invalid(format!("{} reads no text", user.task)).in_field("text_task"));
                 }
                 Some((model, user))

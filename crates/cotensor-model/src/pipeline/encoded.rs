@@ -3,34 +3,10 @@
 use crate::adapter::Adapter;
 use crate::tensor::Value;
 use cotensor_core::{Error, Result, Space};
+use cotensor_preprocess::family::Medium;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// What a stage reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
-    /// A text.
-    Text,
-    /// An image.
-    Image,
-    /// Audio.
-    Audio,
-}
-
-impl Medium {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Text, Self::Image, Self::Audio];
-
-    /// The prefix of its sources in families.toml, and the name of its option on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Medium::Text => "text",
-            Medium::Image => "image",
-            Medium::Audio => "audio",
-        }
-    }
-}
 
 /// The part of the input that each row of a stage describes.
 #[derive(Clone, Debug, PartialEq, Eq)]

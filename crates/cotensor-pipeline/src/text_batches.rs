@@ -15,7 +15,7 @@ const RUN_SPREAD_MIN: usize = 8;
 
 /// How many of the first texts run together. `counts` are their tokens, in ascending order; `fixed` is the number of tokens that the
 /// graph reads, if it is fixed. At least one text, unless there is none.
-pub(super) fn run_length(counts: &[usize], fixed: Option<usize>) -> usize {
+pub fn run_length(counts: &[usize], fixed: Option<usize>) -> usize {
     let Some(&shortest) = counts.first() else { return 0 };
     let longest = (shortest + shortest * RUN_SPREAD_PERCENT / 100).max(shortest + RUN_SPREAD_MIN);
     let fits = |&(before, &count): &(usize, &usize)| {

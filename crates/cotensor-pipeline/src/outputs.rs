@@ -1,13 +1,18 @@
 //! The meaning of a graph's outputs, from their names and from config.json.
 
-use crate::model::{Model, OWN_HEAD};
-use crate::stage::Stage;
+use super::ports::StagePorts;
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::{LOGITS, StageDef, Task};
+use cotensor_preprocess::family::{CONFIG_FILE, LOGITS, ModelConfig, StageDef, Task};
+
+/// The name of a model's own head.
+pub const OWN_HEAD: &str = "head";
 
 /// The output of a stage that a task reads: the answer itself if the graph has it, the logits of the model's own head,
 /// or the result of the trunk.
-pub(super) fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: &Stage, own_head: bool) -> Result<&'a str> {
+///
+/// # Errors
+/// `Unsupported` when the graph has none of them.
+pub fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: StagePorts<'_>, own_head: bool) -> Result<&'a str> {
     if let Some(result) = task.result.as_deref().filter(|result| stage.has_output(result)) {
         return Ok(result);
     }
@@ -18,41 +23,47 @@ pub(super) fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: &Stage, ow
 }
 
 /// The error for a graph without an output that the task can read.
-pub(super) fn lacks(task: &str, def: &StageDef, stage: &Stage) -> Error {
+pub fn lacks(task: &str, def: &StageDef, stage: StagePorts<'_>) -> Error {
     let (wanted, given) = (def.outputs.first().map_or("", String::as_str), stage.output_names());
     Error::unsupported(format!("{task} cannot be answered: the graph gives {given} and no {wanted}")).in_field(wanted)
 }
 
 /// The output of a head with the logits: the output of this name, or the only output of a head in a separate file.
-pub(super) fn head_output(stage: &Stage) -> Result<String> {
-    match stage.graph().outputs() {
+///
+/// # Errors
+/// `Unsupported` for a head with several outputs, none of which is the logits.
+pub fn head_output(stage: StagePorts<'_>) -> Result<String> {
+    match stage.outputs {
         [only] if stage.role != OWN_HEAD => Ok(only.name.clone()),
         _ if stage.has_output(LOGITS) => Ok(LOGITS.to_owned()),
         _ => Err(Error::unsupported(format!("a head gives logits; this one gives {}", stage.output_names()))
-            .in_field(&stage.role)),
+            .in_field(stage.role)),
     }
 }
 
 /// The classes of the checkpoint, according to config.json.
-fn architectures(model: &Model) -> Vec<&str> {
-    let named = model.config().get("architectures").and_then(serde_json::Value::as_array);
+fn architectures<'a>(config: &ModelConfig<'a>) -> Vec<&'a str> {
+    let named = config.values.get("architectures").and_then(serde_json::Value::as_array);
     named.into_iter().flatten().filter_map(serde_json::Value::as_str).collect()
 }
 
 /// Whether a class of the checkpoint has a head for the task.
-pub(super) fn has_class_of(model: &Model, task: &Task) -> bool {
+pub fn has_class_of(config: &ModelConfig<'_>, task: &Task) -> bool {
     let fits = |name: &str| task.architectures.iter().any(|end| name.ends_with(end.as_str()));
-    architectures(model).into_iter().any(fits)
+    architectures(config).into_iter().any(fits)
 }
 
 /// Refuses a checkpoint whose own head is for another task, according to config.json.
-pub(super) fn check_architecture(model: &Model, task: &Task) -> Result<()> {
-    let named = architectures(model);
+///
+/// # Errors
+/// `Invalid`; the error names the classes.
+pub fn check_architecture(config: &ModelConfig<'_>, task: &Task) -> Result<()> {
+    let named = architectures(config);
     // The class of a trunk does not describe the head in the graph.
     let is_trunk = |name: &&str| name.ends_with("Model") && !name.ends_with("LMHeadModel");
-    if named.iter().all(is_trunk) || has_class_of(model, task) {
+    if named.iter().all(is_trunk) || has_class_of(config, task) {
         return Ok(());
     }
     let message = format!("the head of {} is for another task than {}", named.join(", "), task.name);
-    Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field("architectures"))
+    Err(Error::invalid(message).in_file(config.folder.join(CONFIG_FILE)).in_field("architectures"))
 }

@@ -1,3 +1,5 @@
+//! The report of a run.
+
 use super::answer::{Answer, Output};
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +62,7 @@ pub struct StageReport {
 
 impl StageReport {
     /// A report on a preparation, with zero times.
-    pub(super) fn without_stage(role: &str, signature: &str, computed: bool) -> Self {
+    pub fn without_stage(role: &str, signature: &str, computed: bool) -> Self {
         let (role, signature) = (role.to_owned(), signature.to_owned());
         Self { role, signature, space: None, computed, load_ms: 0.0, run_ms: 0.0, cache_copied_bytes: 0 }
     }

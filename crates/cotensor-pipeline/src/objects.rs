@@ -1,38 +1,14 @@
 //! Object detection: the boxes of a model's queries become objects.
 
-use super::answer::{Answer, Object, Output, best, read, softmax};
-use super::definition::User;
-use super::inputs::Inputs;
-use super::run::Run;
-use crate::model::{Labels, OWN_HEAD};
+use super::answer::Object;
+use super::numbers::{best, softmax};
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::{LOGITS, Task};
 
 /// The name of the output with the boxes: `[1, queries, 4]`, center and size relative to the image.
-const BOXES: &str = "pred_boxes";
+pub const BOXES: &str = "pred_boxes";
 
 /// The threshold of the score when the user sets none: the default of transformers.
-const DEFAULT_THRESHOLD: f32 = 0.5;
-
-impl Run<'_> {
-    /// The objects in the image.
-    pub(super) fn objects(&self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
-        let role = task.stages.last().map_or("", String::as_str);
-        let value = |name: &str| {
-            let source = format!("{role}.{name}");
-            self.values.get(&source).ok_or_else(|| Error::invalid(format!("{} needs {source}", task.name)))
-        };
-        let (logits, boxes) = (value(LOGITS)?, value(BOXES)?);
-        let (classes, scores) = read(logits, &task.name, Some(None))?;
-        let (_, corners) = read(boxes, &task.name, Some(logits.shape().get(1).copied()))?;
-        // The last class is "no object".
-        let labels = Labels::of(self.model, OWN_HEAD, classes.saturating_sub(1))?.names;
-        let threshold = user.threshold.unwrap_or(DEFAULT_THRESHOLD);
-        let objects = detected(&scores, &corners, &labels, inputs.image_size()?, threshold)?;
-        let outputs = vec![Output::new(LOGITS, logits.shape(), &scores), Output::new(BOXES, boxes.shape(), &corners)];
-        Ok((Answer::Objects { objects }, outputs))
-    }
-}
+pub const DEFAULT_THRESHOLD: f32 = 0.5;
 
 /// The objects whose score is above `threshold`, as `post_process_object_detection` in transformers gives them. `logits`
 /// has a number for each label and one for "no object" per query, `boxes` four numbers. `size` is the width and the
@@ -40,7 +16,13 @@ impl Run<'_> {
 ///
 /// # Errors
 /// `Unsupported` when the outputs have other sizes.
-fn detected(logits: &[f32], boxes: &[f32], labels: &[String], size: (u32, u32), threshold: f32) -> Result<Vec<Object>> {
+pub fn detected(
+    logits: &[f32],
+    boxes: &[f32],
+    labels: &[String],
+    size: (u32, u32),
+    threshold: f32,
+) -> Result<Vec<Object>> {
     let classes = labels.len() + 1;
     let queries = logits.len() / classes;
     if labels.is_empty() || logits.len() != queries * classes || boxes.len() != queries * 4 {

@@ -1,15 +1,12 @@
-use crate::folder::read_bounded;
-use crate::model::{Model, Runtime};
+//! Pipelines and their users, as files and programs describe them.
+
 use cotensor_core::{Error, Result};
-use cotensor_preprocess::family::{AnswerKind, Family, Task, TextLimit, variant};
+use cotensor_preprocess::family::{AnswerKind, Family, Medium, Task, TextLimit, variant};
 use cotensor_preprocess::generation::{NEW_TOKENS_MAX, Request};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
-/// The most bytes of a pipeline file.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The most users of a pipeline.
 const USERS_MAX: usize = 256;
 /// The most texts of a user.
@@ -100,32 +97,12 @@ pub struct EncoderOf {
     pub adapter: Option<PathBuf>,
 }
 
-impl EncoderOf {
-    /// Opens the model. Its folder is relative to `base`.
-    ///
-    /// # Errors
-    /// As [`Runtime::open_variant`].
-    pub fn open(&self, base: &Path, runtime: &Arc<Runtime>) -> Result<Arc<Model>> {
-        runtime.open_variant(Path::new(&self.model), base, self.variant.as_deref())
-    }
-}
-
 impl Pipeline {
-    /// Reads a pipeline file.
-    ///
-    /// # Errors
-    /// `Corrupt` for a file that is not TOML or has unknown fields, `Invalid` for a value out of bounds; the error
-    /// names the field.
-    pub fn open(path: &Path) -> Result<Self> {
-        let bytes = read_bounded(path, FILE_BYTES_MAX)?;
-        let text = String::from_utf8(bytes).map_err(|_| Error::corrupt("not UTF-8").in_file(path))?;
-        Self::parse(&text).map_err(|error| error.in_file(path))
-    }
-
     /// Reads a pipeline from TOML.
     ///
     /// # Errors
-    /// As [`Pipeline::open`].
+    /// `Corrupt` for a text that is not TOML or has unknown fields, `Invalid` for a value out of bounds; the error names
+    /// the field.
     pub fn parse(text: &str) -> Result<Self> {
         let pipeline: Pipeline = toml::from_str(text).map_err(|error| Error::corrupt(error.to_string().trim_end()))?;
         pipeline.validated()
@@ -170,17 +147,9 @@ impl Pipeline {
 }
 
 impl User {
-    /// Opens the model. Its folder is relative to `base`.
-    ///
-    /// # Errors
-    /// As [`Runtime::open_variant`].
-    pub fn open(&self, base: &Path, runtime: &Arc<Runtime>) -> Result<Arc<Model>> {
-        runtime.open_variant(Path::new(&self.model), base, self.variant.as_deref())
-    }
-
-    /// Whether the task reads the input of type `medium`: `text`, `image` or `audio`. True for a task that the family
-    /// does not have or that cannot take the user's texts: running it gives the error.
-    pub fn reads(&self, family: &Family, medium: &str) -> bool {
+    /// Whether the task reads the input of type `medium`. True for a task that the family does not have or that cannot take
+    /// the user's texts: running it gives the error.
+    pub fn reads(&self, family: &Family, medium: Medium) -> bool {
         let Ok(task) = family.task(&self.task) else { return true };
         let own_texts = match task.text_limit() {
             TextLimit::None => false,
@@ -188,11 +157,22 @@ impl User {
             // A reranker reads the input text beside the user's texts.
             TextLimit::Many => !self.texts.is_empty() && task.answer != AnswerKind::Scores,
         };
-        family.reads(task, medium) && !(own_texts && medium == "text")
+        family.reads(task, medium) && !(own_texts && medium == Medium::Text)
+    }
+
+    /// The texts of the user, or the input text if the user has none.
+    ///
+    /// # Errors
+    /// `Invalid` without a text.
+    pub fn texts_or<'a>(&'a self, input: Result<&'a str>) -> Result<Vec<&'a str>> {
+        match self.texts.as_slice() {
+            [] => Ok(vec![input?]),
+            texts => Ok(texts.iter().map(String::as_str).collect()),
+        }
     }
 
     /// What the user requests of a decoding.
-    pub(super) fn request(&self) -> Request<'_> {
+    pub fn request(&self) -> Request<'_> {
         Request {
             user: &self.name,
             max_new_tokens: self.max_new_tokens,
@@ -206,7 +186,10 @@ impl User {
     }
 
     /// Checks the bounds of lists and counts. `field` names the user in errors.
-    pub(super) fn check_limits(&self, field: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Invalid` for a value out of bounds; the error names the field.
+    pub fn check_limits(&self, field: &str) -> Result<()> {
         if self.texts.len() > TEXTS_MAX {
             let message = format!("{} texts; at most {TEXTS_MAX}", self.texts.len());
             return Err(Error::invalid(message).in_field(format!("{field}.texts")));
@@ -228,7 +211,10 @@ impl User {
     }
 
     /// Refuses options that `task` does not read.
-    pub(super) fn check_task(&self, task: &Task) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Invalid`; the error names the option.
+    pub fn check_task(&self, task: &Task) -> Result<()> {
         let refuse = |option: &str, message: &str| {
             Err(Error::invalid(format!("{} {message}", self.task)).in_field(format!("{}.{option}", self.name)))
         };

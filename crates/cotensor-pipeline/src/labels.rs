@@ -1,9 +1,11 @@
-use super::open_model::Model;
+//! The labels of heads.
+
 use cotensor_core::{Error, Result};
+use cotensor_preprocess::family::{CONFIG_FILE, ModelConfig};
 use serde_json::Value;
 
 /// The file with the labels of heads. It has precedence over config.json.
-const FILE: &str = "labels.json";
+pub const LABELS_FILE: &str = "labels.json";
 
 /// The problem for which a classification head was trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,37 +28,36 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The labels of a head of `model` with `count` numbers, from labels.json or from `id2label` and `problem_type` in
-    /// config.json. If neither file names labels, the names are `label 0`, `label 1` and so on.
+    /// The labels of a head with `count` numbers, from `file` (the content of labels.json) or from `id2label` and
+    /// `problem_type` in config.json. If neither file names labels, the names are `label 0`, `label 1` and so on.
     ///
     /// # Errors
     /// `Invalid` when a file names another number of labels, or when the head has a number for each word of the
     /// vocabulary.
-    pub(crate) fn of(model: &Model, head: &str, count: usize) -> Result<Self> {
+    pub fn of(config: &ModelConfig<'_>, file: Option<&Value>, head: &str, count: usize) -> Result<Self> {
         let several = if count == 1 { Problem::MultiLabel } else { Problem::SingleLabel };
-        if let Some(names) = model.json(FILE)?.as_deref().and_then(|file| file.get(head)) {
+        if let Some(names) = file.and_then(|file| file.get(head)) {
             let names = names.as_array().into_iter().flatten().map(|name| name.as_str().map(str::to_owned));
             let names: Option<Vec<String>> = names.collect();
             let names = names.filter(|names| names.len() == count).ok_or_else(|| {
                 Error::invalid(format!("a list of {count} names is required, one for each number of the head"))
-                    .in_file(model.folder().join(FILE))
+                    .in_file(config.folder.join(LABELS_FILE))
                     .in_field(head)
             })?;
             return Ok(Self { names, problem: several });
         }
-        let config = model.config();
         let refuse = |field: &str, message: String| {
-            Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field(field))
+            Err(Error::invalid(message).in_file(config.folder.join(CONFIG_FILE)).in_field(field))
         };
-        let problem = match config.get("problem_type") {
+        let problem = match config.values.get("problem_type") {
             None | Some(Value::Null) => several,
             Some(Value::String(kind)) if kind == "single_label_classification" => several,
             Some(Value::String(kind)) if kind == "multi_label_classification" => Problem::MultiLabel,
             Some(Value::String(kind)) if kind == "regression" => Problem::Regression,
             Some(other) => return refuse("problem_type", format!("{other} is not known")),
         };
-        let Some(named) = config.get("id2label").and_then(Value::as_object) else {
-            let words = config.get("vocab_size").and_then(Value::as_u64);
+        let Some(named) = config.values.get("id2label").and_then(Value::as_object) else {
+            let words = config.values.get("vocab_size").and_then(Value::as_u64);
             if words == Some(count as u64) {
                 let message =
                     format!("the head gives {count} numbers, one for each word: it predicts words, not labels");
@@ -66,7 +67,7 @@ impl Labels {
         };
         if named.len() != count {
             let message = format!(
-                "{} labels are named, the head gives {count} numbers; name the labels of a head of your own in {FILE}",
+                "{} labels are named, the head gives {count} numbers; name the labels of a head of your own in {LABELS_FILE}",
                 named.len()
             );
             return refuse("id2label", message);

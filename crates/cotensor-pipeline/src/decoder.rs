@@ -1,0 +1,166 @@
+//! The graphs of a decoder: what their inputs read, and which outputs one run keeps for the next.
+
+use super::numbers::check_numbers;
+use super::ports::StagePorts;
+use cotensor_core::{DType, Error, Result};
+use cotensor_graph::Port;
+use cotensor_preprocess::Array;
+use cotensor_preprocess::family::{DecoderDef, LOGITS, Source, StageDef};
+
+/// One graph of a decoder, and the meaning of its inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct DecoderPorts<'a> {
+    /// The graph.
+    pub ports: StagePorts<'a>,
+    /// Its description in the family.
+    pub def: &'a StageDef,
+}
+
+/// A value of the cache: the output and the input with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cached {
+    /// The output of the graph that makes it.
+    pub output: String,
+    /// The input of later runs that reads it.
+    pub input: String,
+    /// Whether later runs only read it.
+    pub fixed: bool,
+}
+
+/// The outputs of `half` that later runs of `step` read. The first run must make them all; fixed ones stay as they are.
+///
+/// # Errors
+/// `Unsupported` for a decoder without a cache; `Corrupt` when outputs and inputs of the graphs do not match.
+pub fn cached(
+    decoder: &DecoderDef,
+    half: DecoderPorts<'_>,
+    step: DecoderPorts<'_>,
+    is_first: bool,
+) -> Result<Vec<Cached>> {
+    let outputs = half.ports.outputs.iter().filter_map(|port| {
+        let input = format!("{}{}", decoder.past, port.name.strip_prefix(decoder.present.as_str())?);
+        let fixed = input.contains(decoder.fixed.as_str());
+        Some(Cached { output: port.name.clone(), input, fixed })
+    });
+    let past = step.ports.inputs.iter().map(|port| port.name.as_str());
+    let past: Vec<&str> = past.filter(|name| name.starts_with(decoder.past.as_str())).collect();
+    let cached: Vec<Cached> = outputs.filter(|each| past.contains(&each.input.as_str())).collect();
+    if past.is_empty() {
+        return Err(Error::unsupported(format!(
+            "the decoder has no input {}…: export it with past (a cache of keys and values)",
+            decoder.past
+        )));
+    }
+    let is_needed = |input: &&&str| is_first || !input.contains(decoder.fixed.as_str());
+    let is_made = |input: &&&str| cached.iter().any(|each| each.input == **input);
+    match past.iter().filter(is_needed).find(|input| !is_made(input)) {
+        Some(input) => {
+            let message = format!("{} reads this, and {} does not output it", step.def.role, half.def.role);
+            Err(Error::corrupt(message).in_field(*input))
+        }
+        None => Ok(cached),
+    }
+}
+
+/// What an input of a decoder's graph reads in one run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DecoderInput<'a> {
+    /// This array: tokens, positions, a mask, a flag, an empty cache.
+    Array(Array),
+    /// The embeddings of the tokens.
+    Embeds,
+    /// The output of another stage, or a text.
+    Value(&'a Source),
+}
+
+/// What the input `port` reads in a run on `tokens` after `rows` tokens.
+///
+/// # Errors
+/// `Unsupported` for an input that the family does not describe.
+pub fn decoder_input<'a>(
+    decoder: &DecoderDef,
+    def: &'a StageDef,
+    port: &Port,
+    tokens: &[i64],
+    rows: usize,
+) -> Result<DecoderInput<'a>> {
+    let (name, new) = (port.name.as_str(), tokens.len());
+    let positions = || (rows..rows + new).map(|row| row as i64).collect::<Vec<_>>();
+    let scalar = port.dims.as_ref().is_some_and(Vec::is_empty);
+    let one = if scalar { vec![] } else { vec![1] };
+    let array = match def.inputs.get(name).or_else(|| def.inputs_optional.get(name)) {
+        Some(Source::TokenIds) => Array::i64([1, new], tokens.to_vec()),
+        Some(Source::TokenEmbeds) => return Ok(DecoderInput::Embeds),
+        Some(Source::TokenMask) => Array::i64([1, rows + new], vec![1; rows + new]),
+        Some(Source::TokenPositions) => Array::i64([1, new], positions()),
+        Some(Source::TokenCachePositions) => Array::i64([new], positions()),
+        Some(Source::TokenLogits) => Array::i64(one, vec![1]),
+        Some(Source::CacheFilled) => Array::new(DType::Bool, one, vec![u8::from(rows > 0)]),
+        Some(source) => return Ok(DecoderInput::Value(source)),
+        None if rows == 0 && name.starts_with(decoder.past.as_str()) => empty_cache(port),
+        None => {
+            let message = format!("the family does not describe this input of {:?}", def.role);
+            return Err(Error::unsupported(message).in_field(name));
+        }
+    };
+    array.map(DecoderInput::Array)
+}
+
+/// A cache without rows, for a graph that reads a cache in its first run, too.
+///
+/// # Errors
+/// `Unsupported` for an input without heads and width, or with another type.
+pub fn empty_cache(port: &Port) -> Result<Array> {
+    let dims = port.dims.as_deref().unwrap_or_default();
+    let count = dims.len();
+    let size = |(at, dim): (usize, &Option<usize>)| match dim {
+        Some(size) if at + 2 != count => Some(*size),
+        None if at == 0 => Some(1),
+        _ if at + 2 == count => Some(0),
+        _ => None,
+    };
+    let shape: Option<Vec<usize>> = dims.iter().enumerate().map(size).collect();
+    let shape = shape.filter(|shape| shape.len() >= 3).ok_or_else(|| {
+        Error::unsupported("the graph must declare the heads and the width of this input").in_field(&port.name)
+    })?;
+    match port.dtype {
+        None | Some(DType::F32) => Array::f32(shape, Vec::new()),
+        Some(dtype @ (DType::F16 | DType::BF16)) => Array::new(dtype, shape, Vec::<u16>::new()),
+        Some(other) => Err(Error::unsupported(format!("a cache of {other}")).in_field(&port.name)),
+    }
+}
+
+/// The last row of logits of the shape `shape`.
+///
+/// # Errors
+/// `Corrupt` for logits without a vocabulary, `Engine` for NaN or infinity.
+pub fn last_row<'v>(shape: &[usize], values: &'v [f32]) -> Result<&'v [f32]> {
+    let vocabulary = shape.last().copied().filter(|&size| size > 0 && values.len() >= size);
+    let vocabulary = vocabulary.ok_or_else(|| Error::corrupt("logits without a vocabulary").in_field(LOGITS))?;
+    let row = &values[values.len() - vocabulary..];
+    check_numbers(row)?;
+    Ok(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_without_rows_has_the_sizes_of_the_graph() {
+        let port = |dims: &[Option<usize>], dtype| Port { name: "past".into(), dtype, dims: Some(dims.to_vec()) };
+        let value = empty_cache(&port(&[None, Some(4), None, Some(8)], Some(DType::F16))).unwrap();
+        assert_eq!((value.shape(), value.dtype()), (&[1, 4, 0, 8][..], DType::F16));
+        assert_eq!(empty_cache(&port(&[Some(1), None, Some(8)], None)).unwrap().shape(), [1, 0, 8]);
+        for dims in [&[None, None, None, Some(8)][..], &[None, Some(4), None, None], &[]] {
+            assert_eq!(empty_cache(&port(dims, None)).err().unwrap().field(), Some("past"));
+        }
+        assert!(empty_cache(&port(&[None, Some(4), None, Some(8)], Some(DType::I64))).is_err());
+    }
+
+    #[test]
+    fn scores_are_those_of_the_last_token() {
+        assert_eq!(last_row(&[1, 2, 2], &[1.0, 2.0, 3.0, 4.0]).unwrap(), [3.0, 4.0]);
+        assert!(last_row(&[1, 0], &[]).is_err() && last_row(&[1, 2], &[f32::NAN, 1.0]).is_err());
+    }
+}

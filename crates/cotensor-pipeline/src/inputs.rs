@@ -1,0 +1,227 @@
+//! The inputs of a task: a text, and the bytes of an image and of a sound.
+
+use cotensor_core::{ContentHash, Error, Hasher, Result, size};
+use cotensor_preprocess::family::{Medium, ModelConfig};
+use cotensor_preprocess::{
+    Array, Audio, AudioLength, AudioProcessor, ImageProcessor, audio_length, decode_audio_start, decode_image,
+    image_size, resample,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The most bytes of an input file.
+pub const INPUT_BYTES_MAX: u64 = 1 << 30;
+
+/// The most pixels of a mask whose size a graph fixes.
+const MASK_PIXELS_MAX: usize = 1 << 24;
+
+/// The content of a file with an image or a sound.
+#[derive(Debug)]
+pub struct InputFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    hash: ContentHash,
+}
+
+impl InputFile {
+    /// The content of the file `path`, which names it in errors.
+    ///
+    /// # Errors
+    /// `Invalid` past the size limit.
+    pub fn new(path: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
+        let path = path.into();
+        if bytes.len() as u64 > INPUT_BYTES_MAX {
+            let message = format!("{}; at most {} are read", size(bytes.len() as u64), size(INPUT_BYTES_MAX));
+            return Err(Error::invalid(message).in_field(path.display().to_string()));
+        }
+        Ok(Self { path, hash: ContentHash::of(&bytes), bytes })
+    }
+
+    /// The path, for error messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The content.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The hash of the content.
+    pub fn hash(&self) -> ContentHash {
+        self.hash
+    }
+
+    /// Width and height of an image before preprocessing, in pixels.
+    ///
+    /// # Errors
+    /// `Corrupt` when it cannot be decoded.
+    pub fn image_size(&self) -> Result<(u32, u32)> {
+        image_size(&self.bytes).map_err(|error| error.in_file(&self.path))
+    }
+
+    /// The image, preprocessed: `[1, 3, height, width]`.
+    ///
+    /// # Errors
+    /// `Corrupt` when it cannot be decoded.
+    pub fn pixels(&self, processor: &ImageProcessor) -> Result<Array> {
+        let pixels = || processor.process(&decode_image(&self.bytes)?);
+        pixels().map_err(|error: Error| error.in_file(&self.path))
+    }
+
+    /// Which pixels of [`pixels`](Self::pixels) are the image: `[1, height, width]`, or the shape `dims` that the graph
+    /// declares. Some exports fix a size for the mask that is not the size of the image.
+    ///
+    /// # Errors
+    /// As [`image_size`](Self::image_size); `Unsupported` when the image has padding and the graph reads a mask of another size.
+    pub fn mask(&self, processor: &ImageProcessor, dims: Option<&[Option<usize>]>) -> Result<Array> {
+        let mask = processor.mask(self.image_size()?)?;
+        let wanted: Vec<usize> = match dims {
+            Some(dims) if dims.len() == 3 => {
+                dims.iter().zip(mask.shape()).map(|(wanted, &given)| wanted.unwrap_or(given)).collect()
+            }
+            _ => return Ok(mask),
+        };
+        if wanted == mask.shape() {
+            return Ok(mask);
+        }
+        if wanted[0] != 1 || mask.as_i64()?.contains(&0) || wanted.iter().product::<usize>() > MASK_PIXELS_MAX {
+            let message = format!("the graph reads a mask of shape {wanted:?}, the image has {:?}", mask.shape());
+            return Err(Error::unsupported(message).in_field("pixel_mask"));
+        }
+        Array::i64(wanted.as_slice(), vec![1; wanted.iter().product()])
+    }
+
+    /// The length of a sound.
+    ///
+    /// # Errors
+    /// `Corrupt` when it cannot be decoded.
+    pub fn audio_length(&self) -> Result<AudioLength> {
+        audio_length(&self.bytes).map_err(|error| error.in_file(&self.path))
+    }
+
+    /// The features of a sound, `[1, mel bins, frames]` or `[1, samples]`.
+    ///
+    /// # Errors
+    /// `Corrupt` when it cannot be decoded, `Invalid` for a sound that is too short for the model.
+    pub fn features(&self, processor: &AudioProcessor, config: &ModelConfig<'_>) -> Result<Array> {
+        let features = || {
+            // Only the part that the model reads is resampled. The length of the filter is far below a second.
+            let start = decode_audio_start(&self.bytes, processor.seconds() + 1.0)?;
+            let audio = resample(&start, processor.sample_rate_hz())?;
+            check_length(config, &audio)?;
+            processor.process(&audio)
+        };
+        features().map_err(|error: Error| error.in_file(&self.path))
+    }
+
+    /// Notices about what [`features`](Self::features) changes: the sample rate and the length.
+    ///
+    /// # Errors
+    /// As [`audio_length`](Self::audio_length).
+    pub fn audio_notices(&self, processor: &AudioProcessor) -> Result<Vec<String>> {
+        let length = self.audio_length()?;
+        let seconds = length.seconds();
+        let mut notices: Vec<String> =
+            resampled(length.sample_rate_hz, processor.sample_rate_hz()).into_iter().collect();
+        if seconds > processor.seconds() {
+            notices.push(format!("of {seconds:.1} s of audio, the model reads the first {} s", processor.seconds()));
+        }
+        Ok(notices)
+    }
+
+    /// Whether a sound is longer than the window of a model, as an input of a graph: `bool` `[1, 1]`.
+    ///
+    /// # Errors
+    /// As [`audio_length`](Self::audio_length); `Unsupported` for a model without windows.
+    pub fn is_longer(&self, processor: &AudioProcessor) -> Result<Array> {
+        let longer = processor.is_longer(self.audio_length()?)?;
+        longer.ok_or_else(|| Error::unsupported("the model's audio has no windows").in_field("is_longer"))
+    }
+}
+
+/// A text, an image and a sound, as far as they are given. Cloning shares the files.
+#[derive(Clone, Debug, Default)]
+pub struct InputData {
+    /// The text.
+    pub text: Option<String>,
+    /// The image: PNG, JPEG, WebP or BMP.
+    pub image: Option<Arc<InputFile>>,
+    /// The sound: WAV, FLAC, MP3 or Ogg Vorbis.
+    pub audio: Option<Arc<InputFile>>,
+}
+
+impl InputData {
+    /// Whether an input of type `medium` is given.
+    pub fn has(&self, medium: Medium) -> bool {
+        match medium {
+            Medium::Text => self.text.is_some(),
+            Medium::Image => self.image.is_some(),
+            Medium::Audio => self.audio.is_some(),
+        }
+    }
+
+    /// The text.
+    ///
+    /// # Errors
+    /// `Invalid` without a text.
+    pub fn text(&self) -> Result<&str> {
+        self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
+    }
+
+    /// The image.
+    ///
+    /// # Errors
+    /// `Invalid` without an image.
+    pub fn image(&self) -> Result<&InputFile> {
+        self.image.as_deref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))
+    }
+
+    /// The sound.
+    ///
+    /// # Errors
+    /// `Invalid` without a sound.
+    pub fn audio(&self) -> Result<&InputFile> {
+        self.audio.as_deref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))
+    }
+
+    /// The hash of all inputs.
+    pub fn identity(&self) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor inputs v1");
+        hasher.field(self.text.as_deref().unwrap_or_default().as_bytes());
+        for file in [&self.image, &self.audio] {
+            hasher.field(file.as_ref().map_or(&[][..], |file| file.hash.as_bytes()));
+        }
+        hasher.finish()
+    }
+}
+
+/// A notice about the change of a sample rate.
+pub(crate) fn resampled(from_hz: u32, to_hz: u32) -> Option<String> {
+    (from_hz != to_hz).then(|| format!("the audio was resampled from {from_hz} to {to_hz} Hz"))
+}
+
+/// # Errors
+/// `Invalid` for a sound with fewer samples than the convolutions of the model read for one row of features. Their sizes are
+/// fields of Wav2Vec2's config.json; models without them fill short sounds up.
+fn check_length(config: &ModelConfig<'_>, audio: &Audio) -> Result<()> {
+    let sizes = |field| {
+        let list = config.at(field).and_then(serde_json::Value::as_array)?;
+        list.iter().map(serde_json::Value::as_u64).collect::<Option<Vec<u64>>>()
+    };
+    let (Some(kernels), Some(strides)) = (sizes("conv_kernel"), sizes("conv_stride")) else { return Ok(()) };
+    let layers = kernels.iter().zip(&strides).rev();
+    let least = layers
+        .fold(1u64, |rows, (kernel, stride)| rows.saturating_sub(1).saturating_mul(*stride).saturating_add(*kernel));
+    let samples = audio.samples.len() as u64;
+    if samples >= least {
+        return Ok(());
+    }
+    let milliseconds = |samples: u64| 1e3 * samples as f64 / f64::from(audio.sample_rate_hz);
+    let message = format!(
+        "the sound is too short: {samples} samples ({:.1} ms); the model reads {least} ({:.1} ms) or more",
+        milliseconds(samples),
+        milliseconds(least)
+    );
+    Err(Error::invalid(message).in_field("audio"))
+}

@@ -1,0 +1,49 @@
+//! Tasks of models without stores, engines, files, threads and clocks.
+//!
+//! A [`User`] has a model and a task. This crate knows what lies between its inputs and its [`Answer`]: which values the graphs
+//! of a task read, and what their outputs mean. It opens and runs no graph; the programs around it do, on a machine or in a
+//! browser (it builds for wasm32).
+
+mod answer;
+mod attention;
+mod decoder;
+mod default_task;
+mod definition;
+mod image_tokens;
+mod inputs;
+mod labels;
+mod long_sound;
+mod numbers;
+mod objects;
+mod outputs;
+mod ports;
+mod report;
+mod scores;
+mod sentence;
+mod similarity;
+mod speech;
+mod text_batches;
+mod texts;
+mod vocabulary;
+
+pub use answer::{Answer, Object, Output, labelled};
+pub use attention::AttentionMemory;
+pub use decoder::{Cached, DecoderInput, DecoderPorts, cached, decoder_input, empty_cache, last_row};
+pub use default_task::default_task;
+pub use definition::{EncoderOf, Pipeline, User};
+pub use image_tokens::{expanded, image_token, merged, token_text};
+pub use inputs::{INPUT_BYTES_MAX, InputData, InputFile};
+pub use labels::{LABELS_FILE, Labels, Problem};
+pub use long_sound::LongSound;
+pub use numbers::{argmax, best, check_numbers, row_width, sigmoid, softmax};
+pub use objects::{BOXES, DEFAULT_THRESHOLD, detected};
+pub use outputs::{OWN_HEAD, check_architecture, has_class_of, head_output, lacks, output_of};
+pub use ports::StagePorts;
+pub use report::{Constant, StageReport, UserReport};
+pub use scores::scored;
+pub use sentence::{SENTENCE_LABEL, SentenceOutput, SentencePrompt, tokens_key};
+pub use similarity::{Embedding, LogitScale, ranked};
+pub use speech::{SpeechSegment, TRANSCRIBE, segments_of};
+pub use text_batches::run_length;
+pub use texts::{Text, decoded_after, filled_length, task_value, text_values, truncations};
+pub use vocabulary::{check_logits, check_vocabulary, vocabulary};

@@ -1,0 +1,51 @@
+//! Windows of speech: the timestamps that the model writes decide where the next window begins.
+
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::AudioWindows;
+use cotensor_preprocess::generation::{TimedSegment, Timestamps};
+
+/// The name of the task in generation_config.json.
+pub const TRANSCRIBE: &str = "transcribe";
+
+/// A part of a transcript.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeechSegment {
+    /// Beginning and end, in seconds from the beginning of the sound.
+    pub seconds: (f64, f64),
+    /// The tokens, with timestamps.
+    pub tokens: Vec<i64>,
+}
+
+/// The segments of a window whose transcript is `tokens`, and the number of frames to the next window. `encoded` is the shape
+/// of the encoder's output.
+///
+/// # Errors
+/// `Invalid` when the features and the encoder's output do not match.
+pub fn segments_of(
+    windows: &AudioWindows,
+    timestamps: &Timestamps,
+    encoded: &[usize],
+    tokens: Vec<i64>,
+) -> Result<(Vec<SpeechSegment>, usize)> {
+    let frames = windows.frames();
+    if windows.is_short() {
+        return Ok((vec![SpeechSegment { seconds: (0.0, windows.seconds()), tokens }], frames));
+    }
+    // A step of timestamps is a row of the encoder's output.
+    let rows = encoded.get(1).copied().filter(|rows| *rows > 0 && *rows <= windows.window());
+    let rows = rows.ok_or_else(|| {
+        let message = format!("an output of shape {encoded:?} for {} frames", windows.window());
+        Error::invalid(message).in_field("encoder")
+    })?;
+    let stride = windows.window() / rows;
+    let (segments, next) = timestamps.segments(&tokens, (frames / stride) as i64);
+    let seconds = |frames: f64| frames * windows.hop() as f64 / f64::from(windows.sample_rate_hz());
+    let at = |step: i64| seconds(windows.passed() as f64 + step as f64 * stride as f64);
+    let segment = |each: TimedSegment| SpeechSegment {
+        seconds: (at(each.steps.start), at(each.steps.end)),
+        tokens: tokens[each.tokens].to_vec(),
+    };
+    let advance = next.and_then(|step| usize::try_from(step).ok()).map_or(frames, |step| step * stride);
+    // A window that does not advance would be transcribed again and again.
+    Ok((segments.into_iter().map(segment).collect(), advance.clamp(1, frames.max(1))))
+}
