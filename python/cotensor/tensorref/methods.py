@@ -16,6 +16,7 @@ from ..errors import UnsupportedError
 from . import threads, transforms
 from .arguments import to_device, to_host
 from .gradients import Substitution
+from .simulated import device as simulated
 
 _CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
@@ -32,6 +33,8 @@ _optimizers = [
     module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.") and _CAPTURABLE in vars(module)
 ]
 _devices: Any = vars(sys.modules[torch.optim.Optimizer.__module__]).get(_CAPTURABLE)
+
+simulated.computing_on.append(lambda: [session.target for session in threads.entered()])
 
 
 def begin() -> None:
