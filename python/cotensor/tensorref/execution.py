@@ -20,7 +20,7 @@ from . import threads
 from .arguments import Args, Kwargs, Uses, collect, mapped, nested, replace, replace_values, to_device, with_copies
 from .autocast import as_on
 from .division import Division
-from .events import Hooks, Operation
+from .events import Middlewares, Operation
 from .gathering import Moved, devices_of, gathered, write_back, written
 from .gradients import Substitution, ToDevice, as_linked, transfer, without_inference
 from .marks import Marks
@@ -63,7 +63,7 @@ class Execution(TorchFunctionMode):
         self.target = mover.device
         self.lock = mover.lock
         self.division = Division(self.movers) if len(self.movers) > 1 else None
-        self.hooks: Hooks = mover.hooks
+        self.middlewares: Middlewares = mover.middlewares
         #: Whether results leave the device at once.
         self.results_on_host = results_on_host
         #: Results on the host that belong to the device.
@@ -144,14 +144,14 @@ class Execution(TorchFunctionMode):
     def run(self, func: Any, args: Args, kwargs: Kwargs, uses: Uses, weights: List[Weight]) -> Any:
         """Runs an operation with tensors of the host."""
         name = self.functions[func].name
-        if self.hooks.all or self.division is not None:
+        if self.middlewares.all or self.division is not None:
             return self._run_directed(name, func, args, kwargs, uses, weights)
         return self._run_by(self.movers[0], name, func, args, kwargs, uses, weights, True)[0]
 
     def _run_directed(self, name: str, func: Any, args: Args, kwargs: Kwargs, uses: Uses, weights: List[Weight]) -> Any:
         """Runs an operation where the middlewares and the division say."""
-        operation = Operation(name, tuple([weight.name for weight in weights])) if self.hooks.all else None
-        redirected = None if operation is None else self.hooks.before(operation)
+        operation = Operation(name, tuple([weight.name for weight in weights])) if self.middlewares.all else None
+        redirected = None if operation is None else self.middlewares.begin(operation)
         on_device = redirected != "host"
         named = self._redirected(redirected) if on_device and redirected is not None else None
         mover, moved, divided = self.movers[0], [], False  # type: Mover, Moved, bool
@@ -167,9 +167,9 @@ class Execution(TorchFunctionMode):
             result, on_device, elapsed = self._run_by(mover, name, func, args, kwargs, uses, weights, on_device)
         write_back(moved)
         if self.division is not None and divided:
-            self.division.ran(name, weights, elapsed)
+            self.division.end(name, weights, elapsed)
         if operation is not None:
-            self.hooks.after(operation, "device" if on_device else "host", elapsed)
+            self.middlewares.end(operation, "device" if on_device else "host", elapsed)
         return result
 
     def _run_by(
@@ -311,7 +311,7 @@ class Execution(TorchFunctionMode):
         if targets:
             return self.mover_of(targets[0].device), False
         if weights:
-            return self.division.mover(name, weights, named), True
+            return self.division.begin(name, weights, named), True
         if named is not None:
             return named, False
         current, found = self.division.current, devices_of((list(args), dict(kwargs)))

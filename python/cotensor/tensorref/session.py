@@ -17,7 +17,7 @@ from ..errors import InvalidError
 from . import broker as brokers
 from . import compiled, methods, stance, threads, transforms
 from .arguments import mapped, to_device, to_host
-from .events import Hooks, Middleware
+from .events import Middleware, Middlewares
 from .gradients import SavedTensor, SavedWeight, Substitution
 from .interception import Interception
 from .mover import Mover
@@ -92,7 +92,7 @@ class Offload(Interception):
         broker: Optional[bool],
     ) -> None:
         targets = devices_of(device)
-        count, hooks = len(targets), Hooks()
+        count, middlewares = len(targets), Middlewares()
         limits = [None if one in (None, "auto") else size_bytes(one, "memory") for one in for_each(memory, count, "memory")]
         strategies = for_each(strategy, count, "strategy")
         own = [id(one) for one in strategies if isinstance(one, Strategy)]
@@ -104,7 +104,7 @@ class Offload(Interception):
             raise InvalidError(text, field="strategy")
         speeds = [bandwidth_of(target, one) for target, one in zip(targets, for_each(bandwidth, count, "bandwidth"))]
         each = zip(targets, strategies, limits, speeds)
-        super().__init__([Mover(*one, hooks) for one in each], results_on_host)
+        super().__init__([Mover(*one, middlewares) for one in each], results_on_host)
         for mover in self.movers:
             mover.lock = self.lock
         self.models = list(models)
@@ -175,7 +175,7 @@ class Offload(Interception):
 
     def use(self, middleware: Middleware) -> Callable[[], None]:
         """Adds a middleware. Returns a function that removes it."""
-        return self.hooks.add(middleware)
+        return self.middlewares.add(middleware)
 
     def stats(self, device: Any = None) -> Dict[str, int]:
         """Counts since the start: ``copies``, ``copied_bytes``, ``evictions``, ``on_host`` (operations), ``out_of_memory``; and
