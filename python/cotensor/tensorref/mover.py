@@ -23,7 +23,12 @@ class Mover:
     """The weights of a program on one device."""
 
     def __init__(
-        self, device: torch.device, strategy: Union[str, Strategy], memory: Optional[int], bandwidth: int, middlewares: Middlewares
+        self,
+        device: torch.device,
+        strategy: Union[str, Strategy],
+        memory: Optional[int],
+        bandwidth: int,
+        middlewares: Middlewares,
     ) -> None:
         self.device = device
         self.bandwidth = bandwidth
