@@ -85,7 +85,6 @@ AGAINST_ORDER = {
         ("functions", "codec", "managed_object"),
         ("functions", "codec", "remote_object"),
     ],
-    "python/cotensor": [("tensorref", "simulated", "threads")],
     "web/src": [("", "models", "worker")],
 }
 

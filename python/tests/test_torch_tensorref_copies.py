@@ -135,7 +135,7 @@ def test_each_operation_waits_for_its_weights(strategy):
             torch.testing.assert_close(model(x).detach().cpu(), expected, rtol=1e-6, atol=1e-6)
         model(x).sum().backward()
         waits = sum(call[0] == "wait" for call in module.calls)
-        landed = [weight.landing for weight in session.weights.all if weight.copy is not None]
+        landed = [weight.landing for weight in session.movers[0].weights.all if weight.copy is not None]
         assert all(landing is not None for landing in landed)
         copied = session.stats()["copies"]
     # All copies but those that were made ahead and not used yet.

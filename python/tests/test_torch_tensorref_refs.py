@@ -119,7 +119,7 @@ for one, other in zip(model.parameters(), plain.parameters()):
     assert torch.allclose(one.target.cpu(), other, atol=1e-6)
 assert memory.copies_in > 0
 session = torchTensorRef.tensorsManager.session
-assert session.stats()["copies"] > 0 or session.results_on_host, "parameters are weights of the session"
+assert session.stats()["copies"] > 0 or session.tensors.results_on_host, "parameters are weights of the session"
 """)
 
 

@@ -112,7 +112,7 @@ def test_strategies_of_programs(own, memory):
                 before = session.stats()["copied_bytes"]
             y = model(X)
             assert 0 < strategy.used <= strategy.budget
-            assert strategy.used == sum(weight.size_bytes for weight in session.weights.all if weight.copy is not None)
+            assert strategy.used == sum(weight.size_bytes for weight in session.movers[0].weights.all if weight.copy is not None)
         copied = (session.stats()["copied_bytes"] - before) / 4 / (10 * 1088)
     check(model, y)
     assert copied == 1 if own is Strategy else copied < 0.7, copied

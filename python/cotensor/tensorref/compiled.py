@@ -6,26 +6,21 @@ import contextlib
 import functools
 import threading
 import types
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from . import stance, threads
 from .arguments import nested, with_copies
+from .computing import Computing
+from .hooks.modules import ModuleHooks
+from .host_tensors import HostTensors
 
 _STATISTICS = ("running_mean", "running_var")
 #: A dictionary of a module, the name of a tensor in it, and the tensor.
 _Place = Tuple[Dict[str, Any], str, torch.Tensor]
 
 _this_thread = threading.local()
-
-
-class _Session(Protocol):
-    lock: Any
-
-    def inside(self, model: torch.nn.Module) -> ContextManager[bool]: ...
-    def fit(self, tensors: Sequence[torch.Tensor]) -> bool: ...
-    def operation(self, func: Any, args: Sequence[Any]) -> Any: ...
 
 
 class _OnHost(Exception):
@@ -39,10 +34,12 @@ class CompiledMethod:
     in the module. Otherwise it runs uncompiled, so that each of its operations gets its own weights.
     """
 
-    def __init__(self, session: _Session, name: str, holder: torch.nn.Module, attribute: str, found: "_Method") -> None:
+    def __init__(
+        self, methods: "CompiledMethods", name: str, holder: torch.nn.Module, attribute: str, found: "_Method"
+    ) -> None:
         #: The module whose weights the code uses.
         self.module, self._compiled, self._uncompiled = found
-        self._session = session
+        self._methods = methods
         self._holder, self._attribute = holder, attribute
         self._is_own = attribute in vars(holder)
         self._operation = _Operation(f"compiled {name}".rstrip(), self._compiled)
@@ -66,16 +63,16 @@ class CompiledMethod:
         if torch.compiler.is_compiling() or getattr(_this_thread, "runs_code", False):
             # A part of the code of another compiled method.
             return self._compiled(*args, **kwargs)
-        session = self._session
-        with session.inside(self.module) as inside:
+        methods = self._methods
+        with methods.modules.forward() as inside:
             # Another thread must not see the copies.
-            with session.lock:
+            with methods.tensors.devices.lock:
                 places = list(_places(self.module))
                 weights = list({id(tensor): tensor for _, _, tensor in places}.values())
-                if inside and session.fit(weights):
+                if inside and methods.tensors.fit(weights):
                     call = _Call(self.module, args, kwargs, places, weights)
-                    with threads.outside(session), contextlib.suppress(_OnHost):
-                        return session.operation(self._operation, (call.tensors, weights, call))
+                    with threads.outside(methods.session), contextlib.suppress(_OnHost):
+                        return methods.computing.run_code(self._operation, (call.tensors, weights, call))
             return self._uncompiled(*args, **kwargs)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
@@ -154,21 +151,36 @@ def _places(module: torch.nn.Module) -> Iterator[_Place]:
 _Method = Tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any]]
 
 
-def install(session: _Session, models: Iterable[torch.nn.Module]) -> List[CompiledMethod]:
-    """Takes the places of all compiled methods of models: those of ``torch.compile(module)``, ``module.compile()`` and
-    ``torch.compile(module.forward)``, and those of classes. None before PyTorch 2.6.
+class CompiledMethods:
+    """The compiled methods of a session's models, whose places it takes: those of ``torch.compile(module)``, ``module.compile()``
+    and ``torch.compile(module.forward)``, and those of classes. None before PyTorch 2.6.
     """
-    if not hasattr(torch.compiler, "set_stance"):
-        return []
-    found: Dict[Tuple[int, str], CompiledMethod] = {}
-    for model in models:
-        for name, holder in model.named_modules():
-            name = name.replace("_orig_mod", "").strip(".")
-            for attribute, method in _methods(holder):
-                found.setdefault((id(holder), attribute), CompiledMethod(session, name, holder, attribute, method))
-    for one in found.values():
-        one.install()
-    return list(found.values())
+
+    def __init__(self, session: object, tensors: HostTensors, modules: ModuleHooks, computing: Computing) -> None:
+        #: The mode that does not intercept the compiled code.
+        self.session = session
+        self.tensors, self.modules, self.computing = tensors, modules, computing
+        self._installed: List[CompiledMethod] = []
+
+    def begin(self, models: Iterable[torch.nn.Module]) -> None:
+        """Takes the places, until :meth:`end`."""
+        if not hasattr(torch.compiler, "set_stance"):
+            return
+        found: Dict[Tuple[int, str], CompiledMethod] = {}
+        for model in models:
+            for name, holder in model.named_modules():
+                name = name.replace("_orig_mod", "").strip(".")
+                for attribute, method in _methods(holder):
+                    found.setdefault((id(holder), attribute), CompiledMethod(self, name, holder, attribute, method))
+        self._installed = list(found.values())
+        for one in self._installed:
+            one.install()
+
+    def end(self) -> None:
+        """Gives the places back."""
+        for one in self._installed:
+            one.remove()
+        self._installed.clear()
 
 
 def _methods(holder: torch.nn.Module) -> Iterator[Tuple[str, _Method]]:

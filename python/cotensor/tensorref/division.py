@@ -53,8 +53,8 @@ class Division:
         #: When each device that is not the current one began to wait.
         self._waiting: Dict[int, int] = {}
 
-    def mover(self, name: str, weights: Sequence[Weight], named: Optional[Mover] = None) -> Mover:
-        """The device of the operation that comes now; ``named`` if there is one."""
+    def begin(self, name: str, weights: Sequence[Weight], named: Optional[Mover] = None) -> Mover:
+        """An operation begins. Returns the mover of its device: ``named`` if there is one."""
         key = (name, tuple([weight.number for weight in weights]))
         place = self.places.get(key)
         if place is None:
@@ -66,8 +66,8 @@ class Division:
         self._change(place)
         return self.movers[place]
 
-    def ran(self, name: str, weights: Sequence[Weight], elapsed_ns: int) -> None:
-        """The operation ran for ``elapsed_ns``."""
+    def end(self, name: str, weights: Sequence[Weight], elapsed_ns: int) -> None:
+        """The operation has ended, after ``elapsed_ns``."""
         key = (name, tuple([weight.number for weight in weights]))
         self._times[key] = elapsed_ns
         if key in self.places:

@@ -51,7 +51,7 @@ class Middleware:
         """The move was made."""
 
 
-class Hooks:
+class Middlewares:
     """The middlewares of a session, in the order of their addition."""
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Hooks:
 
         return remove
 
-    def before(self, operation: Operation) -> Optional[str]:
-        """Where an operation must run: "host", else the first named device; None if no middleware decides."""
+    def begin(self, operation: Operation) -> Optional[str]:
+        """An operation begins. Returns where it must run: "host", else the first named device; None if no middleware decides."""
         places = [middleware.before_operation(operation) for middleware in self.all]
         return "host" if "host" in places else next((place for place in places if place is not None), None)
 
-    def after(self, operation: Operation, place: str, elapsed_ns: int) -> None:
-        """An operation ended."""
+    def end(self, operation: Operation, place: str, elapsed_ns: int) -> None:
+        """An operation has ended."""
         for middleware in self.all:
             middleware.after_operation(operation, place, elapsed_ns)
 

@@ -16,6 +16,7 @@ from ..errors import UnsupportedError
 from . import threads, transforms
 from .arguments import to_device, to_host
 from .gradients import Substitution
+from .simulated import device as simulated
 
 _CHECKS = "_allowed_determinism_checks_to_fns"
 _CAPTURABLE = "_get_capturable_supported_devices"
@@ -32,6 +33,8 @@ _optimizers = [
     module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.") and _CAPTURABLE in vars(module)
 ]
 _devices: Any = vars(sys.modules[torch.optim.Optimizer.__module__]).get(_CAPTURABLE)
+
+simulated.computing_on.append(lambda: [session.devices.target for session in threads.entered()])
 
 
 def begin() -> None:
@@ -91,7 +94,7 @@ def _parameter(kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
     """A parameter is where its data is for the program."""
     made = _make(kind, data, *args, **kwargs)
     for session in threads.entered():
-        session.show_as(made, data)
+        session.tensors.show_as(made, data)
     return made
 
 
@@ -110,7 +113,7 @@ def _apply_to_module(module: Any, apply: Any, *args: Any, **kwargs: Any) -> Any:
     if sessions:
         with torch._C.DisableTorchFunction():
             for session in sessions:
-                session.add_read(module._buffers.values())
+                session.tensors.add_read(module._buffers.values())
     return apply(module, *args, **kwargs)
 
 
@@ -125,14 +128,14 @@ def _set_on_host(tensor: Any, *sources: Any, **named: Any) -> Any:
 def _swap_with_places(swap: Any, first: torch.Tensor, second: torch.Tensor) -> None:
     """PyTorch swaps no tensors with weak references: those of the sessions leave before, and come back swapped."""
     sessions = threads.entered()
-    shown = [session.forget_places(first, second) for session in sessions]
+    shown = [session.tensors.forget_places(first, second) for session in sessions]
     try:
         swap(first, second)
         first, second = second, first
     finally:
         for session, (was_first, was_second) in zip(sessions, shown):
-            session.show(first, was_first)
-            session.show(second, was_second)
+            session.tensors.show(first, was_first)
+            session.tensors.show(second, was_second)
 
 
 def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +145,7 @@ def _apply_on_device(function: Any, *args: Any, **kwargs: Any) -> Any:
         return _apply.__get__(None, function)(*args, **kwargs)
     with contextlib.ExitStack() as stack:
         for session in threads.entered():
-            given = tuple(session.for_function(args))
+            given = tuple(session.computing.for_function(args))
             # A write to a weight that the function saves is an error in its backward pass.
             pairs = [(value, copy) for value, copy in zip(args, given) if value is not copy]
             if pairs:
@@ -173,7 +176,7 @@ def _call_on_host(module: Any, *args: Any, **kwargs: Any) -> Any:
     entered = threads.entered()
     if not entered:
         return torch.nn.Module.__call__(module, *args, **kwargs)
-    return entered[-1].on_host(torch.nn.Module.__call__, (module, *args), kwargs)
+    return entered[-1].computing.on_host(torch.nn.Module.__call__, (module, *args), kwargs)
 
 
 def _refuse_inside(name: str, function: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -216,4 +219,4 @@ def _recomputing(hooks: Any) -> Any:
 def _capturable_devices(*args: Any, **kwargs: Any) -> List[str]:
     """The types of devices for optimizers with ``capturable``: the steps of a session run on the host instead of the device."""
     found = list(_devices(*args, **kwargs))
-    return [*found, "cpu"] if any([session.is_paused() for session in threads.entered()]) else found
+    return [*found, "cpu"] if any([session.pauses.is_paused() for session in threads.entered()]) else found

@@ -10,7 +10,7 @@ import torch
 from .._native import Placement
 from ..errors import InvalidError
 from .copies import copies_of
-from .events import Hooks, Move
+from .events import Middlewares, Move
 from .memory import DeviceMemory
 from .simulated.tensor import raw_storage
 from .strategy import Strategy
@@ -23,11 +23,16 @@ class Mover:
     """The weights of a program on one device."""
 
     def __init__(
-        self, device: torch.device, strategy: Union[str, Strategy], memory: Optional[int], bandwidth: int, hooks: Hooks
+        self,
+        device: torch.device,
+        strategy: Union[str, Strategy],
+        memory: Optional[int],
+        bandwidth: int,
+        middlewares: Middlewares,
     ) -> None:
         self.device = device
         self.bandwidth = bandwidth
-        self.hooks = hooks
+        self.middlewares = middlewares
         self.memory = DeviceMemory(device, memory)
         self.weights = Weights()
         self.paths = copies_of(device, self.memory.module)
@@ -138,7 +143,7 @@ class Mover:
         for number, fetch in moves or ():
             weight = self.weights.all[number]
             move = Move(weight.name, weight.size_bytes, fetch, str(self.device))
-            if not self.hooks.may(move):
+            if not self.middlewares.may(move):
                 if fetch:
                     self.placement.discard(number)
                     continue
@@ -149,7 +154,7 @@ class Mover:
             else:
                 self._drop(weight)
                 self.evictions += 1
-            self.hooks.moved(move)
+            self.middlewares.moved(move)
 
     def _fetch(self, weight: Weight) -> None:
         weight.drop()

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import sys
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidError
 from . import broker as brokers
-from . import compiled, methods, stance, threads, transforms
-from .arguments import mapped, to_device, to_host
-from .events import Hooks, Middleware
-from .gradients import SavedTensor, SavedWeight, Substitution
-from .interception import Interception
+from . import methods, stance, threads
+from .arguments import Args, Kwargs, to_host
+from .backward import Backward
+from .calls import Calls, plainly
+from .compiled import CompiledMethods
+from .computing import Computing
+from .devices import Devices
+from .dispatcher import Dispatcher
+from .events import Middleware, Middlewares
+from .execution import Execution
+from .hooks.modules import Hook as _Hook  # noqa: F401 -- modules that an earlier version has pickled name it
+from .hooks.modules import ModuleHooks
+from .hooks.optimizers import OptimizerHooks
+from .hooks.saved import SavedTensors
+from .host_tensors import HostTensors
 from .mover import Mover
+from .on_host import OnHost
 from .options import bandwidth_of, devices_of, for_each, modules_of
-from .simulated.tensor import raw_storage
+from .pauses import Pauses
+from .showing import Showing
 from .sizes import size_bytes
 from .strategy import Strategy
 from .weights import Weight, tensors_of
@@ -41,41 +50,7 @@ class Expected:
     evicted: Tuple[str, ...]
 
 
-def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Work of the session: it sees tensors where they are, and not as the program does in this session or another one."""
-
-    @functools.wraps(function)
-    def run(*args: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            return function(*args)
-
-    return run
-
-
-class _Hook:
-    """A hook of a module. Copies of the module have it, too: they run in the session while it is entered."""
-
-    def __init__(self, session: Optional["Offload"], name: str) -> None:
-        self._session = None if session is None else weakref.ref(session)
-        self._name = name
-
-    def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling():
-            # The compiled method is in the session.
-            return
-        session = None if self._session is None else self._session()
-        if session is not None:
-            getattr(session, self._name)(*args)
-
-    def __deepcopy__(self, memo: Any) -> "_Hook":
-        return self
-
-    def __reduce__(self) -> Any:
-        # In another process, there is no session.
-        return _Hook, (None, self._name)
-
-
-class Offload(Interception):
+class Offload(TorchFunctionMode):
     """A model whose operations run on a device; made by :func:`offload` and :func:`enable`.
 
     A context manager, also in several threads. Threads that are started inside of the block are in it, too. In others, calls of
@@ -91,8 +66,9 @@ class Offload(Interception):
         bandwidth: Any,
         broker: Optional[bool],
     ) -> None:
+        super().__init__()
         targets = devices_of(device)
-        count, hooks = len(targets), Hooks()
+        count = len(targets)
         limits = [None if one in (None, "auto") else size_bytes(one, "memory") for one in for_each(memory, count, "memory")]
         strategies = for_each(strategy, count, "strategy")
         own = [id(one) for one in strategies if isinstance(one, Strategy)]
@@ -103,19 +79,35 @@ class Offload(Interception):
             text = 'strategy: pass "genoa" for all devices or for none: its results are on the host'
             raise InvalidError(text, field="strategy")
         speeds = [bandwidth_of(target, one) for target, one in zip(targets, for_each(bandwidth, count, "bandwidth"))]
-        each = zip(targets, strategies, limits, speeds)
-        super().__init__([Mover(*one, hooks) for one in each], results_on_host)
-        for mover in self.movers:
-            mover.lock = self.lock
         self.models = list(models)
         self.strategy = strategy
+        self._middlewares = Middlewares()
+        self.movers = [Mover(*one, self._middlewares) for one in zip(targets, strategies, limits, speeds)]
+        # The parts, each with those that it knows.
+        self.devices = Devices(self.movers)
+        #: The device that weights show.
+        self.target = self.devices.target
+        self.tensors = HostTensors(self.devices, self.models, results_on_host)
+        self.pauses = Pauses()
+        self.saved = SavedTensors(self.tensors)
+        calls = Calls(self.devices)
+        host = OnHost(self.tensors, calls)
+        self.computing = Computing(self.tensors, calls, Execution(self.tensors, self._middlewares, calls, host), host)
+        self.backward = Backward(self, self.tensors, self.saved)
+        showing = Showing(self.tensors, calls, self.computing)
+        handlers = {**self.computing.handlers(), **showing.handlers(), **self.backward.handlers()}
+        self._dispatch = Dispatcher(handlers, self.tensors, self.pauses).dispatch
+        self._modules = ModuleHooks(self)
+        self._optimizers = OptimizerHooks(self.tensors, self.pauses)
+        self._compiled = CompiledMethods(self, self.tensors, self._modules, self.computing)
         self._entered = 0
         self._entries = threading.Lock()
-        self._handles: List[Any] = []
-        self._compiled: List[compiled.CompiledMethod] = []
         self._broker = None in limits if broker is None else broker
         self._share_required = broker is True
         self._shares: List[brokers.Share] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Optional[Kwargs] = None) -> Any:
+        return self._dispatch(func, args, kwargs)
 
     def __enter__(self) -> "Offload":
         with self._entries:
@@ -126,11 +118,11 @@ class Offload(Interception):
                 except BaseException:
                     self._entered = 0
                     raise
-        self._push()
+        threads.enter(self)
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        self._pop()
+        threads.leave(self)
         with self._entries:
             self._entered -= 1
             if self._entered == 0:
@@ -143,12 +135,12 @@ class Offload(Interception):
 
     def forecast(self, count: int = 10) -> List[Expected]:
         """The next operations with weights, and their moves; empty while no plan is followed."""
-        names = [weight.name for weight in self.weights.all]
+        names = [weight.name for weight in self.movers[0].weights.all]
 
         def named(numbers: Iterable[int]) -> Tuple[str, ...]:
             return tuple([names[number] for number in numbers])
 
-        expected = self.movers[0].placement.forecast(count) if self.division is None else self.division.forecast(count)
+        expected = (self.devices.division or self.movers[0].placement).forecast(count)
         return [
             Expected(name, named(uses), place, named(copied), named(evicted)) for name, uses, place, copied, evicted in expected
         ]
@@ -158,24 +150,24 @@ class Offload(Interception):
 
         ``operations`` are triples: the name of PyTorch's function, the names of its weights, and its time in microseconds.
         """
-        self._add_weights()
-        numbers = {weight.name: weight for weight in self.weights.all}
+        self._add_models()
+        numbers = {weight.name: weight for weight in self.movers[0].weights.all}
         announced: List[Tuple[str, List[Weight], int]] = []
         for name, uses, micros in operations:
             missing = [use for use in uses if use not in numbers]
             if missing:
                 raise InvalidError(f"operations: the model has no weight {missing[0]!r}", field="operations")
             announced.append((name, [numbers[use] for use in uses], int(micros * 1000)))
-        if self.division is not None:
+        if self.devices.division is not None:
             keys = [(name, tuple([weight.number for weight in weights])) for name, weights, _ in announced]
-            self.division.divide(keys, [elapsed for _, _, elapsed in announced])
+            self.devices.division.divide(keys, [elapsed for _, _, elapsed in announced])
             return
         mover = self.movers[0]
         mover.placement.announce([(mover.operation(name, weights), elapsed) for name, weights, elapsed in announced])
 
     def use(self, middleware: Middleware) -> Callable[[], None]:
         """Adds a middleware. Returns a function that removes it."""
-        return self.hooks.add(middleware)
+        return self._middlewares.add(middleware)
 
     def stats(self, device: Any = None) -> Dict[str, int]:
         """Counts since the start: ``copies``, ``copied_bytes``, ``evictions``, ``on_host`` (operations), ``out_of_memory``; and
@@ -185,10 +177,10 @@ class Offload(Interception):
         They are those of one ``device``, or sums of all devices of the session."""
         movers = self.movers
         if device is not None:
-            named = self.ours(device)
+            named = self.devices.named(device)
             if named is None:
                 raise InvalidError(f"device: {device!r} is none of {[str(mover.device) for mover in movers]}", field="device")
-            movers = [self.mover_of(named)]
+            movers = [self.devices.mover_of(named)]
         names = "copies copied_bytes evictions on_host out_of_memory".split()
         counts = {name: sum([getattr(mover, name) for mover in movers]) for name in names}
         counts["used_bytes"] = sum([mover.placement.used for mover in movers])
@@ -200,23 +192,17 @@ class Offload(Interception):
 
     def invalidate(self) -> None:
         """Drops all copies: call it after writing weights in a way that PyTorch does not see."""
-        with self.lock:
-            for mover in self.movers:
-                mover.drop_all()
-            if self.division is not None:
-                self.division.kept.clear()
+        self.devices.drop_all()
 
-    @_plainly
-    def _add_weights(self) -> None:
-        for model in self.models:
-            for name, tensor in tensors_of(model):
-                self.add(name, tensor)
+    @plainly
+    def _add_models(self) -> None:
+        self.tensors.add_models()
 
-    @_plainly
+    @plainly
     def _start(self) -> None:
         for mover in self.movers:
             mover.refresh()
-        self._add_weights()
+        self.tensors.add_models()
         if self._broker:
             try:
                 for mover in self.movers:
@@ -225,42 +211,29 @@ class Offload(Interception):
             except BaseException:
                 self._leave()
                 raise
-        for model in self.models:
-            if isinstance(model, torch.jit.ScriptModule):
-                # It has no hooks; its calls in other threads are not in the session.
-                continue
-            self._handles.append(model.register_forward_pre_hook(_Hook(self, "_before_forward"), prepend=True))
-            self._handles.append(model.register_forward_hook(_Hook(self, "_after_forward"), always_call=True))
-        self._compiled = compiled.install(self, self.models)
+        self._modules.begin(self.models)
+        self._compiled.begin(self.models)
         # The operations of other compiled functions have to be intercepted.
         stance.begin()
         methods.begin()
-        # Optimizers work where the parameters and the gradients are.
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        self._optimizers.begin()
         threads.begin(self)
 
-    @_plainly
+    @plainly
     def _stop(self) -> None:
         threads.end(self)
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for method in self._compiled:
-            method.remove()
-        self._compiled.clear()
+        self._optimizers.end()
+        self._modules.end()
+        self._compiled.end()
         stance.end()
         methods.end()
         for model in self.models:
             # What the program assigned inside of the block, or PyTorch for it.
-            others = [part for session in threads.everywhere() for other in session.models for part in other.modules()]
+            others = [part for session in threads.everywhere() for other in session.tensors.models for part in other.modules()]
             if any([not tensor.is_cpu for _, tensor in tensors_of(model)]) and not any([part is model for part in others]):
                 _bring_home(model)
-        self.paused.clear()
-        # Results are tensors of the host from now on.
-        self.marks.clear()
-        self.read.clear()
-        self.invalidate()
+        self.tensors.forget_all()
+        self.devices.drop_all()
         for mover in self.movers:
             mover.paths.close()
         self._leave()
@@ -270,136 +243,6 @@ class Offload(Interception):
         for share in self._shares:
             share.close()
         self._shares.clear()
-
-    def _push(self) -> None:
-        threads.begin_saving(self)
-        threads.enter(self)
-
-    def _pop(self) -> None:
-        threads.leave(self)
-        threads.end_saving(self)
-
-    @contextlib.contextmanager
-    def inside(self, model: torch.nn.Module) -> Iterator[bool]:
-        """A call of a module, in the session if that is entered. Yields whether it is."""
-        self._before_forward(model, ())
-        try:
-            yield self.is_entered
-        finally:
-            self._after_forward(model, (), None)
-
-    def _before_forward(self, model: torch.nn.Module, args: Any) -> None:
-        # Threads of the backward pass have the modes of the thread that called it.
-        entered = self.is_entered and not threads.is_in(self)
-        self.local.__dict__.setdefault("forwards", []).append(entered)
-        if entered:
-            self._push()
-
-    def _after_forward(self, model: torch.nn.Module, args: Any, output: Any) -> None:
-        forwards = getattr(self.local, "forwards", None)
-        if forwards and forwards.pop():
-            self._pop()
-
-    @_plainly
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        # The hook, its wrapper, and PyTorch's wrapper of the step.
-        thread = threading.get_ident()
-        self.paused[thread] = sys._getframe(2)
-        # A step that fails midway has no end.
-        self._stepped(optimizer)
-        # Made inside of the block, as by Adagrad, or loaded.
-        for parameter, state in optimizer.state.items():
-            if isinstance(parameter, torch.Tensor) and parameter.is_cpu and self.weights.belongs(parameter):
-                state.update(mapped(to_host, dict(state)))
-
-        def resumed(closure: Any) -> Any:
-            def evaluate(*given: Any, **named: Any) -> Any:
-                # The frame has this function: one that has the frame would keep both, and the graph of the closure.
-                step = self.paused.pop(thread, None)
-                try:
-                    return closure(*given, **named)
-                finally:
-                    if step is not None:
-                        self.paused[thread] = step
-
-            return evaluate if callable(closure) else closure
-
-        return tuple([args[0], *map(resumed, args[1:])]), {name: resumed(value) for name, value in kwargs.items()}
-
-    @_plainly
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.paused.pop(threading.get_ident(), None)
-        self._stepped(optimizer)
-
-    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """The parameters of an optimizer are written: fused kernels do that without a new version."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self.changed(parameter)
-
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        if transforms.active() is not None:
-            # It may have no memory, and it is no copy of a weight that the session knows.
-            return tensor
-        with torch._C.DisableTorchFunction():
-            if not tensor.is_cpu:
-                key = raw_storage(tensor)
-                # PyTorch asks the session only that was entered last.
-                for mover in self.all_movers():
-                    weight = mover.by_copy.get(key)
-                    # Complex convolutions save the real and imaginary parts.
-                    if weight is not None and tensor.dtype in (weight.dtype, weight.dtype.to_real()):
-                        return SavedWeight(mover, weight, tensor)
-            operation = Substitution.current()
-            # A leaf may get other memory until then.
-            saved = SavedTensor(tensor if tensor.is_cpu and tensor.is_leaf else tensor.detach(), tensor.device)
-            if operation is not None:
-                operation.save(saved, tensor)
-            if self.results_on_host and not tensor.is_cpu and not saved.follows:
-                if operation is None or not operation.saves_early:
-                    # With the same strides: functions round differently for others.
-                    saved.wait(to_device(tensor.detach(), torch.device("cpu")), tensor)
-                    if operation is not None:
-                        operation.leave(tensor)
-            return saved
-
-    def _unpack(self, saved: Any) -> Any:
-        if isinstance(saved, torch.Tensor):
-            return saved
-        with torch._C.DisableTorchFunction():
-            changed = saved.changed()
-            if changed is not None:
-                # The backward pass goes on, and the failure is raised at its end.
-                self.failures.append(changed)
-            if isinstance(saved, SavedTensor):
-                tensor = saved.get(self._returned)
-                if tensor.is_cpu and self.weights.belongs(tensor):
-                    # On the device, a function saves the copy.
-                    node = torch._C._current_autograd_node()
-                    self.local.node_of_host = None if node is None else node._sequence_nr()
-                return tensor
-            weight = saved.weight
-            try:
-                if self.runs_code or saved.has_left:
-                    # Compiled code that waits for this pass has the lock.
-                    return to_device(saved.on_host(), saved.mover.device)
-                with saved.mover.lock:
-                    return saved.mover.need(weight, saved.view)
-            except torch.OutOfMemoryError as failure:
-                self.failures.append(failure)
-                return saved.on_host()
-
-    def _returned(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        for attempt in range(2):
-            try:
-                return to_device(tensor, device)
-            except torch.OutOfMemoryError as failure:
-                if not self.runs_code:
-                    with self.lock:
-                        self.mover_of(device).no_memory()
-                if attempt:
-                    self.failures.append(failure)
-        return tensor
 
 
 _enabled: "weakref.WeakKeyDictionary[Any, Offload]" = weakref.WeakKeyDictionary()

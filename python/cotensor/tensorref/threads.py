@@ -23,35 +23,25 @@ from .weights import memory_of
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 
-class _Session(Protocol):
-    local: threading.local
-    lock: Any
-    models: List[torch.nn.Module]
-    movers: Any
+class Session(Protocol):
+    """The parts of a session, whose files import this one."""
 
-    @property
-    def target(self) -> torch.device: ...
+    devices: Any
+    tensors: Any
+    computing: Any
+    backward: Any
+    saved: Any
+    pauses: Any
+
     @property
     def is_entered(self) -> bool: ...
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
-    def add_read(self, tensors: Any) -> None: ...
-    def for_function(self, args: Any) -> Any: ...
-    def holders(self) -> Tuple[object, object]: ...
-    def is_paused(self) -> bool: ...
-    def backward_pass(self) -> Any: ...
-    def show_gradients(self, args: Any, kwargs: Any, result: Any) -> None: ...
-    def forget_places(self, *values: Any) -> List[bool]: ...
-    def show(self, tensor: Any, on_device: bool) -> None: ...
-    def show_as(self, tensor: Any, data: Any) -> None: ...
-    def on_host(self, func: Any, args: Any, kwargs: Any) -> Any: ...
-    def _pack(self, tensor: Any) -> Any: ...
-    def _unpack(self, saved: Any) -> Any: ...
 
 
 class Inherited(TorchFunctionMode):
     """A session in a thread that was started inside of its block. Outside of the block, functions run as they are."""
 
-    def __init__(self, session: _Session) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
 
@@ -87,7 +77,7 @@ class Sessions(TorchFunctionMode):
     def _set(self, entries: List[Any]) -> None:
         places: Dict[object, List[int]] = {}
         for place, entry in enumerate(entries):
-            for key in session_of(entry).holders():
+            for key in session_of(entry).tensors.holders():
                 places.setdefault(key, []).append(place)
         self.entries, self._places = entries, places
 
@@ -112,15 +102,15 @@ class Sessions(TorchFunctionMode):
 
     def _backward(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A backward pass is one of all sessions, which may have saved tensors."""
-        sessions = [one for one in map(session_of, self.entries) if one.is_entered and not one.is_paused()]
+        sessions = [one for one in map(session_of, self.entries) if one.is_entered and not one.pauses.is_paused()]
         with contextlib.ExitStack() as stack:
             for session in sessions:
-                stack.enter_context(session.backward_pass())
+                stack.enter_context(session.backward.running())
             stack.enter_context(backward_in(self))
             result = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             for session in sessions:
-                session.show_gradients(args, kwargs, result)
+                session.backward.show_gradients(args, kwargs, result)
         return result
 
     def _concerned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
@@ -155,18 +145,18 @@ def take_backward() -> Optional[TorchFunctionMode]:
 class Saving:
     """One entry of PyTorch's stack of hooks for saved tensors, and the session that it serves."""
 
-    def __init__(self, session: _Session) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self.hooks = saved_tensors_hooks(self.pack, _unpack)
 
     def pack(self, tensor: Any) -> Any:
         """The session unpacks what it has packed, also if this entry serves another one by then."""
-        return self.session, self.session._pack(tensor)
+        return self.session, self.session.saved.pack(tensor)
 
 
-def _unpack(packed: Tuple[_Session, Any]) -> Any:
+def _unpack(packed: Tuple[Session, Any]) -> Any:
     session, saved = packed
-    return session._unpack(saved)
+    return session.saved.unpack(saved)
 
 
 class Thread(threading.Thread):
@@ -175,7 +165,7 @@ class Thread(threading.Thread):
 
 _lock = threading.Lock()
 _local = threading.local()
-_sessions: List[_Session] = []
+_sessions: List[Session] = []
 _start: Callable[[threading.Thread], None] = threading.Thread.start
 
 
@@ -184,7 +174,7 @@ def session_of(mode: Any) -> Any:
     return mode.session if isinstance(mode, Inherited) else mode
 
 
-def entered() -> List[_Session]:
+def entered() -> List[Session]:
     """The sessions of this thread, the first one first."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     found = [session_of(entry) for mode in modes for entry in (mode.entries if isinstance(mode, Sessions) else [mode])]
@@ -201,12 +191,12 @@ def is_in(session: object) -> bool:
     return False
 
 
-def everywhere() -> List[_Session]:
+def everywhere() -> List[Session]:
     """The sessions that some thread is in."""
     return list(_sessions)
 
 
-def begin(session: _Session) -> None:
+def begin(session: Session) -> None:
     """Threads inherit ``session`` from now on."""
     global _start
     with _lock:
@@ -216,7 +206,7 @@ def begin(session: _Session) -> None:
         _sessions.append(session)
 
 
-def end(session: _Session) -> None:
+def end(session: Session) -> None:
     """Ends :func:`begin`."""
     with _lock:
         _sessions[:] = [other for other in _sessions if other is not session]
@@ -225,15 +215,15 @@ def end(session: _Session) -> None:
             threading.Thread.start = _start  # type: ignore[method-assign,assignment]
 
 
-def begin_saving(session: _Session) -> None:
-    """``session`` packs what this thread saves for backward passes, until :func:`end_saving`."""
+def _begin_saving(session: Session) -> None:
+    """``session`` packs what this thread saves for backward passes, until :func:`_end_saving`."""
     saving = Saving(session)
     saving.hooks.__enter__()
     _local.__dict__.setdefault("saving", []).append(saving)
 
 
-def end_saving(session: _Session) -> None:
-    """Ends :func:`begin_saving`, also before later sessions: PyTorch takes the last entry, so each of theirs moves down."""
+def _end_saving(session: object) -> None:
+    """Ends :func:`_begin_saving`, also before later sessions: PyTorch takes the last entry, so each of theirs moves down."""
     entries: List[Saving] = _local.saving
     at = max([at for at, entry in enumerate(entries) if entry.session is session])
     for earlier, later in zip(entries[at:], entries[at + 1 :]):
@@ -242,7 +232,8 @@ def end_saving(session: _Session) -> None:
 
 
 def enter(entry: Any) -> None:
-    """Adds a session to this thread's modes."""
+    """This thread is in a session, until :func:`leave`."""
+    _begin_saving(session_of(entry))
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if modes and isinstance(modes[-1], Sessions):
         modes[-1].insert(len(modes[-1].entries), entry)
@@ -250,7 +241,13 @@ def enter(entry: Any) -> None:
         _push_mode(Sessions(entry))  # type: ignore[no-untyped-call]
 
 
-def leave(session: object) -> Callable[[], None]:
+def leave(session: object) -> None:
+    """Ends the last :func:`enter` of a session in this thread."""
+    _take_out(session)
+    _end_saving(session)
+
+
+def _take_out(session: object) -> Callable[[], None]:
     """Takes the last entry of a session out of this thread's modes. Returns a function that puts it back."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     for at, mode in reversed(list(enumerate(modes))):
@@ -287,7 +284,7 @@ def _exchange(modes: Sequence[Any], others: Sequence[Any]) -> None:
 @contextlib.contextmanager
 def outside(session: object) -> Iterator[None]:
     """Functions are not intercepted by a session that this thread is in."""
-    back = leave(session)
+    back = _take_out(session)
     try:
         yield
     finally:
@@ -295,14 +292,12 @@ def outside(session: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _inside(session: _Session) -> Iterator[None]:
-    begin_saving(session)
+def _inside(session: Session) -> Iterator[None]:
     enter(Inherited(session))
     try:
         yield
     finally:
         leave(session)
-        end_saving(session)
 
 
 def _start_inside(thread: threading.Thread) -> None:

@@ -9,8 +9,9 @@ import torch
 
 from . import threads
 from .arguments import Args, Kwargs, collect, mapped, tensors, unwrapped
-from .execution import Execution
+from .calls import call
 from .gradients import version_of
+from .host_tensors import HostTensors
 from .operations import Kind, kind_of, name_of, written_by
 
 _hooks: Any = torch._C._autograd
@@ -19,31 +20,31 @@ _IN_PLACE_OF_THEIR_TENSORS = (Kind.PLAIN, Kind.ESCAPE, Kind.SET_DATA)
 active = threads.transforms
 
 
-def run(session: Execution, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def run(known: HostTensors, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of the program inside of transforms. It runs on the device with copies of weights that the transforms see."""
     kind = kind_of(func)
     if kind in _IN_PLACE_OF_THEIR_TENSORS:
-        return session.call(func, args, kwargs)
+        return call(func, args, kwargs)
     given, on_device = collect([*args, *kwargs.values()])
-    of_model = any([session.belongs(unwrapped(tensor)) for tensor in given])
+    of_model = any([known.belongs(unwrapped(tensor)) for tensor in given])
     if kind is Kind.DEVICE:
-        if not of_model or name_of(func) not in ("device", "is_cpu", f"is_{session.target.type}"):
-            return session.call(func, args, kwargs)
-        return session.target if name_of(func) == "device" else name_of(func) != "is_cpu"
+        if not of_model or name_of(func) not in ("device", "is_cpu", f"is_{known.devices.target.type}"):
+            return call(func, args, kwargs)
+        return known.devices.target if name_of(func) == "device" else name_of(func) != "is_cpu"
     if kind is Kind.LIKE:
-        of_first = session.belongs(unwrapped(given[0])) if given else False
-        result = session.call(func, args, kwargs)
-        return result.to(session.target) if of_first and kwargs.get("device") is None and result.is_cpu else result
+        of_first = known.belongs(unwrapped(given[0])) if given else False
+        result = call(func, args, kwargs)
+        return result.to(known.devices.target) if of_first and kwargs.get("device") is None and result.is_cpu else result
     if not given or kind is Kind.MOVE or not (on_device or (of_model and kind is not Kind.VIEW)):
-        result = session.call(func, args, kwargs)
-        if kind is Kind.VIEW and any([unwrapped(tensor) in session.marks for tensor in given]):
+        result = call(func, args, kwargs)
+        if kind is Kind.VIEW and any([unwrapped(tensor) in known.marks for tensor in given]):
             # A result of ``genoa``: the view is on the device for the program, too.
             for tensor in tensors(result):
-                session.marks.add(unwrapped(tensor))
+                known.marks.add(unwrapped(tensor))
         return result
     targets = tensors(args[0]) if kind is Kind.IN_PLACE and args else tensors(kwargs.get("out"))
     copied = sum([unwrapped(tensor).nbytes for tensor in given])
-    on_host = any([tensor.is_cpu for tensor in targets]) or copied > session.movers[0].placement.budget
+    on_host = any([tensor.is_cpu for tensor in targets]) or copied > known.devices.movers[0].placement.budget
     #: By the ids of tensors: these, their copies, and the versions of the copies.
     copies: Dict[int, Tuple[torch.Tensor, torch.Tensor, int]] = {}
 
@@ -56,9 +57,9 @@ def run(session: Execution, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return copies[id(value)][1]
 
     host = torch.device("cpu")
-    place = host if on_host else next(iter([value.device for value in targets]), session.target)
+    place = host if on_host else next(iter([value.device for value in targets]), known.devices.target)
     moved_args, moved_kwargs = mapped(lambda value: move(value, place), (tuple(args), dict(kwargs)))
-    result = session.call(func, moved_args, moved_kwargs)
+    result = call(func, moved_args, moved_kwargs)
     written = [id(tensor) for tensor in [*written_by(func, args, kwargs), *targets]]
     for key, (tensor, copy, version) in copies.items():
         if key in written:
@@ -67,7 +68,7 @@ def run(session: Execution, func: Any, args: Args, kwargs: Kwargs) -> Any:
             # Without a gradient, such as ``max_norm`` of an embedding; PyTorch refuses it for some transforms.
             tensor.detach().copy_(copy.detach())
     copies.clear()
-    return result if targets else mapped(lambda value: move(value, session.target), result)
+    return result if targets else mapped(lambda value: move(value, known.devices.target), result)
 
 
 @contextlib.contextmanager

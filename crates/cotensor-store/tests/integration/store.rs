@@ -35,14 +35,14 @@ fn put(store: &LocalStore, spec: TensorSpec, holder: &Holder, values: &[f32]) ->
 #[test]
 fn ids_of_one_store_name_no_tensor_of_another() {
     // As that of a daemon and of the next one, which has none of its tensors.
-    let stores = [(); 2].map(|()| EmbeddedStore::builder().build());
+    let stores = [(); 2].map(|()| LocalStore::builder().build());
     let [first, second] =
         stores.each_ref().map(|store| put(store, spec("x", &[1], 1), &store.holder("m"), &[1.0]).id());
     assert_eq!((first.version, second.version), (1, 1));
     assert_ne!(first.name_id, second.name_id);
     assert_eq!(stores[1].lease(first, &stores[1].holder("m")).unwrap_err().kind(), ErrorKind::NotFound);
     // Numbers in JSON are exact up to 2^53.
-    let last = EmbeddedStore::builder().seed(u64::MAX).build();
+    let last = LocalStore::builder().seed(u64::MAX).build();
     assert!(put(&last, spec("x", &[1], 1), &last.holder("m"), &[1.0]).id().name_id < (1 << 53) - (1 << 51));
 }
 

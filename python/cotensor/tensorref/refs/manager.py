@@ -79,7 +79,7 @@ class TensorsManager:
     def run_without_device(self) -> None:
         """Ends the use of the device in this thread. The mode of the thread stays."""
         if self._session is not None:
-            self._session.paused[threading.get_ident()] = None
+            self._session.pauses.begin(threading.get_ident(), None)
             self._session = None
 
     def run(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -93,16 +93,16 @@ class TensorsManager:
                 return func(*args, **kwargs)
         for value in nested((args, kwargs)):
             if value.is_cpu:
-                if not session.results_on_host and getattr(value, "_is_param", False):
-                    session.add("parameter", value)
-                session.marks.add(value)
+                if not session.tensors.results_on_host and getattr(value, "_is_param", False):
+                    session.tensors.add("parameter", value)
+                session.tensors.marks.add(value)
         if kind_of(func) is Kind.FACTORY and kwargs.get("device") is not None and isinstance(kwargs.get("out"), torch.Tensor):
             if not kwargs["out"].is_cpu:
                 # A program for the CPU names the place of ``out``, which is a result of the device.
                 kwargs = {**kwargs, "device": None}
         # A program for the CPU selects the dtypes of the CPU.
         autocast = torch.is_autocast_enabled("cpu")
-        with torch.autocast(session.target.type, torch.get_autocast_dtype("cpu")) if autocast else _NOTHING:
+        with torch.autocast(session.devices.target.type, torch.get_autocast_dtype("cpu")) if autocast else _NOTHING:
             if any([session is one for one in threads.entered()]):
                 return func(*args, **kwargs)
             # In a thread that existed before.

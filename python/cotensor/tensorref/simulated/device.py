@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, List, Optional, Union
+from typing import Any, Callable, Iterable, List, Optional, Union
 
 import torch
 from torch.autograd import forward_ad
@@ -22,6 +22,8 @@ _DEVICES_MAX = 64
 _lock = threading.Lock()
 _registered = False
 _libraries: List[Any] = []
+#: Functions that name the devices on which this thread computes with tensors of the host.
+computing_on: List[Callable[[], Iterable[torch.device]]] = []
 
 
 class SimulatedDevice:
@@ -169,11 +171,10 @@ def register() -> None:
 
     @functools.wraps(linearize)
     def traced(function: Any, *primals: Any) -> Any:
-        from .. import threads
-
         # PyTorch traces the tangents without the elements of these tensors, and gives others.
         places = [value.device for value in tree_leaves(primals) if isinstance(value, torch.Tensor)]
-        if any([place.type == "simulated" for place in [*places, *[session.target for session in threads.entered()]]]):
+        places += [device for devices in computing_on for device in devices()]
+        if any([place.type == "simulated" for place in places]):
             raise UnsupportedError("torch.func.linearize does not work on the simulated device: use torch.func.jvp")
         return linearize(function, *primals)
 

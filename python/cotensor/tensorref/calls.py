@@ -1,0 +1,85 @@
+"""Functions of PyTorch and of the program: what is known of them, and how a session calls them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from torch._C import _len_torch_function_stack
+
+from .arguments import Args, Kwargs
+from .devices import Devices
+from .operations import SAVES_EARLY, TAKE_LENGTHS, may_write, name_of, written_by
+
+
+class Function:
+    """A function of PyTorch or of the program, and what is known of its calls."""
+
+    __slots__ = ("call", "is_operator", "may_write", "name", "saves_early", "takes_lengths")
+
+    def __init__(self, func: Any) -> None:
+        #: The function itself, for :func:`call`.
+        self.call, self.name, self.may_write = func, name_of(func), may_write(func)
+        self.takes_lengths = self.name in TAKE_LENGTHS
+        self.saves_early = self.name in SAVES_EARLY
+        self.is_operator = isinstance(func, torch._ops.OpOverload)
+
+
+#: Handles the calls of functions of one kind.
+Handler = Callable[[Function, Args, Kwargs], Any]
+
+
+def call(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Calls a function of the program."""
+    if not _len_torch_function_stack():
+        return func(*args, **kwargs)
+    with torch._C._EnableTorchFunction():
+        return func(*args, **kwargs)
+
+
+def call_once(func: Any, args: Args, kwargs: Kwargs, statistics: Sequence[torch.Tensor]) -> Any:
+    """Calls a function that is called again if it finds no memory: statistics of the device are then as before."""
+    if not statistics:
+        return call(func, args, kwargs)
+    kept = [(tensor, tensor.detach().clone()) for tensor in statistics]
+    try:
+        return call(func, args, kwargs)
+    except torch.OutOfMemoryError:
+        for tensor, before in kept:
+            with torch.no_grad():
+                tensor.detach().copy_(before)
+        raise
+
+
+class Calls:
+    """Calls functions whose tensors are all on one device; once more with freed memory if that has none."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+
+    def run(self, function: Function, args: Args, kwargs: Kwargs, device: Optional[torch.device] = None) -> Any:
+        """Calls a function of the program; None: its tensors may be on any device."""
+        statistics = written_by(function.call, args, kwargs) if function.may_write else ()
+        return self.with_memory(function.call, args, kwargs, device, statistics)
+
+    def with_memory(
+        self, func: Any, args: Args, kwargs: Kwargs, device: Optional[torch.device], statistics: Sequence[torch.Tensor] = ()
+    ) -> Any:
+        """Calls any function that makes tensors on a device."""
+        try:
+            return call_once(func, args, kwargs, statistics)
+        except torch.OutOfMemoryError:
+            self._devices.free_all(device)
+            return call(func, args, kwargs)
+
+
+def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Work of a session: it sees tensors where they are, and not as the program does in this session or another one."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+
+    return run

@@ -1,0 +1,172 @@
+"""The tensors of the host that a program sees on a device."""
+
+from __future__ import annotations
+
+import threading
+from typing import Iterable, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from .arguments import Uses
+from .devices import Devices
+from .marks import Marks
+from .mover import Mover
+from .weights import Part, Weight, tensors_of
+
+
+class HostTensors:
+    """The tensors of the host that a session manages, and those that it only shows on its device."""
+
+    def __init__(self, devices: Devices, models: Sequence[torch.nn.Module], results_on_host: bool) -> None:
+        self.devices = devices
+        self.models = list(models)
+        #: Whether results leave the device at once; then they are marked.
+        self.results_on_host = results_on_host
+        self.weights = devices.movers[0].weights
+        #: Results on the host that belong to the device.
+        self.marks = Marks()
+        #: Tensors of the host that are no weights, and that operations on the device have read: the program has them there.
+        self.read = Marks()
+        self._local = threading.local()
+
+    def belongs(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the host is shown as one of the device."""
+        return (tensor in self.marks or self.weights.belongs(tensor)) and not self._in_node_of_host()
+
+    def holders(self) -> Tuple[object, object]:
+        """Know the tensors of the host that are shown as ones of the device."""
+        return self.weights.key, self.marks.key
+
+    def node_of_host(self) -> None:
+        """The function of the current node of the backward pass ran on the host."""
+        node = torch._C._current_autograd_node()
+        self._local.node_of_host = None if node is None else node._sequence_nr()
+
+    def _in_node_of_host(self) -> bool:
+        """Whether a node of the backward pass runs whose function ran on the host: its tensors are shown where they are."""
+        node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+        return node is not None and node._sequence_nr() == getattr(self._local, "node_of_host", None)
+
+    def of_models(self) -> List[torch.Tensor]:
+        """The parameters and buffers that the models have now."""
+        return [tensor for model in self.models for _, tensor in tensors_of(model)]
+
+    # Weights.
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Manages a tensor of the host on all devices."""
+        # The lock: threads may read one parameter for the first time.
+        with self.devices.lock:
+            for mover in self.devices.movers:
+                mover.add(name, tensor)
+
+    def add_models(self) -> None:
+        """Manages the parameters and buffers of the models."""
+        for model in self.models:
+            for name, tensor in tensors_of(model):
+                self.add(name, tensor)
+
+    def add_read(self, tensors: Iterable[Optional[torch.Tensor]]) -> None:
+        """Manages those of some buffers that operations have read: without the session, they would be on the device already."""
+        for tensor in tensors:
+            if tensor is not None and tensor in self.read and not self.belongs(tensor):
+                self.add("buffer", tensor)
+
+    def weights_of(self, uses: Uses) -> List[Weight]:
+        """The weights among the tensors of the host that an operation uses, which get their parts in ``uses``."""
+        weights: List[Weight] = []
+        for key, (tensor, part) in uses.items():
+            if part is None:
+                part = self.part(tensor)
+                if part is None:
+                    continue
+                uses[key] = tensor, part
+            if part.weight not in weights:
+                weights.append(part.weight)
+        return weights
+
+    def part(self, tensor: torch.Tensor) -> Optional[Part]:
+        """The part of a weight that a tensor of the host shows now. Parameters are weights from their first use on."""
+        owner = self.weights.owners.get(id(tensor))
+        if owner is not None:
+            self.replaced(owner)
+        part = self.weights.part(tensor)
+        if part is None and (type(tensor) is torch.nn.Parameter or getattr(tensor, "_is_param", False)):
+            self.add("parameter", tensor)
+            part = self.weights.part(tensor)
+        return part
+
+    def refresh(self, tensor: torch.Tensor) -> None:
+        """Manages a tensor of the host with the memory that it has now, if it is a weight."""
+        owner = self.weights.owners.get(id(tensor))
+        if type(tensor) is torch.nn.Parameter if owner is None else owner.address != tensor.data_ptr():
+            self.part(tensor)
+
+    def replaced(self, owner: Part) -> None:
+        """An owner of a weight may have other memory."""
+        with self.devices.lock:
+            for mover in self.devices.movers:
+                mover.replace(mover.weights.owners[id(owner.tensor)])
+
+    def released(self, owner: Part) -> None:
+        """An owner is no weight any more."""
+        with self.devices.lock:
+            for mover in self.devices.movers:
+                mover.release(mover.weights.owners[id(owner.tensor)])
+
+    def changed(self, tensor: torch.Tensor, by: Optional[Mover] = None) -> None:
+        """A tensor of the host was written without a new version; the copy of ``by`` was, too. All sessions have to know."""
+        for mover in self.devices.everywhere():
+            for weight in mover.weights.sharing(tensor) if mover is not by else ():
+                weight.edits += 1
+
+    def exposed(self, tensor: torch.Tensor) -> None:
+        """The program has the address of a tensor, and may write at any time."""
+        for mover in self.devices.movers:
+            for weight in mover.weights.sharing(tensor):
+                weight.exposed = True
+
+    def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors of the host fit on each device together, beside activations."""
+        weights: Set[Weight] = set()
+        others = 0
+        for tensor in tensors:
+            if torch.nn.parameter.is_lazy(tensor):
+                return False
+            part = self.weights.part(tensor)
+            if part is None:
+                others += tensor.nbytes
+            else:
+                weights.add(part.weight)
+        size_bytes = others + sum([weight.size_bytes for weight in weights])
+        return all([size_bytes <= mover.placement.budget for mover in self.devices.movers])
+
+    # What the program sees.
+    def show(self, tensor: torch.Tensor, on_device: bool) -> None:
+        """Shows a tensor of the host, which is no weight, as one of the device or as what it is."""
+        if on_device:
+            self.marks.add(tensor)
+        else:
+            self.marks.discard(tensor)
+
+    def show_as(self, tensor: torch.Tensor, data: object) -> None:
+        """Shows a tensor where ``data`` is shown, if both are on the host."""
+        if isinstance(data, torch.Tensor) and data in self.marks:
+            self.marks.add(tensor)
+
+    def forget_places(self, *values: torch.Tensor) -> List[bool]:
+        """Shows tensors of the host where they are. Returns whether each was shown as one of the device."""
+        shown = [value in self.marks for value in values]
+        for value in values:
+            self.marks.discard(value)
+            self.read.discard(value)
+            for mover in self.devices.movers:
+                owner = mover.weights.owners.get(id(value))
+                if owner is not None:
+                    # Its node of the graph refers to the tensor.
+                    owner.linked = None
+        return shown
+
+    def forget_all(self) -> None:
+        """Results are tensors of the host from now on."""
+        self.marks.clear()
+        self.read.clear()
