@@ -3,12 +3,14 @@
 use crate::errors::{OrRaise, raise};
 use cotensor::Error;
 use cotensor::core::parse_time;
-use cotensor_client::settings::{self, ConfigFile, Setting};
+use cotensor_client::settings::{self, CACHE, ConfigFile, Setting};
 use cotensor_core::sync::lock;
+use cotensor_memory::PackCache;
 use pyo3::prelude::*;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::sync::Mutex;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The warnings that this process has given.
@@ -54,4 +56,14 @@ pub(crate) fn warn_of_unknown_keys(py: Python<'_>) -> PyResult<()> {
         }
     }
     Ok(())
+}
+
+/// The user's cache folder: the one that `COTENSOR_CACHE` or the configuration file names, else the default one if it can be used.
+///
+/// # Errors
+/// As [`PackCache::open`], for a named folder.
+pub(crate) fn user_cache(py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
+    let named = configured(py, &CACHE)?.map(PathBuf::from);
+    let folder = named.or_else(PackCache::usable_default_dir);
+    folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))
 }

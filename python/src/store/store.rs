@@ -14,11 +14,10 @@ use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
 use crate::import::source::SourceArray;
 use crate::interrupt::seconds;
-use crate::settings::{configured, warn_of_unknown_keys};
+use crate::settings::{user_cache, warn_of_unknown_keys};
 use cotensor::{DType, Error, ErrorKind, Kind, LocalStore, SharingConfig};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
-use cotensor_client::settings::CACHE;
 use cotensor_core::Device;
 use cotensor_memory::{EmbeddedMemory, PackCache};
 use cotensor_store::TensorId;
@@ -41,16 +40,6 @@ pub(crate) struct Store {
     backend: BackendCell,
     /// The cache folder of an embedded store.
     cache: Option<Arc<PackCache>>,
-}
-
-/// The user's cache folder: the one that `COTENSOR_CACHE` or the configuration file names, else the default one if it can be used.
-///
-/// # Errors
-/// As [`PackCache::open`], for a named folder.
-pub(crate) fn user_cache(py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
-    let named = configured(py, &CACHE)?.map(PathBuf::from);
-    let folder = named.or_else(PackCache::usable_default_dir);
-    folder.map(|folder| PackCache::open(&folder)).transpose().or_raise(py).map(|cache| cache.map(Arc::new))
 }
 
 impl Store {
