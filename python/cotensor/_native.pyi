@@ -62,6 +62,7 @@ __all__ = [
     "encode_manifest",
     "stop_functions",
     "main",
+    "model_files",
     "parse_rate",
     "parse_size",
     "parse_time",
