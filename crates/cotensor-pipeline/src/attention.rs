@@ -99,6 +99,7 @@ mod tests {
         let memory = memory.with_logits(1 << 17);
         assert_eq!(memory.total(), Some((3 << 30) + 4000 * (1 << 17) * 4));
         assert_eq!(memory.in_words(), "4000 tokens need 4.95 GiB for attention and logits");
-        assert_eq!(memory.with_logits(usize::MAX).total(), Some(u64::MAX));
+        let most = AttentionMemory { rows: usize::MAX, tokens: usize::MAX, bytes: None, logit_bytes: 0 };
+        assert_eq!(most.with_logits(usize::MAX).total(), Some(u64::MAX));
     }
 }
