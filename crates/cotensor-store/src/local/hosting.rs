@@ -21,9 +21,7 @@ impl LocalStore {
     /// # Errors
     /// As [`TensorStore::reserve`](crate::TensorStore::reserve).
     pub fn grant(&self, spec: &TensorSpec) -> Result<TensorCharge> {
-        let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
-        let bytes = layout.size_bytes() as u64;
-        self.refuse(spec, bytes)?;
+        let bytes = self.checked_bytes(spec)?;
         let charge = self.charge(spec.device, bytes).and_then(|segment| self.tensor_charge(&segment, spec));
         charge.map_err(|error| error.in_field(spec.name.as_str()))
     }
@@ -42,9 +40,7 @@ impl LocalStore {
     /// # Errors
     /// As [`grant`](Self::grant).
     pub fn grant_growing(&self, spec: &TensorSpec) -> Result<Arc<Charge>> {
-        let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
-        let bytes = layout.size_bytes() as u64;
-        self.refuse(spec, bytes)?;
+        let bytes = self.checked_bytes(spec)?;
         let budget = self.devices.budget(spec.device)?;
         if bytes > budget.max() {
             return Err(self.over_budget(budget, bytes).in_field(spec.name.as_str()));
@@ -75,8 +71,15 @@ impl LocalStore {
     /// # Errors
     /// `Refused`.
     pub fn check_shared(&self, spec: &TensorSpec) -> Result<()> {
+        self.checked_bytes(spec).map(|_| ())
+    }
+
+    /// The bytes of a tensor that the configuration shares. Counts one that it refuses.
+    fn checked_bytes(&self, spec: &TensorSpec) -> Result<u64> {
         let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
-        self.refuse(spec, layout.size_bytes() as u64)
+        let bytes = layout.size_bytes() as u64;
+        self.refuse(spec, bytes)?;
+        Ok(bytes)
     }
 
     /// Publishes a tensor whose memory another process made, and leases it. With a `key` it is a result of that
