@@ -77,12 +77,11 @@ class Folders:
     def _make_room(self, nbytes: int, what: str) -> None:
         """Removes folders that no process uses, the one that was asked for longest ago first."""
         limit = int((shutil.disk_usage(self._root).free + _bytes_in(self._root)) * DISK_SHARE)
-        folders = [self._root / content for content in self.contents()]
-        used = sum(self._coming.values()) + sum(map(_bytes_in, folders))
-        for folder in folders:
+        sizes = {folder: _bytes_in(folder) for folder in [self._root / content for content in self.contents()]}
+        used = sum(self._coming.values()) + sum(sizes.values())
+        for folder, size in sizes.items():
             if used + nbytes <= limit:
                 return
-            size = _bytes_in(folder)
             if _removed(folder):
                 used -= size
         if used + nbytes > limit:
