@@ -93,14 +93,14 @@ def users(cluster):
 def test_model_is_attached_elsewhere_with_one_transfer_for_all_processes(users):
     published = model(1)
     nbytes = cotensor.torch.publish(published, "m", cotensor.ray.store()).nbytes
-    own = ray.get_runtime_context().get_node_id()
-    before = counts("sent_bytes")[own]
+    before = sum(counts("sent_bytes").values())
     processes = users("one", "one", "one", "two")
     expected = published.state_dict()
     for found, state in ray.get([process.attach.remote("m") for process in processes]):
         assert found == nbytes and list(state) == list(expected)
         assert all(state[key].dtype == one.dtype and torch.equal(state[key], one) for key, one in expected.items())
-    assert counts("sent_bytes")[own] - before == 2 * nbytes, "once for each node"
+    # The second node's copy can come from the first one's.
+    assert sum(counts("sent_bytes").values()) - before == 2 * nbytes, "once for each node"
     names = counts("names")
     assert [names[ray.get(process.node.remote())] for process in processes] == [["m"]] * 4
 

@@ -25,6 +25,9 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(scope="module")
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
+    # Ray's server of clients starts processes by fork while its threads use gRPC. On a busy machine, gRPC's handlers of fork
+    # can abort the new process ("Check failed: next_worker->state == KICKED").
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     options = {**NODE, "include_dashboard": False}
     if has("grpc"):
         with socket.create_server(("127.0.0.1", 0)) as free:
