@@ -35,7 +35,7 @@ __all__ = [
     "TensorBuilder",
     "Functions",
     "NameChange",
-    "Placement",
+    "Driver",
     "LocalModels",
     "PooledModel",
     "Provider",
@@ -76,7 +76,7 @@ __all__ = [
 __version__: str
 
 @final
-class Placement:
+class Driver:
     def __new__(cls, strategy: str, budget: int, bandwidth: int, latency_ns: int = 0) -> Self: ...
     def add_tensor(self, size: int) -> int: ...
     def add_operation(self, name: str, uses: Sequence[int]) -> int: ...

@@ -19,7 +19,7 @@ mod imports;
 mod interrupt;
 mod local_models;
 mod model_files;
-mod placement;
+mod driver;
 mod process;
 mod settings;
 mod sharing;
@@ -53,7 +53,7 @@ mod _native {
     #[pymodule_export]
     use super::model_files::model_files;
     #[pymodule_export]
-    use super::placement::{Placement, divide_operations};
+    use super::driver::{Driver, divide_operations};
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

@@ -126,10 +126,10 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["embedded", "daemon"])
+@pytest.fixture(scope="module", params=["local", "daemon"])
 def store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
     """A store of each kind, empty at the start of a file."""
-    if request.param == "embedded":
+    if request.param == "local":
         yield cotensor.Store()
         return
     with request.getfixturevalue("daemon").connect() as opened:
@@ -146,7 +146,7 @@ def writer(store: cotensor.Store) -> Iterator[cotensor.Store]:
         yield other
 
 
-def embedded_store(scope: str = "function") -> Any:
+def local_store(scope: str = "function") -> Any:
     """A fixture: a store inside the test's process, for files without a daemon."""
 
     @pytest.fixture(scope=scope)

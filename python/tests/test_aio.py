@@ -18,12 +18,12 @@ import cotensor  # noqa: E402
 from cotensor.aio import AsyncStore  # noqa: E402
 
 
-@pytest.fixture(params=["embedded", "daemon"])
+@pytest.fixture(params=["local", "daemon"])
 def opened(request: pytest.FixtureRequest) -> Callable[[], Awaitable[AsyncStore]]:
     """Opens a store of each kind."""
 
     async def open_store() -> AsyncStore:
-        if request.param == "embedded":
+        if request.param == "local":
             return AsyncStore(cotensor.Store())
         daemon: Daemon = request.getfixturevalue("daemon")
         return await cotensor.connect_async(daemon.socket)

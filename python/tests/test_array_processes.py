@@ -51,7 +51,7 @@ def test_forked_child_connects_again(daemon: Any) -> None:
     store.close()
 
 
-def test_parents_embedded_store_raises_in_forked_child() -> None:
+def test_parents_local_store_raises_in_forked_child() -> None:
     store = cotensor.Store()
     tensor = store.put("inside", np.arange(100_000), keep=False)
     small = store.put("small", np.arange(10))

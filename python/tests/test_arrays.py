@@ -294,10 +294,10 @@ def test_discarded_builder_publishes_nothing(store: cotensor.Store) -> None:
     assert "given-up" in store
 
 
-@pytest.fixture(params=["embedded", "daemon"])
+@pytest.fixture(params=["local", "daemon"])
 def small_store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
     """A store with a limit of 8 MiB."""
-    if request.param == "embedded":
+    if request.param == "local":
         yield cotensor.Store(max_memory_mb=8)
         return
     with serving("--max-memory", "8MiB") as daemon, daemon.connect() as opened:

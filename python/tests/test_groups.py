@@ -98,7 +98,7 @@ def test_pickled_handles_open_groups_and_members(daemon: Any) -> None:
 def test_functions_receive_groups(daemon: Any) -> None:
     echo = "@provider.share(name='groups.sum')\ndef add(w):\n    return [int(m.numpy().sum()) for m in w.members().values()]\n"
     with providing(daemon.socket, echo, 'tensors="cotensor"'), daemon.connect() as store:
-        # Of the caller's own connection, of another connection, and of an embedded store.
+        # Of the caller's own connection, of another connection, and of a local store.
         with SharedTensorClient(socket=daemon.socket) as client:
             for other in (client.store, store, cotensor.Store()):
                 group = other.put_group("argument", {"a": np.full(3, 2, np.uint8), "b": np.arange(4)})

@@ -141,7 +141,7 @@ def test_handle_of_another_daemon_raises(daemon: Daemon) -> None:
         folder.rmdir()
 
 
-def test_embedded_stores_and_tensors_are_not_pickled(daemon: Daemon) -> None:
+def test_local_stores_and_tensors_are_not_pickled(daemon: Daemon) -> None:
     with cotensor.Store() as store:
         tensor = store.put("inside", np.arange(3))
         for each in (store, tensor, tensor[1:]):

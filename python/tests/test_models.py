@@ -28,13 +28,13 @@ FOLDERS = {folder.name: folder for folder in TINY.iterdir()}
 FOLDERS |= {name: TINY.parent / "sounds" / folder for name, folder in (("wav2vec2", "wav2vec2-ctc"), ("clap", "clap-even"))}
 
 
-@pytest.fixture(params=["embedded", "daemon"])
+@pytest.fixture(params=["local", "daemon"])
 def hardware(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     folder = tmp_path / "models"
     folder.mkdir()
     for name, target in FOLDERS.items():
         (folder / name).symlink_to(target)
-    if request.param == "embedded":
+    if request.param == "local":
         yield Backend(models=folder)
         return
     with request.getfixturevalue("daemon").connect() as store:

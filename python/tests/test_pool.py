@@ -23,9 +23,9 @@ TINY = REPOSITORY / "fixtures" / "tiny"
 PHOTO = TINY / "images" / "tall.png"
 
 
-@pytest.fixture(params=["embedded", "daemon"])
+@pytest.fixture(params=["local", "daemon"])
 def pool(request: pytest.FixtureRequest) -> ResourcePoolBridgeIntegration:
-    store = None if request.param == "embedded" else request.getfixturevalue("daemon").connect()
+    store = None if request.param == "local" else request.getfixturevalue("daemon").connect()
     return ResourcePoolBridgeIntegration(max_connections=2, models=TINY, store=store)
 
 

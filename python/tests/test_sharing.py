@@ -20,10 +20,10 @@ import cotensor  # noqa: E402
 from cotensor.sharing import SharedTensor, TensorSharingManager  # noqa: E402
 
 
-@pytest.fixture(params=["embedded", "daemon"])
+@pytest.fixture(params=["local", "daemon"])
 def manager(request: pytest.FixtureRequest) -> Iterator[TensorSharingManager]:
     """A manager over a store of each kind, with a limit of 8 MiB."""
-    if request.param == "embedded":
+    if request.param == "local":
         yield TensorSharingManager(max_memory_mb=8)
         return
     with serving("--max-memory", "8MiB") as daemon, daemon.connect() as store:

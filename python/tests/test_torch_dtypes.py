@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import embedded_store  # noqa: E402
+from conftest import local_store  # noqa: E402
 
 import cotensor  # noqa: E402
 
-store = embedded_store()
+store = local_store()
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])

@@ -10,7 +10,7 @@ import weakref
 from typing import Any, Callable, Tuple
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 from functions_common import TIMEOUT_S, until
 
 torch = pytest.importorskip("torch")
@@ -55,7 +55,7 @@ class Pass:
         return self._weights
 
 
-store = embedded_store()
+store = local_store()
 
 
 def gate_of(module: TwoWeights) -> Any:

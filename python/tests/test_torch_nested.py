@@ -11,13 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import embedded_store, serving  # noqa: E402
+from conftest import local_store, serving  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 from cotensor import _native  # noqa: E402
 
-store = embedded_store()
+store = local_store()
 
 
 def same(left: Any, right: Any) -> bool:

@@ -14,13 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from conftest import embedded_store  # noqa: E402
+from conftest import local_store  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 from cotensor.torch.transformers import origin  # noqa: E402
 
-store = embedded_store()
+store = local_store()
 
 Bert = transformers.BertModel
 Classifier = transformers.BertForSequenceClassification

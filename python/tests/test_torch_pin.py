@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable, Iterator, List
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 
@@ -39,7 +39,7 @@ def line(value: float) -> torch.nn.Module:
     return module
 
 
-store = embedded_store()
+store = local_store()
 
 
 @pytest.fixture

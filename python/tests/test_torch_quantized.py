@@ -6,7 +6,7 @@ import warnings
 from typing import Any, Callable, Dict
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 quantization = pytest.importorskip("torch.ao.quantization")
@@ -14,7 +14,7 @@ quantization = pytest.importorskip("torch.ao.quantization")
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 
-store = embedded_store()
+store = local_store()
 
 
 def dynamic(*modules: Any) -> Any:

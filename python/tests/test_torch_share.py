@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
 
 
 without_gradients = no_gradients()
-store = embedded_store()
+store = local_store()
 
 
 def test_equal_encoders_compute_once(store):

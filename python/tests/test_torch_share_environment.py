@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -21,7 +21,7 @@ from cotensor.torch import share  # noqa: E402
 from cotensor.torch.outputs.capture import capturing  # noqa: E402
 
 without_gradients = no_gradients()
-store = embedded_store("module")
+store = local_store("module")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import sys
 import types
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -22,7 +22,7 @@ from share_common import shared as shared_by  # noqa: E402
 from cotensor.torch import attach, publish, refresh, share  # noqa: E402
 
 without_gradients = no_gradients()
-store = embedded_store()
+store = local_store()
 
 
 @dataclasses.dataclass

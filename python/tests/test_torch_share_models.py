@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -18,7 +18,7 @@ SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, interme
 
 
 without_gradients = no_gradients()
-store = embedded_store("module")
+store = local_store("module")
 
 
 def _bert(**more):

@@ -7,7 +7,7 @@ import threading
 
 import numpy
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -18,7 +18,7 @@ import cotensor  # noqa: E402
 from cotensor.torch import share, unshare  # noqa: E402
 
 without_gradients = no_gradients()
-store = embedded_store()
+store = local_store()
 
 
 def _restored_python_generator(self, x):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -11,7 +11,7 @@ nn = torch.nn
 from share_common import no_gradients, shared  # noqa: E402
 
 without_gradients = no_gradients()
-store = embedded_store("module")
+store = local_store("module")
 
 
 SPECIAL_SIZES = frozenset({3})

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import embedded_store  # noqa: E402
+from conftest import local_store  # noqa: E402
 
 import cotensor.torch as ct  # noqa: E402
 
-store = embedded_store()
+store = local_store()
 
 
 def model() -> Any:

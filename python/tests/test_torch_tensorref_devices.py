@@ -209,7 +209,7 @@ def test_results_of_several_devices_are_used_together(memories):
         with offload(model, DEVICES, memory=limits) as session:
             for _ in range(4):
                 results = program()
-            assert {str(mover.device) for mover in session.movers if mover.placement.used} == set(DEVICES)
+            assert {str(mover.device) for mover in session.movers if mover.driver.used} == set(DEVICES)
     for one, other in zip(results, expected):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
 

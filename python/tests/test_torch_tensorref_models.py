@@ -173,7 +173,7 @@ def test_training_is_equal(make, strategy, optimizer, memory):
     memory.limit_bytes = limit
     with offload(model, "simulated", strategy=strategy, memory=limit) as session:
         if strategy == "flow":
-            session.movers[0].make(session.movers[0].placement.set_budget(size_of(model) // 2))
+            session.movers[0].make(session.movers[0].driver.set_budget(size_of(model) // 2))
         losses = step(model, 4)
     assert losses == expected
     for one, other in zip(model.parameters(), plain.parameters()):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, List
 
 import pytest
-from conftest import embedded_store
+from conftest import local_store
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -19,7 +19,7 @@ from torch_models import digest, family, run  # noqa: E402
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 
-store = embedded_store()
+store = local_store()
 
 
 def assert_published(module: Any, store: cotensor.Store, name: str, prefix: str = "") -> None:

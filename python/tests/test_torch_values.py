@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import embedded_store  # noqa: E402
+from conftest import local_store  # noqa: E402
 
 import cotensor  # noqa: E402
 from cotensor.sharing import SharedTensor  # noqa: E402
 
-store = embedded_store()
+store = local_store()
 
 
 def test_to_copies_only_where_torch_needs_it(store: cotensor.Store) -> None:

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::descriptors;
 use crate::models::Models;
-use crate::refusals::Refusals;
+use crate::log_throttle::LogThrottle;
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;
@@ -57,7 +57,7 @@ pub struct Daemon {
     /// Set when the daemon stops.
     pub(crate) stopping: watch::Sender<bool>,
     /// Refused connections of other users.
-    pub(crate) refused_users: Refusals,
+    pub(crate) refused_users: LogThrottle,
 }
 
 impl Daemon {

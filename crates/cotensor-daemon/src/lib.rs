@@ -12,7 +12,7 @@ mod launch;
 mod listening;
 mod models;
 mod processes;
-mod refusals;
+mod log_throttle;
 mod service;
 mod signals;
 mod start;

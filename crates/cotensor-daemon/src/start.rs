@@ -3,7 +3,7 @@
 use crate::config::{Config, METADATA_BYTES};
 use crate::daemon::Daemon;
 use crate::models::Models;
-use crate::refusals::Refusals;
+use crate::log_throttle::LogThrottle;
 use crate::state::broker::Broker;
 use crate::state::channels::Channels;
 use crate::state::functions;
@@ -104,7 +104,7 @@ impl Daemon {
             locks: SessionLocks::new(locks),
             ended: Notify::new(),
             http: Mutex::default(),
-            refused_users: Refusals::default(),
+            refused_users: LogThrottle::default(),
         }))
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mapping` | one `mmap` and what belongs to it: huge pages, aliased mappings, cached mappings, dirty pages |
 //! | `host` | the kinds of host memory: memfd, slab, mapped file; private mappings and the shared index over them |
-//! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of embedded stores |
+//! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, blocks, the memory of local stores |
 //! | `channel` | frames that one process writes again and again, and others read |
 //! | `pack_cache` | the on-disk cache of weights |
 //! | `testing` (feature) | a fake device whose memory processes share |
@@ -37,4 +37,4 @@ pub use host::{
     copy_parallel, copy_parallel_again, shared_bytes,
 };
 pub use pack_cache::{CacheEntry, PackCache, PackEntry, Verification, parse_pack_table};
-pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, EmbeddedMemory, GiveBack, MemfdPool, PoolStats};
+pub use reuse::{BLOCK_BYTES_MAX, BlockLimits, Blocks, LocalMemory, GiveBack, MemfdPool, PoolStats};

@@ -93,7 +93,7 @@ class Division:
         times = [self._times[key] for key in period] if times is None else times
         weights = self.movers[0].weights.all
         sizes = [weight.size_bytes for weight in weights]
-        devices = [(mover.placement.budget, mover.bandwidth) for mover in self.movers]
+        devices = [(mover.driver.budget, mover.bandwidth) for mover in self.movers]
         found = divide_operations(sizes, [(key[1], elapsed) for key, elapsed in zip(period, times)], devices)
         self.period, self.places, self._weights = list(period), {}, {}
         self._next, self._steps = 0, {}
@@ -111,7 +111,7 @@ class Division:
         found: List[_Expected] = []
         if self.period:
             # Each operation on a device follows at most one that runs elsewhere.
-            known = [iter(mover.placement.forecast(2 * count)) for mover in self.movers]
+            known = [iter(mover.driver.forecast(2 * count)) for mover in self.movers]
             for step in range(self._next, self._next + count):
                 place = self.places[self.period[step % len(self.period)]]
                 expected = next((one for one in known[place] if one[0] != _ELSEWHERE), None)
@@ -135,12 +135,12 @@ class Division:
         if part:
             if waited:
                 part.append((mover.operation(_ELSEWHERE, []), waited))
-            mover.placement.announce(part)
+            mover.driver.announce(part)
 
     def _place(self, weights: Sequence[Weight]) -> int:
         """The device of an operation that the period does not have."""
         need = sum([weight.size_bytes for weight in weights])
-        fitting = [number for number, mover in enumerate(self.movers) if need <= mover.placement.budget]
+        fitting = [number for number, mover in enumerate(self.movers) if need <= mover.driver.budget]
         if not fitting:
             return self.movers.index(self.current)
         given = {number: 0 for number in fitting}

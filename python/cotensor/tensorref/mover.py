@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
-from .._native import Placement
+from .._native import Driver
 from ..errors import InvalidError
 from .copies import copies_of
 from .events import Middlewares, Move
@@ -36,17 +36,17 @@ class Mover:
         self.memory = DeviceMemory(device, memory)
         self.weights = Weights()
         self.paths = copies_of(device, self.memory.module)
-        self.placement: Union[Placement, Strategy]
+        self.driver: Union[Driver, Strategy]
         if isinstance(strategy, Strategy):
             if strategy.sizes:
                 raise InvalidError("strategy: pass an object that no other session has", field="strategy")
             strategy.budget = self.memory.budget()
-            self.placement = strategy
+            self.driver = strategy
         else:
             if not isinstance(strategy, str):
                 text = f"strategy: pass a name or an object of a class derived from Strategy, not {strategy!r}"
                 raise InvalidError(text, field="strategy")
-            self.placement = Placement(strategy, self.memory.budget(), bandwidth, 10_000)
+            self.driver = Driver(strategy, self.memory.budget(), bandwidth, 10_000)
         self.lock = threading.RLock()
         #: Called from time to time while operations run.
         self.report: Optional[Callable[[], None]] = None
@@ -61,22 +61,22 @@ class Mover:
         """Manages a tensor of the host."""
         weight = self.weights.add(name, tensor)
         if weight is not None:
-            number = self.placement.add_tensor(weight.size_bytes)
+            number = self.driver.add_tensor(weight.size_bytes)
             assert number == weight.number
 
     def begin(self, name: str, weights: List[Weight]) -> bool:
         """Copies what an operation needs. Returns false if the operation should run on the host."""
-        placement = self.placement
+        driver = self.driver
         for weight in weights:
             if weight.copy is not None and (weight.exposed or weight.seen != weight.state()):
                 self.invalidate(weight)
-        on_device, moves = placement.begin(self.operation(name, weights))
+        on_device, moves = driver.begin(self.operation(name, weights))
         if moves:
             self.make(moves)
         if on_device:
             for weight in weights:
                 if weight.copy is None:
-                    placement.cancel()
+                    driver.cancel()
                     break
                 if weight.landing is not None:
                     self.paths.use(weight.copy, weight.landing)
@@ -90,25 +90,25 @@ class Mover:
         key = (name, *weights)
         number = self._operations.get(key)
         if number is None:
-            number = self._operations[key] = self.placement.add_operation(name, [weight.number for weight in weights])
+            number = self._operations[key] = self.driver.add_operation(name, [weight.number for weight in weights])
         return number
 
     def running(self) -> None:
         """Makes moves beside the operation that has started."""
-        moves = self.placement.running()
+        moves = self.driver.running()
         if moves:
             self.make(moves)
 
     def end(self, elapsed_ns: int) -> None:
         """Makes moves after the operation."""
-        moves = self.placement.end(elapsed_ns)
+        moves = self.driver.end(elapsed_ns)
         if moves:
             self.make(moves)
-        budget = self.memory.measure(self.placement)
+        budget = self.memory.measure(self.driver)
         if budget is None:
             return
-        if budget != self.placement.budget:
-            self.make(self.placement.set_budget(budget))
+        if budget != self.driver.budget:
+            self.make(self.driver.set_budget(budget))
         report = self.report
         if report is not None:
             report()
@@ -117,15 +117,15 @@ class Mover:
         """Uses no more than ``share`` bytes of the device. Returns whether the memory beyond it is free."""
         self.memory.share = share
         budget = self.memory.budget()
-        if budget != self.placement.budget:
-            self.make(self.placement.set_budget(budget))
-        self.memory.weights_bytes = self.placement.used
+        if budget != self.driver.budget:
+            self.make(self.driver.set_budget(budget))
+        self.memory.weights_bytes = self.driver.used
         return self.memory.allocated() <= share and self.memory.reserved() <= share
 
     def no_memory(self) -> None:
         """The device had no memory: frees all that the operation does not need, and keeps more memory for activations."""
         self.out_of_memory += 1
-        self.make(self.placement.out_of_memory())
+        self.make(self.driver.out_of_memory())
         self._reserve()
 
     def begin_backward(self) -> None:
@@ -134,9 +134,9 @@ class Mover:
 
     def _reserve(self) -> None:
         """Keeps more memory for activations than they take now."""
-        budget = self.memory.measure(self.placement, failed=True)
-        if budget is not None and budget < self.placement.budget:
-            self.make(self.placement.set_budget(budget))
+        budget = self.memory.measure(self.driver, failed=True)
+        if budget is not None and budget < self.driver.budget:
+            self.make(self.driver.set_budget(budget))
 
     def make(self, moves: _Moves) -> None:
         """Makes moves in their order."""
@@ -145,9 +145,9 @@ class Mover:
             move = Move(weight.name, weight.size_bytes, fetch, str(self.device))
             if not self.middlewares.may(move):
                 if fetch:
-                    self.placement.discard(number)
+                    self.driver.discard(number)
                     continue
-                if self.placement.keep(number):
+                if self.driver.keep(number):
                     continue
             if fetch:
                 self._fetch(weight)
@@ -161,14 +161,14 @@ class Mover:
         try:
             weight.fetch(self.device, self.paths)
         except torch.OutOfMemoryError:
-            self.placement.discard(weight.number)
+            self.driver.discard(weight.number)
             self.no_memory()
             # no_memory evicts; then the copy is made again, or the operation runs on the host.
             try:
                 weight.fetch(self.device, self.paths)
             except torch.OutOfMemoryError:
                 return
-            if not self.placement.keep(weight.number):
+            if not self.driver.keep(weight.number):
                 weight.drop()
                 return
         assert weight.copy is not None
@@ -194,7 +194,7 @@ class Mover:
     def invalidate(self, weight: Weight) -> None:
         """Drops a copy that differs from the host."""
         self._drop(weight)
-        self.placement.discard(weight.number)
+        self.driver.discard(weight.number)
 
     def _drop(self, weight: Weight) -> None:
         self.by_copy.pop(weight.key, None)
@@ -228,4 +228,4 @@ class Mover:
         for weight in self.weights.all:
             if weight.copy is not None:
                 self.invalidate(weight)
-        self.memory.weights_bytes = self.placement.used
+        self.memory.weights_bytes = self.driver.used

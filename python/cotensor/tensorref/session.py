@@ -140,7 +140,7 @@ class Offload(TorchFunctionMode):
         def named(numbers: Iterable[int]) -> Tuple[str, ...]:
             return tuple([names[number] for number in numbers])
 
-        expected = (self.devices.division or self.movers[0].placement).forecast(count)
+        expected = (self.devices.division or self.movers[0].driver).forecast(count)
         return [
             Expected(name, named(uses), place, named(copied), named(evicted)) for name, uses, place, copied, evicted in expected
         ]
@@ -163,7 +163,7 @@ class Offload(TorchFunctionMode):
             self.devices.division.divide(keys, [elapsed for _, _, elapsed in announced])
             return
         mover = self.movers[0]
-        mover.placement.announce([(mover.operation(name, weights), elapsed) for name, weights, elapsed in announced])
+        mover.driver.announce([(mover.operation(name, weights), elapsed) for name, weights, elapsed in announced])
 
     def use(self, middleware: Middleware) -> Callable[[], None]:
         """Adds a middleware. Returns a function that removes it."""
@@ -183,8 +183,8 @@ class Offload(TorchFunctionMode):
             movers = [self.devices.mover_of(named)]
         names = "copies copied_bytes evictions on_host out_of_memory".split()
         counts = {name: sum([getattr(mover, name) for mover in movers]) for name in names}
-        counts["used_bytes"] = sum([mover.placement.used for mover in movers])
-        counts["budget_bytes"] = sum([mover.placement.budget for mover in movers])
+        counts["used_bytes"] = sum([mover.driver.used for mover in movers])
+        counts["budget_bytes"] = sum([mover.driver.budget for mover in movers])
         counts["locked_bytes"] = sum([mover.paths.locked_bytes for mover in movers])
         counts["staged_bytes"] = sum([mover.paths.staged_bytes for mover in movers])
         shares = [mover.memory.share for mover in movers if mover.memory.share is not None]

@@ -40,7 +40,7 @@ class Strategy:
         """Weights that leave after an operation."""
         return ()
 
-    # What a session calls, as cotensor._native.Placement.
+    # What a session calls, as cotensor._native.Driver.
     @property
     def used(self) -> int:
         """Bytes of the weights on the device."""

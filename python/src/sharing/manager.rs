@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 ///
 /// ``max_memory_mb`` limits the memory of all its tensors, in MiB. At the limit, tensors without holders are evicted;
 /// without any, :class:`OverBudgetError` names the holders. ``store`` is a store to share, such as
-/// ``cotensor.connect()``; by default the manager has an embedded store. Only the daemon can set a daemon's limit.
+/// ``cotensor.connect()``; by default the manager has a local store. Only the daemon can set a daemon's limit.
 ///
 /// The producer can write a registered tensor until another model first gets it.
 #[pyclass(frozen, weakref, module = "cotensor")]

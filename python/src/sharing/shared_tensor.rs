@@ -17,7 +17,7 @@ use crate::store::holder::program;
 use crate::store::report::report;
 use cotensor::DType;
 use cotensor::model::pipeline::SharedEmbedding;
-use cotensor_memory::EmbeddedMemory;
+use cotensor_memory::LocalMemory;
 use cotensor_store::CopyReason;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -87,7 +87,7 @@ impl SharedTensor {
         let dtype = dtype.map_or(Ok(DType::F32), dtype::dtype)?;
         let shape = dtype::shape(shape)?;
         let producer = producer_model.unwrap_or_else(|| program(py));
-        let memory = Arc::new(EmbeddedMemory::default());
+        let memory = Arc::new(LocalMemory::default());
         let made = cotensor_sharing::SharedTensor::aliased(memory, &name, &shape, dtype, storage_type, &producer);
         made.or_raise(py).map(Self::over)
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 /// A store inside this process, or a connection to the daemon's.
 #[derive(Clone)]
 pub(crate) enum Backend {
-    Embedded(Arc<LocalStore>),
+    Local(Arc<LocalStore>),
     Client(Arc<ClientStore>),
 }
 
@@ -17,7 +17,7 @@ impl Backend {
     /// The connection to the daemon; none for a store inside this process.
     pub(super) fn client(&self) -> Option<Arc<ClientStore>> {
         match self {
-            Backend::Embedded(_) => None,
+            Backend::Local(_) => None,
             Backend::Client(store) => Some(Arc::clone(store)),
         }
     }
@@ -31,7 +31,7 @@ impl Backend {
 
     pub(super) fn store(&self) -> Arc<dyn cotensor::Store> {
         match self {
-            Backend::Embedded(store) => Arc::clone(store) as Arc<dyn cotensor::Store>,
+            Backend::Local(store) => Arc::clone(store) as Arc<dyn cotensor::Store>,
             Backend::Client(store) => Arc::clone(store) as Arc<dyn cotensor::Store>,
         }
     }
@@ -51,14 +51,14 @@ impl BackendCell {
     /// The backend. A forked child connects to the daemon anew.
     ///
     /// # Errors
-    /// `Conflict` for a closed store and for the parent's embedded store; the errors of the new connection.
+    /// `Conflict` for a closed store and for the parent's local store; the errors of the new connection.
     pub(super) fn get(&self) -> Result<Backend, Error> {
         let mut cell = lock(&self.0);
         let closed = || Error::new(ErrorKind::Conflict, "this store is closed");
         let backend = cell.as_mut().ok_or_else(closed)?;
         if !backend.is_ours() {
             let new = match &**backend {
-                Backend::Embedded(_) => Err(Error::new(
+                Backend::Local(_) => Err(Error::new(
                     ErrorKind::Conflict,
                     "this store belongs to the parent process: connect to a daemon to share tensors between processes, or \
                      create a store in this process",

@@ -290,7 +290,7 @@ impl TensorBuilder {
 
     /// The descriptor of the memory, which the builder keeps open until it is published or discarded.
     fn _fileno(&self, py: Python<'_>) -> PyResult<RawFd> {
-        let message = || format!("{}: memory of an embedded store that processes cannot share", self.name);
+        let message = || format!("{}: memory of a local store that processes cannot share", self.name);
         self.fileno(py)?.ok_or_else(|| raise(py, &Error::unsupported(message())))
     }
 

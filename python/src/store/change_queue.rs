@@ -28,17 +28,17 @@ pub(crate) struct ChangeQueue {
 
 enum Waits {
     Client(cotensor_client::ChangeQueue),
-    Embedded(EmbeddedWaits),
+    Local(LocalWaits),
 }
 
 /// Waits for the changes of a store of this process.
-struct EmbeddedWaits {
+struct LocalWaits {
     store: Arc<LocalStore>,
-    state: Mutex<HashMap<u64, EmbeddedWait>>,
+    state: Mutex<HashMap<u64, LocalWait>>,
     woken: Arc<Woken>,
 }
 
-struct EmbeddedWait {
+struct LocalWait {
     future: ChangesFuture,
     end: Option<Instant>,
 }
@@ -62,14 +62,14 @@ impl Wake for WakeOne {
     }
 }
 
-impl EmbeddedWaits {
+impl LocalWaits {
     fn add(&self, number: u64, inner: &WatchInner, wait: Duration) {
         let (watched, since) = (inner.watched(), inner.position());
         let future = match watched.every {
             Some(_) => self.store.await_versions(since),
             None => self.store.watch_names(watched.filter.clone(), Some(since)),
         };
-        lock(&self.state).insert(number, EmbeddedWait { future, end: Instant::now().checked_add(wait) });
+        lock(&self.state).insert(number, LocalWait { future, end: Instant::now().checked_add(wait) });
         // The waiting thread polls it for the first time.
         Arc::new(WakeOne { number, woken: Arc::clone(&self.woken) }).wake();
     }
@@ -118,8 +118,8 @@ impl ChangeQueue {
     fn new(py: Python<'_>, store: &Store) -> PyResult<Self> {
         let waits = match store.backend(py)? {
             Backend::Client(store) => Waits::Client(cotensor_client::ChangeQueue::new(store)),
-            Backend::Embedded(store) => {
-                Waits::Embedded(EmbeddedWaits { store, state: Mutex::default(), woken: Arc::default() })
+            Backend::Local(store) => {
+                Waits::Local(LocalWaits { store, state: Mutex::default(), woken: Arc::default() })
             }
         };
         Ok(Self { waits: ProcessLocal::new(waits), watches: Mutex::default() })
@@ -146,7 +146,7 @@ impl ChangeQueue {
                     };
                     queue.add(number, watched, inner.position(), wait);
                 }
-                Waits::Embedded(waits) => waits.add(number, &inner, wait),
+                Waits::Local(waits) => waits.add(number, &inner, wait),
             }
         });
         Ok(())
@@ -157,7 +157,7 @@ impl ChangeQueue {
         lock(&self.watches).remove(&number);
         match self.waits.get(py, "change queue")? {
             Waits::Client(queue) => queue.remove(number),
-            Waits::Embedded(waits) => drop(lock(&waits.state).remove(&number)),
+            Waits::Local(waits) => drop(lock(&waits.state).remove(&number)),
         }
         Ok(())
     }
@@ -171,7 +171,7 @@ impl ChangeQueue {
         let outcomes = py.detach(|| {
             let done = match waits {
                 Waits::Client(queue) => queue.wait(end),
-                Waits::Embedded(waits) => waits.wait(end),
+                Waits::Local(waits) => waits.wait(end),
             };
             let taken = done.into_iter().filter_map(|(number, outcome)| {
                 let inner = lock(&self.watches).remove(&number)?;

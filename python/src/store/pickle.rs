@@ -22,7 +22,7 @@ pub(super) fn reduce_store<'py>(py: Python<'py>, store: &ClientStore) -> PyResul
 /// The handle of a tensor in the daemon's store, or of a view of one.
 ///
 /// # Errors
-/// `Conflict` in a forked child, `Unsupported` for a tensor of an embedded store.
+/// `Conflict` in a forked child, `Unsupported` for a tensor of a local store.
 pub(super) fn reduce_tensor<'py>(py: Python<'py>, held: &HeldLease, layout: &Layout) -> PyResult<Reduced<'py>> {
     let lease = held.lease();
     let Some(store) = held.store() else {

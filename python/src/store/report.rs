@@ -17,16 +17,16 @@ pub(crate) fn report<'py>(
 }
 
 impl Store {
-    /// A report as dicts and lists: the daemon's by its method `M`, an embedded store's by `embedded`.
+    /// A report as dicts and lists: the daemon's by its method `M`, a local store's by `local`.
     fn reported<'py, M: p::Method<Params = p::Empty, Result = p::Report>>(
         &self,
         py: Python<'py>,
-        embedded: fn(&dyn cotensor::Store) -> serde_json::Result<serde_json::Value>,
+        local: fn(&dyn cotensor::Store) -> serde_json::Result<serde_json::Value>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let backend = self.backend(py)?;
         let value = py.detach(|| match &backend {
             Backend::Client(store) => store.report::<M, serde_json::Value>(),
-            Backend::Embedded(store) => embedded(&**store).map_err(|error| Error::corrupt(error.to_string())),
+            Backend::Local(store) => local(&**store).map_err(|error| Error::corrupt(error.to_string())),
         });
         let value = value.or_raise(py)?;
         report(py, || serde_json::to_string(&value))

@@ -19,7 +19,7 @@ use cotensor::{DType, Error, ErrorKind, Kind, LocalStore, SharingConfig};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::Device;
-use cotensor_memory::{EmbeddedMemory, PackCache};
+use cotensor_memory::{LocalMemory, PackCache};
 use cotensor_store::TensorId;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -38,7 +38,7 @@ use std::time::Duration;
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Store {
     backend: BackendCell,
-    /// The cache folder of an embedded store.
+    /// The cache folder of a local store.
     cache: Option<Arc<PackCache>>,
 }
 
@@ -47,22 +47,22 @@ impl Store {
         Self { backend: BackendCell::new(backend), cache: None }
     }
 
-    /// An embedded store without limits.
+    /// A local store without limits.
     pub(crate) fn in_process() -> Self {
-        Self::new(Backend::Embedded(LocalStore::builder().memory(Arc::new(EmbeddedMemory::default())).build()))
+        Self::new(Backend::Local(LocalStore::builder().memory(Arc::new(LocalMemory::default())).build()))
     }
 
-    /// An embedded store without limits, which keeps weights for other processes in the user's cache folder.
+    /// A local store without limits, which keeps weights for other processes in the user's cache folder.
     ///
     /// # Errors
     /// As [`user_cache`].
     pub(crate) fn in_process_with_cache(py: Python<'_>) -> PyResult<Self> {
         let cache = user_cache(py)?;
-        let mut builder = LocalStore::builder().memory(Arc::new(EmbeddedMemory::default()));
+        let mut builder = LocalStore::builder().memory(Arc::new(LocalMemory::default()));
         if let Some(cache) = &cache {
             builder = builder.cache(Arc::clone(cache) as Arc<_>);
         }
-        Ok(Self { cache, ..Self::new(Backend::Embedded(builder.build())) })
+        Ok(Self { cache, ..Self::new(Backend::Local(builder.build())) })
     }
 
     pub(super) fn backend(&self, py: Python<'_>) -> PyResult<Backend> {
@@ -73,13 +73,13 @@ impl Store {
         Ok(self.backend(py)?.store())
     }
 
-    /// The folder for weights in the layout of an engine's kernels: an embedded store's own, and the user's for a client of
+    /// The folder for weights in the layout of an engine's kernels: a local store's own, and the user's for a client of
     /// the daemon. `None` without a folder that can be used.
     ///
     /// # Errors
     /// As [`user_cache`].
     pub(crate) fn cache(&self, py: Python<'_>) -> PyResult<Option<Arc<PackCache>>> {
-        if let Backend::Embedded(_) = self.backend(py)? {
+        if let Backend::Local(_) = self.backend(py)? {
             return Ok(self.cache.clone());
         }
         user_cache(py)
@@ -88,12 +88,12 @@ impl Store {
     /// The connection to the daemon, for `what`.
     ///
     /// # Errors
-    /// `Unsupported` for an embedded store, which has no `what`.
+    /// `Unsupported` for a local store, which has no `what`.
     pub(crate) fn client_store(&self, py: Python<'_>, what: &str) -> PyResult<Arc<ClientStore>> {
         match self.backend(py)? {
             Backend::Client(store) => Ok(store),
-            Backend::Embedded(_) => {
-                let message = format!("an embedded store has no {what}: use cotensor.connect()");
+            Backend::Local(_) => {
+                let message = format!("a local store has no {what}: use cotensor.connect()");
                 Err(raise(py, &Error::unsupported(message)))
             }
         }
@@ -104,7 +104,7 @@ impl Store {
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         match self.backend(py)? {
             Backend::Client(store) => py.detach(|| store.request::<p::Ping>(&p::Empty {})).or_raise(py).map(drop),
-            Backend::Embedded(_) => Ok(()),
+            Backend::Local(_) => Ok(()),
         }
     }
 }
@@ -134,7 +134,7 @@ impl Store {
             allowed_types,
             max_shared_tensor_size_bytes: max_shared_tensor_size,
         };
-        let mut builder = LocalStore::builder().memory(Arc::new(EmbeddedMemory::default())).config(sharing);
+        let mut builder = LocalStore::builder().memory(Arc::new(LocalMemory::default())).config(sharing);
         if let Some(mb) = max_memory_mb {
             builder = builder.max_memory_bytes(mb.saturating_mul(1 << 20));
         }
@@ -142,7 +142,7 @@ impl Store {
         if let Some(cache) = &cache {
             builder = builder.cache(Arc::clone(cache) as Arc<_>);
         }
-        Ok(Self { cache, ..Self::new(Backend::Embedded(builder.build())) })
+        Ok(Self { cache, ..Self::new(Backend::Local(builder.build())) })
     }
 
     /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the
@@ -185,7 +185,7 @@ impl Store {
     fn socket(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
         Ok(match self.backend(py)? {
             Backend::Client(store) => Some(store.socket().to_path_buf()),
-            Backend::Embedded(_) => None,
+            Backend::Local(_) => None,
         })
     }
 
@@ -194,7 +194,7 @@ impl Store {
     fn client(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(match self.backend(py)? {
             Backend::Client(store) => Some(store.client().to_owned()),
-            Backend::Embedded(_) => None,
+            Backend::Local(_) => None,
         })
     }
 
@@ -204,7 +204,7 @@ impl Store {
     fn epoch(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         Ok(match self.backend(py)? {
             Backend::Client(store) => Some(store.epoch()),
-            Backend::Embedded(_) => None,
+            Backend::Local(_) => None,
         })
     }
 
@@ -240,8 +240,8 @@ impl Store {
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
         match self.backend(py)? {
             Backend::Client(store) => pickle::reduce_store(py, &store),
-            Backend::Embedded(_) => {
-                let message = "an embedded store cannot be sent: use the daemon's, cotensor.connect()";
+            Backend::Local(_) => {
+                let message = "a local store cannot be sent: use the daemon's, cotensor.connect()";
                 Err(raise(py, &Error::unsupported(message)))
             }
         }
@@ -435,7 +435,7 @@ impl Store {
         }
     }
 
-    /// Sets the memory limit of an embedded store, in MiB. `cotensor serve --max-memory` sets a daemon's.
+    /// Sets the memory limit of a local store, in MiB. `cotensor serve --max-memory` sets a daemon's.
     fn limit_memory(
         &self,
         py: Python<'_>,
@@ -486,7 +486,7 @@ impl Store {
     fn __repr__(&self, py: Python<'_>) -> String {
         match self.backend(py) {
             Ok(Backend::Client(store)) => format!("<Store of the daemon at {}>", store.socket().display()),
-            Ok(Backend::Embedded(store)) => {
+            Ok(Backend::Local(store)) => {
                 let stats = cotensor::StoreReports::stats(&*store);
                 format!("<Store in this process, {} tensors, {} bytes>", stats.total_tensors, stats.memory_usage_bytes)
             }

@@ -7,7 +7,7 @@ use crate::errors::{OrRaise, raise};
 use crate::export::operators;
 use crate::export::private_pages::PrivatePages;
 use cotensor::{Error, LocalStore, Store};
-use cotensor_memory::EmbeddedMemory;
+use cotensor_memory::LocalMemory;
 use cotensor_store::{CopyReason, TensorSpec, TensorStore};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -85,7 +85,7 @@ impl Tensor {
         let plain = TensorSpec::new(spec.name, self.layout.dtype(), self.layout.shape());
         let spec = TensorSpec { members, kind: spec.kind, producer: spec.producer, metadata: spec.metadata, ..plain };
         let copy = self.copied(py)?;
-        let store = LocalStore::builder().small().memory(Arc::new(EmbeddedMemory::default())).build();
+        let store = LocalStore::builder().small().memory(Arc::new(LocalMemory::default())).build();
         let lease = py.detach(|| {
             let mut reservation = store.reserve_private(spec, &store.holder(&lease.holder()))?;
             let len = self.layout.size_bytes();

@@ -55,7 +55,7 @@ settings! {
     CACHE "COTENSOR_CACHE" "--cache" "the user's cache folder" "Folder for weights and the demo's models.";
     THREADS "COTENSOR_THREADS" "--threads" "one per core" "Number of engine threads.";
     ENGINE "COTENSOR_ENGINE" "--engine" "auto" "Engine that runs graphs: auto, ort, ort-shared or rten.";
-    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "50% for the daemon" "Memory budget of the store, such as 4GiB, a share of the machine's memory, such as 75%, or none: the daemon's, where each tensor counts 1 KiB more than its size, or that of an embedded store.";
+    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "50% for the daemon" "Memory budget of the store, such as 4GiB, a share of the machine's memory, such as 75%, or none: the daemon's, where each tensor counts 1 KiB more than its size, or that of a local store.";
     MAX_DEVICE_MEMORY "COTENSOR_MAX_DEVICE_MEMORY" "--max-device-memory" "host memory only" "Devices whose memory clients of the daemon may share, each with its budget, separated by commas: cuda:0=40GiB.";
     MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "no limit" "Memory that one client of the daemon may lease and reserve, such as 4GiB.";
     SPILL "COTENSOR_SPILL" "--spill" "unleased tensors are evicted" "Folder for tensors that the daemon spills when memory is needed.";

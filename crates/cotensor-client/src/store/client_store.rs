@@ -2,7 +2,7 @@
 
 use super::blobs;
 use super::copies::UnreportedCopies;
-use super::publication::{self, FrozenTensor, Placement, Publisher};
+use super::publication::{self, FrozenTensor, Allocation, Publisher};
 use super::reconnect::Reconnector;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method};
@@ -172,7 +172,7 @@ impl ClientStore {
         let me = self.me.clone();
         self.daemon.slabs.next_block.start(move |len| {
             if let Some(store) = me.upgrade() {
-                Placement::make_next_block(&store.daemon, len);
+                Allocation::make_next_block(&store.daemon, len);
                 store.give_blocks_back();
             }
         });
@@ -440,7 +440,7 @@ impl MemoryControl for ClientStore {
             return self.prefault(device, bytes, count);
         }
         for done in 0..count {
-            if !Placement::prefault_block(&self.daemon, bytes)? {
+            if !Allocation::prefault_block(&self.daemon, bytes)? {
                 return Ok(done);
             }
         }

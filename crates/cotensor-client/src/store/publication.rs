@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 const AVAILABLE_FACTOR_MIN: u64 = 4;
 
 /// The memory of an unpublished tensor.
-pub(super) enum Placement {
+pub(super) enum Allocation {
     /// A range of a slab or a block.
     Slab(OwnSlab),
     /// Memory of its own, with a reservation at the daemon.
@@ -53,7 +53,7 @@ pub(super) struct PublishTerms {
     pub(super) copies: Vec<p::CopyParams>,
 }
 
-impl Placement {
+impl Allocation {
     /// A range of a slab. Opens a new slab when the open ones have no room. With `to_fill`, the bytes may have values of earlier tensors.
     pub(super) fn in_slab(daemon: &Reconnector, len: usize, to_fill: bool) -> Result<(Self, Box<dyn SegmentMut>)> {
         let slabs = &daemon.slabs;
@@ -208,7 +208,7 @@ pub(super) struct FrozenTensor {
     layout: Layout,
     segment: Arc<dyn Segment>,
     holder: Holder,
-    place: Placement,
+    place: Allocation,
     key: Option<Key>,
 }
 
@@ -232,7 +232,7 @@ impl FrozenTensor {
 
     /// Whether its memory is a block, which later tensors use again.
     pub(super) fn is_in_block(&self) -> bool {
-        matches!(self.place, Placement::Slab(OwnSlab { is_block: true, .. }))
+        matches!(self.place, Allocation::Slab(OwnSlab { is_block: true, .. }))
     }
 
     /// Each session has tickets of its own.
@@ -256,7 +256,7 @@ pub(super) fn publish_each(to: &Publisher<'_>, results: Vec<(UnpublishedTensor, 
     let (mut tensors, mut requests) = (Vec::new(), Vec::new());
     for (tensor, key) in results {
         let tensor = FrozenTensor::new(tensor, key).and_then(|tensor| {
-            let Placement::Slab(own) = tensor.place else { return Ok((tensor, None)) };
+            let Allocation::Slab(own) = tensor.place else { return Ok((tensor, None)) };
             let terms = tensor.terms(to)?;
             // A session that ended has no number for the slab.
             let request = announce(&session, slabs, own, &tensor.spec, &tensor.segment, terms).ok();

@@ -1,7 +1,7 @@
 //! Tensors by name: lookups, reservations and removals.
 
 use super::client_store::ClientStore;
-use super::publication::Placement;
+use super::publication::Allocation;
 use super::session::WORK_TIMEOUT;
 use crate::protocol::{self as p, Spec};
 use cotensor_core::{ErrorKind, HeapMemory, Kind, Result, SegmentMut};
@@ -19,7 +19,7 @@ impl ClientStore {
         &self,
         spec: TensorSpec,
         holder: &Holder,
-        place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Placement, Box<dyn SegmentMut>)>,
+        place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Allocation, Box<dyn SegmentMut>)>,
     ) -> Result<Reservation> {
         let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         let len = layout.size_bytes();
@@ -33,11 +33,11 @@ impl ClientStore {
     }
 
     /// A range of a slab, or memory of its own.
-    fn place(&self, params: &p::ReserveParams, len: usize, to_fill: bool) -> Result<(Placement, Box<dyn SegmentMut>)> {
+    fn place(&self, params: &p::ReserveParams, len: usize, to_fill: bool) -> Result<(Allocation, Box<dyn SegmentMut>)> {
         if self.is_for_slab(params.spec.device, len) {
-            Placement::in_slab(&self.daemon, len, to_fill)
+            Allocation::in_slab(&self.daemon, len, to_fill)
         } else {
-            Placement::reserved(&self.daemon, params, |memory| memory.reserve(len))
+            Allocation::reserved(&self.daemon, params, |memory| memory.reserve(len))
         }
     }
 
@@ -120,7 +120,7 @@ impl TensorStore for ClientStore {
         self.reserve_in(spec, holder, |params, len| {
             let is_for_block =
                 may_be_written && !self.is_for_slab(params.spec.device, len) && len <= self.block_bytes_max;
-            let block = if is_for_block { Placement::in_block(&self.daemon, len)? } else { None };
+            let block = if is_for_block { Allocation::in_block(&self.daemon, len)? } else { None };
             block.map_or_else(
                 || self.place(params, len, true),
                 |place| {
@@ -135,7 +135,7 @@ impl TensorStore for ClientStore {
     /// keeps.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         self.reserve_in(spec, holder, |params, len| {
-            Placement::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))
+            Allocation::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))
         })
     }
 

@@ -9,7 +9,7 @@
 mod attempts;
 mod config;
 mod engine;
-mod former;
+mod orphan;
 mod libraries;
 mod process;
 mod service;

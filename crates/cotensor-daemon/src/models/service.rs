@@ -3,7 +3,7 @@
 use super::attempts::Attempts;
 use super::config::ModelsConfig;
 use super::engine::add_libraries;
-use super::former::end_former;
+use super::orphan::end_orphan;
 use super::libraries::{Libraries, Library};
 use super::process::{EXIT_TIMEOUT, ModelProcess, stopping};
 use cotensor_client::path_beside;
@@ -63,7 +63,7 @@ impl Models {
     ///
     /// # Errors
     /// `Unsupported` when the daemon has no program for models; `Unreachable` when the process ends at its start, and for a time
-    /// after several such failures; `TimedOut`; those of [`end_former`].
+    /// after several such failures; `TimedOut`; those of [`end_orphan`].
     pub(crate) async fn ensure(self: &Arc<Self>) -> Result<Arc<ModelProcess>> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         if let Some(process) = self.running() {
@@ -125,7 +125,7 @@ impl Models {
         }
         attempts.check(Instant::now())?;
         let path = path_beside(&self.daemon, ".v1");
-        end_former(&path).await?;
+        end_orphan(&path).await?;
         let libraries = lock(&self.libraries).list();
         match ModelProcess::start(config, &self.daemon, path, &libraries, self.stop.subscribe()).await {
             Ok(process) => {

@@ -1,14 +1,14 @@
 //! Allocators that reuse memory.
 
 mod blocks;
-mod embedded;
+mod local;
 mod free_blocks;
 mod give_back;
 mod pool;
 mod prefault;
 
 pub use blocks::{BLOCK_BYTES_MAX, BlockLimits, Blocks};
-pub use embedded::EmbeddedMemory;
+pub use local::LocalMemory;
 pub use free_blocks::PoolStats;
 pub use give_back::GiveBack;
 pub use pool::MemfdPool;

@@ -2,7 +2,7 @@
 
 use cotensor_core::{Memory, MemoryKind};
 use cotensor_memory::testing::{SharedFakeDevice, refuse_executable_memfds};
-use cotensor_memory::{EmbeddedMemory, Guarantee, MemfdPool, SealedMemfd, SharedIndex, Slab, check_sealed};
+use cotensor_memory::{LocalMemory, Guarantee, MemfdPool, SealedMemfd, SharedIndex, Slab, check_sealed};
 
 #[test]
 fn every_memory_works_where_executable_memfds_are_refused() {
@@ -10,10 +10,10 @@ fn every_memory_works_where_executable_memfds_are_refused() {
         return eprintln!("not tested: no seccomp filter can be set: {error}");
     }
     let pool = MemfdPool::new(1 << 20);
-    let embedded = EmbeddedMemory::default();
+    let local = LocalMemory::default();
     let slab = Slab::create(1 << 16).unwrap();
     let device = SharedFakeDevice::default();
-    let memories: [&dyn Memory; 4] = [&pool, &embedded, &slab, &device];
+    let memories: [&dyn Memory; 4] = [&pool, &local, &slab, &device];
     for memory in memories {
         let segment = memory.copy_of(&[7; 5000]).unwrap().freeze().unwrap();
         let mut read = [0; 5000];

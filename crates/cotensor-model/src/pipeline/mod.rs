@@ -17,7 +17,7 @@ mod speech;
 mod streaming;
 mod task;
 mod text;
-mod writing;
+mod generator;
 
 pub use adapted::{ADAPTER, EncoderUse, Samples, SharedEmbedding, encode, encoder_of, fit_adapter, inputs_of};
 pub(crate) use cotensor_pipeline::argmax;
@@ -30,4 +30,4 @@ pub use inputs::Inputs;
 pub use opened::{default_task, model_of_encoder, model_of_user, open_pipeline};
 pub use streaming::{StreamEvent, StreamSettings, StreamSummary, StreamingProcessor};
 pub use task::{run_user, run_user_keeping, run_user_streaming};
-pub use writing::OnText;
+pub use generator::OnText;

@@ -2,7 +2,7 @@
 
 use super::inputs::Inputs;
 use super::run::{Run, read};
-use super::writing::OnText;
+use super::generator::OnText;
 use super::{speech, text};
 use crate::model::Model;
 use crate::stage::Stage;

@@ -4,14 +4,14 @@ use super::decode::GenerationConfig;
 use super::image_tokens;
 use super::inputs::Inputs;
 use super::run::Run;
-use super::writing::{OnText, Shown, Writing};
+use super::generator::{OnText, Shown, Generator};
 use crate::model::Model;
 use cotensor_core::{Error, Result};
 use cotensor_pipeline::{Answer, Output, User, check_vocabulary, decoded_after, lacks};
 use cotensor_preprocess::family::{Medium, Task};
 
 /// Runs the encoders of the task, and decodes.
-pub(super) fn write(
+pub(super) fn generate(
     run: &mut Run<'_>,
     task: &Task,
     user: &User,
@@ -37,7 +37,7 @@ pub(super) fn write(
         let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(role, def, stage.ports()))?;
         run.run_stage(def, &stage, inputs, output)?;
     }
-    let writing = Writing::load(run, task)?;
+    let generator = Generator::load(run, task)?;
     let mut continues = task.prompt;
     let ids = if task.prompt {
         text_ids = prompt_ids(run, user, &text_of(&config, user, inputs)?)?;
@@ -54,7 +54,7 @@ pub(super) fn write(
     check_vocabulary(&run.model.model_config(), text_ids.iter().chain(&ids).copied())?;
     let before = if continues { ids.as_slice() } else { &[] };
     let shown = Shown { before, is_text: &|_| true };
-    let tokens = writing.write(run, user, &config, &ids, &shown, on_text)?;
+    let tokens = generator.generate(run, user, &config, &ids, &shown, on_text)?;
     let text = decoded_after(run.tokenizer()?, before, &tokens)?;
     let answer = Answer::Text { text, tokens: tokens.len(), prompt_tokens: text_ids.len() };
     Ok((answer, vec![Output::of_tokens(&tokens)]))

@@ -3,7 +3,7 @@
 use super::config::HttpConfig;
 use super::peer;
 use super::turned_away::TurnedAway;
-use crate::refusals::Refusals;
+use crate::log_throttle::LogThrottle;
 use cotensor_core::sync::lock;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpStream;
@@ -17,7 +17,7 @@ pub(super) struct Admission {
     untrusted: Arc<Semaphore>,
     /// The answers to connections beyond these limits, of this user and of others.
     turned_away: [TurnedAway; 2],
-    refusals: Refusals,
+    refusals: LogThrottle,
 }
 
 /// The client of a connection.
@@ -40,7 +40,7 @@ impl Admission {
             trusted: Arc::new(Semaphore::new(config.connections_max)),
             untrusted: Arc::new(Semaphore::new(config.untrusted_connections_max)),
             turned_away: [config.connections_max, config.untrusted_connections_max].map(TurnedAway::new),
-            refusals: Refusals::default(),
+            refusals: LogThrottle::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The bodies of requests, which have to come in time and in bounds.
 
 use super::answer::Refusal;
-use super::paced::time_for;
+use super::min_rate::time_for;
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use cotensor_core::{Error, ErrorKind};

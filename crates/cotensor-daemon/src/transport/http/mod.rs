@@ -25,7 +25,7 @@ mod dashboard;
 mod listening;
 mod metrics;
 mod on_request;
-mod paced;
+mod min_rate;
 mod paths;
 mod peer;
 mod range;

@@ -7,7 +7,7 @@ use super::body::BodyMemory;
 use super::context::Http;
 use super::dashboard::Dashboard;
 use super::listening::HttpListening;
-use super::paced::Paced;
+use super::min_rate::MinRateStream;
 use super::sessions::Sessions;
 use super::v1::Forwarder;
 use super::{about, metrics, paths, rpc, tensors, unread, v1};
@@ -15,7 +15,7 @@ use crate::daemon::Daemon;
 use crate::descriptors::{are_for_takeover, none_left};
 use crate::dispatch::Methods;
 use crate::handlers;
-use crate::refusals::Refusals;
+use crate::log_throttle::LogThrottle;
 use crate::state::HttpService;
 use axum::extract::{Request, State};
 use axum::http::header::CONNECTION;
@@ -87,7 +87,7 @@ async fn serve_until(
     let listener = tokio::net::TcpListener::from_std(listener)
         .map_err(|error| Error::io("listening", &error).in_field("listen"))?;
     let routes = routes(Arc::clone(&http), &forwarder);
-    let (admission, not_accepted) = (Admission::new(&http.config), Refusals::default());
+    let (admission, not_accepted) = (Admission::new(&http.config), LogThrottle::default());
     let mut connections = tokio::task::JoinSet::new();
     let mut expiry = tokio::time::interval(EXPIRY_INTERVAL.min(http.config.session_ttl.max(Duration::from_millis(1))));
     let mut stop = std::pin::pin!(stop);
@@ -188,7 +188,7 @@ async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
         .max_headers(HEADERS_MAX)
         // hyper's minimum.
         .max_buf_size(http.config.header_bytes_max.max(8192))
-        .serve_connection(TokioIo::new(Paced::new(stream, http.config.message_timeout)), service)
+        .serve_connection(TokioIo::new(MinRateStream::new(stream, http.config.message_timeout)), service)
         .await;
     if let Err(error) = served {
         tracing::debug!("an HTTP connection ended: {error}");

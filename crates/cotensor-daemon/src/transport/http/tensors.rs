@@ -3,7 +3,7 @@
 use super::answer::{Refusal, json};
 use super::body::next;
 use super::context::Http;
-use super::paced::time_for;
+use super::min_rate::time_for;
 use super::range::{Wanted, wanted};
 use crate::state::segment::Upload;
 use axum::body::{Body, Bytes};

@@ -2,7 +2,7 @@
 //! sent everything: if the daemon closed the connection, they would see a broken pipe instead of the reason.
 
 use super::context::Http;
-use super::paced::time_for;
+use super::min_rate::time_for;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::header::EXPECT;

@@ -8,7 +8,7 @@ use crate::descriptors::{are_for_takeover, none_left};
 use crate::dispatch::Methods;
 use crate::handlers;
 use crate::listening::Listening;
-use crate::refusals::Refusals;
+use crate::log_throttle::LogThrottle;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::Outbox;
 use cotensor_rpc::{FRAME_BYTES_MAX, Frame, Id, Response, send_all, to_object};
@@ -51,7 +51,7 @@ impl Daemon {
         // Each connection's thread holds a permit.
         let open = Arc::new(Semaphore::new(self.config.connections_max));
         let methods = Arc::new(handlers::methods());
-        let (refused, not_accepted) = (Refusals::default(), Refusals::default());
+        let (refused, not_accepted) = (LogThrottle::default(), LogThrottle::default());
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {

@@ -7,7 +7,7 @@ pub(crate) use windows::WindowTranscriber;
 
 use super::inputs::Inputs;
 use super::run::Run;
-use super::writing::{OnText, Shown, Writing};
+use super::generator::{OnText, Shown, Generator};
 use cotensor_core::Result;
 use cotensor_pipeline::{Answer, LongSound, Output, SpeechSegment, User, softmax};
 use cotensor_preprocess::family::Task;
@@ -24,8 +24,8 @@ pub(super) fn identify_language(
     let config = run.model.generation(&user.task)?;
     let languages = languages(&config);
     run.encode(run.model.family().stage("encoder")?, inputs)?;
-    let writing = Writing::load(run, task)?;
-    let (best, logits) = language(run, &writing, &config, &languages)?;
+    let generator = Generator::load(run, task)?;
+    let (best, logits) = language(run, &generator, &config, &languages)?;
     let probability = softmax(&logits)[best];
     let language = languages[best].0.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
     Ok((Answer::Language { language, probability }, vec![Output::new("language_logits", &[logits.len()], &logits)]))
@@ -46,13 +46,13 @@ pub(super) fn transcribe(
     }
     let config = run.model.generation(&user.task)?;
     run.encode(run.model.family().stage("encoder")?, inputs)?;
-    let writing = Writing::load(run, task)?;
-    let mut prompt = prompt(run, &writing, &config, &languages(&config))?;
+    let generator = Generator::load(run, task)?;
+    let mut prompt = prompt(run, &generator, &config, &languages(&config))?;
     prompt.extend(config.token("no_timestamps_token_id")?);
     let tokenizer = run.tokenizer()?;
     let of_text = |token: i64| is_text(tokenizer, token);
     let shown = Shown { before: &[], is_text: &of_text };
-    let written = writing.write(run, user, &config, &prompt, &shown, on_text)?;
+    let written = generator.generate(run, user, &config, &prompt, &shown, on_text)?;
     let text = transcript_of(tokenizer, &written)?;
     Ok((Answer::Transcript { text, tokens: written.len() }, vec![Output::of_tokens(&written)]))
 }

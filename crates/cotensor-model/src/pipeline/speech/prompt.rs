@@ -1,7 +1,7 @@
 //! The tokens before a transcript, which name the spoken language.
 
 use crate::pipeline::run::Run;
-use crate::pipeline::writing::Writing;
+use crate::pipeline::generator::Generator;
 use cotensor_core::Result;
 use cotensor_pipeline::{TRANSCRIBE, argmax, check_numbers};
 use cotensor_preprocess::generation::{GenerationConfig, language_scores, speech_prompt};
@@ -9,11 +9,11 @@ use cotensor_preprocess::generation::{GenerationConfig, language_scores, speech_
 /// The index of the language with the highest logit, and the logits of all languages.
 pub(super) fn language(
     run: &mut Run<'_>,
-    writing: &Writing,
+    generator: &Generator,
     config: &GenerationConfig,
     languages: &[(String, i64)],
 ) -> Result<(usize, Vec<f32>)> {
-    let logits = writing.scores(run, &[config.start()?])?;
+    let logits = generator.scores(run, &[config.start()?])?;
     let all = logits.to_f32()?;
     check_numbers(&all)?;
     let of_languages = language_scores(config, languages, &all)?;
@@ -23,12 +23,12 @@ pub(super) fn language(
 /// The tokens before a transcript: the start, the language, the task. The language is a result that other users share.
 pub(super) fn prompt(
     run: &mut Run<'_>,
-    writing: &Writing,
+    generator: &Generator,
     config: &GenerationConfig,
     languages: &[(String, i64)],
 ) -> Result<Vec<i64>> {
     // A checkpoint for one language has no language tokens.
     let spoken =
-        if languages.is_empty() { None } else { Some(languages[language(run, writing, config, languages)?.0].1) };
+        if languages.is_empty() { None } else { Some(languages[language(run, generator, config, languages)?.0].1) };
     speech_prompt(config, spoken, TRANSCRIBE)
 }

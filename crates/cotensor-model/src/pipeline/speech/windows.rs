@@ -4,7 +4,7 @@
 use super::prompt::prompt;
 use crate::pipeline::inputs::Inputs;
 use crate::pipeline::run::Run;
-use crate::pipeline::writing::{Shown, Writing};
+use crate::pipeline::generator::{Shown, Generator};
 use crate::tensor::Value;
 use cotensor_core::Result;
 use cotensor_pipeline::{SpeechSegment, User, segments_of};
@@ -36,7 +36,7 @@ impl WindowTranscriber {
     /// Transcribes the window, and advances to the next one.
     ///
     /// # Errors
-    /// As [`Run::encode`] and [`Writing::write`]; `Invalid` when the features and the encoder's output do not match.
+    /// As [`Run::encode`] and [`Generator::generate`]; `Invalid` when the features and the encoder's output do not match.
     pub(crate) fn next(
         &mut self,
         run: &mut Run<'_>,
@@ -46,18 +46,18 @@ impl WindowTranscriber {
     ) -> Result<Vec<SpeechSegment>> {
         let inputs = Inputs::default().with_features(Value::from(windows.features()?));
         let encoded = run.encode(run.model.family().stage("encoder")?, &inputs)?;
-        let writing = Writing::load(run, task)?;
+        let generator = Generator::load(run, task)?;
         let config = if windows.is_short() { &self.plain } else { &self.timed.0 };
         let before = match &self.prompt {
             Some(before) => before.clone(),
-            None => self.prompt.insert(prompt(run, &writing, config, &languages(config))?).clone(),
+            None => self.prompt.insert(prompt(run, &generator, config, &languages(config))?).clone(),
         };
         let mut ids = before;
         if windows.is_short() {
             ids.extend(config.token("no_timestamps_token_id")?);
         }
         let shown = Shown { before: &[], is_text: &|_| false };
-        let tokens = writing.write(run, user, config, &ids, &shown, &mut |_| Ok(()))?;
+        let tokens = generator.generate(run, user, config, &ids, &shown, &mut |_| Ok(()))?;
         let (segments, advance) = segments_of(windows, &self.timed.1, encoded.shape(), tokens)?;
         windows.advance(advance)?;
         Ok(segments)

@@ -272,8 +272,8 @@ impl Strategy for Flow {
                 Some(period) => self.phases.add(period, 0, view).map(|phase| (phase, 0)),
                 None => self
                     .recorder
-                    .spine()
-                    .and_then(|spine| self.phases.add_spine(spine, &self.recorder.operations, view)),
+                    .recurring()
+                    .and_then(|recurring| self.phases.add_recurring(recurring, &self.recorder.operations, view)),
             };
             if let Some((phase, step)) = place {
                 self.recorder = Recorder::new(1);

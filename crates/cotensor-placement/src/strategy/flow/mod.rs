@@ -7,7 +7,7 @@ mod follow;
 mod phase;
 mod phases;
 mod recorder;
-mod spine;
+mod recurring;
 mod varying;
 
 pub use flow::{Flow, FlowState};

@@ -1,7 +1,7 @@
 use super::faster::faster;
 use super::follow::Follower;
 use super::phase::Phase;
-use super::spine::Spine;
+use super::recurring::RecurringOperations;
 use super::varying::Varying;
 use crate::device::Device;
 use crate::plan::Planner;
@@ -42,13 +42,13 @@ impl Phases {
     }
 
     /// Adds a phase for the recorded operations that recur among others. Returns its number and the next step.
-    pub(super) fn add_spine(
+    pub(super) fn add_recurring(
         &mut self,
-        spine: Spine,
+        recurring: RecurringOperations,
         recorded: &[Operation],
         view: &View<'_>,
     ) -> Option<(usize, usize)> {
-        let Spine { operations, gap } = spine;
+        let RecurringOperations { operations, gap } = recurring;
         let steps: HashMap<u64, usize> =
             operations.iter().enumerate().map(|(step, operation)| (operation.key(), step)).collect();
         let mut next = 0;

@@ -1,4 +1,4 @@
-use super::spine::Spine;
+use super::recurring::RecurringOperations;
 use crate::trace::Operation;
 use std::collections::HashMap;
 
@@ -54,12 +54,12 @@ impl Recorder {
     }
 
     /// The operations that recur, if it is time to search for them.
-    pub(super) fn spine(&mut self) -> Option<Spine> {
+    pub(super) fn recurring(&mut self) -> Option<RecurringOperations> {
         let length = self.keys.len();
         if length < self.next_search {
             return None;
         }
         self.next_search = length + length / 2;
-        Spine::find(&self.keys, &self.operations, &self.places)
+        RecurringOperations::find(&self.keys, &self.operations, &self.places)
     }
 }

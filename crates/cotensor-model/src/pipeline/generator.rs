@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub type OnText<'a> = dyn FnMut(&str) -> Result<()> + 'a;
 
 /// The stages of a decoder.
-pub(super) struct Writing {
+pub(super) struct Generator {
     def: &'static DecoderDef,
     prompt: (Arc<Stage>, &'static StageDef),
     step: (Arc<Stage>, &'static StageDef),
@@ -33,7 +33,7 @@ pub(super) struct Shown<'a> {
     pub(super) is_text: &'a dyn Fn(i64) -> bool,
 }
 
-impl Writing {
+impl Generator {
     /// Opens the stages of the decoder for a task.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Writing {
     ///
     /// # Errors
     /// As [`GenerationConfig::settings`], [`Decoder::start`] and [`decode`]; the errors of `on_text`.
-    pub(super) fn write(
+    pub(super) fn generate(
         &self,
         run: &mut Run<'_>,
         user: &User,

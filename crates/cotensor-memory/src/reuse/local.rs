@@ -1,4 +1,4 @@
-//! The memory of an embedded store.
+//! The memory of a local store.
 
 use super::pool::MemfdPool;
 use crate::host::Slab;
@@ -16,19 +16,19 @@ const POOL_BYTES_MAX: usize = 256 << 20;
 
 /// Slabs for small tensors, so that thousands of them take few descriptors, and a [`MemfdPool`] for large ones. All of
 /// it can be mapped privately by readers in this process. Slabs stay when they are empty.
-pub struct EmbeddedMemory {
+pub struct LocalMemory {
     pool: MemfdPool,
     /// In the order of their creation.
     slabs: Mutex<Vec<Slab>>,
 }
 
-impl Default for EmbeddedMemory {
+impl Default for LocalMemory {
     fn default() -> Self {
         Self { pool: MemfdPool::new(POOL_BYTES_MAX), slabs: Mutex::default() }
     }
 }
 
-impl EmbeddedMemory {
+impl LocalMemory {
     /// Calls `reserve` with the first slab that has `len` bytes free, starting with the newest, or with a new slab.
     fn reserve_in_slab(
         &self,
@@ -50,7 +50,7 @@ impl EmbeddedMemory {
     }
 }
 
-impl Memory for EmbeddedMemory {
+impl Memory for LocalMemory {
     fn kind(&self) -> MemoryKind {
         MemoryKind::Memfd
     }
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn thousands_of_small_tensors_take_few_descriptors() {
-        let memory = EmbeddedMemory::default();
+        let memory = LocalMemory::default();
         let open_fds = || fd_count(std::process::id()).unwrap();
         let before = open_fds();
         let segments: Vec<Arc<dyn Segment>> =
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn small_tensors_use_slabs_and_large_ones_memfds() {
-        let memory = EmbeddedMemory::default();
+        let memory = LocalMemory::default();
         let kind = |len| memory.reserve(len).unwrap().freeze().unwrap().kind();
         assert_eq!((kind(0), kind(100), kind(SMALL_BYTES_MAX)), (MemoryKind::Slab, MemoryKind::Slab, MemoryKind::Slab));
         assert_eq!(kind(SMALL_BYTES_MAX + 1), MemoryKind::Memfd);

@@ -12,22 +12,22 @@ const RECURRING_MIN: usize = 8;
 /// The operations that recur in every pass of a program whose other operations are chosen by data, such as the experts
 /// of a mixture.
 #[derive(Debug)]
-pub(super) struct Spine {
+pub(super) struct RecurringOperations {
     /// The recurring operations of one pass, in order. Each uses a tensor.
     pub(super) operations: Vec<Operation>,
     /// The most other operations between two of them.
     pub(super) gap: usize,
 }
 
-impl Spine {
-    /// The spine of the last passes of a recording; `places` are the positions of each key in it. Nothing if no
+impl RecurringOperations {
+    /// The operations that recur in the last passes of a recording; `places` are the positions of each key in it. Nothing if no
     /// operation recurs often enough, or the passes have little in common.
     pub(super) fn find(keys: &[u64], operations: &[Operation], places: &HashMap<u64, Vec<usize>>) -> Option<Self> {
         let often = |at: &Vec<usize>| at.len() > PASSES && !operations[at[0]].uses.is_empty();
         let mut starts: Vec<&Vec<usize>> = places.values().filter(|at| often(at)).collect();
         // The most frequent first: operations that are chosen by data are rarer.
         starts.sort_unstable_by_key(|at| (Reverse(at.len()), at[0]));
-        let spines = starts.into_iter().take(STARTS_MAX).filter_map(|at| {
+        let candidates = starts.into_iter().take(STARTS_MAX).filter_map(|at| {
             let bounds = &at[at.len() - PASSES - 1..];
             let passes: Vec<&[u64]> = bounds.windows(2).map(|ends| &keys[ends[0]..ends[1]]).collect();
             let last = bounds[PASSES - 1];
@@ -37,7 +37,7 @@ impl Spine {
             let enough = kept.len() >= 2 && kept.len() * RECURRING_MIN >= all;
             enough.then(|| (kept.len(), last, kept, passes[PASSES - 1].len()))
         });
-        let (_, last, kept, length) = spines.max_by_key(|&(count, last, ..)| (count, last))?;
+        let (_, last, kept, length) = candidates.max_by_key(|&(count, last, ..)| (count, last))?;
         let ends = kept.iter().skip(1).copied().chain([length]);
         let gap = kept.iter().zip(ends).map(|(&at, next)| next - at - 1).max().unwrap_or(0);
         Some(Self { operations: kept.iter().map(|&at| operations[last + at].clone()).collect(), gap })

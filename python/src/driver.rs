@@ -29,7 +29,7 @@ struct State {
 /// The strategies are ``flow`` (plans), ``genoa`` (copies before each operation and frees after it), ``lru`` (frees what was
 /// not used for the longest time), ``pinned`` (keeps the first tensors) and ``cpu`` (uses no device). Moves are pairs (tensor, whether it is copied to the device), or None; make them in their order.
 #[pyclass(frozen, module = "cotensor")]
-pub(crate) struct Placement {
+pub(crate) struct Driver {
     state: Mutex<State>,
 }
 
@@ -41,7 +41,7 @@ fn pairs(moves: Vec<Move>) -> Option<Moves> {
     (!moves.is_empty()).then(|| moves.into_iter().map(pair).collect())
 }
 
-impl Placement {
+impl Driver {
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -58,7 +58,7 @@ impl Placement {
 }
 
 #[pymethods]
-impl Placement {
+impl Driver {
     /// A strategy by its name, for ``budget`` bytes on the device and a link of ``bandwidth`` bytes per second.
     #[new]
     #[pyo3(signature = (strategy, budget, bandwidth, latency_ns = 0))]

@@ -9,17 +9,17 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts refusals of one kind between lines.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<State>);
+pub(crate) struct LogThrottle(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     /// When the last line was written.
     last: Option<Instant>,
-    /// Refusals since then.
+    /// LogThrottle since then.
     count: u64,
 }
 
-impl Refusals {
+impl LogThrottle {
     /// Counts a refusal. Returns the number of refusals since the last line if a line is due.
     pub(crate) fn note(&self) -> Option<u64> {
         self.note_at(Instant::now())
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn refusals_are_logged_once_per_second() {
-        let refusals = Refusals::default();
+        let refusals = LogThrottle::default();
         let start = Instant::now();
         assert_eq!(refusals.note_at(start), Some(1));
         for _ in 0..1000 {

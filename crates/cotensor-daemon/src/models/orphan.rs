@@ -1,4 +1,4 @@
-//! The model process of a former server, which was killed: it is ended before another one starts.
+//! The orphaned model process of a former server, which was killed: it is ended before another one starts.
 
 use super::process::V1_FLAG;
 use cotensor_client::ShortPath;
@@ -21,13 +21,13 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// # Errors
 /// `Refused` for another process, which gets no signal; `Conflict` for a process that does not end and for a file that is no socket;
 /// `Io`.
-pub(super) async fn end_former(path: &Path) -> Result<()> {
+pub(super) async fn end_orphan(path: &Path) -> Result<()> {
     for signal in [Signal::TERM, Signal::KILL] {
         let mut sent = false;
         let until = Instant::now() + END_TIMEOUT;
         while let Some(connection) = connect(path).await? {
             if !sent {
-                tracing::info!("ending the model process of a former server");
+                tracing::info!("ending the orphaned model process of a former server");
                 // The connection is open, so its process number is not reused.
                 let _ = kill_process(listener_of(&connection, path)?, signal);
                 sent = true;
@@ -43,7 +43,7 @@ pub(super) async fn end_former(path: &Path) -> Result<()> {
     }
     match connect(path).await? {
         None => remove(path),
-        Some(_) => Err(Error::new(ErrorKind::Conflict, "a former model process does not end").in_file(path)),
+        Some(_) => Err(Error::new(ErrorKind::Conflict, "an orphaned model process does not end").in_file(path)),
     }
 }
 
@@ -57,13 +57,13 @@ async fn connect(path: &Path) -> Result<Option<UnixStream>> {
     match connected {
         Ok(connection) => Ok(Some(connection)),
         Err(error) if matches!(error.kind(), ConnectionRefused | NotFound) => Ok(None),
-        Err(error) => Err(Error::io("searching a former model process", &error).in_file(path)),
+        Err(error) => Err(Error::io("searching an orphaned model process", &error).in_file(path)),
     }
 }
 
 fn listener_of(connection: &UnixStream, path: &Path) -> Result<Pid> {
     let peer = peer_credentials(connection.as_fd());
-    let peer = peer.map_err(|error| Error::io("searching a former model process", &error).in_file(path))?;
+    let peer = peer.map_err(|error| Error::io("searching an orphaned model process", &error).in_file(path))?;
     let pid = peer.pid.filter(|_| peer.is_own_user()).and_then(Pid::from_raw);
     pid.filter(|pid| serves_models_at(*pid, path)).ok_or_else(|| {
         let process = peer.pid.map_or_else(|| "a process".to_owned(), |pid| format!("process {pid}"));
@@ -89,7 +89,7 @@ fn remove(path: &Path) -> Result<()> {
         }
         Ok(_) => match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io("removing the socket of a former model process", &error).in_file(path))
+                Err(Error::io("removing the socket of an orphaned model process", &error).in_file(path))
             }
             _ => Ok(()),
         },

@@ -17,7 +17,7 @@ pub(crate) fn time_for(bytes: u64) -> Duration {
 }
 
 /// A connection that fails when the other end receives too slowly.
-pub(crate) struct Paced<S> {
+pub(crate) struct MinRateStream<S> {
     inner: S,
     timeout: Duration,
     /// The remaining time to wait. Received bytes add to it, up to `timeout`.
@@ -26,7 +26,7 @@ pub(crate) struct Paced<S> {
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
-impl<S> Paced<S> {
+impl<S> MinRateStream<S> {
     pub(crate) fn new(inner: S, timeout: Duration) -> Self {
         Self { inner, timeout, credit: timeout, waiting: None }
     }
@@ -53,13 +53,13 @@ impl<S> Paced<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MinRateStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, target: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         Pin::new(&mut self.inner).poll_read(context, target)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MinRateStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, source: &[u8]) -> Poll<Result<usize>> {
         let attempt = Pin::new(&mut self.inner).poll_write(context, source);
         self.pace(context, attempt)
@@ -107,7 +107,7 @@ mod tests {
                 }
             }
         });
-        let sent = Paced::new(near, TIMEOUT).write_all(&[0; 1 << 20]).await;
+        let sent = MinRateStream::new(near, TIMEOUT).write_all(&[0; 1 << 20]).await;
         reader.abort();
         sent
     }
